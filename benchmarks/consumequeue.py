@@ -1,0 +1,48 @@
+"""Makes the files of one consumequeue, as the engine writes them for rows without a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.layout import CONSUMEQUEUE_UNIT, file_name
+
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one queue from index 0 on, n of each column: phy and size in bytes."""
+
+    phy: I64
+    size: I32
+    tags_code: I64
+
+
+def queue_files(rows: Rows, file_size: int) -> Iterator[tuple[str, NDArray[np.void]]]:
+    """(name, units) of every file; each file is file_size bytes (a multiple of the unit) long,
+    zeros behind its units.
+    """
+    units = np.empty(len(rows.phy), dtype=CONSUMEQUEUE_UNIT)
+    units["phy"] = rows.phy
+    units["size"] = rows.size
+    units["tags_code"] = rows.tags_code
+    per_file, rest = divmod(file_size, units.itemsize)
+    if rest:
+        raise ValueError(f"{file_size} is no multiple of a unit's {units.itemsize} bytes")
+    for first in range(0, len(units), per_file):
+        yield file_name(first * units.itemsize), units[first : first + per_file]
+
+
+def write_queue(rows: Rows, file_size: int, directory: Path) -> None:
+    """Writes the queue's files into a new directory."""
+    directory.mkdir(parents=True)
+    for name, units in queue_files(rows, file_size):
+        with (directory / name).open("wb") as out:
+            out.truncate(file_size)
+            out.write(units.tobytes())

@@ -1,0 +1,133 @@
+"""Makes index files from a stream of keys by the engine's put rules, without a loop over keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+MS = 1000
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Keys in put order, n of each: non-negative hash, record's phy (bytes) and time (ms)."""
+
+    key_hash: I32
+    phy: I64
+    store_timestamp: I64
+
+    def __len__(self) -> int:
+        return len(self.key_hash)
+
+    def __getitem__(self, part: slice) -> Entries:
+        return Entries(self.key_hash[part], self.phy[part], self.store_timestamp[part])
+
+    @staticmethod
+    def concatenate(parts: Iterable[Entries]) -> Entries:
+        parts = list(parts)
+        return Entries(
+            np.concatenate([part.key_hash for part in parts]),
+            np.concatenate([part.phy for part in parts]),
+            np.concatenate([part.store_timestamp for part in parts]),
+        )
+
+
+@dataclass(frozen=True)
+class IndexFile:
+    """One file's content: header (), slots (slots,), entries from number 1 on (n,)."""
+
+    header: NDArray[np.void]
+    slots: NDArray[np.signedinteger]
+    entries: NDArray[np.void]
+
+    @property
+    def entries_start(self) -> int:
+        """Byte position of entry number 1; the room of entry 0 stays unused."""
+        return self.header.nbytes + self.slots.nbytes + self.entries.itemsize
+
+    def size(self, maximum: int) -> int:
+        """Length in bytes of a file with room for `maximum` entries."""
+        return self.header.nbytes + self.slots.nbytes + maximum * self.entries.itemsize
+
+
+def index_files(entries: Entries, slots: int, maximum: int) -> Iterator[IndexFile]:
+    """The files that hold these keys; a file takes maximum - 1 of them.
+
+    Every file is made by a key that does not fit in the one before, so none is empty.
+    """
+    begin_timestamp = 0  # what the engine's header holds when the first key is put
+    for first in range(0, len(entries), maximum - 1):
+        part = entries[first : first + maximum - 1]
+        yield make_file(part, slots, begin_timestamp)
+        begin_timestamp = int(part.store_timestamp[-1])
+
+
+def make_file(entries: Entries, slots: int, begin_before: int) -> IndexFile:
+    """One file. The first entry's time is taken against begin_before (ms), the end of the file
+    before (0: none); only then the file's own begin is set.
+    """
+    count = len(entries)
+    number = np.arange(1, count + 1, dtype=np.int64)
+    slot = entries.key_hash.astype(np.int64) % slots
+    bits = count.bit_length()
+    ranked = np.sort(slot << bits | number)  # by slot, then by entry number
+    ranked_slot, ranked_number = ranked >> bits, ranked & ((1 << bits) - 1)
+    same = ranked_slot[1:] == ranked_slot[:-1]
+    previous = np.zeros(count, dtype=np.int64)
+    previous[ranked_number[1:][same] - 1] = ranked_number[:-1][same]
+    newest = np.append(~same, True)
+
+    table = np.zeros(slots, dtype=INDEX_SLOT)
+    table[ranked_slot[newest]] = ranked_number[newest]
+    body = np.empty(count, dtype=INDEX_ENTRY)
+    begin = int(entries.store_timestamp[0])
+    seconds = (entries.store_timestamp - begin) // MS
+    if begin_before > 0:
+        seconds[0] = (begin - begin_before) // MS
+    body["key_hash"] = entries.key_hash
+    body["phy"] = entries.phy
+    body["seconds"] = np.clip(seconds, 0, np.iinfo(np.int32).max)
+    body["previous"] = previous
+    header = np.array(
+        (
+            begin,
+            entries.store_timestamp[-1],
+            entries.phy[0],
+            entries.phy[-1],
+            newest.sum(),
+            count + 1,
+        ),
+        dtype=INDEX_HEADER,
+    )
+    return IndexFile(header, table, body)
+
+
+def write_index(entries: Entries, slots: int, maximum: int, directory: Path) -> int:
+    """Writes the index files; returns the end time (ms) of the newest full one, 0 if none."""
+    directory.mkdir(parents=True)
+    full_until = created = 0
+    for file in index_files(entries, slots, maximum):
+        created = max(created + 1, int(file.header["begin_timestamp"]))  # names differ
+        with (directory / time_name(created)).open("wb") as out:
+            out.truncate(file.size(maximum))
+            out.write(file.header.tobytes() + file.slots.tobytes())
+            out.seek(file.entries_start)
+            out.write(file.entries.tobytes())
+        if len(file.entries) == maximum - 1:
+            full_until = int(file.header["end_timestamp"])
+    return full_until
+
+
+def time_name(epoch_ms: int) -> str:
+    """Name of an index file created at that time: yyyyMMddHHmmssSSS, in UTC."""
+    moment = datetime.fromtimestamp(epoch_ms // MS, UTC)
+    return f"{moment:%Y%m%d%H%M%S}{epoch_ms % MS:03d}"

@@ -1,0 +1,65 @@
+"""What a made store should be like: profile, sizes, seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.layout import GIB
+
+MIN_BODY_LENGTH = 64
+MAX_NUMBER = 256  # topics and queues are counted in one byte while a store is planned
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A named shape: mean body length (bytes, varied by 10 %) and length of the log (bytes)."""
+
+    body_length: int
+    log_size: int
+
+
+PROFILES = {"1k": Profile(1024, GIB), "100": Profile(100, GIB // 2)}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that decides a store's bytes. Sizes in bytes.
+
+    log_size: records are put as long as their end stays within it (blanks count).
+    adversarial: share of records whose body imitates records, magics or blanks.
+    """
+
+    body_length: int
+    log_size: int
+    seed: int = 1
+    topics: int = 8
+    queues: int = 4
+    adversarial: float = 0.01
+    commitlog_file_size: int = GIB
+    consumequeue_file_size: int = 6_000_000
+    index_slots: int = 5_000_000
+    index_max: int = 20_000_000
+
+    def __post_init__(self) -> None:
+        if self.body_length < MIN_BODY_LENGTH:
+            raise ValueError(f"bodies of {self.body_length} bytes cannot imitate anything")
+        if not 1 <= self.topics <= MAX_NUMBER or not 1 <= self.queues <= MAX_NUMBER:
+            raise ValueError(f"topics and queues lie between 1 and {MAX_NUMBER}")
+
+
+TOPIC_NAMES = (
+    "TopicTest",
+    "order_events",
+    "payment-settled",
+    "%RETRY%billing",
+    "inventory_change_log",
+    "user_login",
+    "audit",
+    "search-index-updates_v2",
+)
+
+
+def topic_names(count: int) -> list[str]:
+    """The first names are ordinary ones of different lengths, further ones are numbered."""
+    extra = [f"bench_topic_{number}" for number in range(len(TOPIC_NAMES), count)]
+    return [*TOPIC_NAMES[:count], *extra]

@@ -1,0 +1,83 @@
+"""The commands: a static list of names and one-line helps, and one module per command.
+
+``rmqctl --help`` is answered from this list alone. A command's module is imported when the
+command is run, or asked for its own help. Each module holds ``NAME``, ``EFFECT`` and a typer
+function ``command``; a test compares the first two with this list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Effect = Literal["read-only", "writes-new", "mutates"]
+
+#: What each effect promises, in the words of every command's help.
+EFFECTS: dict[Effect, str] = {
+    "read-only": (
+        "opens nothing for writing: bytes, modification time and inode of every input stay as "
+        "they were"
+    ),
+    "writes-new": "writes only the new place you name; its inputs stay as they were",
+    "mutates": "changes STORE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    """One command: ``name`` as typed (``("query", "key")``), and what ``--help`` says of it."""
+
+    name: tuple[str, ...]
+    module: str
+    help: str
+    effect: Effect
+    section: str
+
+    @property
+    def title(self) -> str:
+        """The name as typed: ``query key``."""
+        return " ".join(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """A word that is followed by a sub-command."""
+
+    name: tuple[str, ...]
+    help: str
+    section: str
+
+
+_INSPECT = "Inspect"
+_CHECK = "Check"
+_ABOUT = "About rmqctl"
+
+
+def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  # noqa: A002
+    words = tuple(name.split())
+    module = "rmqctl.commands." + "_".join(words).replace("-", "_")
+    return CommandSpec(words, module, help, effect, section)
+
+
+GROUPS: tuple[GroupSpec, ...] = (
+    GroupSpec(("query",), "Find messages by key, id, time or physical offset", _INSPECT),
+    GroupSpec(("recover",), "Work out again what a store has lost", _CHECK),
+)
+
+REGISTRY: tuple[CommandSpec, ...] = (
+    _spec("info", "read-only", _INSPECT, "One screen on a store: files, offsets, times, lock"),
+    _spec("dump", "read-only", _INSPECT, "One file of any kind, record by record"),
+    _spec("read", "read-only", _INSPECT, "Messages by topic and queue, by time, or in log order"),
+    _spec("tail", "read-only", _INSPECT, "The last messages, then new ones as a broker appends"),
+    _spec("query key", "read-only", _INSPECT, "Messages with a key, through the index files"),
+    _spec("query id", "read-only", _INSPECT, "The message with a message id"),
+    _spec("query time", "read-only", _INSPECT, "The queue offset at a time, as a broker says"),
+    _spec("query offset", "read-only", _INSPECT, "The message at a physical offset"),
+    _spec("offsets", "read-only", _INSPECT, "Queue ranges, consumer offsets and how far behind"),
+    _spec("config", "read-only", _INSPECT, "The JSON files of config/, with their backups"),
+    _spec("stats", "read-only", _INSPECT, "Counts, bytes and rates by topic, queue, tag or time"),
+    _spec("verify", "read-only", _CHECK, "Check everything that can be checked, byte by byte"),
+    _spec("diff", "read-only", _CHECK, "Compare two stores: missing, extra, different messages"),
+    _spec("recover table", "read-only", _CHECK, "The topicQueueTable, rebuilt from the commitlog"),
+    _spec("commands", "read-only", _ABOUT, "Every command with its effect, arguments and options"),
+)

@@ -1,0 +1,216 @@
+"""Exceptions that carry the exit code they lead to.
+
+Every room may raise them; only ``cli.main`` turns them into a line on stderr and an exit code.
+The text of an exception is what the user reads: one line, in plain words, naming the file.
+This module imports nothing heavy because everything imports it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from enum import IntEnum
+from typing import ClassVar
+
+__all__ = [
+    "ExitCode",
+    "FormatError",
+    "InternalError",
+    "NotAStoreError",
+    "RefusedError",
+    "RmqctlError",
+    "StoreHeldError",
+    "StoreIOError",
+    "UnsupportedError",
+    "UsageError",
+    "errno_words",
+]
+
+
+class ExitCode(IntEnum):
+    """The exit codes of rmqctl. Scripts rely on the numbers: they never change their meaning."""
+
+    OK = 0
+    FINDINGS = 1
+    USAGE = 2
+    NOT_A_STORE = 3
+    HELD = 4
+    IO = 5
+    FAILED = 6
+    INTERNAL = 70
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
+    TERMINATED = 143
+
+    @property
+    def meaning(self) -> str:
+        """What the code says, in the words of the reference."""
+        return _MEANINGS[self]
+
+
+_MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "done; nothing wrong found",
+    ExitCode.FINDINGS: (
+        "done; findings: damage (`verify`), differences (`diff`), nothing matched (`query`)"
+    ),
+    ExitCode.USAGE: "usage: bad option or argument",
+    ExitCode.NOT_A_STORE: "not a store, a file of unknown kind, or an unsupported version",
+    ExitCode.HELD: "refused: the store is held by another process",
+    ExitCode.IO: "I/O error, out of space, out of memory, permission denied",
+    ExitCode.FAILED: "failed for another stated reason",
+    ExitCode.INTERNAL: "a defect in rmqctl: please report it",
+    ExitCode.INTERRUPTED: "interrupted (SIGINT, Ctrl-C) at a safe point",
+    ExitCode.PIPE_CLOSED: "the reader of stdout went away (as after `| head`); nothing is printed",
+    ExitCode.TERMINATED: "terminated (SIGTERM) at a safe point",
+}
+
+
+class RmqctlError(Exception):
+    """Failed for a stated reason. Base class of all errors a user is meant to read."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
+
+class UsageError(RmqctlError):
+    """A bad option or argument that only the command itself could judge."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+
+class NotAStoreError(RmqctlError):
+    """The path is no store directory, or a file of unknown kind."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
+
+
+class UnsupportedError(RmqctlError):
+    """A known kind of file in a version or variant rmqctl does not read."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
+
+
+class FormatError(RmqctlError):
+    """Bytes that are not what their format says.
+
+    ``file`` is the path as the user named it (None while only a buffer is known), ``offset`` the
+    absolute byte offset in that file, ``path`` the field path in the layout ("header.magic"),
+    ``reason`` one sentence without a full stop.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        offset: int | None = None,
+        path: str | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.file = None if file is None else os.fspath(file)
+        self.offset = offset
+        self.path = path
+
+    def __str__(self) -> str:
+        """One line: ``FILE @OFFSET field PATH: reason``, without the parts that are unknown."""
+        where = []
+        if self.file is not None:
+            where.append(self.file)
+        if self.offset is not None:
+            where.append(f"@{self.offset}")
+        if self.path:
+            where.append(f"field {self.path}")
+        return f"{' '.join(where)}: {self.reason}" if where else self.reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Worker processes hand it back pickled; the default would lose the keyword arguments.
+        return _rebuild_format_error, (type(self), self.reason, self.file, self.offset, self.path)
+
+
+def _rebuild_format_error(
+    cls: type[FormatError], reason: str, file: str | None, offset: int | None, path: str | None
+) -> FormatError:
+    return cls(reason, file=file, offset=offset, path=path)
+
+
+class StoreHeldError(RmqctlError):
+    """Another process holds the store's lock."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.HELD
+
+
+class StoreIOError(RmqctlError):
+    """The system refused or failed to read or write a named path."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.IO
+
+    @classmethod
+    def from_oserror(
+        cls, exc: OSError, path: str | os.PathLike[str] | None = None, doing: str | None = None
+    ) -> StoreIOError:
+        """Say what failed, naming the path and the reason in plain words.
+
+        ``path`` wins over the name in ``exc``; ``doing`` is a verb phrase ("read", "list").
+        """
+        named = path if path is not None else exc.filename
+        # A descriptor number or None says nothing to a user; bytes names occur with os.fsencode.
+        if isinstance(named, bytes | str | os.PathLike):
+            where = os.fsdecode(named)
+            if exc.filename2 is not None and path is None:
+                where = f"{where} -> {os.fsdecode(exc.filename2)}"
+        else:
+            where = ""
+        words = errno_words(exc)
+        what = f"cannot {doing} {where}".rstrip() if doing else where
+        return cls(f"{what}: {words}" if what else words)
+
+
+class RefusedError(RmqctlError):
+    """rmqctl will not do this, and says why (a message the store may not take, for example)."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
+
+class InternalError(RmqctlError):
+    """A state that cannot be: a defect in rmqctl itself."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+
+_ERRNO_WORDS: dict[int, str] = {
+    errno.EACCES: "permission denied",
+    errno.EPERM: "the system does not permit it",
+    errno.ENOENT: "no such file or directory",
+    errno.ENOTDIR: "a part of the path is not a directory",
+    errno.EISDIR: "is a directory, not a file",
+    errno.EEXIST: "exists already",
+    errno.ENOTEMPTY: "the directory is not empty",
+    errno.ENOSPC: "no space left on the device",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EIO: "input/output error: the device could not deliver or take the data",
+    errno.EFBIG: "the file would be larger than allowed here",
+    errno.EMFILE: "too many files are open in this process (see `ulimit -n`)",
+    errno.ENFILE: "too many files are open on this system",
+    errno.ENOMEM: "out of memory",
+    errno.ELOOP: "too many symbolic links, or a loop of them",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.ESTALE: "stale handle: the file went away on the file server",
+    errno.ENXIO: "no such device, or a pipe nobody writes to",
+    errno.ENODEV: "this kind of file cannot be used like that",
+    errno.EBADF: "not open",
+    errno.EXDEV: "is on another file system",
+    errno.EBUSY: "is in use",
+    errno.ETIMEDOUT: "timed out",
+}
+
+
+def errno_words(exc: OSError) -> str:
+    """Return the reason of ``exc`` in plain words, followed by its symbol where there is one."""
+    if exc.errno is None:
+        return str(exc) or type(exc).__name__
+    words = _ERRNO_WORDS.get(exc.errno) or (exc.strerror or os.strerror(exc.errno)).lower()
+    symbol = errno.errorcode.get(exc.errno)
+    return f"{words} ({symbol})" if symbol else words

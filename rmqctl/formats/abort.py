@@ -1,0 +1,28 @@
+"""The ``abort`` file: its existence says the last run did not end cleanly
+(spec: checkpoint-and-small-files.md §2). Empty in 4.x, the process id as text in 5.x."""
+
+from __future__ import annotations
+
+from rmqctl.errors import FormatError
+
+MAX_DIGITS = 19
+
+
+def parse(data: bytes) -> int | None:
+    """The process id, None for an empty file. FormatError when it is neither."""
+    if not data:
+        return None
+    text = data.rstrip(b"\r\n")
+    for at, byte in enumerate(text):
+        if not 0x30 <= byte <= 0x39 or at >= MAX_DIGITS:
+            raise FormatError("neither empty nor a process id", offset=at, path="pid")
+    if not text:
+        raise FormatError("neither empty nor a process id", offset=0, path="pid")
+    return int(text)
+
+
+def build(pid: int | None) -> bytes:
+    """The content a 4.x (None) or 5.x broker writes."""
+    if pid is not None and not 0 <= pid < 10 ** MAX_DIGITS:
+        raise FormatError("value does not fit the field", path="pid")
+    return b"" if pid is None else b"%d" % pid

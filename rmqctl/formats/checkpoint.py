@@ -1,0 +1,73 @@
+"""The ``checkpoint`` page (spec: checkpoint-and-small-files.md §1).
+
+Three fields up to 4.9.x, a fourth from 5.0.0, a fifth from 5.1.1. An older release leaves the
+bytes of younger fields as it found them, so these mean something only where such a broker wrote.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from construct import Int64sb, Struct
+
+from rmqctl.formats import layout
+from rmqctl.formats.fixed import Fixed
+
+Checkpoint = Struct(
+    "physic_msg_timestamp" / Int64sb,
+    "logics_msg_timestamp" / Int64sb,
+    "index_msg_timestamp" / Int64sb,
+    "master_flushed_offset" / Int64sb,
+    "confirm_phy_offset" / Int64sb,
+)
+
+PAGE_SIZE = 4096
+CLASSIC_FIELDS = 3
+"""Fields every version writes."""
+MARGIN = 3000
+"""Milliseconds a broker subtracts before it trusts a time."""
+
+
+class CheckpointRecord(NamedTuple):
+    """Store times (ms) up to which each structure was flushed; offsets since 5.x."""
+
+    physic_msg_timestamp: int
+    logics_msg_timestamp: int
+    index_msg_timestamp: int
+    master_flushed_offset: int = 0
+    confirm_phy_offset: int = 0
+
+    @property
+    def min_timestamp(self) -> int:
+        """Where an abnormal recovery starts: messages stored before it are taken as safe."""
+        return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - MARGIN)
+
+    @property
+    def min_timestamp_index(self) -> int:
+        """The same with the index counted in (``messageIndexSafe``)."""
+        return min(self.min_timestamp, self.index_msg_timestamp)
+
+
+CHECKPOINT = Fixed(Checkpoint, CheckpointRecord)
+CLASSIC_SIZE = layout.field(
+    Checkpoint, CheckpointRecord._fields[CLASSIC_FIELDS - 1]).offset + Int64sb.length
+
+
+def parse(data: bytes) -> CheckpointRecord:
+    """The checkpoint at the start of a file; fields behind the end of a short file are 0.
+
+    FormatError when even the three classic fields are not whole.
+    """
+    if CLASSIC_SIZE <= len(data) < CHECKPOINT.size:
+        data = data.ljust(CHECKPOINT.size, b"\0")
+    return CHECKPOINT.parse(data)
+
+
+def build(checkpoint: CheckpointRecord) -> bytes:
+    """The whole page."""
+    return CHECKPOINT.build(checkpoint).ljust(PAGE_SIZE, b"\0")
+
+
+def rest_is_zero(data: bytes) -> bool:
+    """Whether nothing follows the fields, as in every file a broker wrote."""
+    return not data[CHECKPOINT.size:].strip(b"\0")

@@ -1,0 +1,303 @@
+"""The JSON of ``config/`` as fastjson writes it (spec: checkpoint-and-small-files.md §4.1).
+
+Strict JSON goes through the standard decoder. The dialect's one liberty, map keys that are bare
+integers, and everything that needs a place in the file, goes through `_Reader`: one pass, an
+explicit stack, bounded depth. What is odd but does not hide the value is told, not fatal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NamedTuple, NoReturn
+
+from rmqctl.errors import FormatError
+
+MAX_DEPTH = 100
+MAX_NUMBER = 1000
+"""Characters of the longest number taken for one."""
+MAX_ODDITIES = 100
+"""More than these are not told: the file is what it is."""
+
+BYTE_ORDER_MARK = "byte-order-mark"
+INVALID_UTF8 = "invalid-utf8"
+TRAILING_GARBAGE = "trailing-garbage"
+DUPLICATE_KEY = "duplicate-key"
+LONE_SURROGATE = "lone-surrogate"
+
+
+class Oddity(NamedTuple):
+    """Something a broker would not have written; ``offset`` in bytes from the file's start."""
+
+    kind: str
+    offset: int
+    detail: str
+
+
+class Parsed(NamedTuple):
+    """The value, with object keys as texts, and what was odd about the file."""
+
+    value: Any
+    oddities: list[Oddity]
+
+
+_SPACE = re.compile(r"[ \t\r\n]*+")
+_STRING = re.compile(
+    r'"((?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+)"')
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+")
+_INTEGER_KEY = re.compile(r"-?(?:0|[1-9][0-9]*+)(?=[ \t\r\n]*+:)")
+_WORD = re.compile(r"(?:true|false|null)(?![A-Za-z0-9_])")
+_WORDS = {"true": True, "false": False, "null": None}
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BAD_BYTES = re.compile("[\udc80-\udcff]+")
+_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
+
+
+class _NotStrictError(ValueError):
+    """Raised from hooks of the standard decoder: the careful reader must look."""
+
+
+def _strict_number(text: str) -> int:
+    if len(text) > MAX_NUMBER:
+        raise _NotStrictError
+    return int(text)
+
+
+def _strict_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise _NotStrictError
+    return value
+
+
+def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _NotStrictError
+    return found
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise _NotStrictError(text)
+
+
+_STRICT = json.JSONDecoder(parse_int=_strict_number, parse_float=_strict_float,
+                           parse_constant=_refuse_constant, object_pairs_hook=_strict_object)
+
+
+class _Text:
+    """The decoded file: one character per undecodable byte, so that places can be told."""
+
+    def __init__(self, data: bytes) -> None:
+        escaped = data.decode("utf-8", "surrogateescape")
+        self.oddities: list[Oddity] = []
+        self.start = 0
+        self._ascii = len(escaped) == len(data) and escaped.isascii()
+        self._escaped = escaped
+        self.text = escaped
+        if escaped.startswith("\ufeff"):
+            self.start = 1
+            self.note(BYTE_ORDER_MARK, 0, "a byte order mark stands first")
+        if not self._ascii:
+            bad = _BAD_BYTES.findall(escaped)
+            if bad:
+                first = _BAD_BYTES.search(escaped)
+                count = sum(map(len, bad))
+                self.note(INVALID_UTF8, first.start() if first else 0,
+                          f"{count} {'byte is' if count == 1 else 'bytes are'} not UTF-8, "
+                          "U+FFFD stands for each")
+                self.text = _BAD_BYTES.sub(lambda m: "\ufffd" * len(m[0]), escaped)
+
+    def byte_offset(self, at: int) -> int:
+        """Where character ``at`` lies in the file."""
+        if self._ascii:
+            return at
+        return len(self._escaped[:at].encode("utf-8", "surrogateescape"))
+
+    def note(self, kind: str, at: int, detail: str) -> None:
+        """Keeps an oddity at character ``at``."""
+        if len(self.oddities) < MAX_ODDITIES:
+            self.oddities.append(Oddity(kind, self.byte_offset(at), detail))
+
+
+def _too_deep(text: str) -> int | None:
+    """The place of the first bracket nested deeper than allowed."""
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        return None
+    depth = 0
+    for match in _BRACKETS.finditer(text):
+        if match.lastindex == 1:
+            depth += 1
+            if depth > MAX_DEPTH:
+                return match.start()
+        elif match.lastindex == 2:
+            depth -= 1
+    return None
+
+
+class _Reader:
+    """A value in the dialect, read in one pass with an explicit stack."""
+
+    def __init__(self, source: _Text) -> None:
+        self._source, self._text, self._at = source, source.text, source.start
+        self._stack: list[tuple[Any, str | None]] = []
+
+    def _fail(self, reason: str, at: int | None = None) -> NoReturn:
+        where = self._at if at is None else at
+        path = "".join(f"[{len(inside)}]" if isinstance(inside, list) else f".{key or ''}"
+                       for inside, key in self._stack).rstrip(".")
+        if where >= len(self._text):
+            reason = f"ends in the middle: {reason}"
+        raise FormatError(reason, offset=self._source.byte_offset(where),
+                          path=f"${path}"[:200].encode("utf-8", "replace").decode())
+
+    def _skip(self) -> str:
+        """The next character that is no space (empty at the end), and stands on it."""
+        match = _SPACE.match(self._text, self._at)
+        if match is not None:
+            self._at = match.end()
+        return self._text[self._at:self._at + 1]
+
+    def _string(self) -> str:
+        match = _STRING.match(self._text, self._at)
+        if match is None:
+            self._fail("a text is not closed or holds what JSON forbids")
+        raw, at = match[1], self._at
+        self._at = match.end()
+        if "\\" not in raw:
+            return raw
+        text: str = json.loads(match[0])
+        if _SURROGATE.search(text):
+            self._source.note(LONE_SURROGATE, at, "half of a surrogate pair")
+        return text
+
+    def _scalar(self) -> Any:
+        word = _WORD.match(self._text, self._at)
+        if word is not None:
+            self._at = word.end()
+            return _WORDS[word[0]]
+        number = _NUMBER.match(self._text, self._at)
+        if number is None:
+            self._fail("a value was expected")
+        text = number[0]
+        integer = text.lstrip("-").isdigit()
+        value: Any = None
+        if len(text) <= MAX_NUMBER:
+            value = int(text) if integer else float(text)
+        if value is None or (not integer and math.isinf(value)):
+            self._fail("a number beyond all use")
+        self._at = number.end()
+        return value
+
+    def _key(self, container: dict[str, Any]) -> str:
+        at = self._at
+        if self._text.startswith('"', at):
+            key = self._string()
+        else:
+            match = _INTEGER_KEY.match(self._text, at)
+            if match is None:
+                self._fail("a key was expected")
+            key = match[0]
+            self._at = match.end()
+        if key in container:
+            self._source.note(DUPLICATE_KEY, at, f"{key[:80]!r} stands twice, the later one counts")
+        if self._skip() != ":":
+            self._fail("a colon was expected")
+        self._at += 1
+        return key
+
+    def _open(self, container: Any) -> None:
+        if len(self._stack) >= MAX_DEPTH:
+            self._fail(f"nested deeper than {MAX_DEPTH}")
+        self._at += 1
+        self._stack.append((container, None))
+
+    def read(self) -> tuple[Any, int]:
+        """The value and the place behind it."""
+        while True:
+            value = self._value()
+            while self._stack:
+                container, key = self._stack[-1]
+                if value is not _OPENED:
+                    if key is None:
+                        container.append(value)
+                    else:
+                        container[key] = value
+                        self._stack[-1] = (container, None)
+                closed = self._next(container, first=value is _OPENED)
+                if not closed:
+                    break
+                value = self._stack.pop()[0]
+            else:
+                return value, self._at
+
+    def _value(self) -> Any:
+        char = self._skip()
+        if char == "{":
+            self._open({})
+            return _OPENED
+        if char == "[":
+            self._open([])
+            return _OPENED
+        return self._string() if char == '"' else self._scalar()
+
+    def _next(self, container: Any, *, first: bool) -> bool:
+        """Moves to the container's next value; True when it is closed instead."""
+        end = "}" if isinstance(container, dict) else "]"
+        char = self._skip()
+        if char == end:
+            self._at += 1
+            return True
+        if not first:
+            if char != ",":
+                self._fail(f"a comma or {end} was expected")
+            self._at += 1
+            self._skip()
+        if isinstance(container, dict):
+            self._stack[-1] = (container, self._key(container))
+        return False
+
+
+_OPENED: Any = object()
+
+
+def _decode(source: _Text) -> tuple[Any, int]:
+    text = source.text
+    deep = _too_deep(text)
+    if deep is not None:
+        raise FormatError(f"nested deeper than {MAX_DEPTH}", offset=source.byte_offset(deep),
+                          path="$")
+    if not _SURROGATE_ESCAPE.search(text):
+        start = _SPACE.match(text, source.start)
+        try:
+            return _STRICT.raw_decode(text, start.end() if start else source.start)
+        except (ValueError, RecursionError):
+            pass
+    return _Reader(source).read()
+
+
+def parse(data: bytes) -> Parsed:
+    """The value in a file's bytes, and its oddities. FormatError with offset and JSON path."""
+    source = _Text(data)
+    if not source.text[source.start:].strip(" \t\r\n"):
+        raise FormatError("empty", offset=0, path="$")
+    if not data.strip(b"\0"):
+        raise FormatError(f"{len(data)} zero bytes, no JSON", offset=0, path="$")
+    value, end = _decode(source)
+    rest = source.text[end:]
+    if rest.strip(" \t\r\n"):
+        behind = _SPACE.match(source.text, end)
+        at = source.byte_offset(behind.end() if behind else end)
+        if not isinstance(value, dict | list):
+            raise FormatError("no JSON object", offset=at, path="$")
+        source.oddities.append(Oddity(
+            TRAILING_GARBAGE, at, f"{len(data) - at} bytes follow the end of the JSON value"))
+    return Parsed(value, sorted(source.oddities, key=lambda oddity: oddity.offset))
+
+
+def build(value: Any) -> bytes:
+    """Strict JSON in fastjson's pretty style: tabs, ``"key":value``, keys always quoted."""
+    return json.dumps(value, ensure_ascii=False, indent="\t", separators=(",", ":"),
+                      allow_nan=False).encode("utf-8", "backslashreplace")

@@ -1,0 +1,149 @@
+"""ConsumeQueueExt: units of varying size behind a consumequeue (spec: consumequeue.md §8).
+
+With ``enableConsumeQueueExt`` the tagsCode of a consumequeue unit is the *address* of such a
+unit: its byte offset with the top bit set, a number no sign-extended 32-bit hash can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from construct import Bytes, ConstructError, Int16sb, Int64sb, Struct, this
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import layout
+from rmqctl.formats.fixed import TOO_SHORT
+
+Unit = Struct(
+    "size" / Int16sb,
+    "tags_code" / Int64sb,
+    "store_timestamp" / Int64sb,
+    "bit_map_size" / Int16sb,
+    "bit_map" / Bytes(this.bit_map_size),
+)
+
+HEAD_SIZE = layout.prefix_size(Unit)
+_HEAD = layout.reader(Unit)
+_SIZE = layout.reader(Unit, "size")
+MAX_SIZE = (1 << 15) - 1
+END_MARK = b"\xff\xff"
+END_BLANK = 4
+"""Bytes always left at the end of a file for the end mark."""
+DEFAULT_FILE_SIZE = 48 << 20
+
+_LONG_MIN = -(1 << 63)
+MAX_ADDRESS = -(1 << 31) - 1
+"""The greatest number that is an address."""
+
+
+class UnitRecord(NamedTuple):
+    """The tags code and store time of one message, and the bits of the filters it passes."""
+
+    size: int
+    tags_code: int
+    store_timestamp: int
+    bit_map: bytes
+
+
+def make(tags_code: int, store_timestamp: int, bit_map: bytes = b"") -> UnitRecord:
+    """A unit with its size filled in."""
+    return UnitRecord(HEAD_SIZE + len(bit_map), tags_code, store_timestamp, bit_map)
+
+
+def is_address(tags_code: int) -> bool:
+    """Whether the tagsCode of a consumequeue unit points into the ext files."""
+    return tags_code <= MAX_ADDRESS
+
+
+def address(byte_offset: int) -> int:
+    """The tagsCode that points to the unit at this byte offset. ValueError when out of range."""
+    if not 0 <= byte_offset <= MAX_ADDRESS - _LONG_MIN:
+        raise ValueError(f"no ext unit can lie at {byte_offset}")
+    return byte_offset + _LONG_MIN
+
+
+def byte_offset(tags_code: int) -> int:
+    """The byte offset an address points to. ValueError when ``tags_code`` is none."""
+    if not is_address(tags_code):
+        raise ValueError(f"{tags_code} is a tags code, not an ext address")
+    return tags_code - _LONG_MIN
+
+
+def _judge(size: int, bit_map_size: int, where: int) -> None:
+    if bit_map_size < 0:
+        raise FormatError("negative length", offset=where, path="bit_map_size")
+    if size != HEAD_SIZE + bit_map_size:
+        raise FormatError(f"says {size}, the fields make {HEAD_SIZE + bit_map_size}",
+                          offset=where, path="size")
+
+
+def parse(data: bytes, at: int = 0, base: int = 0) -> UnitRecord:
+    """The unit at ``data[at:]`` through construct. FormatError names field and offset."""
+    where = base + at
+    try:
+        found = Unit.parse(data[at:] if at >= 0 else b"")
+    except ConstructError as error:
+        path = (error.path or "").removeprefix("(parsing) -> ")
+        if path == "bit_map" and "negative" in str(error):
+            raise FormatError("negative length", offset=where, path="bit_map_size") from None
+        raise FormatError(TOO_SHORT, offset=where, path=path) from None
+    _judge(found.size, found.bit_map_size, where)
+    return UnitRecord(found.size, found.tags_code, found.store_timestamp, found.bit_map)
+
+
+def decode(data: bytes | memoryview, at: int = 0, base: int = 0) -> UnitRecord:
+    """The unit at ``data[at:]`` through the derived struct; same answers as `parse`."""
+    where = base + at
+    available = len(data) - at if 0 <= at <= len(data) else 0
+    if available < HEAD_SIZE:
+        short = next(part for part in layout.prefix(Unit) if part.offset + part.size > available)
+        raise FormatError(TOO_SHORT, offset=where, path=short.name)
+    size, tags_code, store_timestamp, bit_map_size = _HEAD.unpack_from(data, at)
+    if bit_map_size >= 0 and available < HEAD_SIZE + bit_map_size:
+        raise FormatError(TOO_SHORT, offset=where, path="bit_map")
+    _judge(size, bit_map_size, where)
+    bits = at + HEAD_SIZE
+    return UnitRecord(size, tags_code, store_timestamp, bytes(data[bits:bits + bit_map_size]))
+
+
+def build(unit: UnitRecord) -> bytes:
+    """The bytes of a unit; ``size`` is taken as given."""
+    raw: bytes = Unit.build({
+        "size": unit.size, "tags_code": unit.tags_code, "store_timestamp": unit.store_timestamp,
+        "bit_map_size": len(unit.bit_map), "bit_map": unit.bit_map})
+    return raw
+
+
+class Step(NamedTuple):
+    """One step of a walk: a unit, or the ``end`` mark, or the ``error`` found there."""
+
+    at: int
+    size: int
+    unit: UnitRecord | None = None
+    end: bool = False
+    error: FormatError | None = None
+
+
+def walk(data: bytes, at: int = 0, base: int = 0) -> Iterator[Step]:
+    """Units of one file from ``at``; always moves on, ends at a size of 0 or less.
+
+    A damaged unit whose size is plausible is stepped over by that size, as a broker does; any
+    other damage ends the walk, because nothing else says where the next unit starts.
+    """
+    while at + _SIZE.size <= len(data):
+        size = _SIZE.unpack_from(data, at)[0]
+        if size <= 0:
+            if size < 0:
+                yield Step(at, _SIZE.size, end=True)
+            return
+        try:
+            unit = decode(data, at, base)
+        except FormatError as error:
+            fits = HEAD_SIZE <= size <= len(data) - at
+            yield Step(at, size if fits else len(data) - at, error=error)
+            if not fits:
+                return
+        else:
+            yield Step(at, size, unit)
+        at += size

@@ -1,0 +1,155 @@
+"""DLedger framing: message records inside log entries with a 48-byte head (commitlog.md §10)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from construct import Int32sb, Int64sb, Struct
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import layout
+from rmqctl.formats.delay import java_int
+from rmqctl.formats.fixed import Fixed
+from rmqctl.formats.message import MAGIC_BLANK, VERSIONS, Blank
+
+EntryHead = Struct(
+    "magic" / Int32sb,
+    "size" / Int32sb,
+    "index" / Int64sb,
+    "term" / Int64sb,
+    "pos" / Int64sb,
+    "channel" / Int32sb,
+    "chain_crc" / Int32sb,
+    "body_crc" / Int32sb,
+    "body_length" / Int32sb,
+)
+
+IndexUnit = Struct(
+    "magic" / Int32sb,
+    "pos" / Int64sb,
+    "size" / Int32sb,
+    "index" / Int64sb,
+    "term" / Int64sb,
+)
+
+End = Struct("magic" / Int32sb, "size" / Int32sb)
+"""Closes a data file: ``size`` is the number of bytes from the mark to the end of the file."""
+
+MAGIC_ENTRY = 1
+MAGIC_END = -1
+PLAIN, FRAMED, END_OF_FILE = "plain", "dledger", "end"
+
+
+class EntryHeadRecord(NamedTuple):
+    """The head of a log entry; its body holds one message record, or the several of a batch."""
+
+    magic: int
+    size: int
+    index: int
+    term: int
+    pos: int
+    channel: int
+    chain_crc: int
+    body_crc: int
+    body_length: int
+
+    @property
+    def inner_offset(self) -> int:
+        """The physical offset of the (first) message inside: what a consumequeue points to."""
+        return self.pos + HEAD_SIZE
+
+
+class IndexUnitRecord(NamedTuple):
+    """One row of the DLedger index: where the entry with this index lies in the data."""
+
+    magic: int
+    pos: int
+    size: int
+    index: int
+    term: int
+
+    @property
+    def is_valid(self) -> bool:
+        return self.magic == MAGIC_ENTRY and self.pos >= 0 and self.size > HEAD_SIZE
+
+
+class EndRecord(NamedTuple):
+    magic: int
+    size: int
+
+
+ENTRY_HEAD = Fixed(EntryHead, EntryHeadRecord)
+INDEX_UNIT = Fixed(IndexUnit, IndexUnitRecord)
+END = Fixed(End, EndRecord)
+_START = layout.reader(Blank)
+HEAD_SIZE = ENTRY_HEAD.size
+
+
+def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
+    """What is wrong with an entry head, if anything."""
+    if head.magic != MAGIC_ENTRY:
+        return FormatError(f"not an entry magic: {head.magic}", offset=where, path="magic")
+    if head.body_length < 0:
+        return FormatError("negative length", offset=where, path="body_length")
+    if head.size != HEAD_SIZE + head.body_length:
+        return FormatError(f"says {head.size}, the fields make {HEAD_SIZE + head.body_length}",
+                           offset=where, path="size")
+    return None
+
+
+def parse(data: bytes, at: int = 0, base: int = 0) -> EntryHeadRecord:
+    """The entry head at ``data[at:]`` through construct. FormatError when it is none."""
+    head = ENTRY_HEAD.parse(data, at, base)
+    error = judge(head, base + at)
+    if error is not None:
+        raise error
+    return head
+
+
+build = ENTRY_HEAD.build
+
+
+def build_end(size: int) -> bytes:
+    """The end mark of a file with ``size`` bytes left."""
+    return END.build(EndRecord(MAGIC_END, size))
+
+
+def detect(data: bytes, at: int = 0) -> str | None:
+    """How the bytes at ``at`` are framed: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None.
+
+    A broker tells them apart by the same words. A plain record is one whose magic stands at +4.
+    """
+    if len(data) - at < END.size:
+        return None
+    first, magic = _START.unpack_from(data, at)
+    if first == MAGIC_END:
+        return END_OF_FILE
+    if magic in VERSIONS or magic == MAGIC_BLANK:
+        return PLAIN
+    return FRAMED if first == MAGIC_ENTRY else None
+
+
+CHECKPOINT_KEYS = {"endIndex": "end_index", "committedIndex": "committed_index"}
+
+
+def parse_checkpoint(data: bytes) -> dict[str, int]:
+    """``end_index`` and ``committed_index`` of DLedger's ``checkpoint`` (Java properties text)."""
+    found: dict[str, int] = {}
+    at = 0
+    for raw in data.splitlines(keepends=True):
+        key, _, value = raw.decode("latin-1").partition("=")
+        if key.strip() in CHECKPOINT_KEYS:
+            try:
+                found[CHECKPOINT_KEYS[key.strip()]] = java_int(value.strip(), 64)
+            except ValueError:
+                raise FormatError("not a 64-bit number", offset=at, path=key.strip()) from None
+        at += len(raw)
+    for key, name in CHECKPOINT_KEYS.items():
+        if name not in found:
+            raise FormatError("missing", offset=len(data), path=key)
+    return found
+
+
+def build_checkpoint(end_index: int, committed_index: int) -> bytes:
+    """The text of a DLedger checkpoint (without the comment line of Java's writer)."""
+    return f"endIndex={end_index}\ncommittedIndex={committed_index}\n".encode("ascii")

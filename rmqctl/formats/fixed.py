@@ -1,0 +1,85 @@
+"""A fixed-size unit: one declaration, an exact reader, a fast reader and a builder.
+
+`Fixed` couples a construct declaration with a ``NamedTuple`` of the same field names. `parse`
+goes through construct, `decode` through the struct derived by `layout`; they give equal tuples
+and refuse the same bytes with the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from construct import ConstructError
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import layout
+
+if TYPE_CHECKING:
+    import numpy as np
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+TOO_SHORT = "runs past the end of the data"
+
+
+class Fixed(Generic[T]):
+    """The two readers and the builder of one fixed-size declaration."""
+
+    def __init__(self, declaration: Any, record: type[T]) -> None:
+        self.declaration = declaration
+        self.fields = layout.fields(declaration)
+        self.names = tuple(part.name for part in self.fields)
+        self.size = layout.size_of(declaration)
+        named: Any = record
+        if named._fields != self.names:
+            raise layout.LayoutError(f"{record.__name__} has not the fields {self.names}")
+        self._make = named._make
+        self._struct = layout.reader(declaration)
+
+    def _refuse_short(self, available: int, where: int) -> FormatError:
+        missing = next(part for part in self.fields if part.offset + part.size > available)
+        return FormatError(TOO_SHORT, offset=where, path=missing.name)
+
+    def parse(self, data: bytes, at: int = 0, base: int = 0) -> T:
+        """The unit at ``data[at:]`` through construct; ``base`` is where ``data[0]`` lies."""
+        try:
+            found = self.declaration.parse(data[at:at + self.size] if at >= 0 else b"")
+        except ConstructError as error:
+            path = (error.path or "").removeprefix("(parsing) -> ").replace(" -> ", ".")
+            raise FormatError(TOO_SHORT, offset=base + at, path=path) from None
+        record: T = self._make(found[name] for name in self.names)
+        return record
+
+    def decode(self, data: bytes | memoryview, at: int = 0, base: int = 0) -> T:
+        """The unit at ``data[at:]`` through the derived struct; same answers as `parse`."""
+        available = len(data) - at if at >= 0 else 0
+        if available < self.size:
+            raise self._refuse_short(max(available, 0), base + at)
+        record: T = self._make(self._struct.unpack_from(data, at))
+        return record
+
+    def decode_all(self, data: bytes | memoryview, base: int = 0) -> Iterator[T]:
+        """All whole units of ``data`` in order, then FormatError if a part of one is left."""
+        whole = len(data) - len(data) % self.size
+        for values in self._struct.iter_unpack(memoryview(data)[:whole]):
+            yield self._make(values)
+        if whole != len(data):
+            raise self._refuse_short(len(data) - whole, base + whole)
+
+    def build(self, record: T) -> bytes:
+        """The bytes of a unit. FormatError names a value that does not fit its field."""
+        try:
+            raw: bytes = self.declaration.build(dict(zip(self.names, record, strict=True)))
+        except ConstructError as error:
+            path = (error.path or "").removeprefix("(building) -> ").replace(" -> ", ".")
+            raise FormatError("value does not fit the field", path=path) from None
+        return raw
+
+    def field(self, name: str) -> layout.Field:
+        """Where one field lies in the unit."""
+        return layout.field(self.declaration, name)
+
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy structured dtype of an array of these units."""
+        return layout.dtype(self.declaration)

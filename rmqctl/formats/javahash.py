@@ -1,0 +1,31 @@
+"""Java's ``String.hashCode`` and the two numbers RocketMQ makes of it.
+
+spec: consumequeue.md §3 (tagsCode), index.md §5 (key hash). Works over UTF-16 code units, so
+a character outside the basic plane counts as its two surrogates.
+"""
+
+from __future__ import annotations
+
+
+def string_hash(text: str) -> int:
+    """``String.hashCode`` as a signed 32-bit integer."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = (31 * value + unit) & 0xFFFFFFFF
+    else:
+        raw = text.encode("utf-16-be", "surrogatepass")
+        for i in range(0, len(raw), 2):
+            value = (31 * value + (raw[i] << 8 | raw[i + 1])) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def tags_code(tags: str | None) -> int:
+    """The consumequeue tagsCode of a TAGS property: 0 for none or empty, else the hash."""
+    return string_hash(tags) if tags else 0
+
+
+def index_hash(key: str) -> int:
+    """The non-negative key hash stored in an index entry: ``abs(hash)``, MIN_VALUE becomes 0."""
+    value = abs(string_hash(key))
+    return 0 if value == 1 << 31 else value

@@ -1,0 +1,194 @@
+"""Derives offsets, numpy dtypes and struct formats from construct declarations.
+
+A layout stands once, as a construct ``Struct``. The slow, exact reader parses with it; the
+fast reader asks this module where its fields lie. Nobody types an offset twice.
+
+Only what can be known without data is derived: a field whose width depends on an earlier
+value ends the *prefix*, unless the deciding values are given as ``context`` (for example
+``sys_flag`` and ``magic`` of a message, which decide host and topic-length widths).
+"""
+
+from __future__ import annotations
+
+import struct as _struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from construct import (
+    Bytes,
+    Const,
+    Construct,
+    Container,
+    FormatField,
+    IfThenElse,
+    Renamed,
+    Struct,
+)
+from construct.core import Adapter
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_NUMPY_KIND = {"b": "i1", "B": "u1", "h": "i2", "H": "u2", "i": "i4", "I": "u4", "q": "i8",
+               "Q": "u8", "l": "i4", "L": "u4"}
+
+
+class LayoutError(TypeError):
+    """A declaration cannot be turned into fixed offsets (a defect of the declaration)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field at a fixed place: ``offset`` and ``size`` in bytes.
+
+    ``code`` is the big-endian struct code of an integer (``"q"``), or ``""`` for raw bytes.
+    """
+
+    name: str
+    offset: int
+    size: int
+    code: str
+
+    @property
+    def numpy_format(self) -> str:
+        """The numpy dtype string, ``">i8"`` or ``"V16"``."""
+        return ">" + _NUMPY_KIND[self.code] if self.code else f"V{self.size}"
+
+    @property
+    def struct_format(self) -> str:
+        return self.code or f"{self.size}s"
+
+
+def _unwrap(subcon: Any, context: Container) -> Any:
+    """The innermost declaration, conditions decided by ``context`` (KeyError if they cannot)."""
+    while True:
+        if isinstance(subcon, Renamed | Adapter | Const):
+            subcon = subcon.subcon
+        elif isinstance(subcon, IfThenElse):
+            condition = subcon.condfunc
+            chosen = condition(context) if callable(condition) else condition
+            subcon = subcon.thensubcon if chosen else subcon.elsesubcon
+        else:
+            return subcon
+
+
+def _walk(declaration: Any, context: Container) -> Iterator[tuple[str, int | None, str]]:
+    """Leaf fields in order as (dotted name, size in bytes or None when variable, struct code)."""
+    for subcon in declaration.subcons:
+        name = subcon.name
+        try:
+            inner = _unwrap(subcon, context)
+        except (KeyError, AttributeError):
+            yield name or "", None, ""
+            continue
+        if isinstance(inner, Struct):
+            for sub, size, code in _walk(inner, context):
+                yield (f"{name}.{sub}" if name else sub), size, code
+        elif isinstance(inner, FormatField):
+            fmt = str(inner.fmtstr)
+            if fmt[0] != ">":
+                raise LayoutError(f"{name}: RocketMQ stores are big-endian, not {fmt!r}")
+            yield name or "", inner.length, fmt[1]
+        elif isinstance(inner, Bytes):
+            yield name or "", inner.length if isinstance(inner.length, int) else None, ""
+        else:
+            yield name or "", None, ""
+
+
+@cache
+def _fields(declaration: Construct[Any, Any], context: tuple[tuple[str, int], ...]) -> tuple[
+        tuple[Field, ...], bool]:
+    found: list[Field] = []
+    offset = 0
+    for name, size, code in _walk(declaration, Container(dict(context))):
+        if size is None:
+            return tuple(found), False
+        found.append(Field(name, offset, size, code))
+        offset += size
+    return tuple(found), True
+
+
+def prefix(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...]:
+    """The fields before the first one whose place or width depends on data."""
+    return _fields(declaration, tuple(sorted(context.items())))[0]
+
+
+def fields(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...]:
+    """All fields of a fixed-size declaration; LayoutError if it is not fixed in ``context``."""
+    found, complete = _fields(declaration, tuple(sorted(context.items())))
+    if not complete:
+        raise LayoutError(f"{declaration!r} has no fixed size")
+    return found
+
+
+def field(declaration: Construct[Any, Any], name: str, **context: int) -> Field:
+    """One field of the fixed prefix by name."""
+    for found in prefix(declaration, **context):
+        if found.name == name:
+            return found
+    raise LayoutError(f"no fixed field {name!r} in {declaration!r}")
+
+
+def size_of(declaration: Construct[Any, Any], **context: int) -> int:
+    """Size in bytes of a fixed-size declaration."""
+    found = fields(declaration, **context)
+    return found[-1].offset + found[-1].size
+
+
+def prefix_size(declaration: Construct[Any, Any], **context: int) -> int:
+    """Bytes before the first data-dependent field."""
+    found = prefix(declaration, **context)
+    return found[-1].offset + found[-1].size if found else 0
+
+
+def fixed_total(declaration: Construct[Any, Any], **context: int) -> int:
+    """Sum of the widths that do not depend on lengths: the size of an "empty" record."""
+    return sum(size or 0 for _, size, _ in _walk(declaration, Container(context)))
+
+
+def width_of(declaration: Construct[Any, Any], name: str, **context: int) -> tuple[int, str]:
+    """(size in bytes, struct code) of a fixed-width field, wherever it lies."""
+    for found, size, code in _walk(declaration, Container(context)):
+        if found == name and size is not None:
+            return size, code
+    raise LayoutError(f"no fixed-width field {name!r} in {declaration!r}")
+
+
+def reader(declaration: Construct[Any, Any], *names: str, **context: int) -> _struct.Struct:
+    """A compiled ``struct.Struct`` that unpacks the named prefix fields from a record start.
+
+    Bytes between and before the named fields are skipped. Without names: the whole prefix.
+    """
+    wanted = prefix(declaration, **context)
+    if names:
+        wanted = tuple(field(declaration, name, **context) for name in names)
+    fmt, at = ">", 0
+    for part in wanted:
+        if part.offset < at:
+            raise LayoutError("fields must be named in the order they lie on disk")
+        fmt += f"{part.offset - at}x" if part.offset > at else ""
+        fmt += part.struct_format
+        at = part.offset + part.size
+    return _struct.Struct(fmt)
+
+
+def dtype(declaration: Construct[Any, Any], *names: str, itemsize: int | None = None,
+          **context: int) -> np.dtype[Any]:
+    """A numpy structured dtype over the (named) fields, offsets as declared.
+
+    Without ``itemsize`` it spans the whole fixed-size declaration, so ``np.frombuffer`` reads
+    an array of units; with it, any prefix can be laid over records gathered to that width.
+    """
+    import numpy as np
+
+    wanted = prefix(declaration, **context)
+    if names:
+        wanted = tuple(field(declaration, name, **context) for name in names)
+    if itemsize is None:
+        itemsize = size_of(declaration, **context)
+    return np.dtype({"names": [part.name for part in wanted],
+                     "formats": [part.numpy_format for part in wanted],
+                     "offsets": [part.offset for part in wanted],
+                     "itemsize": itemsize})

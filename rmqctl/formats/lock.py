@@ -1,0 +1,26 @@
+"""The ``lock`` file (spec: checkpoint-and-small-files.md §3): four letters, and an exclusive lock
+of the operating system on its first byte while a broker runs."""
+
+from __future__ import annotations
+
+from rmqctl.errors import FormatError
+
+CONTENT = b"lock"
+LOCKED_RANGE = (0, 1)
+"""Start and length of the byte range a broker locks."""
+
+
+def parse(data: bytes) -> str:
+    """``lock``, or an empty text for a store that was opened and never started."""
+    if data not in (CONTENT, b""):
+        at = next((i for i, (a, b) in enumerate(zip(data, CONTENT, strict=False)) if a != b),
+                  min(len(data), len(CONTENT)))
+        raise FormatError("not the text of a lock file", offset=at, path="text")
+    return data.decode("ascii")
+
+
+def build(text: str = "lock") -> bytes:
+    """The file's content."""
+    raw = text.encode("ascii", "replace")
+    parse(raw)
+    return raw

@@ -1,0 +1,61 @@
+"""Names of store files: 20 digits are an offset, 17 digits a moment (spec: commitlog.md §1,
+consumequeue.md §1, index.md §1)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+OFFSET_DIGITS = 20
+INDEX_DIGITS = 17
+_LONG_MAX = (1 << 63) - 1
+
+
+def _digits(name: str, count: int) -> bool:
+    return len(name) == count and name.isascii() and name.isdigit()
+
+
+def parse_offset(name: str) -> int | None:
+    """The offset a 20-digit file name stands for; None when it is no such name.
+
+    A number beyond Java's ``long`` is none: a broker could not read it either.
+    """
+    if not _digits(name, OFFSET_DIGITS):
+        return None
+    value = int(name)
+    return value if value <= _LONG_MAX else None
+
+
+def build_offset(offset: int) -> str:
+    """The 20-digit name of the file that starts at ``offset``. ValueError outside 0…2^63-1."""
+    if not 0 <= offset <= _LONG_MAX:
+        raise ValueError(f"no file can start at {offset}")
+    return f"{offset:0{OFFSET_DIGITS}d}"
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a name has the shape ``yyyyMMddHHmmssSSS`` of an index file."""
+    return _digits(name, INDEX_DIGITS)
+
+
+def parse_index(name: str) -> datetime | None:
+    """The creation moment in an index file's name, in the broker's (unknown) local zone.
+
+    None when the name is no moment of the calendar.
+    """
+    if not is_index_name(name):
+        return None
+    try:
+        return datetime.strptime(name + "000", "%Y%m%d%H%M%S%f")  # noqa: DTZ007 (zone not stored)
+    except ValueError:
+        return None
+
+
+def build_index(moment: datetime) -> str:
+    """The 17-digit name of an index file created at ``moment`` (its own clock reading)."""
+    return (f"{moment.year:04d}{moment.month:02d}{moment.day:02d}{moment.hour:02d}"
+            f"{moment.minute:02d}{moment.second:02d}{moment.microsecond // 1000:03d}")
+
+
+def file_start(offset: int, file_size: int) -> int:
+    """The start of the file which holds stream position ``offset``."""
+    return offset - offset % file_size

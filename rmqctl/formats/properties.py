@@ -1,0 +1,71 @@
+"""The properties string of a message: ``key 0x01 value 0x02 …`` (spec: commitlog.md §5).
+
+Two parsing rules exist. The newer one (4.9.1+, 5.x) reads everything valid that the older
+writers wrote, so readers use it; the older is kept to predict what an old broker sees.
+"""
+
+from __future__ import annotations
+
+NAME_VALUE_SEPARATOR = "\x01"
+PROPERTY_SEPARATOR = "\x02"
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+DELAY = "DELAY"
+UNIQUE_KEY = "UNIQ_KEY"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+INNER_NUM = "INNER_NUM"
+INNER_BASE = "INNER_BASE"
+MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+CRC32 = "__CRC32#"
+LMQ_PREFIX = "%LMQ%"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+
+
+def parse(raw: str) -> dict[str, str]:
+    """The map a 4.9.1+ / 5.x broker reads: values may hold 0x01, empty keys or values drop."""
+    found: dict[str, str] = {}
+    for segment in raw.split(PROPERTY_SEPARATOR):
+        if len(segment) < 3:
+            continue
+        at = segment.find(NAME_VALUE_SEPARATOR)
+        if 1 <= at < len(segment) - 1:
+            found[segment[:at]] = segment[at + 1:]
+    return found
+
+
+def _java_split(text: str, separator: str) -> list[str]:
+    """``String.split``: trailing empty strings are dropped; an empty input gives one part."""
+    parts = text.split(separator)
+    while len(parts) > 1 and not parts[-1]:
+        parts.pop()
+    if len(parts) == 1 and not parts[0] and text:
+        return []
+    return parts
+
+
+def parse_legacy(raw: str) -> dict[str, str]:
+    """The map a broker up to 4.9.0 reads: an item must split into exactly two parts."""
+    found: dict[str, str] = {}
+    for item in _java_split(raw, PROPERTY_SEPARATOR):
+        parts = _java_split(item, NAME_VALUE_SEPARATOR)
+        if len(parts) == 2:
+            found[parts[0]] = parts[1]
+    return found
+
+
+def build(properties: dict[str, str], *, trailing: bool = True) -> str:
+    """The string of a map, in the map's order.
+
+    ``trailing``: with the last 0x02 (4.0-4.9.0, 5.2.0+) or without (4.9.1-4.9.8, 5.0.0-5.1.4).
+    """
+    text = PROPERTY_SEPARATOR.join(f"{k}{NAME_VALUE_SEPARATOR}{v}" for k, v in properties.items())
+    return text + PROPERTY_SEPARATOR if trailing and text else text
+
+
+def split_keys(keys: str | None) -> list[str]:
+    """The application keys of a KEYS property: split on one space, empty parts skipped."""
+    return [key for key in keys.split(" ") if key] if keys else []

@@ -1,0 +1,44 @@
+"""The bit set ``sysFlag`` of a message (spec: commitlog.md §4)."""
+
+from __future__ import annotations
+
+COMPRESSED = 0x1
+MULTI_TAGS = 0x2
+TRANSACTION_MASK = 0xC
+TRANSACTION_NONE = 0x0
+TRANSACTION_PREPARED = 0x4
+TRANSACTION_COMMIT = 0x8
+TRANSACTION_ROLLBACK = 0xC
+BORN_HOST_V6 = 0x10
+STORE_HOST_V6 = 0x20
+NEED_UNWRAP = 0x40
+INNER_BATCH = 0x80
+COMPRESSION_MASK = 0x700
+COMPRESSION_SHIFT = 8
+
+_COMPRESSION = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
+_TRANSACTION = {TRANSACTION_NONE: "none", TRANSACTION_PREPARED: "prepared",
+                TRANSACTION_COMMIT: "commit", TRANSACTION_ROLLBACK: "rollback"}
+
+
+def transaction_type(sys_flag: int) -> str:
+    """``none``, ``prepared``, ``commit`` or ``rollback``: a two-bit field, not two bits."""
+    return _TRANSACTION[sys_flag & TRANSACTION_MASK]
+
+
+def compression(sys_flag: int) -> str | None:
+    """The codec named by the flags: ``zlib``, ``lz4``, ``zstd``, ``unknown-N``; None if plain."""
+    if not sys_flag & COMPRESSED:
+        return None
+    kind = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT
+    return _COMPRESSION.get(kind, f"unknown-{kind}")
+
+
+def has_consume_queue_row(sys_flag: int) -> bool:
+    """Only plain and COMMIT records are dispatched to a consumequeue (consumequeue.md §4)."""
+    return sys_flag & TRANSACTION_MASK in (TRANSACTION_NONE, TRANSACTION_COMMIT)
+
+
+def is_indexed(sys_flag: int) -> bool:
+    """Everything but ROLLBACK is indexed (index.md §5)."""
+    return sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK

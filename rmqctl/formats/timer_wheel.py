@@ -1,0 +1,67 @@
+"""The ``timerwheel`` of 5.x: one slot per second of two weeks (timer-and-others-5x.md §1.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from construct import Int32sb, Int64sb, Struct
+
+from rmqctl.formats.fixed import Fixed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Slot = Struct(
+    "time" / Int64sb,
+    "first_pos" / Int64sb,
+    "last_pos" / Int64sb,
+    "num" / Int32sb,
+    "magic" / Int32sb,
+)
+
+DAYS = 7
+LAPS = 2
+SLOTS = LAPS * DAYS * 86_400
+"""Slots of a wheel, whatever its precision."""
+DEFAULT_PRECISION = 1000
+
+
+class SlotRecord(NamedTuple):
+    """The messages of one moment: ``time`` in units of the precision, places in the timerlog.
+
+    ``num`` counts messages minus delete markers. Slots are not cleared after delivery.
+    """
+
+    time: int
+    first_pos: int
+    last_pos: int
+    num: int
+    magic: int = 0
+
+    def time_ms(self, precision: int = DEFAULT_PRECISION) -> int:
+        return self.time * precision
+
+
+SLOT = Fixed(Slot, SlotRecord)
+SLOT_SIZE = SLOT.size
+FILE_SIZE = SLOTS * SLOT_SIZE
+UNUSED = SlotRecord(0, 0, 0, 0, 0)
+
+parse = SLOT.parse
+decode = SLOT.decode
+build = SLOT.build
+
+
+def dtype() -> np.dtype[Any]:
+    """The numpy dtype of the wheel."""
+    return SLOT.dtype()
+
+
+def slot_of(time_ms: int, precision: int = DEFAULT_PRECISION) -> int:
+    """The number of the slot for a moment."""
+    return time_ms // precision % SLOTS
+
+
+def in_place(number: int, slot: SlotRecord) -> bool:
+    """Whether a slot's own time belongs to its place in the wheel."""
+    return slot.time >= 0 and slot.time % SLOTS == number

@@ -1,0 +1,71 @@
+"""The bytes of a record field by field, named as its declaration names them.
+
+Works on the construct objects themselves, so it knows every field without typing one: nested
+structs (``born_host.port``), widths that depend on earlier values, variable-length bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from construct import Bytes, Const, Container, FormatField, IfThenElse, Renamed, Struct
+
+
+class Traced(NamedTuple):
+    """One field: ``at`` counts from the start of the data; ``value`` is a number or bytes.
+
+    ``whole`` is False for the last field of data that end too early (its value is None then).
+    """
+
+    name: str
+    at: int
+    raw: bytes
+    value: int | bytes | None
+    whole: bool = True
+
+
+def _leaf(subcon: Any, context: Container) -> Any:
+    while True:
+        if isinstance(subcon, Renamed | Const):
+            subcon = subcon.subcon
+        elif isinstance(subcon, IfThenElse):
+            subcon = subcon.thensubcon if subcon.condfunc(context) else subcon.elsesubcon
+        else:
+            return subcon
+
+
+def _size(leaf: Any, context: Container) -> int:
+    size = leaf.length
+    return int(size(context) if callable(size) else size)
+
+
+def trace(declaration: Any, data: bytes, at: int = 0) -> Iterator[Traced]:
+    """The fields of the record at ``data[at:]``, ending at the first that is not whole."""
+    yield from _trace(declaration, data, at, "")
+
+
+def _trace(declaration: Any, data: bytes, at: int, prefix: str) -> Iterator[Traced]:
+    context = Container()
+    for subcon in declaration.subcons:
+        name = f"{prefix}{subcon.name}"
+        leaf = _leaf(subcon, context)
+        if isinstance(leaf, Struct):
+            for inner in _trace(leaf, data, at, f"{name}."):
+                yield inner
+                if not inner.whole:
+                    return
+                at = inner.at + len(inner.raw)
+            continue
+        if not isinstance(leaf, FormatField | Bytes):
+            raise TypeError(f"{name}: no place for a {type(leaf).__name__}")
+        size = _size(leaf, context)
+        raw = bytes(data[at:at + size]) if size >= 0 else b""
+        if size < 0 or len(raw) < size:
+            yield Traced(name, at, raw, None, whole=False)
+            return
+        value = struct.unpack(leaf.fmtstr, raw)[0] if isinstance(leaf, FormatField) else raw
+        context[subcon.name] = value
+        yield Traced(name, at, raw, value)
+        at += size

@@ -1,0 +1,26 @@
+"""Every way of showing rows, documents, messages and progress. The only room that prints.
+
+Commands need three names: :class:`Output`, :class:`Human` (for annotations) and :data:`FLUSH`.
+The formats are imported when they are used, so that a JSON run never loads rich.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rmqctl.output.cells import FLUSH
+from rmqctl.output.core import FORMATS, Output
+from rmqctl.output.progress import Progress
+
+if TYPE_CHECKING:
+    from rmqctl.output.human import Human
+
+__all__ = ["FLUSH", "FORMATS", "Human", "Output", "Progress"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Human":
+        from rmqctl.output.human import Human
+
+        return Human
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

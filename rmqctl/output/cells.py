@@ -1,0 +1,147 @@
+"""Rows on their way into a table: pages, columns, the text of one cell, column widths."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, Final
+
+from rmqctl.output.escape import visible
+
+Row = Mapping[str, Any]
+#: Column -> a function that words a value for people.
+Render = Mapping[str, Callable[[Any], str]]
+#: Column -> a function from a value to a style name (good, warn, bad, dim, bold) or None.
+Styles = Mapping[str, Callable[[Any], str | None]]
+
+#: A producer yields this row to say "show what you have, the next row may take long" (``tail -f``).
+FLUSH: Final[Row] = MappingProxyType({})
+
+PAGE_ROWS = 500
+_PAGE_SECONDS = 0.5
+
+
+def pages(
+    rows: Iterable[Row], size: int = PAGE_ROWS, clock: Callable[[], float] = time.monotonic
+) -> Iterator[list[Row]]:
+    """Cut ``rows`` into lists of at most ``size``; sooner at a FLUSH or after half a second.
+
+    Memory is bounded by one page, however many rows come.
+    """
+    page: list[Row] = []
+    started = clock()
+    for row in rows:
+        if row is not FLUSH:
+            page.append(row)
+            if len(page) < size and clock() - started < _PAGE_SECONDS:
+                continue
+        if page:
+            yield page
+            page = []
+        started = clock()
+    if page:
+        yield page
+
+
+def peek(stream: Iterator[list[Row]]) -> tuple[list[Row], Iterator[list[Row]]]:
+    """Return the first page (empty when there are no rows) and the stream with it put back."""
+    first = next(stream, [])
+    return first, chain([first], stream) if first else stream
+
+
+def columns_of(page: Sequence[Row]) -> list[str]:
+    """Every key of the rows of ``page``, in order of first appearance."""
+    return list(dict.fromkeys(key for row in page for key in row))
+
+
+def refuse_bytes(value: Any) -> None:
+    """Raise TypeError for bytes: how they are shown is decided by the command, never here."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError("a row holds bytes; commands hand over text")
+
+
+def plain_value(value: Any) -> Any:
+    """Default hook of the JSON encoder: mappings, numpy scalars and iterators of values."""
+    refuse_bytes(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    item = getattr(value, "item", None)
+    if item is not None:  # a numpy scalar that slipped through
+        return item()
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"a row holds a {type(value).__name__}, which no output format knows")
+
+
+def compact_json(value: Any) -> str:
+    """Nested values inside a cell: JSON without spaces, non-ASCII characters as they are."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain_value)
+
+
+def cell_text(value: Any) -> str:
+    """The text of a value in a table for people, safe for a terminal, on one line."""
+    if isinstance(value, str):
+        return visible(value)
+    if value is None:
+        return ""
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if isinstance(value, int | float):
+        return str(value) if math.isfinite(value) else ""
+    if isinstance(value, list | tuple) and all(isinstance(v, str | int) for v in value):
+        return visible(", ".join(map(str, value)))
+    refuse_bytes(value)
+    return visible(compact_json(value))
+
+
+def page_cells(
+    page: Iterable[Row], columns: Sequence[str], render: Render | None = None
+) -> list[list[str]]:
+    """Cell texts of a page, row by row; ``render`` gives columns their own way to show a value."""
+    show = [(name, (render or {}).get(name)) for name in columns]
+    return [
+        [
+            cell_text(row.get(name))
+            if special is None or row.get(name) is None
+            else visible(special(row[name]))
+            for name, special in show
+        ]
+        for row in page
+    ]
+
+
+def numeric_columns(page: Sequence[Row], columns: Sequence[str]) -> list[bool]:
+    """Which columns hold numbers only (they are aligned to the right and never cut)."""
+    return [
+        any(row.get(name) is not None for row in page)
+        and all(
+            isinstance(value := row.get(name), int | float) and not isinstance(value, bool)
+            for row in page
+            if row.get(name) is not None
+        )
+        for name in columns
+    ]
+
+
+def cut(text: str, limit: int, mark: str = "…") -> str:
+    """Shorten ``text`` to about ``limit`` characters, saying how many were left out."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}{mark}(+{len(text) - limit})"
+
+
+def display_width(text: str) -> int:
+    """Terminal columns ``text`` takes: two for wide East Asian characters, none for combining."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )

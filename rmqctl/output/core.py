@@ -1,0 +1,260 @@
+"""The :class:`Output` of one run: where rows, documents, messages and progress go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from rmqctl.output.cells import Render, Row, Styles
+from rmqctl.output.escape import visible, visible_lines
+from rmqctl.output.progress import Progress
+from rmqctl.output.streams import (
+    Sink,
+    can_encode,
+    is_terminal,
+    terminal_width,
+    wants_colour,
+)
+
+if TYPE_CHECKING:
+    from rmqctl.output.human import Human
+    from rmqctl.output.richtable import Canvas
+
+FORMATS = ("table", "json", "jsonl", "csv", "tsv", "markdown", "plain")
+_DATA_FORMATS = frozenset({"json", "jsonl", "csv", "tsv"})
+_UNICODE_SAMPLE = "…─│█▁"
+
+
+class Output:
+    """All a command may do to be seen. Data goes to stdout, everything else to stderr."""
+
+    def __init__(
+        self,
+        fmt: str,
+        *,
+        quiet: int,
+        verbose: int,
+        no_progress: bool,
+        stdout: IO[str] | None,
+        stderr: IO[str] | None,
+        environ: Mapping[str, str],
+    ) -> None:
+        if fmt not in FORMATS:
+            raise ValueError(f"unknown output format {fmt!r}")
+        self.format = fmt
+        self.quiet = quiet
+        self.verbose = verbose
+        self._no_progress = no_progress
+        self._stdout = stdout
+        self._stderr = stderr
+        self._environ = environ
+        self._terminal = is_terminal(stdout)
+        self._progress: Progress | None = None
+        self._json_written = False
+        self._sink = Sink(stdout, "utf-8" if fmt in _DATA_FORMATS else None)
+
+    @classmethod
+    def open(
+        cls,
+        fmt: str | None = None,
+        *,
+        quiet: int = 0,
+        verbose: int = 0,
+        no_progress: bool = False,
+        stdout: IO[str] | None = None,
+        stderr: IO[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Output:
+        """An output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
+
+        ``quiet`` 1 silences notes and progress, 2 warnings too; ``verbose`` 1 shows debug lines.
+        The streams default to those of the process (which may be closed).
+        """
+        out = sys.stdout if stdout is None else stdout
+        return cls(
+            fmt or ("table" if is_terminal(out) else "plain"),
+            quiet=quiet,
+            verbose=verbose,
+            no_progress=no_progress,
+            stdout=out,
+            stderr=sys.stderr if stderr is None else stderr,
+            environ=os.environ if environ is None else environ,
+        )
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the format is for programs (json, jsonl, csv, tsv) rather than people."""
+        return self.format in _DATA_FORMATS
+
+    # -- data ---------------------------------------------------------------------------------
+
+    def rows(
+        self,
+        rows: Iterable[Row],
+        columns: Sequence[str] | None = None,
+        *,
+        brief: Sequence[str] | None = None,
+        title: str | None = None,
+        empty: str = "no rows",
+        render: Render | None = None,
+        styles: Styles | None = None,
+    ) -> int:
+        """Show ``rows`` as they come; returns how many there were.
+
+        json and jsonl write each row whole. csv and tsv have ``columns`` (None: the keys of the
+        first rows), and so have the formats for people, unless ``brief`` names fewer for them.
+        ``render`` maps columns to a function that words their values for people only, ``styles``
+        to one that names a style for a value on a terminal.
+        ``title`` and, when there is no row, ``empty`` (on stderr) are for people only.
+        A row that is ``FLUSH`` shows what has come so far. Memory is bounded by one page of rows.
+        """
+        if self.format in ("json", "jsonl"):
+            from rmqctl.output.jsonlines import write_json_array, write_jsonl
+
+            self._claim_json()
+            write = write_jsonl if self.format == "jsonl" else write_json_array
+            return write(self._sink, rows, terminal=self._terminal)
+        if self.format in ("csv", "tsv"):
+            from rmqctl.output.separated import SEPARATORS, write_separated
+
+            return write_separated(
+                self._sink,
+                SEPARATORS[self.format],
+                rows,
+                columns,
+                terminal=self._terminal,
+                warn=self.warn,
+            )
+        count = self.human().table(
+            rows,
+            brief if brief is not None else columns,
+            title,
+            render=render,
+            styles=styles,
+        )
+        if not count and empty:
+            self.note(empty)
+        return count
+
+    def document(
+        self, document: Mapping[str, Any], human: Callable[[Human], None] | None = None
+    ) -> None:
+        """Show one object: as JSON, as ``key,value`` records (csv, tsv), or to people by ``human``.
+
+        ``human`` gets a :class:`~rmqctl.output.human.Human` to write on; without it the object is
+        laid out generically.
+        """
+        if self.format in ("json", "jsonl"):
+            from rmqctl.output.jsonlines import write_json_document
+
+            self._claim_json()
+            write_json_document(
+                self._sink, document, indented=self.format == "json", terminal=self._terminal
+            )
+        elif self.format in ("csv", "tsv"):
+            from rmqctl.output.separated import SEPARATORS, write_separated_document
+
+            write_separated_document(
+                self._sink, SEPARATORS[self.format], document, terminal=self._terminal
+            )
+        elif human is not None:
+            human(self.human())
+        else:
+            from rmqctl.output.human import describe
+
+            describe(self.human(), document)
+
+    def human(self) -> Human:
+        """The page for people in this format (table, plain or markdown)."""
+        from rmqctl.output.human import MarkdownHuman, PlainHuman, RichHuman
+
+        if self.format == "table":
+            return RichHuman(self._sink, self._canvas())
+        kind = MarkdownHuman if self.format == "markdown" else PlainHuman
+        return kind(
+            self._sink,
+            width=terminal_width(self._stdout, self._environ),
+            unicode=can_encode(self._stdout, _UNICODE_SAMPLE),
+        )
+
+    def flush(self) -> None:
+        """Hand all data written so far to the system."""
+        self._sink.flush()
+
+    def _canvas(self) -> Canvas:
+        from rmqctl.output.richtable import Canvas
+
+        return Canvas(
+            width=terminal_width(self._stdout, self._environ),
+            colour=wants_colour(self._stdout, self._environ),
+            encoding=self._sink.encoding,
+        )
+
+    def _claim_json(self) -> None:
+        # Two JSON values on stdout are no JSON: a defect to be found in the first test.
+        if self.format == "json" and self._json_written:
+            raise RuntimeError("a command wrote two JSON values")
+        self._json_written = True
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """A remark on stderr; silenced by -q."""
+        if self.quiet < 1:
+            self._say(f"rmqctl: {visible(text)}")
+
+    def warn(self, text: str) -> None:
+        """A warning on stderr; silenced by -qq."""
+        if self.quiet < 2:
+            self._say(f"rmqctl: warning: {visible(text)}")
+
+    def debug(self, text: str) -> None:
+        """A detail on stderr; shown with -v."""
+        if self.verbose >= 1:
+            self._say(f"rmqctl: debug: {visible(text)}")
+
+    def _say(self, line: str) -> None:
+        if self._progress is not None:
+            self._progress.hide()
+        # Data already shown comes first on a terminal that shows both streams.
+        if self._terminal:
+            self._sink.flush()
+        say(line, self._stderr)
+
+    # -- progress -----------------------------------------------------------------------------
+
+    def progress(self, label: str, total: int | None = None, *, unit: str = "bytes") -> Progress:
+        """A context manager to report progress with; ``total`` in bytes, or in ``unit``.
+
+        A bar is drawn only when stderr is a terminal, and not with --no-progress or -q.
+        """
+        if (
+            self._no_progress
+            or self.quiet
+            or self._stderr is None
+            or not is_terminal(self._stderr)
+            or self._environ.get("TERM") == "dumb"
+        ):
+            self._progress = None
+            return Progress()
+        from rmqctl.output.progress import BarProgress
+
+        bar = BarProgress(visible(label), total, self._stderr, unit_bytes=unit == "bytes")
+        if self._terminal:
+            self._sink.before_write = bar.hide  # rows and the bar share one screen
+        self._progress = bar
+        return bar
+
+
+def say(line: str, stream: IO[str] | None) -> None:
+    """Write one line to ``stream`` (stderr); a closed or broken one is not worth failing for."""
+    text = visible_lines(line) + "\n"
+    if not can_encode(stream, text):
+        text = text.encode("ascii", "backslashreplace").decode("ascii")
+    if stream is not None:
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(text)
+            stream.flush()

@@ -1,0 +1,120 @@
+"""JSON and JSON lines: streamed, always valid UTF-8, never NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rmqctl.output.cells import FLUSH, Row, plain_value
+from rmqctl.output.escape import json_visible
+from rmqctl.output.streams import Sink
+
+_BATCH_CHARS = 1 << 16
+_FLUSH_SECONDS = 0.2
+
+_COMPACT = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(", ", ": "), default=plain_value
+)
+
+# In an indented document a flat object or list up to this length stays on one line.
+_LINE_CHARS = 100
+
+
+def _finite(value: Any) -> Any:
+    """A copy of ``value`` with NaN and the infinities as None, which JSON can say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _encode(value: Any) -> str:
+    try:
+        return _COMPACT.encode(value)
+    except ValueError:  # the only one an acyclic value can cause is NaN
+        return _COMPACT.encode(_finite(value))
+
+
+def _indented(value: Any, margin: str = "") -> str:
+    """JSON text in lines, for reading: short flat objects and lists stay on one line."""
+    if isinstance(value, Mapping):
+        items = [f"{_encode(str(key))}: " for key in value]
+        values = list(value.values())
+        opening, closing = "{", "}"
+    elif isinstance(value, list | tuple):
+        values = list(value)
+        items = [""] * len(values)
+        opening, closing = "[", "]"
+    else:
+        return _encode(value)
+    if not any(isinstance(item, Mapping | list | tuple) and item for item in values):
+        line = _encode(value)
+        if not values or len(margin) + len(line) <= _LINE_CHARS:
+            return line
+    inner = margin + "  "
+    body = ",\n".join(
+        f"{inner}{lead}{_indented(item, inner)}" for lead, item in zip(items, values, strict=True)
+    )
+    return f"{opening}\n{body}\n{margin}{closing}"
+
+
+def write_jsonl(sink: Sink, rows: Iterable[Row], *, terminal: bool = False) -> int:
+    """One object per line; returns how many. Written at once after a pause or a FLUSH."""
+    return _stream(sink, rows, "", "\n", terminal)
+
+
+def write_json_array(sink: Sink, rows: Iterable[Row], *, terminal: bool = False) -> int:
+    """One array, one object per line within it; returns how many.
+
+    When ``rows`` raises, the array stays open: a reader cannot take half a listing for a whole one.
+    """
+    sink.write("[")
+    count = _stream(sink, rows, ",", "", terminal)
+    sink.write("\n]\n" if count else "]\n")
+    return count
+
+
+def _stream(sink: Sink, rows: Iterable[Row], comma: str, ending: str, terminal: bool) -> int:
+    # The array form puts the separator before each object, so that nothing follows the last one.
+    lead = "" if ending else "\n"
+    encode: Callable[[Any], str] = _COMPACT.encode
+    pending: list[str] = []
+    size = count = 0
+    clock = time.monotonic
+    flushed = clock()
+    for row in rows:
+        if row is FLUSH:
+            sink.write("".join(pending))
+            sink.flush()
+            pending, size, flushed = [], 0, clock()
+            continue
+        try:
+            text = encode(row)
+        except ValueError:
+            text = _encode(row)
+        if terminal:
+            text = json_visible(text)
+        text = f"{comma if count else ''}{lead}{text}{ending}"
+        pending.append(text)
+        size += len(text)
+        count += 1
+        if size >= _BATCH_CHARS or clock() - flushed >= _FLUSH_SECONDS:
+            sink.write("".join(pending))
+            sink.flush()
+            pending, size, flushed = [], 0, clock()
+    sink.write("".join(pending))
+    return count
+
+
+def write_json_document(
+    sink: Sink, document: Mapping[str, Any], *, indented: bool, terminal: bool = False
+) -> None:
+    """One object, in lines for people (``json``) or on a single line (``jsonl``)."""
+    text = _indented(document) if indented else _encode(document)
+    sink.write((json_visible(text) if terminal else text) + "\n")

@@ -1,0 +1,100 @@
+"""The two streams: what is known of them, and how text gets onto them.
+
+Formats write through a :class:`Sink`, which encodes itself, so that data formats are UTF-8 under
+every locale and no character ever fails to encode.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from rmqctl.errors import StoreIOError
+
+_FALLBACK_WIDTH = 100
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether ``stream`` is a terminal; closed and missing streams are none."""
+    try:
+        return stream is not None and bool(stream.isatty())
+    except ValueError:  # closed
+        return False
+
+
+def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
+    """Whether to colour ``stream``: NO_COLOR (https://no-color.org), then FORCE_COLOR, then tty."""
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return is_terminal(stream) and environ.get("TERM") != "dumb"
+
+
+def terminal_width(stream: Any, environ: Mapping[str, str]) -> int:
+    """Columns to lay out for: COLUMNS, else the terminal's width, else 100."""
+    columns = environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    if is_terminal(stream):
+        try:
+            return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_WIDTH
+        except (OSError, ValueError):
+            return shutil.get_terminal_size((_FALLBACK_WIDTH, 24)).columns
+    return _FALLBACK_WIDTH
+
+
+def can_encode(stream: Any, sample: str) -> bool:
+    """Whether the encoding of ``stream`` holds every character of ``sample``."""
+    try:
+        sample.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+class Sink:
+    """Encoded writing onto a text stream; ``encoding`` None takes the stream's own.
+
+    Characters an encoding lacks become backslash escapes. For JSON in UTF-8 these can only be
+    lone surrogates, whose escape is at the same time the JSON escape.
+    ``before_write`` is called first, each time: it clears a progress bar from the screen.
+    Raises BrokenPipeError where the reader went away and StoreIOError for every other failure.
+    """
+
+    def __init__(self, stream: IO[str] | None, encoding: str | None = None) -> None:
+        self._stream = stream
+        self._buffer: IO[bytes] | None = getattr(stream, "buffer", None)
+        self.encoding = encoding or getattr(stream, "encoding", None) or "utf-8"
+        self.before_write: Callable[[], None] | None = None
+        if self._buffer is not None and stream is not None:
+            self._guard(stream.flush)  # whatever was written as text stands before our bytes
+
+    def write(self, text: str) -> None:
+        """Write all of ``text``."""
+        if self._stream is None:
+            raise StoreIOError("cannot write to standard output: it is closed")
+        if self.before_write is not None:
+            self.before_write()
+        data = text.encode(self.encoding, "backslashreplace")
+        if self._buffer is None:
+            self._guard(self._stream.write, data.decode(self.encoding))
+        else:
+            self._guard(self._buffer.write, data)
+
+    def flush(self) -> None:
+        """Hand everything written so far to the system."""
+        if self._stream is not None:
+            self._guard((self._buffer or self._stream).flush)
+
+    def _guard(self, call: Any, *args: Any) -> None:
+        try:
+            call(*args)
+        except BrokenPipeError:
+            raise
+        except OSError as exc:
+            raise StoreIOError.from_oserror(exc, "standard output", "write to") from exc
+        except ValueError as exc:  # closed under our feet
+            raise StoreIOError("cannot write to standard output: it is closed") from exc

@@ -1,0 +1,62 @@
+"""Numbers as people read them: sizes, times, durations, counts. Pure functions, text out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, tzinfo
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def size_text(count: int) -> str:
+    """Bytes with a binary unit: ``0 B``, ``1023 B``, ``1.0 KiB``, ``4.0 GiB``."""
+    value = float(count)
+    unit = _BINARY[0]
+    for unit in _BINARY:
+        if round(abs(value), 1) < 1024 or unit == _BINARY[-1]:
+            break
+        value /= 1024
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def count_text(count: int) -> str:
+    """A count with thousands separators: ``1,901,788``."""
+    return f"{count:,}"
+
+
+def time_text(millis: int, tz: tzinfo = UTC) -> str:
+    """Epoch milliseconds as ISO-8601 with milliseconds and zone: ``2023-11-14T22:13:20.004Z``.
+
+    A number outside the calendar (years 1 to 9999), as damage produces them, is shown as it is.
+    """
+    try:
+        moment = (_EPOCH + timedelta(milliseconds=millis)).astimezone(tz)
+    except (OverflowError, ValueError):
+        return f"{millis} ms"
+    text = moment.isoformat(timespec="milliseconds")
+    return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
+
+
+def duration_text(millis: int) -> str:
+    """A span of time in its largest units: ``850 ms``, ``12.3 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    if millis < 0:
+        return "-" + duration_text(-millis)
+    if millis < 1000:
+        return f"{millis} ms"
+    if millis < 60_000:
+        return f"{millis / 1000:.1f} s"
+    minutes = millis // 60_000
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {millis // 1000 % 60} s"
+
+
+def rate_text(count: float, unit: str = "/s") -> str:
+    """A rate with a fitting number of digits: ``0.25/s``, ``12.5/s``, ``1,250/s``."""
+    if count >= 100:
+        return f"{count:,.0f}{unit}"
+    return f"{count:.1f}{unit}" if count >= 10 else f"{count:.2f}{unit}"

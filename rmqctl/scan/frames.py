@@ -1,0 +1,227 @@
+"""Frames as columns: a batch of message frames found in one buffer, and the spans between them.
+
+All field places come from the declaration in `formats.message` through `formats.layout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from rmqctl.formats import layout
+from rmqctl.formats.message import CRC_MASK, HOST_BITS, MAGIC_V1, MAGIC_V2, MIN_SIZE, Message
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BLANK = "blank"
+ZERO = "zero"
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a log that are no message: ``blank``, ``zero`` or ``damaged``.
+
+    ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` say what
+    gave it away, and ``located`` that the extent is one record's own (not a search for the next).
+    """
+
+    kind: str
+    offset: int
+    length: int
+    reason: str = ""
+    field: str = ""
+    located: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The layout of one of the eight record variants, as numpy sees it."""
+
+    dtype: np.dtype[Any]
+    head_size: int
+    fixed_size: int
+    topic_length_size: int
+
+
+@cache
+def shape(host_bits: int, magic: int) -> Shape:
+    context = {"sys_flag": host_bits, "magic": magic}
+    head_size = layout.prefix_size(Message, **context)
+    return Shape(layout.dtype(Message, itemsize=head_size, **context), head_size,
+                 layout.fixed_total(Message, **context),
+                 layout.width_of(Message, "topic_length", **context)[0])
+
+
+PROPERTIES_LENGTH_SIZE = layout.width_of(Message, "properties_length")[0]
+_START = layout.prefix(Message)
+START_SIZE = layout.prefix_size(Message)
+_START_DTYPE = layout.dtype(Message, itemsize=START_SIZE)
+
+
+def gather(data: Array, at: Array, width: int) -> Array:
+    """``width`` bytes at each position of ``at`` as a contiguous array of void items.
+
+    ``data`` is a uint8 array; positions must leave ``width`` bytes before its end.
+    """
+    window: Array = np.ndarray((max(len(data) - width + 1, 0),), f"V{width}", data.data,
+                               strides=(1,))
+    return window[at]
+
+
+def gather_int(data: Array, at: Array, code: str) -> Array:
+    """Big-endian integers (numpy code such as ``i2``) at each position, as int64."""
+    width = int(code[1:])
+    return gather(data, at, width).view(f">{code}").astype(np.int64)
+
+
+class Batch:
+    """Message frames of one buffer, in order, and the spans found among and behind them.
+
+    ``data`` (uint8) is only valid until the walk goes on; ``base`` is the physical offset of
+    ``data[0]``. ``start`` are positions in ``data``; all other columns are computed on demand.
+    """
+
+    def __init__(self, data: Array, base: int, start: Array, groups: list[tuple[Any, Shape]],
+                 columns: dict[str, Array]) -> None:
+        self.data, self.base, self.start = data, base, start
+        self.spans: list[Span] = []
+        self._groups = groups
+        self._columns = columns
+        self._heads: list[Array] | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def offset(self) -> Array:
+        """Physical offsets (int64)."""
+        found: Array = self.start + self.base
+        return found
+
+    def column(self, name: str) -> Array:
+        """A column as native int64: any integer field of the fixed part, or one of
+
+        ``body_start/length``, ``topic_start/length``, ``properties_start/length``
+        (positions in ``data``).
+        """
+        known = self._columns.get(name)
+        if known is not None:
+            return known
+        if self._heads is None:
+            self._heads = [gather(self.data, self.start[rows], shaped.head_size).view(shaped.dtype)
+                           for rows, shaped in self._groups]
+        out: Array = np.empty(len(self.start), np.int64)
+        for (rows, _), head in zip(self._groups, self._heads, strict=True):
+            out[rows] = head[name]
+        self._columns[name] = out
+        return out
+
+    def crc(self, start: Array, length: Array) -> Array:
+        """CRC-32, top bit cleared, of a slice of ``data`` for each record (int64)."""
+        view = memoryview(self.data)
+        slices = map(slice, start.tolist(), (start + length).tolist())
+        found: Array = np.fromiter(map(crc32, map(view.__getitem__, slices)), np.int64,
+                                   len(start))
+        found &= CRC_MASK
+        return found
+
+    def crc_ok(self) -> Array:
+        """Whether each body matches its CRC (bool); an empty body has the CRC 0."""
+        known = self._columns.get("crc_ok")
+        if known is None:
+            known = self.crc(self.column("body_start"), self.column("body_length")) == self.column(
+                "body_crc")
+            self._columns["crc_ok"] = known
+        return known
+
+    def bytes_at(self, index: int) -> bytes:
+        """The whole record number ``index`` of this batch."""
+        at = int(self.start[index])
+        return self.data[at:at + int(self.column("total_size")[index])].tobytes()
+
+    def select(self, rows: Any) -> Batch:
+        """A batch of some of the rows (same buffer, no spans)."""
+        groups = self._groups
+        if len(groups) > 1:
+            part = np.full(len(self.start), -1, np.int8)
+            for number, (where, _) in enumerate(groups):
+                part[where] = number
+            kept = part[rows]
+            groups = [(np.flatnonzero(kept == n), s) for n, (_, s) in enumerate(groups)]
+        return Batch(self.data, self.base, self.start[rows], groups,
+                     {name: value[rows] for name, value in self._columns.items()})
+
+
+def examine(data: Array, base: int, start: Array) -> tuple[Batch, Array]:
+    """Checks candidate records at positions ``start`` (int64, ascending) of ``data``.
+
+    Returns (batch over all candidates, ok): ``ok`` says for each whether it is provably a
+    record: message magic, physical offset equal to its place, and lengths which add up to its
+    size, all inside ``data``. Columns of rows that are not ok have no meaning.
+    """
+    count = len(start)
+    ok: Array = np.zeros(count, bool)
+    inside = int(np.searchsorted(start, len(data) - START_SIZE, "right")) if count else 0
+    head = gather(data, start[:inside], START_SIZE).view(_START_DTYPE)
+    total: Array = np.zeros(count, np.int64)
+    total[:inside] = head["total_size"]
+    magic = head["magic"]
+    good = (magic == MAGIC_V1) | (magic == MAGIC_V2)
+    good &= head["physical_offset"] == start[:inside] + base
+    good &= (total[:inside] >= MIN_SIZE) & (start[:inside] + total[:inside] <= len(data))
+    bits = head["sys_flag"] & HOST_BITS
+    lengths = {name: np.zeros(count, np.int64) for name in (
+        "body_start", "body_length", "topic_start", "topic_length", "properties_start",
+        "properties_length")}
+    groups: list[tuple[Any, Shape]] = []
+    kind = bits + (magic == MAGIC_V2)
+    kinds = [int(kind[0])] if inside and (kind == kind[0]).all() else np.unique(kind).tolist()
+    for one in kinds:
+        shaped = shape(one & HOST_BITS, MAGIC_V2 if one & 1 else MAGIC_V1)
+        everything = len(kinds) == 1 and good.all()
+        rows: Any = slice(0, inside) if everything else np.flatnonzero((kind == one) & good)
+        passed = _lengths(data, start[rows], total[rows], shaped, lengths, rows)
+        ok[rows] = passed
+        groups.append((rows, shaped))
+    if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
+        groups = [(slice(None), groups[0][1])]
+    columns = {"total_size": total, **lengths}
+    return Batch(data, base, start, groups, columns), ok
+
+
+def _lengths(data: Array, start: Array, total: Array, shaped: Shape, out: dict[str, Array],
+             rows: Any) -> Array:
+    """Fills the variable part's places for records of one shape; True where they add up."""
+    end = start + total
+    last = len(data)
+    ok: Array = total >= shaped.fixed_size
+    if last < shaped.head_size:
+        return ok & False
+    head = gather(data, np.minimum(start, last - shaped.head_size), shaped.head_size)
+    body_length = head.view(shaped.dtype)["body_length"].astype(np.int64)
+    body_start = start + shaped.head_size
+    ok &= (body_length >= 0) & (body_length <= total - shaped.fixed_size)
+    topic_start = body_start + body_length + shaped.topic_length_size
+    # A row that failed gets a harmless place, so that one bad length cannot stop the others.
+    at = np.where(ok, topic_start - shaped.topic_length_size, 0)
+    topic_length = gather_int(data, at, f"i{shaped.topic_length_size}")
+    properties_start = topic_start + topic_length + PROPERTIES_LENGTH_SIZE
+    ok &= (topic_length >= 0) & (properties_start <= end)
+    at = np.where(ok, properties_start - PROPERTIES_LENGTH_SIZE, 0)
+    properties_length = gather_int(data, at, f"i{PROPERTIES_LENGTH_SIZE}")
+    ok &= (properties_length >= 0) & (properties_start + properties_length == end)
+    for name, value in (("body_start", body_start), ("body_length", body_length),
+                        ("topic_start", topic_start), ("topic_length", topic_length),
+                        ("properties_start", properties_start),
+                        ("properties_length", properties_length)):
+        out[name][rows] = value
+    return ok

@@ -1,0 +1,139 @@
+"""Where bytes come from: positioned reads of regular files, opened for reading only.
+
+Reads go through ``pread`` rather than a mapping: a file that shrinks while it is read gives a
+short read or an error, where a mapping would kill the process with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from types import TracebackType
+from typing import Protocol
+
+from rmqctl.errors import StoreIOError
+
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class Source(Protocol):
+    """Bytes ``[0, size)`` whose first byte has the physical offset ``base``."""
+
+    name: str
+    base: int
+    size: int
+
+    def read(self, position: int, length: int) -> bytes: ...
+
+    def read_into(self, buffer: memoryview, position: int) -> int: ...
+
+    def next_data(self, position: int) -> int: ...
+
+
+class BytesSource:
+    """A source over bytes in memory (tests, single records)."""
+
+    def __init__(self, data: bytes, base: int = 0, name: str = "<bytes>") -> None:
+        self.name, self.base, self.size, self._data = name, base, len(data), data
+
+    def read(self, position: int, length: int) -> bytes:
+        return self._data[position:position + length]
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        part = self._data[position:position + len(buffer)]
+        buffer[:len(part)] = part
+        return len(part)
+
+    def next_data(self, position: int) -> int:
+        return position
+
+
+def open_regular(path: str) -> int:
+    """A read-only descriptor of a regular file.
+
+    Never blocks on a FIFO or a device: those are refused, with the reason. StoreIOError.
+    """
+    try:
+        fd = os.open(path, _OPEN_FLAGS)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "open") from None
+    except ValueError as error:  # a NUL in the name
+        raise StoreIOError(f"cannot open {path!r}: {error}") from None
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+        raise StoreIOError(f"{path}: {what}")
+    return fd
+
+
+class FileSource:
+    """A regular file, read by position. Use as a context manager or call `close`.
+
+    ``size`` is taken at opening; what is appended later is not seen through this object.
+    """
+
+    def __init__(self, path: str, base: int = 0) -> None:
+        self.name, self.base = path, base
+        self._fd = open_regular(path)
+        self.size = os.fstat(self._fd).st_size
+        self._holes = hasattr(os, "SEEK_DATA")
+
+    def read(self, position: int, length: int) -> bytes:
+        """Up to ``length`` bytes at ``position``; fewer only at the end of the file."""
+        parts = []
+        while length > 0:
+            try:
+                part = os.pread(self._fd, min(length, 1 << 30), position)
+            except OSError as error:
+                raise self._failed(error, position) from None
+            if not part:
+                break
+            parts.append(part)
+            position += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        """Fills ``buffer`` from ``position``; the number of bytes that were there."""
+        done = 0
+        while done < len(buffer):
+            try:
+                got = os.preadv(self._fd, [buffer[done:]], position + done)
+            except OSError as error:
+                raise self._failed(error, position + done) from None
+            if not got:
+                break
+            done += got
+        return done
+
+    def _failed(self, error: OSError, position: int) -> StoreIOError:
+        return StoreIOError.from_oserror(error, self.name, f"read at offset {position} of")
+
+    def next_data(self, position: int) -> int:
+        """The first position >= ``position`` that may hold non-zero bytes (holes are skipped)."""
+        if not self._holes or position >= self.size:
+            return min(position, self.size)
+        try:
+            return min(os.lseek(self._fd, position, os.SEEK_DATA), self.size)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self.size
+            self._holes = False
+            return position
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

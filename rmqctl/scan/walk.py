@@ -1,0 +1,126 @@
+"""The frame walk: cuts a commitlog file (or a range of it) into frames (architecture, idea 2).
+
+Every byte of the range belongs to exactly one frame: a message, a blank, zeros, or damage.
+Sizes are followed record by record (the only per-record Python), everything else is checked
+by column; where the chain breaks, `resync` says what lies there and where it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rmqctl.formats import layout
+from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, MIN_SIZE, START_SIZE, Message
+from rmqctl.scan.frames import Array, Batch, examine
+from rmqctl.scan.resync import MAX_RECORD, classify, next_provable
+from rmqctl.scan.source import Source
+
+CHUNK = 2 << 20
+_SIZE = layout.reader(Message, "total_size")
+_HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
+_BURST = 64
+
+
+class Walk:
+    """Iterates over the batches of ``[start, end)`` of a source (positions, not physical).
+
+    A frame belongs to the range in which it starts. ``start`` must be a frame border, unless
+    ``resync`` is true: then the walk begins at the first provable record at or after it, and
+    ``first`` says where. ``position`` is where the walk stands: the seam to the next range.
+    """
+
+    def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
+                 resync: bool = False, chunk: int = CHUNK) -> None:
+        self.source = source
+        self.end = source.size if end is None else min(end, source.size)
+        self.shrunk = False
+        self._chunk = chunk
+        if resync:
+            found = next_provable(source, start, source.size)
+            start = source.size if found is None else found
+        self.first = self.position = start
+
+    def __iter__(self) -> Iterator[Batch]:
+        buffer = bytearray(min(self._chunk, max(self.source.size - self.position, 1)))
+        filled_from, filled = self.position, 0
+        burst = 1 << 62
+        while self.position < self.end:
+            at = self.position - filled_from
+            if not self._complete(buffer, at, filled, filled_from):
+                wanted = self._wanted(buffer, at, filled)
+                if wanted > len(buffer):
+                    buffer = bytearray(wanted)
+                filled_from = self.position
+                room = min(len(buffer), self.source.size - filled_from)
+                filled = self.source.read_into(memoryview(buffer)[:room], filled_from)
+                at = 0
+                if filled < room:
+                    self.shrunk = True
+                    self.source.size = filled_from + filled
+                    self.end = min(self.end, self.source.size)
+                    if not filled:
+                        return
+            data = np.frombuffer(buffer, np.uint8, filled)
+            start = _hop(buffer, at, filled, burst)
+            batch, ok = examine(data, self.source.base + filled_from, start)
+            good = len(start) if ok.all() else int(ok.argmin())
+            good = min(good, int(np.searchsorted(start, self.end - filled_from)))
+            if good < len(start):
+                batch = batch.select(slice(0, good))
+            if good:
+                self.position = filled_from + int(
+                    start[good - 1] + batch.column("total_size")[good - 1])
+                burst *= 8
+            if self.position < self.end and good < burst // 8 and self._complete(
+                    buffer, self.position - filled_from, filled, filled_from):
+                burst = _BURST
+                batch.spans = classify(self.source, self.position)
+                self.position = batch.spans[-1].end - self.source.base
+            burst = min(burst, 1 << 62)
+            if good or batch.spans:
+                yield batch
+
+    def _complete(self, buffer: bytearray, at: int, filled: int, filled_from: int) -> bool:
+        """Whether the frame at ``at`` can be judged from what the buffer holds.
+
+        False for a record that promises well but ends behind the buffer: read more first.
+        """
+        if at + START_SIZE > filled:
+            return filled > 0 and filled_from + filled >= self.source.size and at < filled
+        total, magic, physical = _HEAD.unpack_from(buffer, at)
+        return not (magic in (MAGIC_V1, MAGIC_V2)
+                    and physical == self.source.base + filled_from + at
+                    and at + total > filled
+                    and total <= min(MAX_RECORD, self.source.size - filled_from - at))
+
+    def _wanted(self, buffer: bytearray, at: int, filled: int) -> int:
+        """The buffer size the frame at ``at`` needs (it is only asked when one is too small)."""
+        if at != 0 or at + START_SIZE > filled:
+            return 0
+        total: int = _HEAD.unpack_from(buffer, at)[0]
+        return total
+
+
+def _hop(buffer: bytearray, at: int, filled: int, most: int) -> Array:
+    """Positions reached by following the sizes from ``at``: at most ``most`` of them."""
+    unpack = _SIZE.unpack_from
+    starts: list[int] = []
+    append = starts.append
+    last = filled - _SIZE.size
+    if most < len(buffer):
+        while at <= last and len(starts) < most:
+            size: int = unpack(buffer, at)[0]
+            if size < MIN_SIZE:
+                break
+            append(at)
+            at += size
+    else:
+        while at <= last:
+            size = unpack(buffer, at)[0]
+            if size < MIN_SIZE:
+                break
+            append(at)
+            at += size
+    return np.array(starts, np.int64)

@@ -1,0 +1,99 @@
+"""Which files lie in a store directory: names, sizes and what is odd about them.
+
+Listing never fails as a whole: what cannot be read becomes a `Trouble` and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rmqctl.errors import StoreIOError
+
+OFFSET_DIGITS = 20
+INDEX_DIGITS = 17
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """A file of a structure. ``base`` is the offset (or time) its name says; -1 if none."""
+
+    path: str
+    name: str
+    base: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something of the directory that could not be read or is not what belongs there."""
+
+    path: str
+    reason: str
+    unreadable: bool = False
+
+
+@dataclass(slots=True)
+class Listing:
+    """The files of one folder sorted by name, and what else was there."""
+
+    files: list[StoreFile] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+
+
+def listing(folder: str, digits: int = OFFSET_DIGITS) -> Listing:
+    """The files of ``folder`` whose names have ``digits`` decimal digits.
+
+    A folder that does not exist is an empty listing; one that cannot be read is a trouble.
+    """
+    found = Listing()
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        found.troubles.append(Trouble(folder, str(StoreIOError.from_oserror(error, "")), True))
+        return found
+    for entry in entries:
+        try:
+            info = entry.stat()
+        except OSError as error:
+            reason = str(StoreIOError.from_oserror(error, ""))
+            found.troubles.append(Trouble(entry.path, reason, True))
+            continue
+        if stat.S_ISDIR(info.st_mode):
+            found.folders.append(entry.name)
+        elif not stat.S_ISREG(info.st_mode):
+            found.troubles.append(Trouble(entry.path, "not a regular file"))
+        elif len(entry.name) != digits or not (entry.name.isascii() and entry.name.isdigit()):
+            found.troubles.append(Trouble(entry.path, f"name is not {digits} digits"))
+        else:
+            found.files.append(StoreFile(entry.path, entry.name, int(entry.name), info.st_size))
+    return found
+
+
+def common_size(files: list[StoreFile]) -> int | None:
+    """The file size of a structure, found from its files.
+
+    The distance of neighbouring names wins (it survives a file of the wrong length), then the
+    most frequent length. None without files.
+    """
+    if not files:
+        return None
+    steps = Counter(b.base - a.base for a, b in zip(files, files[1:], strict=False))
+    if steps:
+        # A missing file makes a step a multiple of the real one, never smaller.
+        smallest = min(steps)
+        if smallest > 0 and all(step % smallest == 0 for step in steps):
+            sizes = Counter(one.size for one in files)
+            best = sizes.most_common(1)[0][0]
+            return best if best > 0 and all(s % best == 0 for s in steps) else smallest
+    sizes = Counter(one.size for one in files if one.size)
+    return sizes.most_common(1)[0][0] if sizes else None

@@ -1,0 +1,81 @@
+"""Who holds a store's ``lock`` file, asked without writing a byte.
+
+A Java broker takes a POSIX (fcntl) lock on byte 0, the Rust broker a flock(2); on Linux the
+two do not see each other, so both are asked (spec: checkpoint-and-small-files.md §3).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import open_regular
+
+# struct flock on Linux: l_type, l_whence, l_start, l_len, l_pid (native alignment).
+_FLOCK = struct.Struct("hhqqi")
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """``kind`` is ``fcntl``, ``flock`` or None; ``pid`` is None where the system keeps it back."""
+
+    held: bool
+    pid: int | None = None
+    kind: str | None = None
+    note: str = ""
+
+
+def probe(path: str) -> LockState:
+    """The state of the lock file at ``path``. Read-only: F_GETLK asks, it does not take.
+
+    Must not be called by a process that itself holds a POSIX lock on the file: closing the
+    descriptor would drop it.
+    """
+    if not os.path.lexists(path):
+        return LockState(False, note="no lock file")
+    try:
+        fd = open_regular(path)
+    except StoreIOError as error:
+        return LockState(False, note=str(error))
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        try:
+            answer = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+        except OSError as error:
+            return LockState(False, note=f"locks cannot be asked here: {error.strerror}")
+        if answer[0] != fcntl.F_UNLCK:
+            return LockState(True, answer[4] if answer[4] > 0 else None, "fcntl")
+        return _probe_flock(fd)
+    finally:
+        os.close(fd)
+
+
+def _probe_flock(fd: int) -> LockState:
+    info = os.fstat(fd)
+    try:
+        # A shared lock that is given up at once; it changes nothing on disk.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return LockState(True, _flock_pid(info.st_dev, info.st_ino), "flock")
+        return LockState(False, note=f"flock cannot be asked here: {error.strerror}")
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return LockState(False)
+
+
+def _flock_pid(device: int, inode: int) -> int | None:
+    """The holder's PID as ``/proc/locks`` tells it, None if it does not."""
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    try:
+        with open("/proc/locks", encoding="ascii") as lines:
+            for line in lines:
+                parts = line.split()
+                if len(parts) >= 6 and parts[1] == "FLOCK" and parts[5] == wanted:
+                    return int(parts[4]) if int(parts[4]) > 0 else None
+    except (OSError, ValueError):
+        pass
+    return None

@@ -1,0 +1,207 @@
+"""A store directory opened read-only: discovery of everything that lies in it.
+
+``Store.open`` finds sizes, multi-path logs, queues, index files and who holds the lock, and
+writes nothing. What is missing or unreadable is part of the picture (`troubles`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+
+from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
+from rmqctl.formats import checkpoint as checkpoint_format
+from rmqctl.formats.checkpoint import CheckpointRecord
+from rmqctl.formats.names import INDEX_DIGITS
+from rmqctl.scan.source import FileSource
+from rmqctl.store.batch_queue import BatchQueue
+from rmqctl.store.commit_log import CommitLog
+from rmqctl.store.consume_queue import ConsumeQueue
+from rmqctl.store.files import Listing, StoreFile, Trouble, listing
+from rmqctl.store.index_files import IndexFile, open_index
+from rmqctl.store.lockprobe import LockState, probe
+
+_MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
+          "timerlog")
+_FIVE_MARKS = ("abort.bak", "compaction", "timerwheel", "timerlog", "config/timercheck",
+               "batchconsumequeue")
+MAX_QUEUE_ID = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes which a broker has in its configuration; None means: found from the files."""
+
+    commitlog_file: int | None = None
+    consumequeue_file: int | None = None
+    index_slots: int | None = None
+    index_max: int | None = None
+
+
+class Store:
+    """The read-only view of one store root. Use `open`; it is a context manager."""
+
+    def __init__(self, root: str, log_folders: list[str], sizes: Sizes) -> None:
+        self.root, self.log_folders, self.sizes = root, log_folders, sizes
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
+             sizes: Sizes | None = None) -> Store:
+        """Opens a store root. NotAStoreError if nothing of a store lies there.
+
+        ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or
+        absolute); without it the log is ``commitlog/``.
+        """
+        root = os.fspath(path)
+        try:
+            info = os.stat(root)
+        except OSError as error:
+            if isinstance(error, PermissionError):
+                raise StoreIOError.from_oserror(error, root, "open") from None
+            raise NotAStoreError(
+                str(StoreIOError.from_oserror(error, root)) + "; not a store") from None
+        except ValueError as error:
+            raise NotAStoreError(f"{root!r}: {error}") from None
+        if not stat.S_ISDIR(info.st_mode):
+            raise NotAStoreError(f"{root}: not a directory, so no store (a single file is shown "
+                                 "by `rmqctl dump`)")
+        named = list(commitlog_dirs)
+        folders = [os.path.join(root, one) for one in named] or [os.path.join(root, "commitlog")]
+        for one in folders if named else ():
+            if not os.path.isdir(one):
+                raise NotAStoreError(f"{one}: no such commitlog directory")
+        try:
+            os.scandir(root).close()
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, root, "list") from None
+        store = cls(root, folders, sizes or Sizes())
+        if not named and not any(os.path.lexists(store.path(mark)) for mark in _MARKS):
+            raise NotAStoreError(f"{root}: not a store (none of {', '.join(_MARKS)} is there)")
+        return store
+
+    def path(self, *parts: str) -> str:
+        return os.path.join(self.root, *parts)
+
+    # -- commitlog ----------------------------------------------------------------------------
+
+    @cached_property
+    def _log_listings(self) -> list[Listing]:
+        return [listing(folder) for folder in self.log_folders]
+
+    @cached_property
+    def log(self) -> CommitLog:
+        files = [one for found in self._log_listings for one in found.files]
+        return CommitLog(files, self.sizes.commitlog_file)
+
+    @property
+    def log_troubles(self) -> list[Trouble]:
+        return [one for found in self._log_listings for one in found.troubles]
+
+    # -- consumequeues ------------------------------------------------------------------------
+
+    def _queue_folders(self, structure: str) -> Iterator[tuple[str, int, Listing, str]]:
+        top = self.path(structure)
+        for topic in listing(top).folders:
+            folder = os.path.join(top, topic)
+            for name in sorted(listing(folder).folders, key=lambda n: (len(n), n)):
+                if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID:
+                    here = os.path.join(folder, name)
+                    yield topic, int(name), listing(here), here
+
+    @cached_property
+    def queues(self) -> dict[tuple[str, int], ConsumeQueue]:
+        """All plain consumequeues by (topic, queue id), in the order of the folders."""
+        size = self.sizes.consumequeue_file
+        return {(topic, queue): ConsumeQueue(topic, queue, folder, found.files, found.troubles,
+                                             size)
+                for topic, queue, found, folder in self._queue_folders("consumequeue")}
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """One queue, listed alone: a look-up does not read every topic's folder."""
+        key = topic, queue_id
+        if key not in self._queues:
+            folder = self.path("consumequeue", topic, str(queue_id))
+            if not topic or "/" in topic or "\0" in topic or not os.path.isdir(folder):
+                return None
+            found = listing(folder)
+            self._queues[key] = ConsumeQueue(topic, queue_id, folder, found.files,
+                                             found.troubles, self.sizes.consumequeue_file)
+        return self._queues[key]
+
+    @cached_property
+    def batch_queues(self) -> dict[tuple[str, int], BatchQueue]:
+        """All batch consumequeues (5.x) by (topic, queue id)."""
+        return {(topic, queue): BatchQueue(topic, queue, folder, found.files, found.troubles)
+                for topic, queue, found, folder in self._queue_folders("batchconsumequeue")}
+
+    # -- index --------------------------------------------------------------------------------
+
+    @cached_property
+    def index_listing(self) -> Listing:
+        return listing(self.path("index"), INDEX_DIGITS)
+
+    def open_index(self, file: StoreFile) -> IndexFile:
+        """FormatError when the file's shape cannot be told, StoreIOError when unreadable."""
+        return open_index(file, self.sizes.index_slots, self.sizes.index_max)
+
+    def indexes_newest_first(self) -> Iterator[IndexFile]:
+        """The readable index files; the others are left out (`verify` names them)."""
+        for file in reversed(self.index_listing.files):
+            try:
+                index = self.open_index(file)
+            except (FormatError, StoreIOError):
+                continue
+            try:
+                yield index
+            finally:
+                index.close()
+
+    # -- small files --------------------------------------------------------------------------
+
+    def read_small(self, *parts: str, most: int = 64 << 20) -> bytes:
+        """A whole small file below the root. StoreIOError if it cannot be read."""
+        with FileSource(self.path(*parts)) as source:
+            return source.read(0, min(source.size, most))
+
+    @cached_property
+    def checkpoint(self) -> CheckpointRecord | None:
+        """The checkpoint; None when it is missing, too short or unreadable."""
+        try:
+            return checkpoint_format.parse(self.read_small("checkpoint", most=1 << 16))
+        except (StoreIOError, FormatError):
+            return None
+
+    @property
+    def has_abort(self) -> bool:
+        return os.path.lexists(self.path("abort"))
+
+    @property
+    def lock(self) -> LockState:
+        """Asked anew each time: a broker may come and go."""
+        return probe(self.path("lock"))
+
+    @cached_property
+    def generation(self) -> int:
+        """5 if anything only a 5.x broker writes lies there, else 4."""
+        if any(os.path.lexists(self.path(*mark.split("/"))) for mark in _FIVE_MARKS):
+            return 5
+        found = self.checkpoint
+        newer = found is not None and (found.master_flushed_offset or found.confirm_phy_offset)
+        return 5 if newer else 4
+
+    def close(self) -> None:
+        self.log.close()
+        for queue in (*self._queues.values(), *self.__dict__.get("queues", {}).values()):
+            queue.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()

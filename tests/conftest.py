@@ -1,0 +1,108 @@
+"""Fixtures of the whole suite: golden stores, tiny stores, running rmqctl, seeds.
+
+``--slow`` adds the exhaustive tests (marked ``slow``) to the quick ones. ``RMQCTL_SEED=N`` replays
+seeded tests with one seed, ``RMQCTL_GOLDEN=DIR`` takes the golden sets from another folder.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import cli, golden as golden_sets, snapshot, tiny as tiny_stores
+
+GoldenFolder = Callable[[str], Path]
+Runner = Callable[..., cli.Result]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the exhaustive tests too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes more than 20 seconds; needs --slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    skip = pytest.mark.skip(reason="exhaustive: needs --slow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def golden_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder the golden sets are unpacked to, one for all workers of a run."""
+    mine = tmp_path_factory.getbasetemp()
+    base = mine.parent if os.environ.get("PYTEST_XDIST_WORKER") else mine
+    return base / "golden"
+
+
+@pytest.fixture(scope="session")
+def golden(golden_base: Path) -> Iterator[GoldenFolder]:
+    """``golden("4.9.3/basic")``: a set's folder; ``golden("4.9.3/basic/store")``: a store in it.
+
+    To read only. At the end of the run every set this worker used is compared with the manifest
+    taken at unpacking: bytes, times and modes.
+    """
+    used: set[golden_sets.GoldenSet] = set()
+
+    def folder(name: str) -> Path:
+        each, rest = golden_sets.split(name)
+        used.add(each)
+        return golden_sets.unpack(each, golden_base) / rest
+
+    yield folder
+    changed = [f"{each.id}: {line}" for each in sorted(used)
+               for line in golden_sets.verify(each, golden_base)]
+    assert not changed, "\n".join(["a test changed a golden store:", *changed])
+
+
+@pytest.fixture
+def golden_copy(golden: GoldenFolder, tmp_path: Path) -> GoldenFolder:
+    """As `golden`, but a fresh copy that may be changed: modes, times and holes are kept."""
+
+    def copy(name: str) -> Path:
+        return snapshot.copy_tree(golden(name), tmp_path / f"copy-{len(list(tmp_path.iterdir()))}")
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tiny_stores.Tiny]:
+    """The tiny store with everything in it (`tiny.build`), to read only; guarded like `golden`."""
+    built = tiny_stores.build(tmp_path_factory.mktemp("tiny") / "store")
+    with snapshot.assert_unchanged(built.root):
+        yield built
+
+
+@pytest.fixture
+def tiny(tiny_base: tiny_stores.Tiny, tmp_path: Path) -> tiny_stores.Tiny:
+    """A fresh copy of the tiny store that may be changed."""
+    return tiny_base.moved(snapshot.copy_tree(tiny_base.root, tmp_path / "tiny"))
+
+
+@pytest.fixture
+def rmqctl() -> Runner:
+    """``rmqctl("verify", store).expect(0).json()``: runs in this process, refuses tracebacks."""
+    return cli.run
+
+
+@pytest.fixture
+def rmqctl_process() -> Runner:
+    """The same as a process of its own, with ``timeout`` and ``memory`` limits."""
+    return cli.run_process
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The same number for the same test every time; printed, so that a failure can be replayed."""
+    number = int(os.environ.get("RMQCTL_SEED") or zlib.crc32(request.node.name.encode()))
+    print(f"seed {number} (replay: RMQCTL_SEED={number})")
+    return number

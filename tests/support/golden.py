@@ -1,0 +1,183 @@
+"""The golden sets: what there is, and unpacking one when it is first needed.
+
+Nothing is unpacked to list them: which roots a set has follows from its kind. An unpacked set is
+shared by all workers of a run and guarded by a manifest (`verify`), because no test may change it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tarfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.support import engine, snapshot
+
+FOLDER = Path(os.environ.get("RMQCTL_GOLDEN") or Path(__file__).parents[1] / "golden")
+MULTI_PATH = ("cl1", "cl2")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GoldenSet:
+    """One archive: ``4.9.3/basic``; ``kind`` is the set's name."""
+
+    version: str
+    kind: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.version}/{self.kind}"
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the set is a ``before/`` and ``after/`` pair instead of one ``store/``."""
+        return self.kind.startswith(("crash-", "clean-")) and self.kind != "crash-base"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GoldenStore:
+    """One store root in a set; ``state`` is ``store``, ``store-live``, ``before`` or ``after``."""
+
+    set: GoldenSet
+    state: str
+
+    @property
+    def id(self) -> str:
+        """``4.9.3/basic/store``: what the fixtures `golden` and `golden_copy` take."""
+        return f"{self.set.id}/{self.state}"
+
+    @property
+    def version(self) -> str:
+        return self.set.version
+
+    @property
+    def kind(self) -> str:
+        return self.set.kind
+
+    @property
+    def expect(self) -> str | None:
+        """The name of the engine's answers for this root, None where it was never asked."""
+        if self.state == "before":
+            return None
+        return "expect-live.json" if self.state == "store-live" else "expect.json"
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the engine started on it (it refuses a commitlog file of the wrong length)."""
+        return self.kind != "crash-shortfile"
+
+    @property
+    def is_clean(self) -> bool:
+        """A store as a clean shutdown of an undamaged one leaves it: nothing may be found."""
+        return self.state == "store"
+
+    @property
+    def commitlog_dirs(self) -> tuple[str, ...]:
+        """The folders of the log, relative to the root."""
+        return MULTI_PATH if self.kind == "multipath" else ("commitlog",)
+
+    @property
+    def options(self) -> list[str]:
+        """The options a store command needs for this root beyond its path."""
+        if self.commitlog_dirs == ("commitlog",):
+            return []
+        return [word for name in self.commitlog_dirs for word in ("--commitlog-dir", name)]
+
+    def load_expect(self, unpacked: Path) -> engine.Expect:
+        """The engine's answers; ``unpacked`` is the folder of the set."""
+        assert self.expect is not None
+        return engine.load(unpacked / self.expect)
+
+
+@cache
+def all_sets() -> tuple[GoldenSet, ...]:
+    """Every archive in the folder, sorted."""
+    return tuple(sorted(GoldenSet(file.parent.name, file.name.removesuffix(".tar.xz"))
+                        for file in FOLDER.glob("*/*.tar.xz")))
+
+
+@cache
+def golden_stores() -> tuple[GoldenStore, ...]:
+    """Every store root of every set."""
+    found = []
+    for each in all_sets():
+        states = ["before", "after"] if each.is_damaged else ["store"]
+        if each.kind == "tiered":
+            states.append("store-live")
+        found += [GoldenStore(each, state) for state in states]
+    return tuple(found)
+
+
+def judged_stores() -> tuple[GoldenStore, ...]:
+    """The roots the engine loaded and answered for."""
+    return tuple(each for each in golden_stores() if each.expect and each.is_loaded)
+
+
+def clean_stores() -> tuple[GoldenStore, ...]:
+    """The roots in which nothing is wrong."""
+    return tuple(each for each in golden_stores() if each.is_clean)
+
+
+def split(name: str) -> tuple[GoldenSet, str]:
+    """``4.9.3/basic/store`` -> (the set, ``store``); ``4.9.3/basic`` -> (the set, ````)."""
+    version, kind, *rest = name.split("/")
+    return GoldenSet(version, kind), "/".join(rest)
+
+
+def unpack(each: GoldenSet, base: Path) -> Path:
+    """The folder of a set under ``base``, unpacked on first use by whichever worker comes first."""
+    target = base / each.version / each.kind
+    manifest = _manifest(target)
+    if manifest.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f".{each.kind}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if manifest.exists():
+            return target
+        staging = target.parent / f".{each.kind}.staging"
+        shutil.rmtree(staging, ignore_errors=True)
+        with tarfile.open(FOLDER / each.version / f"{each.kind}.tar.xz") as archive:
+            archive.extractall(staging, filter="tar")
+        _place_wheel(staging / each.kind)
+        (staging / each.kind).rename(target)
+        staging.rmdir()
+        content = json.dumps(snapshot.take(target, inodes=False).to_json())
+        unfinished = manifest.with_suffix(".part")
+        unfinished.write_text(content)
+        unfinished.rename(manifest)
+    return target
+
+
+def verify(each: GoldenSet, base: Path) -> list[str]:
+    """What differs from the manifest taken when the set was unpacked."""
+    target = base / each.version / each.kind
+    before = snapshot.Snapshot.from_json(json.loads(_manifest(target).read_text()))
+    return before.differences(snapshot.take(target, inodes=False))
+
+
+def _manifest(target: Path) -> Path:
+    return target.with_name(f".{target.name}.manifest")
+
+
+def _place_wheel(folder: Path) -> None:
+    """Put the timer wheel, packed apart for its size, to where the engine has it."""
+    packed = folder / "timerwheel.tar.gz"
+    store = folder / "store"
+    if not packed.exists():
+        return
+    before = store.stat()
+    with tarfile.open(packed) as archive:
+        for member in archive:
+            source = archive.extractfile(member)
+            if source is None:
+                continue
+            target = store / Path(member.name).name
+            with source, target.open("wb") as file:
+                snapshot.copy_sparse(source, file)
+            os.utime(target, (member.mtime, member.mtime))
+    os.utime(store, ns=(before.st_atime_ns, before.st_mtime_ns))
