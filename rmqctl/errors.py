@@ -60,7 +60,7 @@ _MEANINGS: dict[ExitCode, str] = {
     ExitCode.FAILED: "failed for another stated reason",
     ExitCode.INTERNAL: "a defect in rmqctl: please report it",
     ExitCode.INTERRUPTED: "interrupted (SIGINT, Ctrl-C) at a safe point",
-    ExitCode.PIPE_CLOSED: "the reader of stdout went away (as after `| head`); nothing is printed",
+    ExitCode.PIPE_CLOSED: "the reader of stdout went away, as `head` does; said without a word",
     ExitCode.TERMINATED: "terminated (SIGTERM) at a safe point",
 }
 

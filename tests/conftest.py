@@ -1,7 +1,7 @@
 """Fixtures of the whole suite: golden stores, tiny stores, running rmqctl, seeds.
 
-``--slow`` adds the exhaustive tests (marked ``slow``) to the quick ones. ``RMQCTL_SEED=N`` replays
-seeded tests with one seed, ``RMQCTL_GOLDEN=DIR`` takes the golden sets from another folder.
+``--exhaustive`` adds the tests that try every bit and length to the quick ones. ``RMQCTL_SEED=N``
+replays seeded tests with one seed, ``RMQCTL_GOLDEN=DIR`` takes the golden sets from elsewhere.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import cli, golden as golden_sets, snapshot, tiny as tiny_stores
+from tests.support import cli, snapshot
+from tests.support import golden as golden_sets
+from tests.support import tiny as tiny_stores
 
 GoldenFolder = Callable[[str], Path]
 Runner = Callable[..., cli.Result]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the exhaustive tests too")
+    parser.addoption("--exhaustive", action="store_true",
+                     help="run the exhaustive tests too: every bit, every length (minutes)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than 20 seconds; needs --slow")
+    config.addinivalue_line("markers", "exhaustive: takes minutes; only with --exhaustive")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
+    if config.getoption("--exhaustive"):
         return
-    skip = pytest.mark.skip(reason="exhaustive: needs --slow")
-    for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+    left_out = [item for item in items if "exhaustive" in item.keywords]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if "exhaustive" not in item.keywords]
 
 
 @pytest.fixture(scope="session")

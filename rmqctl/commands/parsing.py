@@ -139,9 +139,7 @@ def _wall_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-def parse_time(
-    text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = _wall_clock
-) -> int:
+def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = _wall_clock) -> int:
     """Epoch milliseconds of a point in time.
 
     ``1700000000000`` is epoch milliseconds; ``2023-11-14T22:13:20.004+08:00`` or with ``Z`` is

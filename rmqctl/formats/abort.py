@@ -1,5 +1,6 @@
 """The ``abort`` file: its existence says the last run did not end cleanly
-(spec: checkpoint-and-small-files.md §2). Empty in 4.x, the process id as text in 5.x."""
+(spec: checkpoint-and-small-files.md §2). Empty in 4.x, the process id as text in 5.x.
+"""
 
 from __future__ import annotations
 

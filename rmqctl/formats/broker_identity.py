@@ -1,6 +1,7 @@
-"""``brokerIdentity`` of the controller mode: ``cluster#name#id`` (checkpoint-and-small-files.md §5).
+"""``brokerIdentity`` of the controller mode: ``cluster#name#id``.
 
-``brokerIdentity-temp`` has a fourth part, the code of a registration under way.
+spec: checkpoint-and-small-files.md §5. ``brokerIdentity-temp`` has a fourth
+part, the code of a registration under way.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ PARTS = ("cluster", "broker_name", "broker_id", "register_check_code")
 
 
 class BrokerIdentity(NamedTuple):
+    """Who the controller takes this broker for."""
+
     cluster: str
     broker_name: str
     broker_id: int

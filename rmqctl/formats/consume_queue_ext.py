@@ -116,7 +116,10 @@ def build(unit: UnitRecord) -> bytes:
 
 
 class Step(NamedTuple):
-    """One step of a walk: a unit, or the ``end`` mark, or the ``error`` found there."""
+    """One step of a walk: a unit, the end mark, or the ``error`` found there.
+
+    ``end``: the walk ends here, at the mark or at damage that hides where the next unit starts.
+    """
 
     at: int
     size: int
@@ -141,7 +144,7 @@ def walk(data: bytes, at: int = 0, base: int = 0) -> Iterator[Step]:
             unit = decode(data, at, base)
         except FormatError as error:
             fits = HEAD_SIZE <= size <= len(data) - at
-            yield Step(at, size if fits else len(data) - at, error=error)
+            yield Step(at, size if fits else len(data) - at, end=not fits, error=error)
             if not fits:
                 return
         else:

@@ -15,7 +15,7 @@ from rmqctl.formats.message import MAGIC_BLANK, VERSIONS, Blank
 EntryHead = Struct(
     "magic" / Int32sb,
     "size" / Int32sb,
-    "index" / Int64sb,
+    "entry_index" / Int64sb,
     "term" / Int64sb,
     "pos" / Int64sb,
     "channel" / Int32sb,
@@ -28,7 +28,7 @@ IndexUnit = Struct(
     "magic" / Int32sb,
     "pos" / Int64sb,
     "size" / Int32sb,
-    "index" / Int64sb,
+    "entry_index" / Int64sb,
     "term" / Int64sb,
 )
 
@@ -45,7 +45,7 @@ class EntryHeadRecord(NamedTuple):
 
     magic: int
     size: int
-    index: int
+    entry_index: int
     term: int
     pos: int
     channel: int
@@ -65,7 +65,7 @@ class IndexUnitRecord(NamedTuple):
     magic: int
     pos: int
     size: int
-    index: int
+    entry_index: int
     term: int
 
     @property
@@ -74,6 +74,8 @@ class IndexUnitRecord(NamedTuple):
 
 
 class EndRecord(NamedTuple):
+    """The end mark of a data file."""
+
     magic: int
     size: int
 

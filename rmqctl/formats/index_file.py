@@ -53,6 +53,8 @@ class HeaderRecord(NamedTuple):
 
 
 class SlotRecord(NamedTuple):
+    """The head of a chain."""
+
     entry: int
 
 

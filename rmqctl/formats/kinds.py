@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import (
@@ -157,7 +158,7 @@ def _is_commitlog(head: bytes, size: int) -> bool:
     return blank.magic in message.VERSIONS and blank.total_size >= message.MIN_SIZE
 
 
-def _is_dledger(head: bytes, size: int) -> bool:
+def _is_dledger(head: bytes, _size: int) -> bool:
     if len(head) < dledger.HEAD_SIZE:
         return False
     entry = dledger.ENTRY_HEAD.decode(head)
@@ -172,17 +173,17 @@ def _is_dledger_index(head: bytes, size: int) -> bool:
              for at in range(0, len(head) - step + 1, step)][:3]
     used = [unit for unit in units if any(unit)]
     return bool(used) and size % step == 0 and all(unit.is_valid for unit in used) and all(
-        b.index == a.index + 1 for a, b in zip(used, used[1:], strict=False))
+        b.entry_index == a.entry_index + 1 for a, b in pairwise(used))
 
 
-def _is_timerlog(head: bytes, size: int) -> bool:
+def _is_timerlog(head: bytes, _size: int) -> bool:
     if len(head) < timer_log.UNIT_SIZE:
         return False
     unit = timer_log.decode(head)
     return unit.is_valid and unit.message_size > 0 and _is_time(unit.curr_write_time)
 
 
-def _is_timerwheel(head: bytes, size: int) -> bool:
+def _is_timerwheel(_head: bytes, size: int) -> bool:
     return size == timer_wheel.FILE_SIZE
 
 
@@ -190,7 +191,7 @@ def _is_lock(head: bytes, size: int) -> bool:
     return head == lock.CONTENT and size == len(lock.CONTENT)
 
 
-def _is_config(head: bytes, size: int) -> bool:
+def _is_config(head: bytes, _size: int) -> bool:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n")
     return re.match(rb'[{]\s*(["}]|-?[0-9]+\s*:)', text) is not None
 
@@ -235,7 +236,7 @@ def _is_batch(head: bytes, size: int) -> bool:
         and unit.compacted_offset == batch_consume_queue.NOT_COMPACTED and not unit.reserved)
 
 
-def _is_ext(head: bytes, size: int) -> bool:
+def _is_ext(head: bytes, _size: int) -> bool:
     steps = list(consume_queue_ext.walk(head[:1024]))
     if not steps or steps[0].unit is None or not _is_time(steps[0].unit.store_timestamp):
         return False

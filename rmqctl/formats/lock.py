@@ -1,5 +1,6 @@
 """The ``lock`` file (spec: checkpoint-and-small-files.md §3): four letters, and an exclusive lock
-of the operating system on its first byte while a broker runs."""
+of the operating system on its first byte while a broker runs.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Names of store files: 20 digits are an offset, 17 digits a moment (spec: commitlog.md §1,
-consumequeue.md §1, index.md §1)."""
+consumequeue.md §1, index.md §1).
+"""
 
 from __future__ import annotations
 

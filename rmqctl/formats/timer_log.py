@@ -66,6 +66,8 @@ class UnitRecord(NamedTuple):
 
 
 class TailRecord(NamedTuple):
+    """The end mark of a file."""
+
     size: int
     prev_pos: int = 0
     magic: int = MAGIC_BLANK

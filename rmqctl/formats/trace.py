@@ -41,12 +41,12 @@ def _size(leaf: Any, context: Container) -> int:
     return int(size(context) if callable(size) else size)
 
 
-def trace(declaration: Any, data: bytes, at: int = 0) -> Iterator[Traced]:
+def trace(declaration: Any, data: bytes | memoryview, at: int = 0) -> Iterator[Traced]:
     """The fields of the record at ``data[at:]``, ending at the first that is not whole."""
     yield from _trace(declaration, data, at, "")
 
 
-def _trace(declaration: Any, data: bytes, at: int, prefix: str) -> Iterator[Traced]:
+def _trace(declaration: Any, data: bytes | memoryview, at: int, prefix: str) -> Iterator[Traced]:
     context = Container()
     for subcon in declaration.subcons:
         name = f"{prefix}{subcon.name}"

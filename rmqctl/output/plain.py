@@ -15,7 +15,7 @@ from rmqctl.output.cells import (
     pages,
     peek,
 )
-from rmqctl.output.escape import markdown_text
+from rmqctl.output.escape import markdown_text, visible
 from rmqctl.output.streams import Sink
 
 # Longest text shown in one cell; what is left out is counted in the cell. The data formats
@@ -48,7 +48,7 @@ def write_tabulated(
     if not names or not first:
         return 0
     numeric = numeric_columns(first, names)
-    headers = [_cell(name, style) for name in names]
+    headers = [_cell(visible(name), style) for name in names]
     widths = [0] * len(names)
     count = 0
     for page in stream:

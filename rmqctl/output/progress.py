@@ -120,7 +120,9 @@ class BarProgress(Progress):
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
-        from rich.progress import Progress as RichProgress
+        from rich.progress import (
+            Progress as RichProgress,
+        )
 
         amount: list[ProgressColumn] = (
             [DownloadColumn(binary_units=True), TransferSpeedColumn()]

@@ -30,6 +30,7 @@ from rmqctl.output.cells import (
     pages,
     peek,
 )
+from rmqctl.output.escape import visible
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
@@ -119,8 +120,8 @@ def write_rich_table(
 ) -> int:
     """Stream ``rows`` as one table; returns how many.
 
-    The first page settles the widths, within the terminal; long text folds. Numbers are never
-    folded or cut: a column of numbers grows on a later page when it must.
+    The first page settles the widths, within the terminal; longer text on a later page folds
+    unless there is room. Numbers are never folded or cut: their columns grow when they must.
     """
     first, stream = peek(pages(rows))
     names = list(columns) if columns is not None else columns_of(first)
@@ -128,23 +129,24 @@ def write_rich_table(
         return 0
     numeric = numeric_columns(first, names)
     if title:
-        sink.write(canvas.draw(Text(title, style=STYLES["title"])))
+        sink.write(canvas.draw(Text(visible(title), style=STYLES["title"])))
+    headers = [visible(name) for name in names]
     widths: list[int] = []
     count = 0
     for page in stream:
         cells = page_cells(page, names, render)
-        natural = [
-            max([cell_len(name) if not count else 0, *(_cell_width(line[i]) for line in cells)])
-            for i, name in enumerate(names)
-        ]
+        natural = [max(_cell_width(line[i]) for line in cells) for i in range(len(names))]
         if not widths:
+            natural = list(map(max, natural, map(cell_len, headers)))
             widths = fit(natural, numeric, canvas.width)
         else:
+            grown = list(map(max, widths, natural))
+            fits = _total(grown) <= canvas.width
             widths = [
-                max(width, need) if number else width
-                for width, need, number in zip(widths, natural, numeric, strict=True)
+                new if fits or number else old
+                for old, new, number in zip(widths, grown, numeric, strict=True)
             ]
-        parts = [] if count else [_header(canvas, names, widths, numeric)]
+        parts = [] if count else [_header(canvas, headers, widths, numeric)]
         parts += [
             _line(line, widths, numeric, canvas, _row_styles(row, names, styles))
             for row, line in zip(page, cells, strict=True)
@@ -153,6 +155,10 @@ def write_rich_table(
         sink.flush()
         count += len(page)
     return count
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def _cell_width(text: str) -> int:
@@ -204,8 +210,7 @@ def _header(
         table.add_column(
             Text(name), justify=justify, min_width=width, max_width=width, overflow="fold"
         )
-    total = sum(widths) + _GAP * (len(widths) - 1)
-    return canvas.draw(table, width=max(total, canvas.width))
+    return canvas.draw(table, width=max(_total(widths), canvas.width))
 
 
 def _row_styles(row: Row, names: Sequence[str], styles: Styles | None) -> dict[int, str]:

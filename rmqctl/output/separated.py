@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,24 @@ from rmqctl.output.escape import spreadsheet_safe, visible
 from rmqctl.output.streams import Sink
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
+
+
+class _Lines:
+    """Collects the records of a csv writer, ending each with a line feed alone.
+
+    The writer must believe in CR LF: it quotes a carriage return within a field only then.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def write(self, record: str) -> None:
+        self._parts.append(record[:-2] + "\n")
+
+    def take(self) -> str:
+        text = "".join(self._parts)
+        self._parts.clear()
+        return text
 
 
 def _field(value: Any) -> Any:
@@ -50,8 +67,8 @@ def write_separated(
     names = list(columns) if columns is not None else columns_of(first)
     if not names:
         return 0
-    lines = io.StringIO()
-    writer = csv.writer(lines, delimiter=separator, lineterminator="\n")
+    lines = _Lines()
+    writer = csv.writer(lines, delimiter=separator, lineterminator="\r\n")
     writer.writerow([spreadsheet_safe(name) for name in names])
     known = set(names)
     count = 0
@@ -66,11 +83,9 @@ def write_separated(
                     known.add(name)
                     warn(f"the {_kind(separator)} header has no column {visible(name)!r}: left out")
         count += len(page)
-        sink.write(lines.getvalue())
+        sink.write(lines.take())
         sink.flush()
-        lines.seek(0)
-        lines.truncate()
-    sink.write(lines.getvalue())  # the header alone, when there was no row
+    sink.write(lines.take())  # the header alone, when there was no row
     return count
 
 

@@ -61,6 +61,7 @@ def shape(host_bits: int, magic: int) -> Shape:
                  layout.width_of(Message, "topic_length", **context)[0])
 
 
+_ZERO_STEP = 1 << 16
 PROPERTIES_LENGTH_SIZE = layout.width_of(Message, "properties_length")[0]
 _START = layout.prefix(Message)
 START_SIZE = layout.prefix_size(Message)
@@ -81,6 +82,22 @@ def gather_int(data: Array, at: Array, code: str) -> Array:
     """Big-endian integers (numpy code such as ``i2``) at each position, as int64."""
     width = int(code[1:])
     return gather(data, at, width).view(f">{code}").astype(np.int64)
+
+
+def used_length(data: bytes) -> int:
+    """The length of ``data`` without the zero bytes at its end.
+
+    Like ``len(data.rstrip(b"\\0"))``, but at memory speed where most of it is zero.
+    """
+    whole = np.frombuffer(data, np.uint8)
+    end = len(whole)
+    while end:
+        start = max(0, end - _ZERO_STEP)
+        part = whole[start:end]
+        if part.any():
+            return start + int(np.flatnonzero(part)[-1]) + 1
+        end = start
+    return 0
 
 
 class Batch:

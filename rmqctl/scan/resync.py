@@ -26,7 +26,7 @@ from rmqctl.formats.message import (
     decode,
     variant,
 )
-from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Span
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Span, used_length
 from rmqctl.scan.source import Source
 
 MAX_RECORD = 128 << 20
@@ -226,10 +226,10 @@ def _nonzero(source: Source, at: int) -> tuple[int | None, int | None]:
         data = source.read(position, _WINDOW)
         if not data:
             break
-        kept = data.rstrip(b"\0")
-        if kept:
-            last = position + len(kept) - 1
+        used = used_length(data)
+        if used:
+            last = position + used - 1
             if first is None:
-                first = position + len(kept) - len(kept.lstrip(b"\0"))
+                first = position + used - len(data[:used].lstrip(b"\0"))
         position = source.next_data(position + len(data))
     return first, last

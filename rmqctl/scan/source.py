@@ -74,6 +74,8 @@ class FileSource:
     ``size`` is taken at opening; what is appended later is not seen through this object.
     """
 
+    _fd = -1  # `close` is called by `__del__` even when opening failed
+
     def __init__(self, path: str, base: int = 0) -> None:
         self.name, self.base = path, base
         self._fd = open_regular(path)

@@ -6,6 +6,7 @@ by comparing the first bytes of all segments at once.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from rmqctl.scan.frames import Array, Batch, gather
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()[0]
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
 _WORD = 8
+_MAX_POWER = 1 << 15
+_CLOSE = pa.scalar(bytes([_SEPARATOR]), pa.binary())
+_NOTHING = pa.scalar(b"", pa.binary())
 
 
 def slices(data: Array, start: Array, length: Array) -> pa.BinaryArray:
@@ -74,29 +78,32 @@ def topics(batch: Batch) -> pa.BinaryArray:
     return slices(batch.data, batch.column("topic_start"), batch.column("topic_length"))
 
 
-class Properties:
-    """The properties strings of a batch, cut into their ``key 0x01 value`` segments."""
+def properties(batch: Batch) -> pa.BinaryArray:
+    return slices(batch.data, batch.column("properties_start"),
+                  batch.column("properties_length"))
 
-    def __init__(self, batch: Batch) -> None:
-        raw = slices(batch.data, batch.column("properties_start"),
-                     batch.column("properties_length"))
-        # A separator behind each record: then every segment ends with one, in every record.
-        joined = pc.binary_join_element_wise(raw, pa.scalar(bytes([_SEPARATOR]), pa.binary()),
-                                             pa.scalar(b"", pa.binary())) if len(raw) else raw
-        offsets, content = values(joined)
+
+class Properties:
+    """The properties strings of many records, cut into their ``key 0x01 value`` segments."""
+
+    def __init__(self, records: Batch | pa.BinaryArray) -> None:
+        raw = properties(records) if isinstance(records, Batch) else records
         self._count = len(raw)
-        self._data: Array = np.zeros(len(content) + 2 * _WORD, np.uint8)
-        self._data[:len(content)] = content
-        if not self._count:
-            self._start = self._end = self._last = np.zeros(0, np.int64)
-            return
-        first, last = int(offsets[0]), int(offsets[-1])
-        self._end = np.flatnonzero(self._data[first:last] == _SEPARATOR) + first
+        offsets, content = values(raw)
+        if not _all_closed(offsets, content):
+            # A separator behind each record: then every segment ends with one, in every record.
+            offsets, content = values(pc.binary_join_element_wise(raw, _CLOSE, _NOTHING))
+        first, last = (int(offsets[0]), int(offsets[-1])) if self._count else (0, 0)
+        self._data: Array = np.zeros(last - first + 2 * _WORD, np.uint8)
+        self._data[:last - first] = content[first:last]
+        self._end = np.flatnonzero(self._data[:last - first] == _SEPARATOR)
         self._start = np.empty_like(self._end)
-        self._start[0] = first
-        self._start[1:] = self._end[:-1] + 1
-        self._last = np.searchsorted(self._end, offsets[1:])
-        self._words = gather(self._data, self._start, _WORD).view(">u8")
+        if len(self._end):
+            self._start[0] = 0
+            self._start[1:] = self._end[:-1] + 1
+        segments = np.searchsorted(self._end, offsets[1:] - first)
+        self._row = np.repeat(np.arange(self._count), np.diff(segments, prepend=0))
+        self._words = gather(self._data, self._start, _WORD).view(">u8").astype(np.uint64)
 
     def find(self, name: str) -> tuple[Array, pa.BinaryArray]:
         """(row numbers ascending, values) of the records which have the property.
@@ -105,19 +112,30 @@ class Properties:
         """
         key = name.encode() + _ASSIGN
         head = key[:_WORD]
-        shift = np.uint64(8 * (_WORD - len(head)))
-        wanted = np.uint64(int.from_bytes(head, "big"))
-        hit = np.flatnonzero((self._words >> shift) == wanted) if self._count else self._last
+        wanted = int.from_bytes(head.ljust(_WORD, b"\0"), "big")
+        most = wanted + (1 << 8 * (_WORD - len(head))) - 1
+        # Words that begin with the key lie in one interval of numbers.
+        hit = np.flatnonzero((self._words - np.uint64(wanted)) <= np.uint64(most - wanted))
         for at in range(_WORD, len(key)):
-            hit = hit[self._data[np.minimum(self._start[hit] + at, len(self._data) - 1)] == key[at]]
-        hit = hit[self._end[hit] - self._start[hit] > len(key)]
-        row = np.searchsorted(self._last, hit, "right")
-        if len(row) > 1:
-            keep = np.append(row[1:] != row[:-1], True)
-            if not keep.all():
-                hit, row = hit[keep], row[keep]
+            hit = hit[self._data[self._start[hit] + at] == key[at]]
         start = self._start[hit] + len(key)
-        return row, slices(self._data, start, self._end[hit] - start)
+        length = self._end[hit] - start
+        filled = length > 0
+        if not filled.all():
+            hit, start, length = hit[filled], start[filled], length[filled]
+        row = self._row[hit]
+        if len(row) > 1:
+            again = row[1:] == row[:-1]
+            if again.any():
+                keep = np.append(~again, True)
+                row, start, length = row[keep], start[keep], length[keep]
+        return row, slices(self._data, start, length)
+
+
+def _all_closed(offsets: Array, content: Array) -> bool:
+    """Whether every text ends with the separator (or is empty, which has no segment)."""
+    filled = offsets[1:] > offsets[:-1]
+    return bool((content[offsets[1:][filled] - 1] == _SEPARATOR).all())
 
 
 def java_hash(array: pa.BinaryArray) -> Array:
@@ -134,13 +152,24 @@ def java_hash(array: pa.BinaryArray) -> Array:
             continue
         rows: Any = slice(None) if (length == width).all() else np.flatnonzero(length == width)
         texts = gather(content, start[rows], width).view(np.uint8).reshape(-1, width)
-        power = np.array([pow(31, width - 1 - i, 1 << 32) for i in range(width)], np.uint32)
-        out[rows] = (texts @ power).astype(np.uint32).view(np.int32)
+        out[rows] = _polynomial(texts)
     if wide:
         for number, raw in enumerate(array.to_pylist()):
             if not raw.isascii():
                 out[number] = string_hash(raw.decode("utf-8", "replace"))
     return out
+
+
+def _polynomial(texts: Array) -> Array:
+    """The hashes of equally long ASCII texts (uint8 [n, width]) as signed 32-bit values.
+
+    ``einsum`` is numpy's own loop: no BLAS and no threads of its own beside the workers'.
+    """
+    width = texts.shape[1]
+    powers = _power_table()[width - 1::-1] if width <= _MAX_POWER else np.array(
+        [pow(31, width - 1 - at, 1 << 32) for at in range(width)], np.uint32)
+    found: Array = np.einsum("ij,j->i", texts.astype(np.uint32), powers).view(np.int32)
+    return found
 
 
 def split_keys(array: pa.BinaryArray) -> tuple[Array, pa.BinaryArray]:
@@ -155,21 +184,34 @@ def split_keys(array: pa.BinaryArray) -> tuple[Array, pa.BinaryArray]:
     return row.astype(np.int64), keys
 
 
+@cache
+def _power_table() -> Array:
+    """31 to the power of 0 … 32767 (no property is longer), modulo 2^32."""
+    factors = np.full(_MAX_POWER, 31, np.uint32)
+    factors[0] = 1
+    return np.multiply.accumulate(factors, dtype=np.uint32)
+
+
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
     """The hash an index entry holds for ``topic#key``, from the parts' Java hashes.
 
     ``topic_hash`` is of ``topic#`` (with the sharp), so hash(topic#key) follows from it by
     31 to the power of the key's length in UTF-16 units.
     """
-    power: Array = np.ones(len(key_length), np.uint32)
-    base: Array = np.full(len(key_length), 31, np.uint32)
-    left = key_length.astype(np.int64)
-    while left.any():  # square and multiply, by column
-        power = np.where(left & 1, power * base, power)
-        base = base * base
-        left = left >> 1
+    power = _power_table()[key_length]
     total = topic_hash.astype(np.uint32) * power + key_hash.astype(np.uint32)
     signed = total.view(np.int32).astype(np.int64)
     found: Array = np.abs(signed)
     found[found == 1 << 31] = 0
     return found
+
+
+def utf16_length(array: pa.BinaryArray) -> Array:
+    """The number of UTF-16 units of each UTF-8 text (int64), as Java's ``length()`` counts."""
+    offsets, content = values(array)
+    out = np.diff(offsets).astype(np.int64)
+    if len(array) and (content[int(offsets[0]):int(offsets[-1])] & 0x80).any():
+        for number, raw in enumerate(array.to_pylist()):
+            if not raw.isascii():
+                out[number] = len(raw.decode("utf-8", "replace").encode("utf-16-be")) // 2
+    return out

@@ -7,6 +7,7 @@ log at the first record it cannot read (spec: recovery.md ยง3, consumequeue.md ย
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 
 from rmqctl.formats.consume_queue import FILLER, UNIT_SIZE
@@ -174,7 +175,10 @@ def _start_file(store: Store, generation: int) -> int:
         return 0
     if generation < 5:
         return max(0, len(log.files) - 3)
-    most = max((queue.max_physical(queue.written) for queue in store.queues.values()), default=-1)
+    most = -1
+    for queue in store.queues.values():
+        with closing(queue):  # a broker has more queues than a process may have files
+            most = max(most, queue.max_physical(queue.written))
     for number in range(len(log.files) - 1, -1, -1):
         if log.files[number].base <= most:
             return number

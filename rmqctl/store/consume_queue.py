@@ -14,6 +14,7 @@ import numpy as np
 
 from rmqctl.formats import consume_queue as layout
 from rmqctl.formats.consume_queue import FILLER, UNIT, UNIT_SIZE, UnitRecord
+from rmqctl.scan.frames import used_length
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, common_size
 
@@ -115,6 +116,16 @@ class ConsumeQueue:
                 break
         return end // UNIT_SIZE
 
+    @property
+    def disk_end(self) -> int:
+        """The queue offset behind the last unit on disk that is not zero, gaps or not."""
+        for number in range(len(self.files) - 1, -1, -1):
+            one = self.files[number]
+            used = last_used(self._open(number), one.size)
+            if used:
+                return (one.base + used) // UNIT_SIZE
+        return self.first_index
+
     def filler_end(self) -> int:
         """The first row that is no filler (fillers keep the place of rows never written)."""
         filler = np.array([tuple(FILLER)], layout.dtype())[0]
@@ -169,3 +180,23 @@ def valid_prefix(source: FileSource, size: int) -> int:
             return at + int(good.argmin()) * UNIT_SIZE
         at += whole
     return at
+
+
+def last_used(source: FileSource, size: int) -> int:
+    """Bytes up to and with the last unit that is not all zero in a consumequeue file."""
+    end = size - size % UNIT_SIZE
+    page = _PAGE - _PAGE % UNIT_SIZE
+    starts = []
+    at = 0
+    while at < end:
+        here = source.next_data(at)
+        if here >= end:
+            break
+        at = here - here % UNIT_SIZE
+        starts.append(at)
+        at += page
+    for start in reversed(starts):
+        used = used_length(source.read(start, min(page, end - start)))
+        if used:
+            return min(start + -(-used // UNIT_SIZE) * UNIT_SIZE, end)
+    return 0

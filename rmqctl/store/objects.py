@@ -91,24 +91,29 @@ def encode_body(content: bytes, mode: str) -> tuple[str, str]:
 
 
 def decompressed(record: Record) -> tuple[bytes, str | None]:
+    """(body, problem) of a record; see `plain_body`."""
+    return plain_body(record.sys_flag, record.body)
+
+
+def plain_body(sys_flag: int, body: bytes) -> tuple[bytes, str | None]:
     """(body, problem): the body as the producer handed it in, by the flags.
 
     A body whose flag says compressed while it is not (seen in the field, #1375, #9953) comes
     back as it is stored, with the problem in words. Bounded by `MAX_DECOMPRESSED`.
     """
-    kind = sysflag.compression(record.sys_flag)
-    if kind is None or not record.body:
-        return record.body, None
+    kind = sysflag.compression(sys_flag)
+    if kind is None or not body:
+        return body, None
     try:
         if kind == "zlib":
-            return _zlib(record.body), None
+            return _zlib(body), None
         if kind == "lz4":
-            return _lz4(record.body), None
+            return _lz4(body), None
         if kind == "zstd":
-            return _zstd(record.body), None
-    except Exception as error:  # each codec has its own family; none may stop a listing
-        return record.body, f"marked as {kind}, but {error}"
-    return record.body, f"marked with {kind} compression"
+            return _zstd(body), None
+    except Exception as error:  # noqa: BLE001  # each codec has its own family of errors
+        return body, f"marked as {kind}, but {error}"
+    return body, f"marked with {kind} compression"
 
 
 def _bounded(data: bytes, more: bool) -> bytes:

@@ -16,6 +16,7 @@ from types import TracebackType
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
 from rmqctl.formats import checkpoint as checkpoint_format
 from rmqctl.formats.checkpoint import CheckpointRecord
+from rmqctl.formats.index_file import Shape
 from rmqctl.formats.names import INDEX_DIGITS
 from rmqctl.scan.source import FileSource
 from rmqctl.store.batch_queue import BatchQueue
@@ -147,7 +148,25 @@ class Store:
 
     def open_index(self, file: StoreFile) -> IndexFile:
         """FormatError when the file's shape cannot be told, StoreIOError when unreadable."""
-        return open_index(file, self.sizes.index_slots, self.sizes.index_max)
+        try:
+            return open_index(file, self.sizes.index_slots, self.sizes.index_max)
+        except FormatError:
+            shape = self._sibling_shape(file)
+            if shape is None:
+                raise
+            return open_index(file, shape.slots, shape.max_entries)
+
+    def _sibling_shape(self, damaged: StoreFile) -> Shape | None:
+        """The shape of another file of the same size: all files of a store have the same."""
+        for file in self.index_listing.files:
+            if file.size == damaged.size and file.path != damaged.path:
+                try:
+                    index = open_index(file, self.sizes.index_slots, self.sizes.index_max)
+                except (FormatError, StoreIOError):
+                    continue
+                index.close()
+                return index.shape
+        return None
 
     def indexes_newest_first(self) -> Iterator[IndexFile]:
         """The readable index files; the others are left out (`verify` names them)."""

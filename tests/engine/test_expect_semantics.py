@@ -10,7 +10,8 @@ import json
 import pytest
 
 from tests.conftest import GoldenFolder
-from tests.support import engine, golden as golden_sets
+from tests.support import engine
+from tests.support import golden as golden_sets
 from tests.support.model import Model
 
 JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()]

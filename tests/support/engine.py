@@ -194,7 +194,7 @@ class Expect:
 
     @property
     def topic_attributes(self) -> dict[str, str]:
-        """Topic -> attribute, for example ``queue.type=BatchCQ`` or ``cleanup.policy=COMPACTION``."""
+        """Topic -> attribute: ``queue.type=BatchCQ`` or ``cleanup.policy=COMPACTION``."""
         return {name.removeprefix("topic."): value for name, value in self.config.items()
                 if name.startswith("topic.")}
 

@@ -389,7 +389,7 @@ class Model:
             data = file.read_bytes()
             first, last = struct.unpack_from(">qq", data)
             count = struct.unpack_from(">i", data, 36)[0]
-            matched = (begin < first and end > last or first <= begin <= last
+            matched = ((begin < first and end > last) or first <= begin <= last
                        or first <= end <= last)
             if matched:
                 for physical in self._chain(data, count, wanted, begin, end):

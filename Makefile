@@ -1,0 +1,72 @@
+# make demo    the main job on a small real store
+# make test    the suite; make exhaustive adds every bit and every length (minutes)
+# make quick   the suite without what is slow
+# make lint    ruff and mypy
+# make docs    docs/reference.md from the program
+# make bench   figures as ratios, on stores it makes in BENCH (2.5 GiB, kept)
+# make clean   everything made here
+#
+# PYTHON=python3.12 chooses the interpreter, VENV=dir the environment, JOBS=4 the test processes,
+# ARGS='-k verify' goes to pytest or to the benchmark.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+BENCH ?= benchmarks/data
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test exhaustive quick lint docs bench clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+# Two stamps, so that the demo does not wait for the tools of development.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "rmqctl needs Python 3.11 or newer: make PYTHON=python3.11" >&2; exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "python3 -m venv failed: install python3-venv (apt install python3-venv)" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml
+	@echo "installing rmqctl into $(VENV)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml
+	@echo "installing rmqctl and its development tools into $(VENV)"
+	@$(PIP) -e '.[dev]'
+	@touch $(VENV)/.installed $@
+
+venv: $(VENV)/.installed-dev
+
+demo: $(VENV)/.installed
+	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
+
+test: venv
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+exhaustive: venv
+	$(BIN)/python -m pytest -n $(JOBS) --exhaustive $(ARGS)
+
+quick: venv
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' $(ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/generate_reference.py
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.run --dir $(BENCH) $(ARGS)
+
+clean:
+	rm -rf .venv .venv-ci build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,70 @@
+"""What the checks of the smaller structures share: bounded telling, and reading without raising."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from rmqctl.checks.findings import Finding
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import FileSource
+
+SINGLE = 100
+"""Findings of one category in one file that are told one by one; the rest is counted."""
+LOOK = "rmqctl dump FILE --at OFFSET --hex"
+
+
+def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
+            most: int = SINGLE) -> Iterator[Finding]:
+    """Passes on the first ``most`` findings of each category, structure and file (or folder).
+
+    What is left over is counted, and told in one finding each at the end: random bytes in a
+    large file must not drown everything else.
+    """
+    told: dict[tuple[str, str, str], int] = {}
+    over: dict[tuple[str, str, str], Finding] = {}
+    for one in findings:
+        where = one.file or ""
+        key = one.category, one.structure, os.path.dirname(where) if by_folder else where
+        told[key] = told.get(key, 0) + 1
+        if told[key] <= most:
+            yield one
+            continue
+        before = over.get(key)
+        count = one.count + (before.count if before else 0)
+        over[key] = replace(before or one, count=count)
+    for first in over.values():
+        yield replace(first, detail=f"{first.count} more of this kind are only counted, the first "
+                      f"of them here: {first.detail}")
+
+
+def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(first, how many) for each stretch of neighbours in ascending numbers."""
+    first = last = None
+    for number in numbers:
+        if first is None or last is None:
+            first = last = number
+        elif number == last + 1:
+            last = number
+        else:
+            yield first, last - first + 1
+            first = last = number
+    if first is not None and last is not None:
+        yield first, last - first + 1
+
+
+def unreadable(structure: str, path: str, error: StoreIOError) -> Finding:
+    """The finding for a file that cannot be opened or read."""
+    return Finding("file-unreadable", structure, str(error), file=path)
+
+
+def read_start(path: str, most: int) -> tuple[bytes, int]:
+    """(the first ``most`` bytes, size) of a regular file. StoreIOError."""
+    with FileSource(path) as source:
+        return source.read(0, min(source.size, most)), source.size
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,109 @@
+"""Findings about keys and entries, from what the log pass could not pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.index_keys import Entries, EntryPlace
+from rmqctl.checks.reconcile import Context
+from rmqctl.formats import index_file as layout
+from rmqctl.formats import properties as props
+from rmqctl.formats.index_file import ENTRY
+
+_FIX = "rmqctl recover STORE --only index"
+SINGLE = 1000
+
+
+def index_findings(context: Context, entries: Entries) -> Iterator[Finding]:
+    """Entries without a key, keys without an entry, wrong times, and a missing index."""
+    tally = context.result.keys
+    if not entries.files and context.result.keyed:
+        yield Finding(
+            "index-missing", "index", f"{context.result.keyed} messages have keys, but there is "
+            "no index (a broker with messageIndexEnable=false writes none)",
+            file=context.store.path("index"), offset=0, count=context.result.keyed, next=_FIX)
+        return
+    tally.settle()
+    yield from _extra(context, entries)
+    yield from _missing(context, entries)
+    for physical, when, place in tally.late[:SINGLE]:
+        yield _entry(entries, place, "index-time", "time_diff",
+                     f"says {when} (in whole seconds), the message at {physical} was stored at "
+                     "another time")
+
+
+def _extra(context: Context, entries: Entries) -> Iterator[Finding]:
+    tally = context.result.keys
+    ahead: list[tuple[int, EntryPlace]] = []
+    told = 0
+    for physical, key_hash, place in tally.extra:
+        if physical >= context.log_end:
+            ahead.append((physical, place))
+        elif 0 <= physical < context.store.log.min_offset or context.in_damage(physical):
+            continue  # expired with its file, or a key of a message that is damaged
+        elif not _legal_repeat(context, physical, key_hash):
+            told += 1
+            if told <= SINGLE:
+                yield _entry(entries, place, "index-entry", "physical_offset",
+                             f"leads to {physical} with hash {key_hash}, which is no key of a "
+                             "message there")
+    if told > SINGLE or tally.unkept_extra:
+        more = max(told - SINGLE, 0) + tally.unkept_extra
+        yield Finding("index-entry", "index", f"{more} more entries belong to no key (only "
+                      "counted)", count=more, next=_FIX)
+    if ahead:
+        physical, place = min(ahead)
+        found = _entry(entries, place, "index-ahead", "physical_offset",
+                       f"{len(ahead)} entries lead to {physical} and behind, where the log has "
+                       f"ended ({context.log_end})", len(ahead))
+        yield found
+
+
+def _legal_repeat(context: Context, physical: int, key_hash: int) -> bool:
+    """A restart may index the message at the border again (index.md §5): no damage."""
+    record = context.store.log.record_at(physical)
+    if record is None:
+        return False
+    topic = record.topic.decode("utf-8", "replace")
+    found = props.parse(record.properties.decode("utf-8", "replace"))
+    return key_hash in (layout.key_hash(topic, key) for key in layout.keys_of(found))
+
+
+def _entry(entries: Entries, place: EntryPlace, category: str, field: str, detail: str,
+           count: int = 1) -> Finding:
+    file = entries.files[place.file]
+    spot = ENTRY.field(field)
+    return Finding(category, "index", f"entry {place.entry}: {detail}", file=file.path,
+                   offset=file.shape.entry_position(place.entry) + spot.offset, length=spot.size,
+                   count=count, next=_FIX)
+
+
+def _missing(context: Context, entries: Entries) -> Iterator[Finding]:
+    tally = context.result.keys
+    missing = [pair for pair in tally.missing if not context.in_damage(pair[0])]
+    if not missing and not tally.unkept_missing:
+        return
+    oldest = min((file.header.begin_phy_offset for file in entries.files), default=0)
+    newest = max((file.header.end_phy_offset for file in entries.files), default=0)
+    before = [pair for pair in missing if pair[0] < oldest]
+    behind = [pair for pair in missing if pair[0] > newest]
+    between = [pair for pair in missing if oldest <= pair[0] <= newest]
+    if before:
+        yield _keys("index-key-missing", before, f"older than the oldest index file ({oldest}), "
+                    "so they cannot be queried any more", INFO)
+    if between or tally.unkept_missing:
+        yield _keys("index-key-missing", between, "have no entry, though later ones have",
+                    more=tally.unkept_missing)
+    if behind:
+        yield _keys("index-behind", behind, f"newer than the newest index entry ({newest})",
+                    INFO if context.live else "")
+
+
+def _keys(category: str, pairs: list[tuple[int, int]], words: str, severity: str = "",
+          more: int = 0) -> Finding:
+    first = min((physical for physical, _ in pairs), default=None)
+    last = max((physical for physical, _ in pairs), default=None)
+    count = len(pairs) + more
+    return Finding(category, "index", f"{count} keys of messages at {first} to {last}: {words}",
+                   offset=first, count=count, severity=severity, next=_FIX)

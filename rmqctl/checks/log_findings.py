@@ -1,0 +1,92 @@
+"""Findings about the commitlog itself, from the spans and bad records of the log pass."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any
+
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.reconcile import Context
+from rmqctl.scan.frames import BLANK, ZERO, Span
+
+_LOOK = "rmqctl dump FILE --at OFFSET --hex"
+_FIX = "rmqctl recover STORE --strategy salvage"
+
+
+def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
+        Finding]:
+    """Damage in physical order, then what was cut off the end of the log."""
+    found = [*_spans(context, log_end), *_bad_records(context)]
+    yield from sorted(found, key=lambda one: one.offset or 0)
+    if context.result.unkept:
+        yield Finding("record-damaged", "commitlog", f"{context.result.unkept} more damaged "
+                      "places (only counted)", count=context.result.unkept, next=_FIX)
+    ahead = [one for one in queue_findings if one.category == "cq-ahead"]
+    if ahead:
+        rows = sum(one.count for one in ahead)
+        yield Finding(
+            "log-cut", "commitlog", f"the log ends at {log_end}, but {rows} rows of "
+            f"{len(ahead)} consumequeues lead behind it: their messages are gone",
+            **_place(context, log_end), count=rows, next=_FIX)
+
+
+def _place(context: Context, offset: int) -> dict[str, Any]:
+    file = context.store.log.file_of(offset)
+    if file is None:
+        before = [one for one in context.store.log.files if one.end == offset]
+        return {"file": before[-1].path if before else None, "offset": offset,
+                "position": before[-1].size if before else None}
+    return {"file": file.path, "offset": offset, "position": offset - file.base}
+
+
+def _spans(context: Context, log_end: int) -> Iterator[Finding]:
+    lost = sorted(context.lost)
+    for span in context.result.spans:
+        if span.kind == BLANK:
+            continue
+        behind = span.offset >= log_end
+        if span.kind == ZERO:
+            if not behind:
+                yield _zero_gap(context, span)
+            continue
+        rows = [context.lost[at] for at in
+                lost[bisect_left(lost, span.offset):bisect_left(lost, span.end)]]
+        detail = span.reason + (f" (field {span.field})" if span.field else "")
+        where: dict[str, Any] = {}
+        if rows:
+            topic, queue_id, queue_offset = rows[0]
+            where = {"topic": topic, "queue_id": queue_id, "queue_offset": queue_offset}
+            detail += f"; the consumequeues know of {len(rows)} message" + (
+                "s" if len(rows) > 1 else "") + " there"
+        yield Finding(_category(context, span, behind, log_end), "commitlog", detail,
+                      length=span.length, next=_LOOK if behind else _FIX, count=max(len(rows), 1),
+                      **_place(context, span.offset), **where)
+
+
+def _zero_gap(context: Context, span: Span) -> Finding:
+    return Finding("zero-gap", "commitlog", "zeros up to the end of the file, though the log "
+                   "goes on in a later one", length=span.length, next=_FIX,
+                   **_place(context, span.offset))
+
+
+def _category(context: Context, span: Span, behind: bool, log_end: int) -> str:
+    if behind:
+        if context.live:
+            return "in-progress"
+        return "torn-tail" if span.offset == log_end else "garbage-tail"
+    if span.reason.startswith("zeros"):
+        return "zero-gap"
+    return "physical-offset" if span.field == "physical_offset" else "record-damaged"
+
+
+def _bad_records(context: Context) -> Iterator[Finding]:
+    for bad in context.result.bad:
+        body = bad.field == "body"
+        yield Finding(
+            "body-crc" if body else "property-crc", "commitlog",
+            "the body does not match its CRC" if body else
+            "the record does not match its appended property CRC",
+            length=bad.size, topic=bad.topic.decode("utf-8", "surrogateescape"),
+            queue_id=bad.queue_id, queue_offset=bad.queue_offset, next=_LOOK,
+            **_place(context, bad.offset))

@@ -1,0 +1,132 @@
+"""The log pass over a whole log: in one process, or cut into ranges for several.
+
+A range starts at the first provable record at or after its cut; the range before it must end
+exactly there. Where it does not (a forged record inside a body, say), the second range is
+walked again from the true seam, so the result never depends on the number of processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.checks.logpass import LogPass
+from rmqctl.checks.results import RangeResult, Wanted
+from rmqctl.checks.queue_rows import QueueKey
+from rmqctl.scan.walk import Walk
+from rmqctl.store.store import Store
+
+MIN_RANGE = 8 << 20
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Physical offsets ``[start, end)``; ``resync``: the start may lie inside a record."""
+
+    start: int
+    end: int
+    resync: bool
+
+
+def split(store: Store, parts: int, minimum: int = MIN_RANGE) -> list[Range]:
+    """At most ``parts`` ranges of about equal bytes over all files of the log."""
+    files = [one for one in store.log.files if one.size]
+    total = sum(one.size for one in files)
+    parts = max(1, min(parts, total // max(minimum, 1)))
+    cuts: list[tuple[int, bool]] = []
+    for number in range(1, parts):
+        left = total * number // parts
+        for one in files:
+            if left < one.size:
+                cuts.append((one.base + left, left > 0))
+                break
+            left -= one.size
+    starts = [(files[0].base if files else 0, False), *cuts]
+    ends = [*(cut for cut, _ in cuts), store.log.end]
+    return [Range(start, end, resync)
+            for (start, resync), end in zip(starts, ends, strict=True)]
+
+
+def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Range, last: bool,
+              progress: Progress | None = None) -> RangeResult:
+    """One range in this process. The result's ``first`` is where its first frame starts."""
+    job = LogPass(store, ends, wanted, part.start, progress)
+    for number, file in enumerate(store.log.files):
+        if file.end <= part.start and not (file.end == part.start == file.base):
+            continue
+        if file.base >= part.end:
+            break
+        inside = max(part.start - file.base, 0)
+        walk = Walk(store.log.source(number), inside, part.end - file.base,
+                    resync=part.resync and inside > 0)
+        job.run(walk)
+    return job.finish(last=last)
+
+
+@dataclass(slots=True)
+class _Task:
+    root: str
+    folders: list[str]
+    sizes: Any
+    ends: dict[QueueKey, int]
+    wanted: Wanted
+    part: Range
+    last: bool
+
+
+def _worker(task: _Task) -> RangeResult:
+    with Store(task.root, task.folders, task.sizes) as store:
+        return run_range(store, task.ends, task.wanted, task.part, task.last)
+
+
+def _quiet_worker() -> None:
+    # Ctrl-C goes to the whole group: the parent alone answers it and ends the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
+        progress: Progress | None = None, minimum: int = MIN_RANGE) -> RangeResult:
+    """The whole log. StoreIOError from any range ends it."""
+    jobs = max(1, jobs or os.cpu_count() or 1)
+    pieces = split(store, jobs if jobs == 1 else jobs * 4, minimum)
+    if len(pieces) == 1 or jobs == 1:
+        whole = Range(pieces[0].start, pieces[-1].end, False)
+        return run_range(store, ends, wanted, whole, True, progress)
+    tasks = [_Task(store.root, store.log_folders, store.sizes, ends, wanted, part,
+                   part is pieces[-1]) for part in pieces]
+    total: RangeResult | None = None
+    context = multiprocessing.get_context("fork")
+    with context.Pool(min(jobs, len(pieces)), _quiet_worker) as pool:
+        for task, result in zip(tasks, pool.imap(_worker, tasks), strict=True):
+            total = _join(store, task, total, result, progress)
+    assert total is not None
+    return total
+
+
+def _join(store: Store, task: _Task, total: RangeResult | None, result: RangeResult,
+          progress: Progress | None) -> RangeResult:
+    if total is None:
+        total = result
+    else:
+        seam = _seam(store, total.position)
+        if result.first != seam:
+            part = Range(seam, max(task.part.end, seam), False)
+            result = run_range(store, task.ends, task.wanted, part, task.last)
+        total.merge(result)
+    if progress is not None:
+        progress(task.part.end - task.part.start)
+    return total
+
+
+def _seam(store: Store, position: int) -> int:
+    """Where the next frame starts behind ``position``: in a hole, with the next file."""
+    if store.log.file_of(position) is not None:
+        return position
+    later = [one.base for one in store.log.files if one.base >= position]
+    return min(later, default=position)

@@ -1,0 +1,356 @@
+"""What does not agree between log and consumequeue, explained: one category for each row.
+
+Works from the tallies of the log pass: rows nobody claimed (reverse direction) and claims of
+messages whose row says something else. Slow and exact, and only run on what is left over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.results import RangeResult
+from rmqctl.checks.queue_rows import Claim, QueueKey, QueueTally, merged
+from rmqctl.formats import properties as props
+from rmqctl.formats.consume_queue import FILLER, UNIT_SIZE, UnitRecord
+from rmqctl.formats.message import Record
+from rmqctl.store.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+SINGLE = 20_000
+"""Left-over rows of one queue that are looked at one by one; the rest is counted."""
+_FIX = "rmqctl recover STORE --only consumequeue"
+
+
+@dataclass(slots=True)
+class Context:
+    """What the whole log showed, for looking up what a left-over row leads to."""
+
+    store: Store
+    result: RangeResult
+    log_end: int
+    live: bool = False
+    deleted_topics: frozenset[str] = frozenset()
+    damage_starts: list[int] = field(default_factory=list)
+    damage_ends: list[int] = field(default_factory=list)
+    lost: dict[int, tuple[str, int, int]] = field(default_factory=dict)
+    strays: dict[int, tuple[QueueKey, int]] = field(default_factory=dict)
+    reported: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        holes = [(span.offset, span.end) for span in self.result.spans]
+        holes += [(bad.offset, bad.offset + bad.size) for bad in self.result.bad]
+        holes += [(gap.start, gap.end) for gap in self.store.log.gaps()]
+        for start, end in merged(holes):
+            self.damage_starts.append(start)
+            self.damage_ends.append(end)
+
+    def in_damage(self, physical: int) -> bool:
+        at = bisect_right(self.damage_starts, physical) - 1
+        return at >= 0 and physical < self.damage_ends[at]
+
+
+def uncovered(tally: QueueTally | None, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """The intervals of ``[first, end)`` that no message's row lies in."""
+    at = first
+    for start, stop in merged(tally.covered if tally else []):
+        if stop <= at:
+            continue
+        if start >= end:
+            break
+        if start > at:
+            yield at, start
+        at = stop
+    if at < end:
+        yield at, end
+
+
+class QueueReconciler:
+    """Explains one queue. ``end`` is the queue offset behind its last used row on disk."""
+
+    def __init__(self, context: Context, queue: ConsumeQueue, tally: QueueTally | None,
+                 end: int) -> None:
+        self.context, self.queue, self.end = context, queue, end
+        self.tally = tally or QueueTally()
+        self._claimed = {claim.queue_offset: claim for claim in self.tally.claims}
+        self._ahead: list[tuple[int, int]] = []
+        self._lost: list[int] = []
+        self._strays: dict[int, UnitRecord] = {}
+        self._unseen = 0
+
+    def finding(self, category: str, detail: str, row: int | None, *, count: int = 1,
+                severity: str = "", structure: str = "consumequeue",
+                offset: int | None = None) -> Finding:
+        """A finding at a row of this queue (or at a physical offset for the commitlog)."""
+        file = position = None
+        if structure == "commitlog" and offset is not None:
+            found = self.context.store.log.file_of(offset)
+            file, position = (found.path, offset - found.base) if found else (None, None)
+        elif row is not None:
+            file, position = self._place(row)
+            offset = position
+        return Finding(category, structure, detail, file=file, offset=offset, position=position,
+                       length=count * UNIT_SIZE if structure == "consumequeue" else None,
+                       topic=self.queue.topic, queue_id=self.queue.queue_id, queue_offset=row,
+                       count=count, severity=severity, next=_FIX)
+
+    def _place(self, row: int) -> tuple[str | None, int]:
+        byte = row * UNIT_SIZE
+        for one in self.queue.files:
+            if one.base <= byte < one.end:
+                return one.path, byte - one.base
+        last = self.queue.files[-1] if self.queue.files else None
+        return (last.path, byte - last.base) if last else (None, byte)
+
+    @property
+    def key(self) -> QueueKey:
+        return self.queue.topic, self.queue.queue_id
+
+    def findings(self) -> Iterator[Finding]:
+        """Call `prepare` of all queues first: a row of one may explain a message of another."""
+        yield from self._explain_claims()
+        yield from self._strays_left()
+        yield from self._tags()
+        if self._ahead:
+            first = self._ahead[0][0]
+            count = sum(end - start for start, end in self._ahead)
+            unit = self.queue.unit(first)
+            where = unit.physical_offset if unit else self.context.log_end
+            yield self.finding(
+                "cq-ahead", f"{count} rows from queue offset {first} on lead to {where} and "
+                f"behind, where the log has ended ({self.context.log_end})", first, count=count)
+        if self._lost:
+            yield self.finding(
+                "cq-lost", f"{len(self._lost)} rows lead to damaged or missing messages: queue "
+                f"offsets {_ranges(self._lost)}", self._lost[0], count=len(self._lost))
+        if self._unseen:
+            yield self.finding(
+                "cq-wrong-offset", f"{self._unseen} more rows belong to no message of the log "
+                "(only counted)", None, count=self._unseen)
+
+    # -- reverse: rows nobody claimed -----------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Parts the rows no message covers: expired, filler, ahead, lost, stray."""
+        log = self.context.store.log
+        for start, end in uncovered(self.tally, self.queue.first_index, self.end):
+            for at, rows in self.queue.pages(start, end):
+                physical = rows["physical_offset"]
+                used = (rows["size"] > 0) | (physical != 0)
+                used &= physical >= log.min_offset
+                beyond = used & (physical >= self.context.log_end)
+                if beyond.any():
+                    for index in beyond.nonzero()[0].tolist():
+                        self._stretch(at + index)
+                for index in (used & ~beyond).nonzero()[0].tolist():
+                    self._sort_row(at + index, UnitRecord(*(int(v) for v in rows[index])))
+
+    def _stretch(self, row: int) -> None:
+        if self._ahead and self._ahead[-1][1] == row:
+            self._ahead[-1] = self._ahead[-1][0], row + 1
+        else:
+            self._ahead.append((row, row + 1))
+
+    def _sort_row(self, row: int, unit: UnitRecord) -> None:
+        if unit == FILLER:
+            return
+        if self.context.in_damage(unit.physical_offset):
+            self._lost.append(row)
+            self.context.lost.setdefault(unit.physical_offset, (
+                self.queue.topic, self.queue.queue_id, row))
+        elif len(self._strays) < SINGLE:
+            self._strays[row] = unit
+            self.context.strays.setdefault(unit.physical_offset, (self.key, row))
+        else:
+            self._unseen += 1
+
+    def _record(self, unit: UnitRecord) -> Record | None:
+        return self.context.store.log.record_at(unit.physical_offset)
+
+    # -- forward: messages whose row says something else -----------------------------------------
+
+    def _explain_claims(self) -> Iterator[Finding]:
+        behind: list[Claim] = []
+        missing: list[Claim] = []
+        for claim in self.tally.claims:
+            row, unit = claim.queue_offset, claim.row
+            stray = self.context.strays.get(claim.physical_offset)
+            if stray is not None and stray[0] != self.key:
+                yield from self._of_another_queue(claim, *stray)
+            elif unit is None and row >= self.end:
+                behind.append(claim)
+            elif unit is None or unit == (0, 0, 0) or unit == tuple(FILLER):
+                (behind if row >= self.end else missing).append(claim)
+            else:
+                yield from self._explain(claim, UnitRecord(*unit))
+        stray_at = {unit.physical_offset: row for row, unit in self._strays.items()}
+        still = []
+        for claim in behind:
+            row_of = stray_at.get(claim.physical_offset)
+            if row_of is None:
+                still.append(claim)
+            else:
+                yield self._fields(claim, row_of)
+        yield from self._runs("cq-missing-entry", "have no row", missing)
+        if still or self.tally.unkept:
+            yield self._behind(still)
+
+    def _of_another_queue(self, claim: Claim, key: QueueKey, row: int) -> Iterator[Finding]:
+        if claim.physical_offset in self.context.reported:
+            return
+        self.context.reported.add(claim.physical_offset)
+        yield self.finding(
+            "message-fields", f"the message says topic {self.queue.topic}, queue "
+            f"{self.queue.queue_id}, queue offset {claim.queue_offset}, but row {row} of topic "
+            f"{key[0]}, queue {key[1]} leads to it", row, structure="commitlog",
+            offset=claim.physical_offset)
+
+    def _behind(self, claims: list[Claim]) -> Finding:
+        count = len(claims) + self.tally.unkept
+        first = min((c.queue_offset for c in claims), default=self.end)
+        place = min((c.physical_offset for c in claims), default=None)
+        return self.finding(
+            "cq-behind", f"the queue ends at {self.end}, the log goes on: {count} messages from "
+            f"queue offset {first} (physical offset {place}) have no row", first, count=count,
+            severity=INFO if self.context.live else "")
+
+    def _runs(self, category: str, words: str, claims: list[Claim]) -> Iterator[Finding]:
+        """One finding for each run of neighbouring queue offsets."""
+        claims = sorted(claims)
+        start = 0
+        for at in range(1, len(claims) + 1):
+            if at == len(claims) or claims[at].queue_offset != claims[at - 1].queue_offset + 1:
+                run = claims[start:at]
+                yield self.finding(
+                    category, f"{len(run)} messages {words}: queue offset {run[0].queue_offset}"
+                    + (f" to {run[-1].queue_offset}" if len(run) > 1 else "")
+                    + f", physical offset {run[0].physical_offset}", run[0].queue_offset,
+                    count=len(run))
+                start = at
+
+    def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
+        row = claim.queue_offset
+        if unit.physical_offset == claim.physical_offset:
+            self._strays.pop(row, None)
+            yield self.finding(
+                "cq-wrong-size", f"row says {unit.size} bytes, the message at "
+                f"{claim.physical_offset} has {claim.size}", row)
+            return
+        elsewhere = next((r for r, u in self._strays.items()
+                          if u.physical_offset == claim.physical_offset), None)
+        if row not in self._strays:  # the row serves another message: this one's fields lie
+            if elsewhere is not None and not self.queue.topic.startswith(props.LMQ_PREFIX):
+                yield self._fields(claim, elsewhere)
+            elif elsewhere is None:
+                yield self._row_taken(claim, unit)
+            else:
+                self._strays.pop(elsewhere, None)
+            return
+        self._strays.pop(row, None)
+        other = self._record(unit)
+        if other is not None and self._same_queue(other):
+            if self.tally_covers(other.queue_offset):
+                yield self.finding(
+                    "cq-duplicate", f"row repeats the message of queue offset "
+                    f"{other.queue_offset} ({unit.physical_offset}); its own lies at "
+                    f"{claim.physical_offset}", row)
+            else:
+                yield self.finding(
+                    "cq-out-of-order", f"row holds the message of queue offset "
+                    f"{other.queue_offset} ({unit.physical_offset}); its own lies at "
+                    f"{claim.physical_offset}", row)
+            return
+        yield self.finding(
+            "cq-wrong-offset", f"row leads to {unit.physical_offset}, its message lies at "
+            f"{claim.physical_offset}", row)
+
+    def tally_covers(self, row: int) -> bool:
+        return any(start <= row < end for start, end in merged(self.tally.covered))
+
+    def _same_queue(self, record: Record) -> bool:
+        return (record.topic.decode("utf-8", "surrogateescape") == self.queue.topic
+                and record.queue_id == self.queue.queue_id)
+
+    def _fields(self, claim: Claim, row: int) -> Finding:
+        self._strays.pop(row, None)
+        self.context.reported.add(claim.physical_offset)
+        return self.finding(
+            "message-fields", f"the message says queue offset {claim.queue_offset}, but row "
+            f"{row} leads to it", row, structure="commitlog", offset=claim.physical_offset)
+
+    def _row_taken(self, claim: Claim, unit: UnitRecord) -> Finding:
+        return self.finding(
+            "message-fields", f"the message says queue offset {claim.queue_offset}, whose row "
+            f"leads to another message at {unit.physical_offset}", claim.queue_offset,
+            structure="commitlog", offset=claim.physical_offset)
+
+    def _strays_left(self) -> Iterator[Finding]:
+        """Rows that no claim of this queue explains."""
+        for row, unit in sorted(self._strays.items()):
+            if unit.physical_offset in self.context.reported:
+                continue
+            record = self._record(unit)
+            if record is None:
+                yield self.finding(
+                    "cq-wrong-offset", f"row leads to {unit.physical_offset}: "
+                    f"{self.context.store.log.explain(unit.physical_offset)}", row)
+            elif dispatched_to(record, self.queue.topic):
+                continue
+            elif self._same_queue(record) and self.tally_covers(record.queue_offset):
+                yield self.finding(
+                    "cq-duplicate", f"row repeats the message of queue offset "
+                    f"{record.queue_offset} ({unit.physical_offset})", row)
+            else:
+                topic = record.topic.decode("utf-8", "surrogateescape")
+                self.context.reported.add(unit.physical_offset)
+                yield self.finding(
+                    "message-fields", f"row {row} leads to a message that says topic {topic}, "
+                    f"queue {record.queue_id}, queue offset {record.queue_offset}", row,
+                    structure="commitlog", offset=unit.physical_offset)
+
+    def _tags(self) -> Iterator[Finding]:
+        for claim in self.tally.wrong_tags:
+            row = claim.row[2] if claim.row else None
+            yield self.finding(
+                "cq-wrong-tag", f"row has the tags code {row}, the message at "
+                f"{claim.physical_offset} makes {claim.tags_code}", claim.queue_offset)
+
+
+def dispatched_to(record: Record, queue: str) -> bool:
+    """Whether a message was multi-dispatched to ``queue`` (an LMQ may have legal gaps, #8693)."""
+    found = props.parse(record.properties.decode("utf-8", "replace"))
+    return queue in found.get(props.MULTI_DISPATCH, "").split(",")
+
+
+def _ranges(rows: list[int], most: int = 8) -> str:
+    parts = merged([(row, row + 1) for row in rows])
+    words = [str(a) if b == a + 1 else f"{a}-{b - 1}" for a, b in parts[:most]]
+    return ", ".join(words) + (f" and {len(parts) - most} more ranges" if len(parts) > most
+                               else "")
+
+
+def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterator[Finding]:
+    """A queue that has messages in the log and nothing on disk."""
+    topic, queue_id = key
+    stray = context.strays.get(tally.first_phy) if tally.messages == 1 else None
+    if stray is not None:  # one message whose own fields are damaged makes no queue
+        if tally.first_phy not in context.reported:
+            context.reported.add(tally.first_phy)
+            file = context.store.log.file_of(tally.first_phy)
+            yield Finding(
+                "message-fields", "commitlog", f"the message says topic {topic}, queue "
+                f"{queue_id}, but row {stray[1]} of topic {stray[0][0]}, queue {stray[0][1]} "
+                "leads to it", file=file.path if file else None, offset=tally.first_phy,
+                position=tally.first_phy - file.base if file else None, topic=stray[0][0],
+                queue_id=stray[0][1], queue_offset=stray[1], next=_FIX)
+        return
+    deleted = topic in context.deleted_topics
+    detail = f"{tally.messages} messages in the log, no consumequeue"
+    if deleted:
+        detail += "; the topic is not in topics.json, so it may have been deleted"
+    yield Finding("cq-missing", "consumequeue", detail,
+                  file=context.store.path("consumequeue", topic, str(queue_id)), offset=0,
+                  topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
+                  severity=INFO if deleted else "", next=_FIX)

@@ -1,0 +1,156 @@
+"""verify: everything of a store that can be checked, as a stream of findings.
+
+The log pass looks at every byte of the log once and compares it with consumequeues and index
+on the way; what is left over is explained afterwards. Small structures have their own checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.checks import index_structure, ranges
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.index_keys import Entries
+from rmqctl.checks.log_findings import log_findings
+from rmqctl.checks.results import RangeResult, Wanted
+from rmqctl.checks.queue_rows import QueueKey
+from rmqctl.checks.reconcile import Context, QueueReconciler, missing_queue
+from rmqctl.checks.registry import deleted_topics, small_checks
+from rmqctl.errors import StoreIOError
+from rmqctl.store.store import Store
+
+STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "timer",
+              "compaction", "store")
+_DERIVED = frozenset({"consumequeue", "index"})
+
+
+@dataclass(slots=True)
+class Options:
+    """``only``: structures to check (None: all). ``jobs``: processes for the log pass."""
+
+    only: frozenset[str] | None = None
+    jobs: int = 1
+    minimum_range: int = ranges.MIN_RANGE
+
+    def wants(self, structure: str) -> bool:
+        return self.only is None or structure in self.only
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Bytes of the commitlog by what they are; the first four add up to ``bytes_total``."""
+
+    bytes_total: int = 0
+    messages: int = 0
+    bytes_in_messages: int = 0
+    bytes_blank: int = 0
+    bytes_zero: int = 0
+    bytes_damaged: int = 0
+    bytes_unverifiable: int = 0
+    consumequeue_rows: int = 0
+    index_entries: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Verification:
+    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete."""
+
+    store: Store
+    options: Options = field(default_factory=Options)
+    progress: Callable[[int], None] | None = None
+    coverage: Coverage = field(default_factory=Coverage)
+    checked: list[dict[str, Any]] = field(default_factory=list)
+    ok: bool = True
+    log_end: int = 0
+
+    def findings(self) -> Iterator[Finding]:
+        for one in self._all():
+            if one.severity != INFO:
+                self.ok = False
+            yield one
+
+    def _all(self) -> Iterator[Finding]:
+        store, options = self.store, self.options
+        live = store.lock.held
+        result = RangeResult(0)
+        needs_log = options.only is None or bool(
+            options.only & {"commitlog", "consumequeue", "index", "checkpoint", "timer"})
+        if needs_log:
+            # Ends first: what a running broker dispatches from now on is in the log already.
+            ends = self._ends()
+            try:
+                result = ranges.run(store, ends, Wanted(options.wants("consumequeue"),
+                                                        options.wants("index")),
+                                    options.jobs, self.progress, options.minimum_range)
+            except StoreIOError as error:
+                yield Finding("file-unreadable", "commitlog", str(error))
+            yield from self._log(result, ends, live)
+        yield from small_checks(store, result, self.log_end, options.wants, live)
+        for name in STRUCTURES:
+            if options.wants(name):
+                self.checked.append({"structure": name})
+
+    def _ends(self) -> dict[QueueKey, int]:
+        if not self.options.wants("consumequeue"):
+            return {}
+        found = {}
+        for key, queue in self.store.queues.items():
+            try:
+                found[key] = queue.disk_end
+            except StoreIOError:
+                found[key] = queue.first_index
+            queue.close()
+        return found
+
+    def _log(self, result: RangeResult, ends: dict[QueueKey, int], live: bool) -> Iterator[
+            Finding]:
+        store = self.store
+        self.log_end = (result.last_record_end if result.last_record_end is not None
+                        else store.log.min_offset)
+        tail = [span for span in result.spans if span.offset >= self.log_end]
+        cover = self.coverage
+        for name in ("messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
+                     "bytes_damaged", "bytes_unverifiable"):
+            setattr(cover, name, getattr(result, name))
+        cover.bytes_total = (cover.bytes_in_messages + cover.bytes_blank + cover.bytes_zero
+                             + cover.bytes_damaged)
+        # A torn last record is damage at the end, not the end: rows that lead to it are lost.
+        context = Context(store, result, max([self.log_end, *(
+            span.end for span in tail if span.located)]), live, deleted_topics(store))
+        reconcilers = self._reconcilers(context, ends) if self.options.wants(
+            "consumequeue") else []
+        queue_findings = [one for each in reconcilers for one in each.findings()]
+        if self.options.wants("commitlog"):
+            yield from log_findings(context, self.log_end, queue_findings)
+        yield from queue_findings
+        if self.options.wants("consumequeue"):
+            cover.consumequeue_rows = sum(
+                end - store.queues[key].first_index for key, end in ends.items())
+            for key, tally in result.queues.items():
+                if key not in store.queues or not store.queues[key].files:
+                    yield from missing_queue(context, key, tally)
+        if self.options.wants("index"):
+            yield from index_structure.check(store)
+            entries = Entries(store)
+            cover.index_entries = entries.total
+            from rmqctl.checks.index_findings import index_findings
+
+            yield from index_findings(context, entries)
+            entries.close()
+
+    def _reconcilers(self, context: Context, ends: dict[QueueKey, int]) -> list[QueueReconciler]:
+        made = []
+        for key, queue in self.store.queues.items():
+            one = QueueReconciler(context, queue, context.result.queues.get(key), ends[key])
+            try:
+                one.prepare()
+            except StoreIOError:
+                continue  # the file check names it
+            made.append(one)
+            queue.close()
+        return made

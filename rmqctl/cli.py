@@ -1,0 +1,105 @@
+"""The program: builds the typer application, runs it, and turns every end into an exit code.
+
+Nothing heavy is imported here, and no command: see ``rmqctl.commands``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+import typer.main
+
+from rmqctl import __version__
+from rmqctl.commands import GROUPS, REGISTRY
+from rmqctl.commands.coerce import use_light_coercion
+from rmqctl.commands.lazy import CONTEXT_SETTINGS, Group, fill
+from rmqctl.ending import Terminated, report, settle_streams, silence_stdout, terminable
+from rmqctl.errors import StoreIOError
+
+_PROGRAM = "rmqctl"
+_EPILOG = (
+    "Exit codes: 0 done, 1 findings, 2 usage, 3 not a store, 4 held by another process, 5 I/O, "
+    "6 failed, 70 a defect in rmqctl. 'rmqctl COMMAND --help' says what a command does to STORE."
+)
+
+
+def build() -> Group:
+    """The application: every registered command, none of them imported."""
+    app = typer.Typer(
+        name=_PROGRAM,
+        cls=Group,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings=dict(CONTEXT_SETTINGS),
+        epilog=_EPILOG,
+    )
+    app.callback()(_root)
+    root = typer.main.get_command(app)
+    assert isinstance(root, Group)
+    use_light_coercion(root.params)
+    fill(root, REGISTRY, GROUPS)
+    return root
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{_PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Read, verify and repair Apache RocketMQ store directories, offline."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run rmqctl with ``argv`` (default: the process's arguments) and return the exit code.
+
+    Never lets an exception out; prints a traceback only with RMQCTL_DEBUG=1 or -vv.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    settle_streams()
+    try:
+        with terminable():
+            code = _run(args)
+            _flush_stdout()
+            return code
+    except SystemExit as exc:  # typer leaves this way after installing completion
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    except (Exception, KeyboardInterrupt, Terminated) as exc:  # noqa: BLE001  # the last resort
+        code = report(exc, args)
+        silence_stdout(discard=isinstance(exc, BrokenPipeError))
+        return code
+
+
+def _run(args: list[str]) -> int:
+    root = build()
+    if os.environ.get("_RMQCTL_COMPLETE"):  # set by the completion script of a shell
+        root.main(args=args, prog_name=_PROGRAM)
+    result: Any
+    try:
+        with root.make_context(_PROGRAM, args) as ctx:
+            result = root.invoke(ctx)
+    except typer.Exit as exc:
+        result = exc.exit_code
+    return result if type(result) is int else 0
+
+
+def _flush_stdout() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise StoreIOError.from_oserror(exc, "standard output", "write to") from exc

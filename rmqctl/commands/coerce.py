@@ -1,0 +1,99 @@
+"""Turns words of the command line into values without pydantic.
+
+typer converts every value through pydantic, whose import and schema building cost more than a
+query takes. rmqctl's parameters are plain, so a few lines do. The attribute set here is
+typer's own cache of converters: a typer that has none simply goes its own way, and a test says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, get_args, get_origin
+
+import typer
+
+from rmqctl.errors import UsageError
+
+_CACHE = "_runtime_param"
+
+
+class _Coercion:
+    """Has the one method typer calls."""
+
+    def __init__(self, convert: Callable[[Any], Any], many: bool) -> None:
+        self._convert = convert
+        self._many = many
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The value of ``param``; raises BadParameter with what is wrong and with which option."""
+        if value is None:
+            return () if self._many else None
+        try:
+            if self._many:
+                return [self._convert(item) for item in value]
+            return self._convert(value)
+        except (ValueError, UsageError) as exc:
+            raise typer.BadParameter(str(exc), ctx=ctx, param=param) from exc
+
+
+def use_light_coercion(params: Iterable[Any]) -> None:
+    """Give every one of ``params`` that is plain enough its converter."""
+    for param in params:
+        descriptor = getattr(param, "type_descriptor", None)
+        if descriptor is None or getattr(param, _CACHE, "absent") is not None:
+            continue
+        convert = _converter(descriptor.annotation, descriptor)
+        if convert is not None:
+            many = bool(param.multiple or param.nargs == -1)
+            setattr(param, _CACHE, _Coercion(convert, many))
+
+
+def _converter(annotation: Any, descriptor: Any) -> Callable[[Any], Any] | None:
+    info = descriptor.parameter_info
+    if info.parser is not None:
+        parser: Callable[[Any], Any] = info.parser
+        return parser
+    if get_origin(annotation) is list:
+        annotation = get_args(annotation)[0]
+    choices = descriptor.choices
+    if choices is not None:
+        if not all(isinstance(choice, str) for choice in choices):
+            return None
+        return lambda value: _choice(value, choices)
+    if annotation is bool:
+        return _flag
+    if annotation is str:
+        return str
+    if annotation is int:
+        return lambda value: _bounded(_whole_number(value), info.min, info.max)
+    return None
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"{value!r} is not true or false")
+
+
+def _choice(value: str, choices: tuple[str, ...]) -> str:
+    for choice in choices:
+        if choice == value:
+            return choice
+    raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+
+
+def _whole_number(value: Any) -> int:
+    if isinstance(value, int):
+        return value
+    if re.fullmatch("[+-]?[0-9]{1,19}", value.strip()) is None:
+        raise ValueError(f"{value!r} is not a whole number")
+    return int(value)
+
+
+def _bounded(value: int, least: float | None, most: float | None) -> int:
+    if least is not None and value < least:
+        raise ValueError(f"{value} is less than {least}")
+    if most is not None and value > most:
+        raise ValueError(f"{value} is more than {most}")
+    return value

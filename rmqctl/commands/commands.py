@@ -1,0 +1,46 @@
+"""``rmqctl commands``: what there is, for people and for scripts that drive rmqctl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rmqctl.commands import REGISTRY
+from rmqctl.commands.describe import parameters
+from rmqctl.commands.lazy import load
+from rmqctl.commands.options import NoProgress, OutputFormat, Quiet, Verbose, open_output
+
+NAME = ("commands",)
+EFFECT = "read-only"
+
+_COLUMNS = ("name", "effect", "section", "help", "arguments", "options")
+
+
+def command(
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """List every command with its effect on the store, its arguments and its options.
+
+    The effect says what a command may touch: read-only opens nothing for writing, writes-new
+    writes only a new place you name, mutates changes STORE.
+
+        rmqctl commands -o json
+    """
+    out = open_output(output, quiet, verbose, no_progress)
+    out.rows(_rows(), _COLUMNS, brief=("name", "effect", "help"))
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    for spec in REGISTRY:
+        described = [*parameters(load(spec))]
+        yield {
+            "name": spec.title,
+            "effect": spec.effect,
+            "section": spec.section,
+            "help": spec.help,
+            "arguments": [p.as_row() for p in described if p.kind == "argument"],
+            "options": [p.as_row() for p in described if p.kind == "option"],
+        }

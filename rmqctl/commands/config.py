@@ -1,0 +1,169 @@
+"""``rmqctl config``: the files of ``config/``, with their backups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rmqctl.commands.options import (
+    CommitlogDirs,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Store,
+    Verbose,
+    Zone,
+    open_output,
+)
+from rmqctl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rmqctl.output import Output
+    from rmqctl.output.cells import Render
+    from rmqctl.store.config import ConfigFile
+
+NAME = ("config",)
+EFFECT = "read-only"
+
+Section = Literal[
+    "topics", "groups", "offsets", "delay", "filters", "orders", "mappings", "modes", "metrics",
+    "timer", "tiered", "other",
+]  # fmt: skip
+
+_COLUMNS = ("file", "kind", "size", "state", "source", "entries", "data_version", "backup",
+            "offset", "reason")
+_BRIEF = ("file", "size", "state", "entries", "backup")
+_WIDE = (*_BRIEF, "data_version")
+_WIDE_COLUMNS = 100  # terminal columns from which on there is room for it
+# What people see of a section; the rest is in the data formats.
+_SECTION_BRIEF: dict[str, tuple[str, ...]] = {
+    "topics": ("topic", "read_queue_nums", "write_queue_nums", "perm", "order", "attributes"),
+    "groups": ("group", "consume_enable", "consume_broadcast_enable", "retry_queue_nums",
+               "retry_max_times", "attributes"),
+    "offsets": ("group", "topic", "queue_id", "offset"),
+    "delay": ("level", "delay_ms", "offset"),
+    "filters": ("topic", "consumer_group", "expression_type", "expression", "dead"),
+    "orders": ("topic", "group", "queue_id", "offsets", "pop_time", "invisible_time"),
+    "mappings": ("topic", "global_queue_id", "current", "bname", "queue_id", "gen",
+                 "logic_offset", "start_offset", "end_offset"),
+    "tiered": ("table", "key", "base_offset", "size", "status"),
+}  # fmt: skip
+_TIMES = ("born_time", "dead_time", "client_version", "pop_time", "last_consume_time",
+          "time_stamp", "create_timestamp", "begin_timestamp", "end_timestamp",
+          "last_read_time_ms", "timestamp")  # fmt: skip
+_MOST_NOTES = 20
+
+
+def command(
+    store: Store,
+    section: Annotated[
+        Section | None,
+        typer.Argument(
+            metavar="[SECTION]",
+            help="What to show; without it, a listing of the files.",
+            show_default=False,
+        ),
+    ] = None,
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    commitlog_dirs: CommitlogDirs = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Show the files of config/: topics, groups, offsets and the rest.
+
+    Where the main file is missing, empty or unreadable its .bak is shown instead, as a broker
+    does, and said so; every file that cannot be read is named with the reason and the place in
+    it. Exit code 1 when a main file is damaged; all that can be read is shown nevertheless.
+    """
+    from rmqctl.store import Store as OpenedStore
+    from rmqctl.store.config import load
+
+    out = open_output(output, quiet, verbose, no_progress)
+    with OpenedStore.open(store, commitlog_dirs or ()) as opened:
+        files, others = load(opened, section)
+    for file in files:
+        for problem in file.problems():
+            out.warn(problem)
+    if section is None:
+        wide = not out.is_data and out.human().width >= _WIDE_COLUMNS
+        out.rows(_listing(files), _COLUMNS, brief=_WIDE if wide else _BRIEF,
+                 empty="no configuration files", render=_listing_render(tz),
+                 styles={"state": _state_style})  # fmt: skip
+        for trouble in others[:_MOST_NOTES]:
+            out.note(f"{trouble.path}: {trouble.reason}")
+        if len(others) > _MOST_NOTES:
+            out.note(f"and {len(others) - _MOST_NOTES} more files that are not read")
+    else:
+        _show(out, section, files, tz)
+    if any(file.damaged for file in files):
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _listing(files: Iterable[ConfigFile]) -> Iterable[dict[str, Any]]:
+    for one in files:
+        shown = next((c for c in (one.main, one.backup) if c.state != "missing"), one.main)
+        fault = one.faults[0] if one.faults else None
+        yield {
+            "file": one.main.path,
+            "kind": one.kind,
+            "size": one.main.size,
+            "state": "oddity" if fault and one.main.state == "ok" else one.main.state,
+            "source": one.used.path if one.used else None,
+            "entries": one.entries,
+            "data_version": one.data_version,
+            "backup": one.backup.state,
+            "offset": one.main.offset,
+            "reason": one.main.reason or shown.reason or fault,
+        }
+
+
+def _listing_render(tz: tzinfo) -> Render:
+    from rmqctl.output.units import size_text, time_text
+
+    def version(value: dict[str, int]) -> str:
+        when = value.get("timestamp")
+        counter = str(value.get("counter", "?"))
+        return counter if when is None else f"{counter} at {time_text(when, tz)}"
+
+    return {
+        "file": lambda path: path.removeprefix("config/"),
+        "data_version": version,
+        "size": size_text,
+    }
+
+
+def _state_style(state: str) -> str | None:
+    return {"ok": "good", "oddity": "warn"}.get(state, "bad")
+
+
+def _show(out: Output, section: str, files: list[ConfigFile], tz: tzinfo) -> None:
+    from rmqctl.output.units import duration_text, time_text
+    from rmqctl.store.config_rows import COLUMNS
+
+    columns = COLUMNS[section]
+    brief = _SECTION_BRIEF.get(section, tuple(name for name in columns if name != "source"))
+    if any(file.fell_back for file in files):
+        brief = (*brief, "source")
+
+    def moment(value: Any) -> str:
+        return time_text(value, tz) if isinstance(value, int) and value > 0 else str(value)
+
+    render: Render = {
+        **dict.fromkeys(_TIMES, moment),
+        "delay_ms": duration_text,
+        "perm_bits": str,
+    }
+    empty = "no entries" if files else f"no file with {section}"
+    rows = (row for file in files for row in file.rows())
+    if section == "timer" and not out.is_data:  # one record
+        for row in rows:
+            out.human().pairs(
+                {name: render[name](row[name]) if name in render else row[name] for name in row}
+            )
+        return
+    out.rows(rows, columns, brief=brief, empty=empty, render=render)

@@ -1,0 +1,107 @@
+"""What a command takes, as data: the source of its help, of ``commands`` and of the reference."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import tzinfo
+from typing import Any, Literal
+
+_TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "flag"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One argument or option of a command.
+
+    ``names`` are the spellings of an option (``["--output", "-o"]``) or the one name of an
+    argument (``["STORE"]``); ``type`` is flag, count, choice, text, integer, number, or the
+    metavar in small letters (size, time, offset).
+    """
+
+    kind: Literal["argument", "option"]
+    names: list[str]
+    type: str
+    choices: list[str] | None
+    default: Any
+    required: bool
+    repeatable: bool
+    env: str | None
+    help: str
+    metavar: str | None
+    panel: str | None
+
+    @property
+    def value_name(self) -> str | None:
+        """What stands for the value in help (``SIZE``, ``a|b``); None for flags and counts."""
+        if self.type in ("flag", "count"):
+            return None
+        if self.metavar:
+            return self.metavar
+        if self.choices is not None:
+            return "|".join(self.choices)
+        return self.names[0] if self.kind == "argument" else self.type.upper()
+
+    def as_row(self) -> dict[str, Any]:
+        """The JSON object of ``rmqctl commands -o json``."""
+        row = asdict(self)
+        del row["panel"], row["metavar"]
+        return row
+
+
+def parameters(command: Any) -> Iterator[Parameter]:
+    """Every visible parameter of a typer command, in order of declaration, help option excepted."""
+    for param in command.params:
+        if not getattr(param, "hidden", False):
+            yield parameter(param)
+
+
+def parameter(param: Any) -> Parameter:
+    """Describe one typer parameter."""
+    is_argument = param.param_type_name == "argument"
+    flags = [*param.opts, *param.secondary_opts]
+    # Brackets in the metavar of an argument say what ``required`` says already.
+    metavar = param.metavar.strip("[]") if is_argument and param.metavar else param.metavar
+    env = param.envvar if isinstance(param.envvar, str) or param.envvar is None else param.envvar[0]
+    descriptor = getattr(param, "type_descriptor", None)
+    found = getattr(descriptor, "choices", None)
+    choices = None if found is None else [str(choice) for choice in found]
+    return Parameter(
+        kind="argument" if is_argument else "option",
+        names=[metavar or param.name.upper()] if is_argument else flags,
+        type=_type_name(param, choices),
+        choices=choices,
+        default=None if param.required else _default(param.default),
+        required=bool(param.required),
+        repeatable=bool(param.multiple or param.nargs == -1),
+        env=env,
+        help=inspect.cleandoc(param.help or ""),
+        metavar=metavar,
+        panel=getattr(param, "rich_help_panel", None),
+    )
+
+
+def _type_name(param: Any, choices: list[str] | None) -> str:
+    if getattr(param, "count", False):
+        return "count"
+    if getattr(param, "is_flag", False):
+        return "flag"
+    if choices is not None:
+        return "choice"
+    annotation = getattr(getattr(param, "type_descriptor", None), "annotation", str)
+    if param.metavar and param.param_type_name == "option" and param.metavar != "N":
+        return str(param.metavar).lower()
+    for kind, name in _TYPE_NAMES.items():
+        if annotation is kind:
+            return name
+    return "text"
+
+
+def _default(value: Any) -> Any:
+    """A default as JSON can say it."""
+    if isinstance(value, tzinfo):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_default(item) for item in value] or None
+    return value

@@ -1,0 +1,80 @@
+"""``rmqctl dump``: one file of any kind, record by record."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rmqctl.commands.options import (
+    Body,
+    IndexSlots,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Verbose,
+    Zone,
+    open_output,
+)
+from rmqctl.commands.parsing import parse_offset
+from rmqctl.errors import ExitCode
+
+NAME = ("dump",)
+EFFECT = "read-only"
+
+
+def command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of a store, or a copy.",
+                                        show_default=False)],
+    kind: Annotated[str | None, typer.Option(
+        "--kind", metavar="KIND", help="What the file is, where path and content do not tell.",
+    )] = None,
+    hex_: Annotated[bool, typer.Option(
+        "--hex", help="Every field with its place and bytes, as the layout names it.")] = False,
+    start: Annotated[int | None, typer.Option(
+        "--from", metavar="N", min=0, help="From record N of the file on.")] = None,
+    count: Annotated[int | None, typer.Option(
+        "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
+    at: Annotated[int | None, typer.Option(
+        "--at", metavar="OFFSET", parser=parse_offset,
+        help="The record at this offset, in the file or in the stream its name counts.")] = None,
+    every: Annotated[bool, typer.Option(
+        "--all", help="Unused units, slots and entries too.")] = False,
+    body: Body = "auto",
+    index_slots: IndexSlots = None,
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Show one file of any kind, record by record.
+
+    The kind is found from the path, else from the content. Damage does not end the listing: a row
+    says what is wrong, at which offset and in which field, and the next record that proves itself
+    follows. Exit code 1 when anything was damaged.
+    """
+    from rmqctl.output.units import time_text
+    from rmqctl.store.dump import Dump, Options
+    from rmqctl.store.dump_fields import FLAT_COLUMNS, fault_text, flattened
+
+    out = open_output(output, quiet, verbose, no_progress)
+    options = Options(kind=kind, start=start, count=count, at=at, hex=hex_, every=every,
+                      full=verbose > 0, body=body, index_slots=index_slots)
+    with Dump(file, options) as dump:
+        if hex_ and out.format not in ("json", "jsonl"):
+            out.rows(flattened(dump.rows()), FLAT_COLUMNS, empty="no records")
+        else:
+            times = {name: lambda value: time_text(value, tz) for name in dump.times}
+            render = {**times, "error": fault_text}
+            if dump.single and not out.is_data:
+                for row in dump.rows():
+                    out.human().pairs({name: render[name](value) if name in render else value
+                                       for name, value in row.items()})
+            else:
+                out.rows(dump.rows(), dump.columns, brief=dump.brief, empty="no records",
+                         render=render)
+        for note in dump.notes:
+            out.note(note)
+        if dump.faults:
+            raise typer.Exit(int(ExitCode.FINDINGS))

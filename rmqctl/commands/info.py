@@ -1,0 +1,250 @@
+"""``rmqctl info``: one screen on a store."""
+
+from __future__ import annotations
+
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rmqctl.commands.options import (
+    CommitlogDirs,
+    CommitlogFileSize,
+    ConsumequeueFileSize,
+    IndexMax,
+    IndexSlots,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Store,
+    Verbose,
+    Zone,
+    open_output,
+)
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human
+
+NAME = ("info",)
+EFFECT = "read-only"
+
+_MOST_TOPICS = 20
+_MOST_QUEUES = 8
+_MOST_TROUBLES = 10
+
+
+def command(
+    store: Store,
+    view: Annotated[
+        Literal["disk", "broker"],
+        typer.Option(
+            "--view",
+            help="Offsets as they lie on disk, or as a broker would leave them when it starts.",
+        ),
+    ] = "disk",
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    commitlog_dirs: CommitlogDirs = None,
+    commitlog_file_size: CommitlogFileSize = None,
+    consumequeue_file_size: ConsumequeueFileSize = None,
+    index_slots: IndexSlots = None,
+    index_max: IndexMax = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Show one screen on a store: version, files, offsets, times, topics, checkpoint, lock.
+
+    Reads the ends of the files, not the whole log; whether everything in between is sound is the
+    question `rmqctl verify` answers. What could not be read is listed under "troubles".
+    """
+    from rmqctl.store import Sizes
+    from rmqctl.store import Store as OpenedStore
+    from rmqctl.store.info import collect
+
+    out = open_output(output, quiet, verbose, no_progress)
+    sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
+    with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
+        found = collect(opened, view)
+    out.document(found, lambda page: _Screen(page, found, tz, verbose > 0).show())
+
+
+class _Screen:
+    """The screen for people; with ``full`` nothing is left out."""
+
+    def __init__(self, page: Human, found: dict[str, Any], tz: tzinfo, full: bool) -> None:
+        self._page, self._found, self._tz, self._full = page, found, tz, full
+        self._dash = "–" if page.unicode else "-"
+
+    def show(self) -> None:
+        found, page = self._found, self._page
+        lock, pid = found["lock"], found["abort_pid"]
+        pairs = {
+            "store": found["store"],
+            "version": f"{found['version']} ({self._evidence()})",
+            "last run": self._ending(pid),
+            "lock": self._lock(),
+            "log": self._log(),
+            "stored": self._span(),
+            "messages": self._messages(),
+            "checkpoint": self._checkpoint(),
+            "offsets kept": self._kept_offsets(),
+            "file sizes": self._sizes(),
+        }
+        styles = {"lock": "warn"} if lock["held"] else {}
+        if found["abort"] and not lock["held"]:
+            styles["last run"] = "warn"
+        page.pairs({name: text for name, text in pairs.items() if text}, styles=styles)
+        self._structures()
+        self._topics()
+        self._troubles()
+
+    def _evidence(self) -> str:
+        told = [one["evidence"] for one in self._found["version_hints"]]
+        # The strongest evidence is the youngest; the screen has room for a little.
+        shown = told if self._full else told[-2:]
+        return "; ".join(shown) or "nothing speaks for a younger one"
+
+    def _ending(self, pid: int | None) -> str:
+        if not self._found["abort"]:
+            return "ended cleanly (no abort file)"
+        by = "" if pid is None else f", by process {pid}"
+        if self._found["lock"]["held"]:
+            return f"still running (abort file{by})"
+        return f"did not end cleanly (abort file{by})"
+
+    def _lock(self) -> str:
+        lock = self._found["lock"]
+        if lock["held"]:
+            who = "another process" if lock["pid"] is None else f"process {lock['pid']}"
+            return f"held by {who} ({lock['kind']})"
+        return f"not held ({lock['note']})" if lock["note"] else "not held"
+
+    def _log(self) -> str:
+        from rmqctl.output.units import count_text, size_text
+
+        least, most = self._found["min_phy_offset"], self._found["max_phy_offset"]
+        files = [one for one in self._found["files"] if one["kind"] == "commitlog"]
+        if not files:
+            return "no files"
+        text = f"{count_text(least)} {self._dash} {count_text(most)} ({size_text(most - least)})"
+        where = f"in {_many(len(files), 'file')}"
+        return f"{text} {where}" + (", as a broker sees it" if self._found["view"] != "disk" else "")
+
+    def _span(self) -> str:
+        from rmqctl.output.units import duration_text, time_text
+
+        first = self._found["first_store_timestamp"]
+        last = self._found["last_store_timestamp"]
+        if first is None or last is None:
+            return ""
+        ends = f"{time_text(first, self._tz)} {self._dash} {time_text(last, self._tz)}"
+        return f"{ends} ({duration_text(last - first)})"
+
+    def _messages(self) -> str:
+        from rmqctl.output.units import count_text
+
+        topics = self._found["topics"]
+        queues = sum(len(topic["queues"]) for topic in topics)
+        return (
+            f"{count_text(self._found['messages'])} in {_many(queues, 'queue')} "
+            f"of {_many(len(topics), 'topic')}"
+        )
+
+    def _checkpoint(self) -> str:
+        from rmqctl.output.units import time_text
+
+        checkpoint = self._found["checkpoint"]
+        if checkpoint is None:
+            return "none"
+        return ", ".join(
+            f"{name.split('_')[0]} {time_text(value, self._tz) if value else '0'}"
+            for name, value in checkpoint.items()
+            if name.endswith("_timestamp")
+        )
+
+    def _kept_offsets(self) -> str:
+        """The two offsets 5.x keeps in the checkpoint, which are 0 in most stores."""
+        from rmqctl.output.units import count_text
+
+        checkpoint = self._found["checkpoint"] or {}
+        return ", ".join(
+            f"{name.replace('_', ' ')} {count_text(value)}"
+            for name, value in checkpoint.items()
+            if value and not name.endswith("_timestamp")
+        )
+
+    def _sizes(self) -> str:
+        from rmqctl.output.units import count_text
+
+        sizes = self._found["sizes"]
+        told = {
+            "commitlog": sizes["commitlog_file_size"],
+            "consumequeue": sizes["consumequeue_file_size"],
+        }
+        parts = [f"{name} {count_text(size)}" for name, size in told.items() if size]
+        if sizes["index_slots"]:
+            slots, most = count_text(sizes["index_slots"]), count_text(sizes["index_max"])
+            parts.append(f"index {slots} slots and {most} entries")
+        return ", ".join(parts)
+
+    def _structures(self) -> None:
+        from rmqctl.output.units import size_text
+
+        if not self._found["structures"]:
+            return
+        self._page.blank()
+        rows = [
+            {"structure": one["kind"], "files": one["files"], "size": one["size"],
+             "on disk": one["allocated"]}
+            for one in self._found["structures"]
+        ]  # fmt: skip
+        self._page.table(rows, render={"size": size_text, "on disk": size_text})
+
+    def _topics(self) -> None:
+        from rmqctl.output.units import count_text
+
+        topics = sorted(self._found["topics"], key=lambda one: (-one["messages"], one["topic"]))
+        if not topics:
+            return
+        self._page.blank()
+        shown = topics if self._full else topics[:_MOST_TOPICS]
+        rows = (
+            {"topic": one["topic"], "messages": one["messages"], "queues": len(one["queues"]),
+             "offsets by queue": self._queues(one["queues"])}
+            for one in shown
+        )  # fmt: skip
+        self._page.table(rows, render={"messages": count_text})
+        if len(topics) > len(shown):
+            rest = sum(one["messages"] for one in topics[len(shown) :])
+            self._page.text(
+                f"{self._page.mark} and {len(topics) - len(shown)} more topics with "
+                f"{count_text(rest)} messages (-v shows all)",
+                "dim",
+            )
+
+    def _queues(self, queues: list[dict[str, Any]]) -> str:
+        shown = queues if self._full else queues[:_MOST_QUEUES]
+        parts = [
+            f"{one['queue_id']}: unreadable" if one["max_offset"] is None
+            else f"{one['queue_id']}: {one['min_offset']}{self._dash}{one['max_offset']}"
+            for one in shown
+        ]  # fmt: skip
+        if len(queues) > len(shown):
+            parts.append(f"{self._page.mark} {len(queues) - len(shown)} more")
+        return "  ".join(parts)
+
+    def _troubles(self) -> None:
+        troubles = self._found["troubles"]
+        if not troubles:
+            return
+        self._page.heading("troubles")
+        shown = troubles if self._full else troubles[:_MOST_TROUBLES]
+        for one in shown:
+            self._page.text(f"{one['path']}: {one['reason']}", "warn")
+        if len(troubles) > len(shown):
+            self._page.text(f"and {len(troubles) - len(shown)} more (-v shows all)", "dim")
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

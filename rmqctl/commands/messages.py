@@ -1,0 +1,99 @@
+"""What all commands that show messages share: fields, columns, how cells look, how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.errors import ExitCode
+from rmqctl.output import Output
+
+if TYPE_CHECKING:
+    from rmqctl.store.pages import Page
+    from rmqctl.store.problems import Problem
+    from rmqctl.store.projection import Projection
+    from rmqctl.store.select import Selector
+
+Fields = Annotated[
+    str | None,
+    typer.Option(
+        "--fields",
+        metavar="A,B,C",
+        help="Only these fields of the message object, in this order; property.NAME is one "
+        "property.",
+    ),
+]
+
+BRIEF = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags", "keys",
+         "total_size", "body")
+"""The columns for people when no fields were named."""
+_NAMED = 5
+
+
+def projection(out: Output, fields: str | None, body: str, decompress: bool) -> Projection:
+    """The fields to make: all for programs, a few for people, or those the user named."""
+    from rmqctl.store.objects import FIELDS
+    from rmqctl.store.projection import Projection, checked_fields
+
+    if fields is not None:
+        return Projection(checked_fields(fields.split(",")), body, decompress)
+    if out.is_data:
+        return Projection(FIELDS, body, decompress)
+    return Projection(BRIEF, body, decompress, preview=body == "auto")
+
+
+def show(out: Output, rows: Iterable[Mapping[str, Any]], made: Projection, tz: tzinfo, *,
+         empty: str = "no messages") -> int:
+    """Rows of messages in the format asked for; returns how many."""
+    from rmqctl.output.units import time_text
+
+    def worded(millis: Any) -> str:
+        return time_text(millis, tz)
+
+    return out.rows(rows, made.names, empty=empty, render={
+        "store_timestamp": worded, "born_timestamp": worded, "keys": " ".join})
+
+
+def rows_of(pages: Iterable[Page], made: Projection) -> Iterator[Mapping[str, Any]]:
+    """The rows of all pages, one page at a time."""
+    for page in pages:
+        yield from made.rows(page)
+
+
+class Faults:
+    """Says on stderr what a reading met, and what exit code that makes."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self.found = self.unreadable = False
+
+    def report(self, problem: Problem) -> None:
+        """One problem, as it is met."""
+        if problem.is_fault:
+            self._out.warn(problem.text)
+            self.found = True
+            self.unreadable |= problem.kind == "unreadable"
+        else:
+            self._out.note(problem.text)
+
+    def bad_crc(self, selector: Selector) -> None:
+        """The messages that were shown although their body does not match its CRC."""
+        count = selector.bad_crc_count
+        if not count:
+            return
+        places = ", ".join(map(str, selector.bad_crc[:_NAMED]))
+        more = f" and {count - _NAMED} more" if count > _NAMED else ""
+        what = "1 message does" if count == 1 else f"{count} messages do"
+        self._out.warn(f"{what} not match the CRC of the body (crc_ok false): at physical offset "
+                       f"{places}{more}")
+        self.found = True
+
+    def end(self) -> None:
+        """Leaves with 5 where something could not be read, 1 after damage."""
+        if self.unreadable:
+            raise typer.Exit(int(ExitCode.IO))
+        if self.found:
+            raise typer.Exit(int(ExitCode.FINDINGS))

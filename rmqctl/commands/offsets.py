@@ -1,0 +1,113 @@
+"""``rmqctl offsets``: queue ranges, and how far consumer groups are behind."""
+
+from __future__ import annotations
+
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rmqctl.commands.options import (
+    CommitlogDirs,
+    CommitlogFileSize,
+    ConsumequeueFileSize,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Store,
+    Topic,
+    Verbose,
+    Zone,
+    open_output,
+)
+from rmqctl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rmqctl.output import Output
+    from rmqctl.store.offsets import Lag
+
+NAME = ("offsets",)
+EFFECT = "read-only"
+
+_NARROW = ("group", "topic", "queue_id", "max_offset", "consumer_offset", "diff", "note")
+_WIDE_COLUMNS = 130
+
+
+def command(
+    store: Store,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", metavar="GROUP", help="This consumer group only."),
+    ] = None,
+    topic: Topic = None,
+    view: Annotated[
+        Literal["disk", "broker"],
+        typer.Option(
+            "--view",
+            help="Offsets as they lie on disk, or as a broker would leave them when it starts.",
+        ),
+    ] = "disk",
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    commitlog_dirs: CommitlogDirs = None,
+    commitlog_file_size: CommitlogFileSize = None,
+    consumequeue_file_size: ConsumequeueFileSize = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Show the offset range of every queue, and how far consumer groups are behind.
+
+    diff is max_offset minus consumer_offset for every read queue of the topic, as a broker
+    computes it: no commit counts as 0, expired messages count as unread. diff_total is its sum
+    per group. The group "(delay)" stands for the delivery of delayed messages. Exit code 1 when
+    nothing matches.
+    """
+    from rmqctl.store import Sizes
+    from rmqctl.store import Store as OpenedStore
+    from rmqctl.store.bounds import View
+    from rmqctl.store.offsets import Lag
+
+    out = open_output(output, quiet, verbose, no_progress)
+    sizes = Sizes(commitlog_file_size, consumequeue_file_size)
+    with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
+        lag = Lag(opened, View(opened, view), group, topic)
+        for file in lag.files:
+            for problem in file.problems():
+                out.warn(problem)
+        count = _show(out, lag, tz)
+    if not count and (group is not None or topic is not None):
+        what = [f"group {group}"] * (group is not None) + [f"topic {topic}"] * (topic is not None)
+        out.warn(f"nothing is known here of {' and '.join(what)}")
+        raise typer.Exit(int(ExitCode.FINDINGS))
+    if lag.no_commits:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _show(out: Output, lag: Lag, tz: tzinfo) -> int:
+    """Print the rows and totals; the number of rows."""
+    from rmqctl.output.units import time_text
+    from rmqctl.store.offsets import COLUMNS
+
+    if out.format == "json":
+        rows = list(lag.rows())
+        groups = [{"group": name, "diff_total": diff} for name, diff in lag.totals.items()]
+        total = sum(lag.totals.values())
+        out.document({"queues": rows, "groups": groups, "diff_total": total})
+        return len(rows)
+    wide = out.is_data or out.human().width >= _WIDE_COLUMNS
+    count = out.rows(
+        lag.rows(),
+        COLUMNS,
+        brief=COLUMNS if wide else _NARROW,
+        empty="" if lag.group or lag.topic else "no queues",
+        render={"last_store_timestamp": lambda value: time_text(value, tz)},
+    )
+    if lag.totals and not out.is_data:
+        page = out.human()
+        page.blank()
+        page.table(
+            ({"group": name, "diff_total": diff} for name, diff in lag.totals.items()),
+            styles={"diff_total": lambda diff: "warn" if diff else "good"},
+        )
+    return count

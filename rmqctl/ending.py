@@ -1,0 +1,173 @@
+"""How a run ends: exit codes, the line on stderr, signals, and streams that are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from rmqctl import __version__
+from rmqctl.errors import ExitCode, RmqctlError, StoreIOError, UsageError
+from rmqctl.output.core import say
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_LONGEST_MESSAGE = 500
+
+
+class Terminated(BaseException):
+    """SIGTERM came. Not an Exception, so that no command takes it for a failure of its own."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Within it, SIGTERM raises Terminated, so that ``finally`` blocks run before the exit."""
+    process = os.getpid()
+
+    def handler(_number: int, _frame: FrameType | None) -> NoReturn:
+        if os.getpid() != process:  # a forked worker: nothing of ours to tidy up
+            os._exit(ExitCode.TERMINATED)
+        raise Terminated
+
+    try:
+        previous = signal.signal(signal.SIGTERM, handler)
+    except ValueError:  # not in the main thread: someone else runs this process
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def settle_streams() -> None:
+    """Make stdout and stderr take any text, and keep closed descriptors from being reused.
+
+    A descriptor 0, 1 or 2 that is closed at the start would go to the next file opened, and
+    whatever a library prints would land in that file.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            with contextlib.suppress(OSError, ValueError):
+                reconfigure(errors="backslashreplace")
+
+
+def silence_stdout(*, discard: bool) -> None:
+    """Flush what is left on stdout; point it at nowhere when that fails or ``discard`` is set.
+
+    Otherwise the interpreter tries again while shutting down and prints an error of its own.
+    """
+    if sys.stdout is None:
+        return
+    if not discard:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            return
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def report(exc: BaseException, args: Sequence[str]) -> int:
+    """Say on stderr what ended the run, and return the exit code for it."""
+    code, lines = _verdict(exc)
+    for line in lines:
+        say(line, sys.stderr)
+    if lines and wants_traceback(args) and code not in (ExitCode.USAGE, ExitCode.INTERRUPTED):
+        import traceback
+
+        for line in "".join(traceback.format_exception(exc)).splitlines():
+            say(line, sys.stderr)
+    return int(code)
+
+
+def wants_traceback(args: Sequence[str]) -> bool:
+    """Whether the user asked for internals: RMQCTL_DEBUG, or -v given twice."""
+    if os.environ.get("RMQCTL_DEBUG", "") not in ("", "0"):
+        return True
+    clusters = [a for a in args if a.startswith("-") and a[1:] and not a[1:].strip("qv")]
+    return args.count("--verbose") + sum(c.count("v") for c in clusters) >= 2
+
+
+def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
+    if isinstance(exc, BrokenPipeError):
+        return ExitCode.PIPE_CLOSED, []
+    if isinstance(exc, KeyboardInterrupt | typer.Abort):
+        return ExitCode.INTERRUPTED, ["rmqctl: interrupted"]
+    if isinstance(exc, Terminated):
+        return ExitCode.TERMINATED, ["rmqctl: terminated"]
+    if isinstance(exc, UsageError):
+        return ExitCode.USAGE, [_error(str(exc)), *_pointer(_noted(exc))]
+    if isinstance(exc, RmqctlError):
+        if exc.exit_code is ExitCode.INTERNAL:
+            return ExitCode.INTERNAL, _defect(exc)
+        return exc.exit_code, [_error(str(exc) or type(exc).__name__)]
+    if isinstance(exc, typer.TyperException):
+        context = getattr(exc, "ctx", None)
+        path = context.command_path if context is not None else None
+        return ExitCode.USAGE, [_error(exc.format_message()), *_pointer(path)]
+    if isinstance(exc, OSError):
+        return ExitCode.IO, [_error(str(StoreIOError.from_oserror(exc)))]
+    if isinstance(exc, MemoryError):
+        return ExitCode.IO, [_error("out of memory: the system gave rmqctl no more")]
+    if isinstance(exc, ModuleNotFoundError) and not (exc.name or "rmqctl").startswith("rmqctl"):
+        return ExitCode.FAILED, [
+            _error(f"the Python package {exc.name!r} is not installed; install rmqctl again")
+        ]
+    if type(exc).__name__ == "BrokenProcessPool":
+        return ExitCode.IO, [
+            _error("a worker process was killed, perhaps for lack of memory; try --jobs 1")
+        ]
+    return ExitCode.INTERNAL, _defect(exc)
+
+
+def _error(message: str) -> str:
+    return f"rmqctl: error: {' '.join(message.split())}"
+
+
+def _noted(exc: BaseException) -> str | None:
+    notes = getattr(exc, "__notes__", None)
+    return str(notes[-1]) if notes else None
+
+
+def _pointer(command_path: str | None) -> list[str]:
+    return [f"Try '{(command_path or 'rmqctl').strip()} --help'."]
+
+
+def _defect(exc: BaseException) -> list[str]:
+    """Two lines: what a bug report needs, and the request for one."""
+    message = " ".join(str(exc).split())
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + "..."
+    what = type(exc).__name__ + (f": {message}" if message else "")
+    place = _innermost(exc)
+    where = f", at {place}" if place else ""
+    return [
+        f"rmqctl: error: a defect in rmqctl: {what} (rmqctl {__version__}{where})",
+        "Please report it with the command you gave; with RMQCTL_DEBUG=1 it shows all it knows.",
+    ]
+
+
+def _innermost(exc: BaseException) -> str | None:
+    """``rmqctl/store/files.py:120``: the deepest frame that is ours."""
+    place = None
+    traceback = exc.__traceback__
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if name.startswith(_PACKAGE + os.sep):
+            place = f"rmqctl/{os.path.relpath(name, _PACKAGE)}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place

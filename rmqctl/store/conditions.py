@@ -1,0 +1,174 @@
+"""Conditions on messages: one field, an operator, a value.
+
+Fields are those of the message object, and ``property.NAME`` for one property. A condition is
+decided by column for a whole page of messages; texts are only cut out of the log where the
+bytes of the value occur at all (`Page.candidates`).
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rmqctl.errors import UsageError
+from rmqctl.store.objects import FIELDS
+from rmqctl.store.pages import INTEGERS, Array, Page
+
+Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~"]
+OPERATORS: tuple[Operator, ...] = ("=", "!=", "<", "<=", ">", ">=", "~", "!~")
+PROPERTY = "property."
+TIMES = ("born_timestamp", "store_timestamp")
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+    ">": operator.gt, ">=": operator.ge}
+_NO_CONDITION = ("properties",)
+_LEAST_NEEDLE = 3
+"""Shorter values occur in most bodies: looking for their bytes first would not pay."""
+
+KEY = "key"
+"""A pseudo field: the application keys and the unique key of a message together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``field operator value``. ``value`` is an int for the number fields, a bool for ``crc_ok``,
+    else text; ``any_of`` holds alternatives of an ``=`` (a tag expression ``A || B``).
+    """
+
+    field: str
+    operator: Operator
+    value: int | bool | str
+    any_of: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, field: str, operator: str, value: int | str) -> Condition:
+        """A checked condition; text is turned into what the field holds. UsageError."""
+        if operator not in OPERATORS:
+            raise UsageError(f"no operator {operator!r}; there are {' '.join(OPERATORS)}")
+        known = [name for name in FIELDS if name not in _NO_CONDITION]
+        is_property = field.startswith(PROPERTY) and field != PROPERTY
+        if not (field in known or field == KEY or is_property):
+            raise UsageError(f"no field {field!r} to compare; there are {', '.join(known)} and "
+                             f"{PROPERTY}NAME")
+        if operator in ("~", "!~"):
+            try:
+                re.compile(str(value))
+            except re.error as error:
+                raise UsageError(f"{value!r} is not a regular expression: {error}") from None
+            return cls(field, operator, str(value))
+        if field in INTEGERS:
+            value = _number(field, value)
+        elif field == "crc_ok":
+            if str(value).lower() not in ("true", "false"):
+                raise UsageError(f"crc_ok is true or false, not {value!r}")
+            value = str(value).lower() == "true"
+        return cls(field, operator, value)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it is decided without cutting texts out of the log."""
+        return self.field in INTEGERS or self.field == "topic"
+
+    def holds(self, page: Page) -> Array:
+        """For each message of the page whether the condition holds (bool)."""
+        if self.operator in _COMPARE and (self.field in INTEGERS or self.field == "crc_ok"):
+            found: Array = _COMPARE[self.operator](page.numbers(self.field), self.value)
+            return found
+        if self.field == "topic" and self.operator == "=":
+            return page.is_topic(str(self.value).encode("utf-8", "surrogateescape"))
+        out: Array = np.zeros(len(page), bool)
+        rows = self._candidates(page)
+        if not len(rows):
+            return out
+        part = page if len(rows) == len(page) else page.select(rows)
+        out[rows] = [self._test(value) for value in self._values(part)]
+        return out
+
+    def _candidates(self, page: Page) -> Array:
+        """Rows where the condition may hold: those whose bytes contain the wanted text."""
+        wanted = self.any_of or (str(self.value),)
+        if (self.operator == "=" and self.field in _STORED_TEXTS) or (
+                self.operator == "=" and self.field.startswith(PROPERTY)):
+            needles = [one.encode("utf-8", "surrogateescape") for one in wanted]
+            if all(len(one) >= _LEAST_NEEDLE for one in needles):
+                return page.candidates(needles)
+        return np.arange(len(page))
+
+    def _values(self, page: Page) -> Sequence[Any]:
+        if self.field == KEY:
+            return [[*keys, unique] if unique else keys for keys, unique in zip(
+                page.column("keys"), page.column("unique_key"), strict=True)]
+        if self.field.startswith(PROPERTY):
+            name = self.field.removeprefix(PROPERTY)
+            return [found.get(name) for found in page.column("properties")]
+        return page.column(self.field)
+
+    def _test(self, value: Any) -> bool:
+        if isinstance(value, list):  # several keys: one that fits is enough, none may for a "not"
+            if not value:
+                return self._test(None)
+            if self.operator in ("!=", "!~"):
+                return all(self._test(one) for one in value)
+            return any(self._test(one) for one in value)
+        if self.any_of:
+            return value in self.any_of
+        text = "" if value is None else str(value)
+        if self.operator == "~":
+            return value is not None and re.search(str(self.value), text) is not None
+        if self.operator == "!~":
+            return value is None or re.search(str(self.value), text) is None
+        if self.operator == "=":
+            return text == self.value
+        if self.operator == "!=":
+            return text != self.value
+        if value is None:
+            return False
+        return bool(_COMPARE[self.operator](*_comparable(text, str(self.value))))
+
+
+_STORED_TEXTS = (KEY, "tags", "keys", "unique_key")
+
+
+def _number(field: str, value: int | str) -> int:
+    if isinstance(value, int):
+        return value
+    try:
+        number = int(value.strip(), 0)
+    except ValueError:
+        raise UsageError(f"{field} is a whole number, {value!r} is none") from None
+    if not -(1 << 63) <= number < 1 << 63:
+        raise UsageError(f"{field} is a 64-bit number, {value!r} is larger")
+    return number
+
+
+def _comparable(one: str, other: str) -> tuple[Any, Any]:
+    """Two texts as numbers if both are whole numbers, else as they are."""
+    if all(re.fullmatch("-?[0-9]{1,40}", text) for text in (one, other)):
+        return int(one), int(other)
+    return one, other
+
+
+def tag_condition(expression: str) -> Condition:
+    """``--tag``: one tag, or several as a consumer subscribes to them (``A || B``)."""
+    tags = tuple(part.strip() for part in expression.split("||") if part.strip())
+    if not tags:
+        raise UsageError("an empty tag expression; give a tag, or several as 'A || B'")
+    if len(tags) == 1:
+        return Condition("tags", "=", tags[0])
+    return Condition("tags", "=", expression, tags)
+
+
+def filtered(page: Page, conditions: Iterable[Condition]) -> Page:
+    """The messages of a page for which all conditions hold."""
+    for condition in conditions:
+        if not len(page):
+            break
+        kept = condition.holds(page)
+        if not kept.all():
+            page = page.select(np.flatnonzero(kept))
+    return page

@@ -1,0 +1,193 @@
+"""One file of any kind, record by record: what `rmqctl dump` shows.
+
+Opened read-only and read by position; memory does not grow with the file. Damage never ends a
+dump: a row says what is wrong and where, and the next provable record follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.formats import (
+    consume_queue_ext,
+    dledger,
+    epoch,
+    index_file,
+    kinds,
+    timer_log,
+)
+from rmqctl.formats.broker_identity import PARTS
+from rmqctl.formats.checkpoint import CheckpointRecord
+from rmqctl.formats.timer_check import TimerCheckRecord
+from rmqctl.scan.source import FileSource
+from rmqctl.store import dump_messages, dump_texts, dump_units
+from rmqctl.store.dump_fields import Options, Row, Target
+from rmqctl.store.objects import FIELDS
+
+__all__ = ["Dump", "Options", "kind_of"]
+
+_HEAD = 4096
+_PLACE = ("number", "offset", "byte_offset", "type")
+
+_READERS = {
+    **dict.fromkeys(dump_units.ARRAYS, dump_units.array_rows),
+    kinds.TIMERLOG: dump_units.timerlog_rows,
+    kinds.CONSUMEQUEUE_EXT: dump_units.ext_rows,
+    kinds.INDEX: dump_units.index_rows,
+    **dump_messages.READERS,
+    **dump_texts.READERS,
+}
+
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    **{kind: (*array.unit.names, *array.extra) for kind, array in dump_units.ARRAYS.items()},
+    kinds.TIMERLOG: (*timer_log.UNIT.names, "slot_time", "flags"),
+    kinds.CONSUMEQUEUE_EXT: (*consume_queue_ext.UnitRecord._fields, "address"),
+    kinds.INDEX: (*index_file.HEADER.names, *index_file.SLOT.names, *index_file.ENTRY.names,
+                  "entry_time", "used", "slot"),
+    kinds.COMMITLOG: ("size", *FIELDS, "appended_crc_ok"),
+    kinds.COMPACTION_LOG: ("size", *FIELDS, "appended_crc_ok"),
+    kinds.DLEDGER: (*dledger.ENTRY_HEAD.names, *FIELDS),
+    kinds.CHECKPOINT: (*CheckpointRecord._fields, "min_timestamp", "min_timestamp_index"),
+    kinds.TIMERCHECK: TimerCheckRecord._fields,
+    kinds.CONFIG: ("name", "value"),
+    kinds.ABORT: ("pid",),
+    kinds.LOCK: ("text",),
+    kinds.EPOCH: (*epoch.Epoch._fields, "end_offset"),
+    kinds.BROKER_IDENTITY: PARTS,
+    kinds.DLEDGER_CHECKPOINT: tuple(dledger.CHECKPOINT_KEYS.values()),
+}
+
+_TIMES = ("time_ms", "slot_time", "curr_write_time", "last_read_time_ms", "entry_time")
+_SINGLE = (kinds.CHECKPOINT, kinds.TIMERCHECK, kinds.ABORT, kinds.LOCK, kinds.BROKER_IDENTITY,
+           kinds.DLEDGER_CHECKPOINT)
+
+_MESSAGE_BRIEF = ("number", "offset", "type", "size", "topic", "queue_id", "queue_offset",
+                  "store_timestamp", "tags", "keys", "body", "error")
+_BRIEF: dict[str, tuple[str, ...]] = {
+    kinds.COMMITLOG: _MESSAGE_BRIEF,
+    kinds.COMPACTION_LOG: _MESSAGE_BRIEF,
+    kinds.DLEDGER: ("number", "offset", "type", "size", "entry_index", "term", *_MESSAGE_BRIEF[4:]),
+    kinds.INDEX: ("number", "offset", "type", "entry", "key_hash", "physical_offset", "entry_time",
+                  "previous", "index_count", "error"),
+    kinds.CONFIG: ("name", "value", "error"),
+}
+
+
+def _known(name: str) -> str:
+    return "".join(char for char in name.lower() if char.isalnum())
+
+
+def kind_of(name: str) -> str:
+    """The kind a user means: underscores, hyphens and case do not matter. UsageError."""
+    for kind in kinds.KINDS:
+        if _known(kind) == _known(name):
+            return kind
+    raise UsageError(f"there is no kind {name!r}; kinds: {', '.join(kinds.KINDS)}")
+
+
+def _parts(path: str) -> list[str]:
+    with contextlib.suppress(OSError):  # the working directory may be gone
+        path = os.path.abspath(path)
+    return path.split(os.sep)
+
+
+class Dump:
+    """One opened file: its ``kind``, its rows, and what was found on the way.
+
+    ``faults`` counts damage in the rows given so far, ``notes`` holds remarks in words.
+    """
+
+    def __init__(self, path: str, options: Options) -> None:
+        wanted = None if options.kind is None else kind_of(options.kind)
+        if options.at is not None and options.start is not None:
+            raise UsageError("--from counts records and --at bytes: give one of them")
+        self._source = FileSource(path)
+        try:
+            kind = wanted or self._recognise(path)
+            base = kinds.base_offset(os.path.basename(path))
+            self._target = Target(self._source, kind, base, options)
+            if options.at is not None:
+                self._target.options = self._placed(options, options.at)
+        except BaseException:
+            self._source.close()
+            raise
+
+    def _recognise(self, path: str) -> str:
+        head, size = self._source.read(0, _HEAD), self._source.size
+        kind = kinds.recognise(_parts(path), head, size)
+        kind = kind or kinds.from_path(os.path.realpath(path).split(os.sep))
+        if kind is None:
+            raise NotAStoreError(f"{path}: neither its path nor its content tells what it is; "
+                                 f"give --kind, one of: {', '.join(kinds.KINDS)}")
+        return kind
+
+    def _placed(self, options: Options, at: int) -> Options:
+        """The options with ``at`` as a position in the file: a stream offset is taken as well."""
+        from dataclasses import replace
+
+        base, size = self._target.base, self._source.size
+        if self.kind in dump_texts.READERS:
+            raise UsageError(f"--at is for files of records, this is {self.kind}")
+        if not 0 <= at < size and base is not None:
+            at -= base
+        if not 0 <= at < size:
+            where = f"0 to {size - 1}" if size else "nowhere: it is empty"
+            raise UsageError(f"--at {options.at} is outside the file ({where})")
+        return replace(options, at=at, count=1 if options.count is None else options.count)
+
+    @property
+    def kind(self) -> str:
+        return self._target.kind
+
+    @property
+    def base(self) -> int | None:
+        return self._target.base
+
+    @property
+    def faults(self) -> int:
+        return self._target.faults
+
+    @property
+    def notes(self) -> list[str]:
+        return self._target.notes
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column rows of this kind may have."""
+        return tuple(dict.fromkeys((*_PLACE, *_COLUMNS[self.kind], "error")))
+
+    @property
+    def brief(self) -> tuple[str, ...] | None:
+        """The columns for people, where all of them are too many."""
+        return _BRIEF.get(self.kind)
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """The columns that are epoch milliseconds."""
+        return tuple(name for name in self.columns if name.endswith("timestamp")
+                     or name in _TIMES)
+
+    @property
+    def single(self) -> bool:
+        """Whether such a file is one record."""
+        return self.kind in _SINGLE
+
+    def rows(self) -> Iterator[Row]:
+        """The records, one row each, as they are read."""
+        return itertools.islice(_READERS[self.kind](self._target), self._target.options.count)
+
+    def close(self) -> None:
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,158 @@
+"""One look at a store: sizes, offsets, times, who holds it. No scan of the log.
+
+The document of `collect` is the JSON of ``rmqctl info``; times are epoch milliseconds, sizes
+bytes. Whatever could not be read is named in ``troubles`` and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats import abort
+from rmqctl.store.bounds import View
+from rmqctl.store.consume_queue import ConsumeQueue
+from rmqctl.store.files import Trouble, common_size
+from rmqctl.store.inventory import Item, inventory, totals
+from rmqctl.store.log_end import find_end, first_record
+from rmqctl.store.store import Store
+from rmqctl.store.version_hints import hints, summary
+
+Document = dict[str, Any]
+MAX_TROUBLES = 1000
+
+
+def collect(store: Store, view: str = "disk") -> Document:
+    """Everything `info` shows; ``view`` is that of `rmqctl.store.bounds`."""
+    items, troubles = inventory(store)
+    troubles += store.log_troubles
+    end = find_end(store)
+    troubles += end.troubles
+    first = first_record(store.log)
+    bounds = View(store, view)
+    topics = _topics(store, bounds, troubles)
+    most = end.offset if bounds.log_end is None else bounds.log_end
+    found = hints(store, [one for one in (first, end.last) if one is not None])
+    lock = store.lock
+    document: Document = {
+        "store": store.root,
+        "view": view,
+        "version": summary(found),
+        "version_hints": [{"versions": one.versions, "evidence": one.evidence} for one in found],
+        "min_phy_offset": store.log.min_offset,
+        "max_phy_offset": most,
+        "first_store_timestamp": None if first is None else first.store_timestamp,
+        "last_store_timestamp": None if end.last is None else end.last.store_timestamp,
+        "messages": sum(topic["messages"] for topic in topics),
+        "topics": topics,
+        "checkpoint": None if store.checkpoint is None else store.checkpoint._asdict(),
+        "abort": store.has_abort,
+        "abort_pid": _abort_pid(store),
+        "lock": {"held": lock.held, "pid": lock.pid, "kind": lock.kind, "note": lock.note or None},
+        "sizes": _sizes(store),
+        "structures": [{"kind": kind, "files": one.files, "size": one.size,
+                        "allocated": one.allocated} for kind, one in totals(items).items()],
+        "files": [{"path": one.path, "kind": one.kind, "size": one.size,
+                   "base_offset": one.base_offset, "allocated": one.allocated} for one in items],
+    }
+    troubles += _checkpoint_trouble(store)
+    troubles += _log_troubles(store, items)
+    troubles += [one for queue in store.queues.values() for one in queue.troubles]
+    troubles += [one for queue in store.batch_queues.values() for one in queue.troubles]
+    troubles += store.index_listing.troubles
+    document["troubles"] = _told(store, troubles)
+    return document
+
+
+def _topics(store: Store, view: View, troubles: list[Trouble]) -> list[Document]:
+    """Topics with their queues, in the order of the names; every queue has its bounds."""
+    rows: dict[str, list[Document]] = {}
+
+    def add(topic: str, queue_id: int, kind: str, folder: str,
+            bounds: Callable[[], tuple[int, int]]) -> None:
+        row: Document = {"queue_id": queue_id, "min_offset": None, "max_offset": None,
+                         "kind": kind, "messages": 0}
+        rows.setdefault(topic, []).append(row)
+        try:
+            least, most = bounds()
+        except (StoreIOError, FormatError) as error:
+            troubles.append(Trouble(folder, str(error), True))
+            return
+        row.update(min_offset=least, max_offset=most, messages=most - least)
+
+    def simple(queue: ConsumeQueue) -> tuple[int, int]:
+        with closing(queue):  # a broker has more queues than a process may have files
+            found = view.bounds(queue)
+        return found.first, found.end
+
+    for key, queue in store.queues.items():
+        add(*key, "simple", queue.folder, partial(simple, queue))
+    for key, batches in store.batch_queues.items():
+        add(*key, "batch", batches.folder,
+            partial(batches.bounds, store.log.min_offset, view.log_end))
+    return [{"topic": topic, "messages": sum(row["messages"] for row in queues), "queues": queues}
+            for topic, queues in sorted(rows.items())]
+
+
+def _abort_pid(store: Store) -> int | None:
+    try:
+        return abort.parse(store.read_small("abort", most=64)) if store.has_abort else None
+    except (StoreIOError, FormatError):
+        return None
+
+
+def _sizes(store: Store) -> Document:
+    """The sizes a broker has in its configuration, as found from the files (None: not found)."""
+    queues = [queue for queue in store.queues.values() if queue.files]
+    # A queue of several files tells its file size for certain, a single file may be cut.
+    sure = [queue for queue in queues if len(queue.files) > 1] or queues
+    shape = next((index.shape for index in store.indexes_newest_first()), None)
+    return {
+        "commitlog_file_size": store.sizes.commitlog_file or common_size(store.log.files),
+        "consumequeue_file_size": sure[0].file_size if sure else None,
+        "index_slots": None if shape is None else shape.slots,
+        "index_max": None if shape is None else shape.max_entries,
+    }
+
+
+def _checkpoint_trouble(store: Store) -> list[Trouble]:
+    if store.checkpoint is not None:
+        return []
+    path = store.path("checkpoint")
+    if not os.path.lexists(path):
+        return [Trouble(path, "not there; a broker starts from the first message to be safe")]
+    return [Trouble(path, "not readable as a checkpoint", True)]
+
+
+def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
+    """Holes in the log, and folders that look like parts of it which nobody named."""
+    told = [Trouble(store.log_folders[0], f"no file covers the physical offsets {gap.start} to "
+                    f"{gap.end}") for gap in store.log.gaps()]
+    if not store.log.files:
+        told.append(Trouble(store.log_folders[0], "no commitlog file is there"))
+    known = {os.path.normpath(one.path) for one in store.log.files}
+    strange = {os.path.dirname(item.path) for item in items
+               if item.kind == "commitlog" and item.base_offset is not None
+               and os.path.normpath(store.path(item.path)) not in known}
+    told += [Trouble(store.path(folder), "looks like a part of the commitlog; name all its "
+                     "folders with --commitlog-dir") for folder in sorted(strange)]
+    return told
+
+
+def _told(store: Store, troubles: list[Trouble]) -> list[Document]:
+    """Each trouble once, with the path relative to the root."""
+    found: dict[tuple[str, str], None] = {}
+    for one in troubles:
+        relative = os.path.relpath(one.path, store.root)
+        path = one.path if relative.startswith("..") else relative
+        reason = one.reason.removeprefix(f"{one.path}: ")
+        found.setdefault((path, reason))
+    told = [{"path": path, "reason": reason} for path, reason in found]
+    if len(told) > MAX_TROUBLES:
+        rest = len(told) - MAX_TROUBLES
+        told[MAX_TROUBLES:] = [{"path": ".", "reason": f"and {rest} more"}]
+    return told

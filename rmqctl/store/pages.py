@@ -1,0 +1,233 @@
+"""Pages: a bounded number of messages whose fields are computed by column, on demand.
+
+A page stands over a batch of the frame walk (nothing is copied before it is asked for) or over
+single records. `Page.column` gives the fields of the message object; `numbers`, `is_topic` and
+`candidates` decide conditions without making an object per message.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rmqctl.formats import layout, properties as props
+from rmqctl.formats.message import HOST_BITS, MAGIC_V2, VERSIONS, Message, Record, decode, host_text
+from rmqctl.scan.frames import Batch, gather
+from rmqctl.store.objects import text
+
+Array = np.ndarray[Any, np.dtype[Any]]
+INTEGERS = ("physical_offset", "total_size", "body_crc", "queue_id", "queue_offset", "flag",
+            "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times",
+            "prepared_transaction_offset")
+_PORT_SIZE = 4
+
+
+class Page(ABC):
+    """Messages in order. Columns are lists as long as the page."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any]] = {}
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def numbers(self, name: str) -> Array:
+        """One of `INTEGERS` (int64), ``magic`` or ``crc_ok`` (bool)."""
+
+    @abstractmethod
+    def raw(self, name: str) -> Sequence[bytes | memoryview]:
+        """The stored bytes of ``topic``, ``properties`` or ``body``."""
+
+    @abstractmethod
+    def hosts(self, name: str) -> list[bytes]:
+        """``born_host`` or ``store_host`` as stored: 4 or 16 bytes of address, 4 of port."""
+
+    @abstractmethod
+    def is_topic(self, topic: bytes) -> Array:
+        """Which messages have this topic (bool)."""
+
+    @abstractmethod
+    def candidates(self, needles: Sequence[bytes]) -> Array:
+        """Ascending numbers of the messages whose stored bytes contain one of ``needles``."""
+
+    @abstractmethod
+    def select(self, rows: Array) -> Page:
+        """A page of some of the messages, by number."""
+
+    @abstractmethod
+    def records(self) -> Iterator[Record]:
+        """The messages one by one."""
+
+    def column(self, name: str) -> list[Any]:
+        """One field of the message object for each message, except the body."""
+        known = self._columns.get(name)
+        if known is None:
+            known = self._columns[name] = self._compute(name)
+        return known
+
+    def _compute(self, name: str) -> list[Any]:
+        if name in INTEGERS or name == "crc_ok":
+            numbers: list[Any] = self.numbers(name).tolist()
+            return numbers
+        if name == "magic":
+            return [VERSIONS[one] for one in self.numbers("magic").tolist()]
+        if name == "topic":
+            return [_known_text(bytes(one)) for one in self.raw("topic")]
+        if name in ("born_host", "store_host"):
+            return [_host(one) for one in self.hosts(name)]
+        if name == "msg_id":
+            return [_id_head(host) + f"{offset:016X}" for host, offset in zip(
+                self.hosts("store_host"), self.column("physical_offset"), strict=True)]
+        if name == "properties_raw":
+            return [str(one, "utf-8", "surrogateescape") for one in self.raw("properties")]
+        if name == "properties":
+            return [props.parse(one) for one in self.column("properties_raw")]
+        found = self.column("properties")
+        if name == "tags":
+            return [one.get(props.TAGS) for one in found]
+        if name == "unique_key":
+            return [one.get(props.UNIQUE_KEY) for one in found]
+        if name == "keys":
+            return [props.split_keys(one.get(props.KEYS)) for one in found]
+        if name == "body":  # as text, for conditions; a projection words it
+            return [str(one, "utf-8", "surrogateescape") for one in self.raw("body")]
+        if name == "body_encoding":
+            return ["utf-8" if _is_utf8(one) else "base64" for one in self.raw("body")]
+        raise KeyError(name)
+
+
+_known_text = lru_cache(maxsize=4096)(text)
+
+
+@lru_cache(maxsize=4096)
+def _host(raw: bytes) -> str:
+    return host_text(raw[:-_PORT_SIZE], int.from_bytes(raw[-_PORT_SIZE:], signed=True))
+
+
+@lru_cache(maxsize=4096)
+def _id_head(host: bytes) -> str:
+    """The part of an offset message id that names the store host."""
+    return host.hex().upper()
+
+
+def _has_any(raw: bytes, needles: Sequence[bytes]) -> bool:
+    return any(needle in raw for needle in needles)
+
+
+def _is_utf8(raw: bytes | memoryview) -> bool:
+    try:
+        str(raw, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class BatchPage(Page):
+    """A page over a batch of the walk. Only valid until the walk goes on."""
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__()
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def numbers(self, name: str) -> Array:
+        return self.batch.crc_ok() if name == "crc_ok" else self.batch.column(name)
+
+    def raw(self, name: str) -> Sequence[bytes | memoryview]:
+        start = self.batch.column(f"{name}_start")
+        end = start + self.batch.column(f"{name}_length")
+        view = self.batch.data.data
+        return [view[a:b] for a, b in zip(start.tolist(), end.tolist(), strict=True)]
+
+    def hosts(self, name: str) -> list[bytes]:
+        kind = (self.batch.column("sys_flag") & HOST_BITS)
+        found: Array = np.empty(len(kind), object)
+        for bits in np.unique(kind).tolist():
+            rows = np.flatnonzero(kind == bits)
+            # The version decides the topic's length field, which lies behind the hosts.
+            at = layout.field(Message, f"{name}.address", sys_flag=bits, magic=MAGIC_V2)
+            width = at.size + _PORT_SIZE
+            found[rows] = gather(self.batch.data, self.batch.start[rows] + at.offset,
+                                 width).tolist()
+        hosts: list[bytes] = found.tolist()
+        return hosts
+
+    def is_topic(self, topic: bytes) -> Array:
+        found: Array = self.batch.column("topic_length") == len(topic)
+        rows = np.flatnonzero(found)
+        if len(rows) and topic:
+            texts = gather(self.batch.data, self.batch.column("topic_start")[rows], len(topic))
+            found[rows] = texts == np.void(topic)
+        return found
+
+    def candidates(self, needles: Sequence[bytes]) -> Array:
+        size = self.batch.column("total_size")
+        starts, ends = self.batch.start.tolist(), (self.batch.start + size).tolist()
+        if int(size.sum()) < len(self.batch.data) // 2:  # few rows are left of the buffer
+            view = self.batch.data.data
+            return np.array([row for row, (a, b) in enumerate(zip(starts, ends, strict=True))
+                             if _has_any(bytes(view[a:b]), needles)], np.int64)
+        whole = self.batch.data.tobytes()
+        rows: set[int] = set()
+        for needle in needles:
+            at = whole.find(needle, starts[0])
+            while at >= 0:
+                row = bisect_right(starts, at) - 1
+                if at + len(needle) <= ends[row]:
+                    rows.add(row)
+                # One hit is enough, and behind its end a record cannot have another.
+                at = whole.find(needle, starts[row + 1]) if row + 1 < len(starts) else -1
+        return np.array(sorted(rows), np.int64)
+
+    def select(self, rows: Array) -> Page:
+        return BatchPage(self.batch.select(rows))
+
+    def records(self) -> Iterator[Record]:
+        for number in range(len(self.batch)):
+            yield decode(self.batch.bytes_at(number))
+
+
+class RecordPage(Page):
+    """A page over single records, as a consumequeue or an index leads to them."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        super().__init__()
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def numbers(self, name: str) -> Array:
+        found: Array = np.array([getattr(one, name) for one in self._records],
+                                bool if name == "crc_ok" else np.int64)
+        return found
+
+    def raw(self, name: str) -> Sequence[bytes | memoryview]:
+        return [getattr(one, name) for one in self._records]
+
+    def hosts(self, name: str) -> list[bytes]:
+        return [address + port.to_bytes(_PORT_SIZE, signed=True)
+                for address, port in (getattr(one, name) for one in self._records)]
+
+    def is_topic(self, topic: bytes) -> Array:
+        found: Array = np.array([one.topic == topic for one in self._records], bool)
+        return found
+
+    def candidates(self, needles: Sequence[bytes]) -> Array:
+        return np.array([number for number, one in enumerate(self._records)
+                         if _has_any(one.properties, needles)], np.int64)
+
+    def select(self, rows: Array) -> Page:
+        return RecordPage([self._records[number] for number in rows.tolist()])
+
+    def records(self) -> Iterator[Record]:
+        yield from self._records
+

@@ -1,0 +1,106 @@
+"""Rows of message objects from pages, with the fields asked for and no others.
+
+The whole object equals `objects.message_object` of the same record; fields nobody asked for are
+not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.errors import UsageError
+from rmqctl.store.conditions import PROPERTY
+from rmqctl.store.objects import FIELDS, encode_body, plain_body
+from rmqctl.store.pages import Page
+
+_BODY = ("body", "body_encoding")
+_PREVIEW_BYTES = 64
+
+
+def checked_fields(names: Sequence[str]) -> list[str]:
+    """Field names as the user gave them, each once. UsageError names the ones there are."""
+    found = [name.strip() for name in names if name.strip()]
+    for name in found:
+        if name not in FIELDS and not (name.startswith(PROPERTY) and name != PROPERTY):
+            raise UsageError(f"no field {name!r}; there are {', '.join(FIELDS)} and "
+                             f"{PROPERTY}NAME for one property")
+    if not found:
+        raise UsageError(f"no field named; there are {', '.join(FIELDS)}")
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Which fields, and how bodies look.
+
+    ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields); ``preview`` replaces
+    the body by the beginning of it, worded for people. With ``decompress`` a body that is not
+    what its flag says stays as stored, and the row gets a ``body_problem``.
+    """
+
+    fields: Sequence[str] = FIELDS
+    body: str = "auto"
+    decompress: bool = False
+    preview: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The fields of every row, in order."""
+        return [name for name in self.fields if self.body != "none" or name not in _BODY]
+
+    def rows(self, page: Page) -> Iterator[dict[str, Any]]:
+        """A row for each message of the page."""
+        names = self.names
+        bodies: dict[str, list[Any]] = {}
+        if any(name in _BODY for name in names):
+            bodies = self._bodies(page)
+        columns = [bodies[name] if name in _BODY else self._column(page, name) for name in names]
+        made = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+        problems = bodies.get("body_problem")
+        if problems is None or not any(problems):
+            return made
+        return (row | {"body_problem": problem} if problem else row
+                for row, problem in zip(made, problems, strict=True))
+
+    @staticmethod
+    def _column(page: Page, name: str) -> list[Any]:
+        if name.startswith(PROPERTY):
+            wanted = name.removeprefix(PROPERTY)
+            return [found.get(wanted) for found in page.column("properties")]
+        return page.column(name)
+
+    def _bodies(self, page: Page) -> dict[str, list[Any]]:
+        problems: list[str | None] | None = None
+        contents = [bytes(one) for one in page.raw("body")]
+        if self.decompress:
+            made = [plain_body(flag, one)
+                    for flag, one in zip(page.column("sys_flag"), contents, strict=True)]
+            contents, problems = [one for one, _ in made], [problem for _, problem in made]
+        if self.preview:
+            shown = [_preview(one, ok)
+                     for one, ok in zip(contents, page.column("crc_ok"), strict=True)]
+            return {"body": shown, "body_encoding": ["utf-8"] * len(shown)}
+        mode = self.body
+        pairs = [encode_body(one, mode) for one in contents]
+        found: dict[str, list[Any]] = {"body": [one for one, _ in pairs],
+                                       "body_encoding": [how for _, how in pairs]}
+        if problems is not None:
+            found["body_problem"] = problems
+        return found
+
+
+def _preview(content: bytes, crc_ok: bool) -> str:
+    """The beginning of a body in one short text; what is no text is shown in hex."""
+    head = content[:_PREVIEW_BYTES]
+    try:
+        # A character may be cut at the end of the preview: up to three of its bytes are there.
+        shown = head.decode("utf-8", "ignore" if len(content) > len(head) else "strict")
+        if len(shown.encode()) < len(head) - 3:
+            raise UnicodeDecodeError("utf-8", head, 0, 1, "not text")
+        if len(content) > len(head):
+            shown += "…"
+    except UnicodeDecodeError:
+        shown = f"{len(content)} bytes: {head[:16].hex()}" + ("…" if len(content) > 16 else "")
+    return shown if crc_ok else f"[bad CRC] {shown}"

@@ -1,0 +1,65 @@
+"""A store written by another implementation of the broker reads and verifies like any other.
+
+Its archive is not part of this repository: the test looks for it beside the repository
+(``../shared/golden``) and skips where it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Runner
+from tests.support import snapshot, subject
+
+NAME = "rocketmq-rust-0.9.0"
+ARCHIVE = Path(__file__).parents[3] / "shared" / "golden" / f"{NAME}.tar.xz"
+pytestmark = pytest.mark.skipif(not ARCHIVE.exists(), reason=f"{NAME} is not at hand")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("other")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(base, filter="tar")
+    return base / NAME
+
+
+@pytest.fixture(scope="module")
+def root(folder: Path) -> Path:
+    return folder / "local-file"
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> dict[str, object]:
+    raw: dict[str, object] = json.loads((folder / "expected-records.json").read_text())
+    return raw
+
+
+def test_it_reads(root: Path, told: dict[str, object], rmqctl: Runner) -> None:
+    with snapshot.assert_unchanged(root):
+        found = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
+        queued = rmqctl("read", root, "--topic", str(told["topic"]), "--queue", "0",
+                        "--from-offset", "0", "-o", "jsonl").expect(0).jsonl()
+    assert [each["body"] for each in found] == told["message_bodies"]
+    assert found == queued
+    assert all(each["crc_ok"] for each in found)
+
+
+def test_its_queue_and_index_answer(root: Path, told: dict[str, object], rmqctl: Runner) -> None:
+    rows = rmqctl("offsets", root, "-o", "json").expect(0).json()
+    assert [row["max_offset"] for row in rows if row["topic"] == told["topic"]] == [
+        told["queue_max_offset"]]
+    found = rmqctl("query", "key", root, "--topic", str(told["topic"]), "--key",
+                   str(told["message_key"]), "-o", "json").expect(0).json()
+    assert len(found) == told["index_result_count"]
+
+
+def test_it_verifies(root: Path) -> None:
+    report = subject.verify(root)
+    assert report.problems == (), report.text()
+    assert subject.every_byte_is_accounted_for(report)
+    assert report.coverage["messages"] == 2

@@ -1,0 +1,50 @@
+"""A rmqctl whose only command is ``fake``, for tests of the program around the commands.
+
+In a test: ``with_command(monkeypatch, SOURCE)``. As a process: ``python -m tests.fake_command FILE
+ARGS`` runs the command whose module text is in FILE.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+from rmqctl import cli
+from rmqctl.commands import CommandSpec, GroupSpec
+
+_PRELUDE = """
+from typing import Annotated, Literal
+import os, signal, sys, time
+import typer
+from rmqctl.commands.options import *
+from rmqctl.commands.parsing import *
+from rmqctl.errors import *
+from rmqctl.output import FLUSH, Output
+"""
+
+
+def install(name: str, source: str, section: str = "Test") -> CommandSpec:
+    """Make a module of ``source`` (it defines ``command``) and return its entry in the registry."""
+    words = tuple(name.split())
+    module = types.ModuleType("rmqctl_fake_" + "_".join(words))
+    exec(compile(_PRELUDE + source, f"<{name}>", "exec"), module.__dict__)
+    sys.modules[module.__name__] = module
+    return CommandSpec(words, module.__name__, f"The fake {name}", "read-only", section)
+
+
+def with_command(monkeypatch, source: str, *, name: str = "fake", **others: str) -> None:
+    """Replace the registry by ``name`` and ``others`` (underscores stand for spaces)."""
+    specs = [install(name, source)]
+    specs += [install(other.replace("_", " "), text) for other, text in others.items()]
+    groups = {spec.name[:-1] for spec in specs if len(spec.name) > 1}
+    monkeypatch.setattr(cli, "REGISTRY", tuple(specs))
+    monkeypatch.setattr(
+        cli, "GROUPS", tuple(GroupSpec(g, f"Group {g[-1]}", "Test") for g in sorted(groups))
+    )
+
+
+if __name__ == "__main__":
+    cli.REGISTRY = (install("fake", Path(sys.argv[1]).read_text()),)
+    cli.GROUPS = ()
+    sys.exit(cli.main(["fake", *sys.argv[2:]]))

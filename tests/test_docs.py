@@ -1,0 +1,120 @@
+"""The documents say what the program does: no command undocumented, no word out of date."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rmqctl.commands import EFFECTS, REGISTRY
+from rmqctl.commands.describe import parameters
+from rmqctl.commands.lazy import load
+from rmqctl.errors import ExitCode
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate_reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def reference() -> str:
+    return (DOCS / "reference.md").read_text()
+
+
+def test_the_reference_is_current(reference):
+    assert generator().reference() == reference, "run `make docs`"
+
+
+@pytest.mark.parametrize("spec", REGISTRY, ids=lambda spec: spec.title)
+def test_every_command_and_option_is_in_the_reference(reference, spec):
+    assert f"### `rmqctl {spec.title}`" in reference
+    for parameter in parameters(load(spec)):
+        assert parameter.names[0] in reference
+
+
+def test_every_exit_code_and_effect_is_in_the_reference(reference):
+    for code in ExitCode:
+        assert f"| {int(code)} | {code.meaning} |" in reference
+    for effect in EFFECTS:
+        assert f"| {effect} |" in reference
+
+
+def commands_in(text: str):
+    """Every ``rmqctl ...`` that stands in a code block or a code span of a page."""
+    for block in re.findall(r"```[^\n]*\n(.*?)```", text, re.DOTALL):
+        for line in block.splitlines():
+            match = re.match(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*/)?rmqctl (.*)", line)
+            if match:
+                yield match[1]
+    yield from re.findall(r"`rmqctl ([^`]+)`", text)
+
+
+def unknown(line: str) -> str | None:
+    """What in a command line does not exist: the command, or one of its options."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        words = line.split()
+    if not words or words[0].startswith("-"):
+        return None
+    known = {spec.name: spec for spec in REGISTRY}
+    spec = known.get(tuple(words[:2])) or known.get(tuple(words[:1]))
+    if spec is None:
+        groups = {spec.name[0] for spec in REGISTRY if len(spec.name) > 1}
+        is_group = words[0] in groups and (len(words) == 1 or words[1].startswith("-"))
+        return None if is_group or not words[0].islower() else words[0]
+    options = {name for p in parameters(load(spec)) for name in p.names} | {"--help", "-h"}
+    for word in words[len(spec.name) :]:
+        if word in ("|", ">", "&&", ";", "||", "2>"):
+            break
+        if word.startswith("--") and word.partition("=")[0] not in options:
+            return word
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_show_only_commands_that_exist(page):
+    wrong = [(line, what) for line in commands_in(page.read_text()) if (what := unknown(line))]
+    assert wrong == []
+
+
+def test_every_dependency_is_explained():
+    text = (DOCS / "dependencies.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    for requirement in wanted:
+        name = re.match(r"[A-Za-z0-9_-]+", requirement).group()
+        assert f"`{name}`" in text, f"{name} is not in docs/dependencies.md"
+
+
+def test_every_lint_exception_has_its_reason():
+    inside = False
+    for line in (ROOT / "pyproject.toml").read_text().splitlines():
+        if line.startswith("ignore = ["):
+            inside = True
+        elif line.startswith("]"):
+            inside = False
+        elif inside:
+            assert "#" in line, line
+
+
+def test_the_checks_can_fail():
+    assert unknown("frobnicate store") == "frobnicate"
+    assert unknown("commands --frobnicate") == "--frobnicate"
+    assert unknown("commands -o json | jq .") is None
+    assert unknown("--help") is None
+    assert list(commands_in("x `rmqctl info S` y\n```console\n$ A=b rmqctl dump F\n```\n")) == [
+        "dump F",
+        "info S",
+    ]

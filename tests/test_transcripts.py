@@ -1,0 +1,210 @@
+"""Golden transcripts: ``$ rmqctl ...`` and what it prints. See transcripts/README.md."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.plugin_transcripts import wants_update
+from tests.support import cli, damage, snapshot
+
+FOLDER = Path(__file__).parent / "transcripts"
+FILES = sorted(
+    p for p in FOLDER.rglob("*") if p.suffix in (".md", ".txt") and p.name != "README.md"
+)
+ENVIRONMENT = {"COLUMNS": "100"}
+_DIRECTIVE = re.compile(r"(store|run|mask)(?: ([\w.-]+))?: +(.+)")
+
+
+class TranscriptError(AssertionError):
+    """A transcript that breaks the rules of transcripts/README.md."""
+
+
+@dataclass
+class Command:
+    """One ``$`` line; ``expected`` is every line up to the next one."""
+
+    number: int
+    line: str
+    expected: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Directive:
+    """``store``, ``run`` or ``mask`` with its text; ``name`` is what a store is called."""
+
+    number: int
+    kind: str
+    name: str
+    text: str
+
+
+@dataclass
+class Prose:
+    """A line that is only read by people."""
+
+    line: str
+
+
+Step = Command | Directive | Prose
+
+
+def parse(text: str, *, console: bool = False) -> list[Step]:
+    """Split a transcript; ``console`` means the whole file is one console block (``.txt``)."""
+    steps: list[Step] = []
+    inside = console
+    for number, line in enumerate(text.splitlines(), 1):
+        if not console and line.startswith("```"):
+            inside = not inside and line.strip() == "```console"
+            steps.append(Prose(line))
+        elif inside and line.startswith("$ "):
+            steps.append(Command(number, line))
+        elif inside and steps and isinstance(steps[-1], Command):
+            steps[-1].expected.append(line)
+        elif match := _DIRECTIVE.fullmatch(line):
+            steps.append(Directive(number, match[1], match[2] or "store", match[3]))
+        elif inside and line.strip() and not console:
+            raise TranscriptError(f"line {number}: output before the first '$ rmqctl' of a block")
+        else:
+            steps.append(Prose(line))
+    if inside and not console:
+        raise TranscriptError("a console block is not closed")
+    return steps
+
+
+def render(steps: list[Step]) -> str:
+    """The text of a transcript; ``render(parse(text)) == text``."""
+    lines = []
+    for step in steps:
+        if isinstance(step, Directive):
+            name = f" {step.name}" if step.kind == "store" and step.name != "store" else ""
+            lines.append(f"{step.kind}{name}: {step.text}")
+        elif isinstance(step, Command):
+            lines += [step.line, *step.expected]
+        else:
+            lines.append(step.line)
+    return "\n".join(lines) + "\n"
+
+
+def words_of(command: Command) -> tuple[dict[str, str], list[str]]:
+    """The variables in front of ``rmqctl`` and the arguments after it."""
+    words = shlex.split(command.line[2:])
+    environment = {}
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    if not words or words[0] != "rmqctl":
+        raise TranscriptError(f"line {command.number}: only rmqctl can be run, not {command.line}")
+    return environment, words[1:]
+
+
+def output_of(result: cli.Result, masks: list[tuple[str, str]]) -> list[str]:
+    """What a command said, as it stands in a transcript."""
+    lines = [*result.out.splitlines(), *result.err.splitlines()]
+    for pattern, text in masks:
+        lines = [re.sub(pattern, text, line) for line in lines]
+    lines = [line.rstrip() for line in lines]
+    return lines + ([f"[exit {result.code}]"] if result.code else [])
+
+
+def run_helper(directive: Directive) -> None:
+    """``flip_bit store commitlog/0 120 3`` -> ``damage.flip_bit(Path("store"), ..., 120, 3)``."""
+    name, folder, *words = shlex.split(directive.text)
+    helper = getattr(damage, name, None)
+    if helper is None or name.startswith("_"):
+        raise TranscriptError(f"line {directive.number}: there is no helper {name}")
+    # A file is called 00000000000000000000: only what is written like a number is one.
+    number = re.compile("-?(0x[0-9a-f]+|0|[1-9][0-9]*)")
+    helper(Path(folder), *(int(word, 0) if number.fullmatch(word) else word for word in words))
+
+
+def place_store(directive: Directive, golden) -> None:
+    part = directive.text.strip()
+    source = golden(part if part.count("/") > 1 else f"{part}/store")
+    snapshot.copy_tree(source, Path(directive.name))
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(FOLDER)) for p in FILES])
+def test_transcript(path, request, tmp_path, monkeypatch):
+    text = path.read_text()
+    steps = parse(text, console=path.suffix == ".txt")
+    monkeypatch.chdir(tmp_path)
+    masks = []
+    differing = []
+    for step in steps:
+        if isinstance(step, Directive):
+            if step.kind == "store":
+                place_store(step, request.getfixturevalue("golden"))
+            elif step.kind == "run":
+                run_helper(step)
+            else:
+                pattern, _, replacement = step.text.partition(" -> ")
+                masks.append((pattern, replacement))
+        elif isinstance(step, Command):
+            environment, words = words_of(step)
+            said = output_of(cli.run(*words, env=ENVIRONMENT | environment), masks)
+            # Blank lines at the end of a block separate it from what follows; they are no output.
+            shown = list(step.expected)
+            tail = []
+            while shown and not shown[-1].strip() and len(shown) > len(said):
+                tail.append(shown.pop())
+            if said != shown:
+                differing.append((step.line, shown, said))
+                step.expected = [*said, *tail]
+    if differing and wants_update(request.config):
+        path.write_text(render(steps))
+        return
+    for line, shown, said in differing:
+        assert "\n".join(said) == "\n".join(shown), line
+
+
+def test_there_are_transcripts():
+    assert len(FILES) >= 1
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(FOLDER)) for p in FILES])
+def test_a_transcript_survives_an_update_that_changes_nothing(path):
+    assert render(parse(path.read_text(), console=path.suffix == ".txt")) == path.read_text()
+
+
+def test_what_breaks_the_rules_is_refused():
+    for text in ("```console\n$ rm -rf store\n```\n", "```console\n$ RMQCTL_STORE=x\n```\n"):
+        with pytest.raises(TranscriptError):
+            words_of(next(s for s in parse(text) if isinstance(s, Command)))
+    for text in ("```console\nstray output\n```\n", "```console\n$ rmqctl info\n"):
+        with pytest.raises(TranscriptError):
+            parse(text)
+    for text in ("run: no_such_helper store\n", "run: _patching store\n"):
+        with pytest.raises(TranscriptError):
+            run_helper(next(s for s in parse(text) if isinstance(s, Directive)))
+
+
+def test_parsing():
+    steps = parse(
+        "# T\nstore: 5.3.3/basic\nmask: [0-9]+ s -> N s\n```console\n"
+        "$ A=b rmqctl info 'x y'\nout\n[exit 1]\n$ rmqctl\n```\nend\n"
+    )
+    directives = [s for s in steps if isinstance(s, Directive)]
+    commands = [s for s in steps if isinstance(s, Command)]
+    assert [(d.kind, d.name, d.text) for d in directives] == [
+        ("store", "store", "5.3.3/basic"),
+        ("mask", "store", "[0-9]+ s -> N s"),
+    ]
+    assert words_of(commands[0]) == ({"A": "b"}, ["info", "x y"])
+    assert commands[0].expected == ["out", "[exit 1]"]
+    assert commands[1].expected == []
+
+
+def test_helpers_get_numbers_and_names(monkeypatch):
+    seen = []
+    monkeypatch.setattr(damage, "flip_bit", lambda *args: seen.append(args))
+    run_helper(Directive(1, "run", "store", "flip_bit store commitlog/0000 0x10 3"))
+    run_helper(Directive(1, "run", "store", "flip_bit store 00000000000000000000 12 -1"))
+    assert seen == [
+        (Path("store"), "commitlog/0000", 16, 3),
+        (Path("store"), "00000000000000000000", 12, -1),
+    ]
