@@ -65,6 +65,6 @@ def read_start(path: str, most: int) -> tuple[bytes, int]:
         return source.read(0, min(source.size, most)), source.size
 
 
-def plural(count: int, noun: str) -> str:
-    """``1 row``, ``2 rows``."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+def plural(count: int, noun: str, many: str | None = None) -> str:
+    """``1 row``, ``2 rows``; ``many`` where an s does not do."""
+    return f"{count} {noun if count == 1 else many or noun + 's'}"

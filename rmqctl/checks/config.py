@@ -31,7 +31,6 @@ from rmqctl.store.store import Store
 _FIX = "rmqctl config STORE"
 _TRIES, _PAUSE = 4, 0.05
 """A running broker of 5.1-5.3 overwrites its files in place: a torn one is read again."""
-Load = Callable[[Store, str], ConfigFile]
 
 
 def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
@@ -106,8 +105,8 @@ def _readable(found: ConfigFile, tell: Callable[..., Finding]) -> Iterator[Findi
     elif main.reason:
         yield tell("config-oddity", main, main.reason)
     if found.faults:
-        yield tell("config-oddity", main, f"{plural(len(found.faults), 'entry')} of the wrong "
-                   f"shape: {found.faults[0]}".replace("entrys", "entries"), WARNING)
+        yield tell("config-oddity", main, f"{plural(len(found.faults), 'entry', 'entries')} of the "
+                   f"wrong shape: {found.faults[0]}", WARNING)
     if backup.state == UNREADABLE and backup.size <= MAX_SIZE:
         yield tell("config-oddity", backup, f"the backup is unreadable: {backup.reason}", INFO)
 

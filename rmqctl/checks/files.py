@@ -75,7 +75,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     votes.add(files)
     size = store.sizes.commitlog_file or votes.size()
     if size is None:
-        yield from _only_empty(place, files)
+        yield from _only_odd(place, files)
         return
     if len(files) == 1 and store.sizes.commitlog_file is None and files[0].base % size:
         # Its own name says that it never had this length.
@@ -86,11 +86,15 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     yield from check_sequence(place, files, size, taken=sorted(taken), aligned=votes.sure(size))
 
 
-def _only_empty(place: Place, files: list[StoreFile]) -> Iterator[Finding]:
-    """Files of length zero and no other: nothing says how long they should be."""
-    for one in files[-1:]:
-        yield place.finding("file-empty", "length zero, and no other file is there", one.path,
-                            base=one.base, position=0)
+def _only_odd(place: Place, files: list[StoreFile]) -> Iterator[Finding]:
+    """Files none of which has a possible length: nothing says how long they should be."""
+    for one in files:
+        if one.size:
+            yield place.finding("file-size", f"has {one.size} bytes, which no broker gives a file "
+                                "here", one.path, base=one.base, position=one.size)
+        else:
+            yield place.finding("file-empty", "length zero, as are all files here", one.path,
+                                base=one.base, position=0)
 
 
 # -- queues ----------------------------------------------------------------------------------
@@ -124,7 +128,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
             own = Place(structure, topic, queue, fix, row_size)
             yield from strange(own, path, held, allowed=WORKING if part else (), nested=nested)
             if size is None:
-                yield from _only_empty(own, held.files)
+                yield from _only_odd(own, held.files)
                 continue
             # A compaction replaces files by fewer ones: holes between them are its trace.
             yield from check_sequence(own, held.files, size, unit=unit, gaps=part is None,
@@ -187,11 +191,13 @@ def _timerlog(store: Store) -> Iterator[Finding]:
     if size is not None:
         yield from check_sequence(place, found.files, size, taken=occupied(found),
                                   aligned=votes.sure(size))
-        return
-    for one in found.files:
-        # Other implementations make the first file when they start and fill it later.
-        yield place.finding("file-empty", "length zero: no timer message was ever written",
-                            one.path, base=one.base, position=0, severity=INFO)
+    elif any(one.size for one in found.files):
+        yield from _only_odd(place, found.files)
+    else:
+        for one in found.files:
+            # Other implementations make the first file when they start and fill it later.
+            yield place.finding("file-empty", "length zero: no timer message was ever written",
+                                one.path, base=one.base, position=0, severity=INFO)
 
 
 def _index(store: Store) -> Iterator[Finding]:

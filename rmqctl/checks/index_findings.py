@@ -11,7 +11,6 @@ from rmqctl.formats import index_file as layout
 from rmqctl.formats import properties as props
 from rmqctl.formats.index_file import ENTRY
 
-_FIX = "rmqctl recover STORE --only index"
 SINGLE = 1000
 
 
@@ -22,7 +21,7 @@ def index_findings(context: Context, entries: Entries) -> Iterator[Finding]:
         yield Finding(
             "index-missing", "index", f"{context.result.keyed} messages have keys, but there is "
             "no index (a broker with messageIndexEnable=false writes none)",
-            file=context.store.path("index"), offset=0, count=context.result.keyed, next=_FIX)
+            file=context.store.path("index"), offset=0, count=context.result.keyed)
         return
     tally.settle()
     yield from _extra(context, entries)
@@ -48,16 +47,18 @@ def _extra(context: Context, entries: Entries) -> Iterator[Finding]:
                 yield _entry(entries, place, "index-entry", "physical_offset",
                              f"leads to {physical} with hash {key_hash}, which is no key of a "
                              "message there")
-    if told > SINGLE or tally.unkept_extra:
-        more = max(told - SINGLE, 0) + tally.unkept_extra
+    # What was only counted lies behind the log too, if the first of it does.
+    unkept_ahead = tally.unkept_extra if tally.unkept_from >= context.log_end else 0
+    more = max(told - SINGLE, 0) + tally.unkept_extra - unkept_ahead
+    if more:
         yield Finding("index-entry", "index", f"{more} more entries belong to no key (only "
-                      "counted)", count=more, next=_FIX)
+                      "counted)", count=more)
     if ahead:
         physical, place = min(ahead)
-        found = _entry(entries, place, "index-ahead", "physical_offset",
-                       f"{len(ahead)} entries lead to {physical} and behind, where the log has "
-                       f"ended ({context.log_end})", len(ahead))
-        yield found
+        count = len(ahead) + unkept_ahead
+        yield _entry(entries, place, "index-ahead", "physical_offset",
+                     f"{count} entries lead to {physical} and behind, where the log has ended "
+                     f"({context.log_end})", count)
 
 
 def _legal_repeat(context: Context, physical: int, key_hash: int) -> bool:
@@ -76,7 +77,7 @@ def _entry(entries: Entries, place: EntryPlace, category: str, field: str, detai
     spot = ENTRY.field(field)
     return Finding(category, "index", f"entry {place.entry}: {detail}", file=file.path,
                    offset=file.shape.entry_position(place.entry) + spot.offset, length=spot.size,
-                   count=count, next=_FIX)
+                   count=count)
 
 
 def _missing(context: Context, entries: Entries) -> Iterator[Finding]:
@@ -106,4 +107,4 @@ def _keys(category: str, pairs: list[tuple[int, int]], words: str, severity: str
     last = max((physical for physical, _ in pairs), default=None)
     count = len(pairs) + more
     return Finding(category, "index", f"{count} keys of messages at {first} to {last}: {words}",
-                   offset=first, count=count, severity=severity, next=_FIX)
+                   offset=first, count=count, severity=severity)

@@ -46,6 +46,7 @@ class KeyTally:
     missing: list[tuple[int, int]] = field(default_factory=list)
     late: list[tuple[int, int, EntryPlace]] = field(default_factory=list)
     unkept_extra: int = 0
+    unkept_from: int = 1 << 62
     unkept_missing: int = 0
 
     def merge(self, other: KeyTally) -> None:
@@ -55,6 +56,7 @@ class KeyTally:
         self.missing += other.missing
         self.late += other.late
         self.unkept_extra += other.unkept_extra
+        self.unkept_from = min(self.unkept_from, other.unkept_from)
         self.unkept_missing += other.unkept_missing
 
     def settle(self) -> None:
@@ -186,6 +188,7 @@ class KeyCheck:
                 self.tally.extra.append((*pair, self.entries.place(self.position + index)))
             else:
                 self.tally.unkept_extra += 1
+                self.tally.unkept_from = min(self.tally.unkept_from, pair[0])
         left = [pair for pair, times in open_keys.items() for _ in range(times)]
         room = max(0, KEEP - len(self.tally.missing))
         self.tally.missing += left[:room]

@@ -23,7 +23,6 @@ from rmqctl.store.store import Store
 _PAGE = 1 << 16
 SINGLE = 100
 """Broken links or slots of one kind that a file's findings name one by one."""
-_FIX = "rmqctl recover STORE --only index"
 
 
 def check(store: Store) -> Iterator[Finding]:
@@ -33,7 +32,7 @@ def check(store: Store) -> Iterator[Finding]:
             index = store.open_index(file)
         except FormatError as error:
             yield Finding("index-unreadable", "index", error.reason, file=file.path,
-                          offset=error.offset or 0, next=_FIX)
+                          offset=error.offset or 0)
             continue
         except StoreIOError as error:
             yield Finding("file-unreadable", "index", str(error), file=file.path)
@@ -96,15 +95,16 @@ def _finding(category: str, file: StoreFile, field: str, index: IndexFile,
 
     place = HEADER.field(field)
     return Finding(category, "index", f"{field}: {detail}", file=file.path, offset=place.offset,
-                   length=place.size, next=_FIX)
+                   length=place.size)
 
 
 def read_slots(source: FileSource, shape: Shape) -> Array:
     """All slots (int32): 4 bytes each, 20 MB in a file of default size."""
-    data = source.read(shape.slot_position(0), shape.slots * SLOT.size)
-    whole = len(data) - len(data) % SLOT.size
     out: Array = np.zeros(shape.slots, np.int32)
-    out[:whole // SLOT.size] = np.frombuffer(data[:whole], slot_dtype())["entry"]
+    for start in range(0, shape.slots, _PAGE):
+        data = source.read(shape.slot_position(start), min(_PAGE, shape.slots - start) * SLOT.size)
+        whole = len(data) // SLOT.size
+        out[start:start + whole] = np.frombuffer(data[:whole * SLOT.size], slot_dtype())["entry"]
     return out
 
 
@@ -170,21 +170,32 @@ def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
             if told <= SINGLE:
                 yield _entry(index, "index-chain", start + at, "previous",
                              _link_words(int(previous[at]), start + at))
-    heads = slots.astype(np.int64)
-    filled = np.flatnonzero(heads)
+    used = broken_slots = 0
+    for start in range(0, shape.slots, _PAGE):
+        heads = slots[start:start + _PAGE]
+        filled = np.flatnonzero(heads)
+        used += len(filled)
+        target = heads[filled]
+        # A slot value outside the entries is taken as empty by a broker, but none ever writes one.
+        bad = (target < 0) | (target > entries)
+        sound = ~bad
+        bad |= sound & (slot_of[np.where(sound, target, 0)] != filled + start)
+        reached.add(target[~bad])
+        if bad.any():
+            for slot, head in zip((filled[bad] + start).tolist(), target[bad].tolist(),
+                                  strict=True):
+                broken_slots += 1
+                if broken_slots <= SINGLE:
+                    yield _slot(index, slot, f"leads to entry {head}, which is not of this slot")
+    if broken_slots > SINGLE:
+        yield Finding("index-slot", "index", f"{broken_slots - SINGLE} more slots lead to "
+                      "entries of other slots", file=index.file.path, count=broken_slots - SINGLE)
     # 4.7.1 and later count used slots, older ones every put; a file may have seen both.
     counted = index.header.hash_slot_count
-    if not len(filled) <= counted <= max(entries, len(filled)):
+    if not used <= counted <= max(entries, used):
         yield _finding("index-header", index.file, "hash_slot_count", index,
-                       f"says {counted}; {len(filled)} slots are used by {entries} entries")
-    target = heads[filled]
-    # A slot value outside the entries is taken as empty by a broker, but none ever writes one.
-    bad_slot = (target < 0) | (target > entries)
-    sound = ~bad_slot
-    bad_slot |= sound & (slot_of[np.where(sound, target, 0)] != filled)
-    reached.add(target[~bad_slot])
-    yield from _slots(index, filled[bad_slot], target[bad_slot])
-    yield from _reached(index, reached, slots, slot_of, told > 0 or bool(bad_slot.any()))
+                       f"says {counted}; {used} slots are used by {entries} entries")
+    yield from _reached(index, reached, slots, slot_of, told + broken_slots > 0)
 
 
 def _link_words(previous: int, number: int) -> str:
@@ -195,15 +206,9 @@ def _link_words(previous: int, number: int) -> str:
     return f"the link leads to entry {previous} of another slot"
 
 
-def _slots(index: IndexFile, slots: Array, targets: Array) -> Iterator[Finding]:
-    for at in range(min(len(slots), SINGLE)):
-        slot, target = int(slots[at]), int(targets[at])
-        yield Finding("index-slot", "index", f"slot {slot} leads to entry {target}, which is "
-                      "not of this slot", file=index.file.path,
-                      offset=index.shape.slot_position(slot), length=SLOT.size, next=_FIX)
-    if len(slots) > SINGLE:
-        yield Finding("index-slot", "index", f"{len(slots) - SINGLE} more slots lead to entries "
-                      "of other slots", file=index.file.path, count=len(slots) - SINGLE, next=_FIX)
+def _slot(index: IndexFile, slot: int, detail: str) -> Finding:
+    return Finding("index-slot", "index", f"slot {slot} {detail}", file=index.file.path,
+                   offset=index.shape.slot_position(slot), length=SLOT.size)
 
 
 def _reached(index: IndexFile, reached: _Reached, slots: Array, slot_of: Array,
@@ -221,16 +226,13 @@ def _reached(index: IndexFile, reached: _Reached, slots: Array, slot_of: Array,
     for number in never[:SINGLE].tolist():
         slot = int(slot_of[number])
         head = int(slots[slot])
-        yield Finding("index-slot", "index", f"slot {slot} leads to entry {head} and does not "
-                      f"reach entry {number}", file=index.file.path,
-                      offset=index.shape.slot_position(slot), length=SLOT.size, next=_FIX)
+        yield _slot(index, slot, f"leads to entry {head} and does not reach entry {number}")
 
 
 def _entry(index: IndexFile, category: str, number: int, field: str, detail: str) -> Finding:
     place = ENTRY.field(field)
     return Finding(category, "index", f"entry {number}: {detail}", file=index.file.path,
-                   offset=index.shape.entry_position(number) + place.offset, length=place.size,
-                   next=_FIX)
+                   offset=index.shape.entry_position(number) + place.offset, length=place.size)
 
 
 def _page(source: FileSource, shape: Shape, start: int, count: int) -> Array:
@@ -249,4 +251,4 @@ def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
     if len(data) == ENTRY.size and any(data):
         yield Finding("index-header", "index", f"index_count: says {entries} entries, but entry "
                       f"{entries + 1} is in use", file=index.file.path, offset=at,
-                      length=ENTRY.size, next=_FIX)
+                      length=ENTRY.size)

@@ -10,8 +10,6 @@ from rmqctl.checks.findings import Finding
 from rmqctl.checks.reconcile import Context
 from rmqctl.scan.frames import BLANK, ZERO, Span
 
-_LOOK = "rmqctl dump FILE --at OFFSET --hex"
-_FIX = "rmqctl recover STORE --strategy salvage"
 
 
 def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
@@ -21,14 +19,14 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     yield from sorted(found, key=lambda one: one.offset or 0)
     if context.result.unkept:
         yield Finding("record-damaged", "commitlog", f"{context.result.unkept} more damaged "
-                      "places (only counted)", count=context.result.unkept, next=_FIX)
+                      "places (only counted)", count=context.result.unkept)
     ahead = [one for one in queue_findings if one.category == "cq-ahead"]
     if ahead:
         rows = sum(one.count for one in ahead)
         yield Finding(
             "log-cut", "commitlog", f"the log ends at {log_end}, but {rows} rows of "
             f"{len(ahead)} consumequeues lead behind it: their messages are gone",
-            **_place(context, log_end), count=rows, next=_FIX)
+            **_place(context, log_end), count=rows)
 
 
 def _place(context: Context, offset: int) -> dict[str, Any]:
@@ -60,13 +58,13 @@ def _spans(context: Context, log_end: int) -> Iterator[Finding]:
             detail += f"; the consumequeues know of {len(rows)} message" + (
                 "s" if len(rows) > 1 else "") + " there"
         yield Finding(_category(context, span, behind, log_end), "commitlog", detail,
-                      length=span.length, next=_LOOK if behind else _FIX, count=max(len(rows), 1),
+                      length=span.length, count=max(len(rows), 1),
                       **_place(context, span.offset), **where)
 
 
 def _zero_gap(context: Context, span: Span) -> Finding:
     return Finding("zero-gap", "commitlog", "zeros up to the end of the file, though the log "
-                   "goes on in a later one", length=span.length, next=_FIX,
+                   "goes on in a later one", length=span.length,
                    **_place(context, span.offset))
 
 
@@ -88,5 +86,5 @@ def _bad_records(context: Context) -> Iterator[Finding]:
             "the body does not match its CRC" if body else
             "the record does not match its appended property CRC",
             length=bad.size, topic=bad.topic.decode("utf-8", "surrogateescape"),
-            queue_id=bad.queue_id, queue_offset=bad.queue_offset, next=_LOOK,
+            queue_id=bad.queue_id, queue_offset=bad.queue_offset,
             **_place(context, bad.offset))

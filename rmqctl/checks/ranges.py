@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 from rmqctl.checks.logpass import LogPass
 from rmqctl.checks.results import RangeResult, Wanted
 from rmqctl.checks.queue_rows import QueueKey
+from rmqctl.scan import heap
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
@@ -55,6 +57,7 @@ def split(store: Store, parts: int, minimum: int = MIN_RANGE) -> list[Range]:
 def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Range, last: bool,
               progress: Progress | None = None) -> RangeResult:
     """One range in this process. The result's ``first`` is where its first frame starts."""
+    heap.keep()
     job = LogPass(store, ends, wanted, part.start, progress)
     for number, file in enumerate(store.log.files):
         if file.end <= part.start and not (file.end == part.start == file.base):
@@ -130,3 +133,45 @@ def _seam(store: Store, position: int) -> int:
         return position
     later = [one.base for one in store.log.files if one.base >= position]
     return min(later, default=position)
+
+
+PIECE = 64 << 20
+"""Bytes of one sampled piece of the log."""
+
+
+def sample(store: Store, share: float, seed: int) -> list[Range]:
+    """About ``share`` of the log in pieces, the same ones for the same seed; never none.
+
+    The piece with the end of the used log is always among them: that is where crashes strike.
+    """
+    pieces = split(store, 1 << 30, min(PIECE, max(1, store.log.end // 64)))
+    used = [part for part in pieces if not _unused(store, part)]
+    if not used:
+        return pieces[-1:]
+    count = max(1, round(len(used) * share))
+    picked = set(random.Random(seed).sample(range(len(used)), count - 1)) if count > 1 else set()
+    picked.add(len(used) - 1)
+    return [used[at] for at in sorted(picked)]
+
+
+def _unused(store: Store, part: Range) -> bool:
+    """Whether a range has no data at all (the hole of a pre-allocated file)."""
+    place = store.log.locate(part.start)
+    if place is None:
+        return True
+    source, at = place
+    data = source.next_data(at)
+    return data >= min(source.size, at + part.end - part.start)
+
+
+def run_parts(store: Store, ends: dict[QueueKey, int], wanted: Wanted, parts: list[Range],
+              progress: Progress | None = None) -> RangeResult:
+    """Only some ranges of the log, one after the other, with nothing said of what lies between."""
+    total: RangeResult | None = None
+    for part in parts:
+        result = run_range(store, ends, wanted, part, part.end >= store.log.end, progress)
+        if total is None:
+            total = result
+        else:
+            total.merge(result)
+    return total or RangeResult(0)

@@ -10,18 +10,20 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.results import RangeResult
 from rmqctl.checks.queue_rows import Claim, QueueKey, QueueTally, merged
 from rmqctl.formats import properties as props
 from rmqctl.formats.consume_queue import FILLER, UNIT_SIZE, UnitRecord
 from rmqctl.formats.message import Record
+from rmqctl.scan.frames import Array
 from rmqctl.store.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
 SINGLE = 20_000
 """Left-over rows of one queue that are looked at one by one; the rest is counted."""
-_FIX = "rmqctl recover STORE --only consumequeue"
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class Context:
     log_end: int
     live: bool = False
     deleted_topics: frozenset[str] = frozenset()
+    looked_at: list[tuple[int, int]] | None = None
     damage_starts: list[int] = field(default_factory=list)
     damage_ends: list[int] = field(default_factory=list)
     lost: dict[int, tuple[str, int, int]] = field(default_factory=dict)
@@ -94,7 +97,7 @@ class QueueReconciler:
         return Finding(category, structure, detail, file=file, offset=offset, position=position,
                        length=count * UNIT_SIZE if structure == "consumequeue" else None,
                        topic=self.queue.topic, queue_id=self.queue.queue_id, queue_offset=row,
-                       count=count, severity=severity, next=_FIX)
+                       count=count, severity=severity)
 
     def _place(self, row: int) -> tuple[str | None, int]:
         byte = row * UNIT_SIZE
@@ -140,12 +143,23 @@ class QueueReconciler:
                 physical = rows["physical_offset"]
                 used = (rows["size"] > 0) | (physical != 0)
                 used &= physical >= log.min_offset
+                used &= self._looked_at(physical)
                 beyond = used & (physical >= self.context.log_end)
                 if beyond.any():
                     for index in beyond.nonzero()[0].tolist():
                         self._stretch(at + index)
                 for index in (used & ~beyond).nonzero()[0].tolist():
                     self._sort_row(at + index, UnitRecord(*(int(v) for v in rows[index])))
+
+    def _looked_at(self, physical: Array) -> Array | bool:
+        """Whether the part of the log a row leads to was read at all in this run."""
+        parts = self.context.looked_at
+        if parts is None:
+            return True
+        inside = np.zeros(len(physical), bool)
+        for start, end in parts:
+            inside |= (physical >= start) & (physical < end)
+        return inside
 
     def _stretch(self, row: int) -> None:
         if self._ahead and self._ahead[-1][1] == row:
@@ -344,7 +358,7 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
                 f"{queue_id}, but row {stray[1]} of topic {stray[0][0]}, queue {stray[0][1]} "
                 "leads to it", file=file.path if file else None, offset=tally.first_phy,
                 position=tally.first_phy - file.base if file else None, topic=stray[0][0],
-                queue_id=stray[0][1], queue_offset=stray[1], next=_FIX)
+                queue_id=stray[0][1], queue_offset=stray[1])
         return
     deleted = topic in context.deleted_topics
     detail = f"{tally.messages} messages in the log, no consumequeue"
@@ -353,4 +367,4 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
     yield Finding("cq-missing", "consumequeue", detail,
                   file=context.store.path("consumequeue", topic, str(queue_id)), offset=0,
                   topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
-                  severity=INFO if deleted else "", next=_FIX)
+                  severity=INFO if deleted else "")

@@ -17,6 +17,8 @@ from rmqctl.checks.findings import ERROR, INFO, Finding
 from rmqctl.formats import names
 from rmqctl.store.files import Listing, StoreFile
 
+MAX_SIZE = (1 << 31) - 1
+"""No broker maps a larger file: sizes are Java integers."""
 _CANDIDATES = 20
 """Different lengths and distances that are weighed: a folder may hold anything."""
 
@@ -73,8 +75,8 @@ class Votes:
             return (self.lengths[size] + self.steps[size],
                     all(step % size == 0 for step in steps), size in self.lengths, size)
 
-        return max((size for size in {*lengths, *steps} if size and size % self.unit == 0),
-                   key=weight, default=None)
+        return max((size for size in {*lengths, *steps}
+                    if 0 < size <= MAX_SIZE and size % self.unit == 0), key=weight, default=None)
 
     def sure(self, size: int) -> bool:
         """Whether more than one length or distance says so."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.checks import index_structure, ranges
+from rmqctl.checks.advice import advised
 from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.index_findings import index_findings
 from rmqctl.checks.index_keys import Entries
 from rmqctl.checks.log_findings import log_findings
 from rmqctl.checks.results import RangeResult, Wanted
@@ -28,11 +30,18 @@ _DERIVED = frozenset({"consumequeue", "index"})
 
 @dataclass(slots=True)
 class Options:
-    """``only``: structures to check (None: all). ``jobs``: processes for the log pass."""
+    """``only``: structures to check (None: all). ``jobs``: processes for the log pass.
+
+    ``sample``: check that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from
+    this physical offset on. Either way rows and entries are only held against what was read.
+    """
 
     only: frozenset[str] | None = None
     jobs: int = 1
     minimum_range: int = ranges.MIN_RANGE
+    sample: float | None = None
+    since: int | None = None
+    seed: int = 0
 
     def wants(self, structure: str) -> bool:
         return self.only is None or structure in self.only
@@ -67,12 +76,22 @@ class Verification:
     checked: list[dict[str, Any]] = field(default_factory=list)
     ok: bool = True
     log_end: int = 0
+    parts: list[ranges.Range] | None = None
+
+    def _parts(self) -> list[ranges.Range] | None:
+        """The ranges of the log to look at; None for all of it."""
+        options, log = self.options, self.store.log
+        if options.since is not None and options.since > log.min_offset:
+            return [ranges.Range(min(options.since, log.end), log.end, True)]
+        if options.sample is not None and options.sample < 1:
+            return ranges.sample(self.store, options.sample, options.seed)
+        return None
 
     def findings(self) -> Iterator[Finding]:
         for one in self._all():
             if one.severity != INFO:
                 self.ok = False
-            yield one
+            yield advised(one, self.store.root)
 
     def _all(self) -> Iterator[Finding]:
         store, options = self.store, self.options
@@ -83,10 +102,14 @@ class Verification:
         if needs_log:
             # Ends first: what a running broker dispatches from now on is in the log already.
             ends = self._ends()
+            wanted = Wanted(options.wants("consumequeue"), options.wants("index"))
             try:
-                result = ranges.run(store, ends, Wanted(options.wants("consumequeue"),
-                                                        options.wants("index")),
-                                    options.jobs, self.progress, options.minimum_range)
+                self.parts = self._parts()
+                if self.parts is None:
+                    result = ranges.run(store, ends, wanted, options.jobs, self.progress,
+                                        options.minimum_range)
+                else:
+                    result = ranges.run_parts(store, ends, wanted, self.parts, self.progress)
             except StoreIOError as error:
                 yield Finding("file-unreadable", "commitlog", str(error))
             yield from self._log(result, ends, live)
@@ -119,9 +142,12 @@ class Verification:
             setattr(cover, name, getattr(result, name))
         cover.bytes_total = (cover.bytes_in_messages + cover.bytes_blank + cover.bytes_zero
                              + cover.bytes_damaged)
+        if self.parts is not None and (not self.parts or self.parts[-1].end < store.log.end):
+            self.log_end = store.log.end  # the end was not looked at
         # A torn last record is damage at the end, not the end: rows that lead to it are lost.
         context = Context(store, result, max([self.log_end, *(
-            span.end for span in tail if span.located)]), live, deleted_topics(store))
+            span.end for span in tail if span.located)]), live, deleted_topics(store),
+            None if self.parts is None else [(part.start, part.end) for part in self.parts])
         reconcilers = self._reconcilers(context, ends) if self.options.wants(
             "consumequeue") else []
         queue_findings = [one for each in reconcilers for one in each.findings()]
@@ -138,8 +164,6 @@ class Verification:
             yield from index_structure.check(store)
             entries = Entries(store)
             cover.index_entries = entries.total
-            from rmqctl.checks.index_findings import index_findings
-
             yield from index_findings(context, entries)
             entries.close()
 

@@ -74,7 +74,7 @@ class _Screen:
 
     def __init__(self, page: Human, found: dict[str, Any], tz: tzinfo, full: bool) -> None:
         self._page, self._found, self._tz, self._full = page, found, tz, full
-        self._dash = "–" if page.unicode else "-"
+        self._dash = "\N{EN DASH}" if page.unicode else "-"
 
     def show(self) -> None:
         found, page = self._found, self._page
@@ -128,8 +128,8 @@ class _Screen:
         if not files:
             return "no files"
         text = f"{count_text(least)} {self._dash} {count_text(most)} ({size_text(most - least)})"
-        where = f"in {_many(len(files), 'file')}"
-        return f"{text} {where}" + (", as a broker sees it" if self._found["view"] != "disk" else "")
+        view = "" if self._found["view"] == "disk" else ", as a broker sees it"
+        return f"{text} in {_many(len(files), 'file')}{view}"
 
     def _span(self) -> str:
         from rmqctl.output.units import duration_text, time_text

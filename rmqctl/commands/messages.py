@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rmqctl.store.pages import Page
     from rmqctl.store.problems import Problem
     from rmqctl.store.projection import Projection
-    from rmqctl.store.select import Selector
 
 Fields = Annotated[
     str | None,
@@ -69,6 +68,8 @@ class Faults:
     def __init__(self, out: Output) -> None:
         self._out = out
         self.found = self.unreadable = False
+        self._bad_crc: list[int] = []
+        self._bad_crc_count = 0
 
     def report(self, problem: Problem) -> None:
         """One problem, as it is met."""
@@ -79,16 +80,28 @@ class Faults:
         else:
             self._out.note(problem.text)
 
-    def bad_crc(self, selector: Selector) -> None:
-        """The messages that were shown although their body does not match its CRC."""
-        count = selector.bad_crc_count
-        if not count:
+    def judged(self, pages: Iterable[Page]) -> Iterator[Page]:
+        """The pages; messages that do not match their CRC are counted, and told at the end."""
+        for page in pages:
+            checked = page.numbers("crc_ok")
+            if not checked.all():
+                bad = page.numbers("physical_offset")[~checked].tolist()
+                self._bad_crc_count += len(bad)
+                self._bad_crc += bad[:max(_NAMED - len(self._bad_crc), 0)]
+            yield page
+        self._tell_bad_crc()
+
+    def _tell_bad_crc(self) -> None:
+        if not self._bad_crc_count:
             return
-        places = ", ".join(map(str, selector.bad_crc[:_NAMED]))
-        more = f" and {count - _NAMED} more" if count > _NAMED else ""
-        what = "1 message does" if count == 1 else f"{count} messages do"
-        self._out.warn(f"{what} not match the CRC of the body (crc_ok false): at physical offset "
-                       f"{places}{more}")
+        more = self._bad_crc_count - len(self._bad_crc)
+        places = ", ".join(map(str, self._bad_crc)) + (f" and {more} more" if more else "")
+        what = "1 message does" if self._bad_crc_count == 1 else (
+            f"{self._bad_crc_count} messages do")
+        self._out.warn(f"{what} not match the CRC of the body (crc_ok false): physical offset "
+                       f"{places}")
+        self._bad_crc_count = 0
+        self._bad_crc.clear()
         self.found = True
 
     def end(self) -> None:

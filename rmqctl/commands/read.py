@@ -80,6 +80,7 @@ def command(
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
     from rmqctl.store.bounds import View as StoreView
+    from rmqctl.store.explain import missing_queue, offset_note
     from rmqctl.store.select import Selection, Selector
 
     out = open_output(output, quiet, verbose, no_progress)
@@ -95,9 +96,13 @@ def command(
     sizes = Sizes(commitlog_file=commitlog_file_size, consumequeue_file=consumequeue_file_size)
     with OpenedStore.open(store, commitlog_dir or (), sizes) as opened:
         at = StoreView(opened, view)
+        if topic is not None and queue is not None and from_offset is not None:
+            said = offset_note(at, topic, queue, from_offset)
+            if said is not None:
+                out.note(f"{topic}/{queue}: {said}")
         selector = Selector(opened, wanted, at, faults.report)
-        shown = show(out, rows_of(selector.pages(), made), made, tz)
-        faults.bad_crc(selector)
-        if not shown:
-            selector.explain_nothing(out.note)
+        rows = rows_of(faults.judged(selector.pages()), made)
+        shown = show(out, rows, made, tz, empty="" if topic else "no messages")
+        if not shown and topic is not None:
+            out.note(missing_queue(opened, topic, queue) or "no messages")
     faults.end()

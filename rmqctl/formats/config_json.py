@@ -7,6 +7,7 @@ explicit stack, bounded depth. What is odd but does not hide the value is told, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -55,6 +56,11 @@ _BAD_BYTES = re.compile("[\udc80-\udcff]+")
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
 
 
+def _behind_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
 class _NotStrictError(ValueError):
     """Raised from hooks of the standard decoder: the careful reader must look."""
 
@@ -66,8 +72,7 @@ def _strict_number(text: str) -> int:
 
 
 def _strict_float(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
+    if math.isinf(value := float(text)):
         raise _NotStrictError
     return value
 
@@ -122,19 +127,16 @@ class _Text:
             self.oddities.append(Oddity(kind, self.byte_offset(at), detail))
 
 
-def _too_deep(text: str) -> int | None:
-    """The place of the first bracket nested deeper than allowed."""
+def _deep(text: str) -> bool:
+    """Whether brackets nest so deep that only `_Reader`, which counts, may go there."""
     if text.count("{") + text.count("[") <= MAX_DEPTH:
-        return None
+        return False
     depth = 0
     for match in _BRACKETS.finditer(text):
-        if match.lastindex == 1:
-            depth += 1
-            if depth > MAX_DEPTH:
-                return match.start()
-        elif match.lastindex == 2:
-            depth -= 1
-    return None
+        depth += {1: 1, 2: -1}.get(match.lastindex or 0, 0)
+        if depth > MAX_DEPTH:
+            return True
+    return False
 
 
 class _Reader:
@@ -155,9 +157,7 @@ class _Reader:
 
     def _skip(self) -> str:
         """The next character that is no space (empty at the end), and stands on it."""
-        match = _SPACE.match(self._text, self._at)
-        if match is not None:
-            self._at = match.end()
+        self._at = _behind_space(self._text, self._at)
         return self._text[self._at:self._at + 1]
 
     def _string(self) -> str:
@@ -174,8 +174,7 @@ class _Reader:
         return text
 
     def _scalar(self) -> Any:
-        word = _WORD.match(self._text, self._at)
-        if word is not None:
+        if word := _WORD.match(self._text, self._at):
             self._at = word.end()
             return _WORDS[word[0]]
         number = _NUMBER.match(self._text, self._at)
@@ -265,16 +264,9 @@ _OPENED: Any = object()
 
 def _decode(source: _Text) -> tuple[Any, int]:
     text = source.text
-    deep = _too_deep(text)
-    if deep is not None:
-        raise FormatError(f"nested deeper than {MAX_DEPTH}", offset=source.byte_offset(deep),
-                          path="$")
-    if not _SURROGATE_ESCAPE.search(text):
-        start = _SPACE.match(text, source.start)
-        try:
-            return _STRICT.raw_decode(text, start.end() if start else source.start)
-        except (ValueError, RecursionError):
-            pass
+    if not _SURROGATE_ESCAPE.search(text) and not _deep(text):
+        with contextlib.suppress(ValueError):
+            return _STRICT.raw_decode(text, _behind_space(text, source.start))
     return _Reader(source).read()
 
 
@@ -288,8 +280,7 @@ def parse(data: bytes) -> Parsed:
     value, end = _decode(source)
     rest = source.text[end:]
     if rest.strip(" \t\r\n"):
-        behind = _SPACE.match(source.text, end)
-        at = source.byte_offset(behind.end() if behind else end)
+        at = source.byte_offset(_behind_space(source.text, end))
         if not isinstance(value, dict | list):
             raise FormatError("no JSON object", offset=at, path="$")
         source.oddities.append(Oddity(

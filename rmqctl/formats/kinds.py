@@ -183,10 +183,6 @@ def _is_timerlog(head: bytes, _size: int) -> bool:
     return unit.is_valid and unit.message_size > 0 and _is_time(unit.curr_write_time)
 
 
-def _is_timerwheel(_head: bytes, size: int) -> bool:
-    return size == timer_wheel.FILE_SIZE
-
-
 def _is_lock(head: bytes, size: int) -> bool:
     return head == lock.CONTENT and size == len(lock.CONTENT)
 
@@ -284,7 +280,7 @@ _CHECKS: tuple[tuple[str, Callable[[bytes, int], bool]], ...] = (
     (DLEDGER_INDEX, _is_dledger_index),
     (DLEDGER, _is_dledger),
     (TIMERLOG, _is_timerlog),
-    (TIMERWHEEL, _is_timerwheel),
+    (TIMERWHEEL, lambda _head, size: size == timer_wheel.FILE_SIZE),
     (TIMERCHECK, _is_timercheck),
     (CHECKPOINT, _is_checkpoint),
     (INDEX, _is_index),

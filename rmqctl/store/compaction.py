@@ -7,6 +7,7 @@ their messages too, until it expires.
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Self
 
 from rmqctl.formats import compaction as layout
 from rmqctl.formats.compaction import UNIT_SIZE, UnitRecord
@@ -61,7 +62,7 @@ class CompactionQueue:
     def close(self) -> None:
         self.log.close()
 
-    def __enter__(self) -> CompactionQueue:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,

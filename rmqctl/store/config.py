@@ -119,7 +119,8 @@ class ConfigFile:
         main, backup = self.main, self.backup
         if main.state == MISSING:
             if backup.usable:
-                said.append(f"{main.path} is missing; showing its backup, as a broker would take it")
+                said.append(f"{main.path} is missing; showing {backup.path} instead, as a broker "
+                            "would take it")
             elif backup.state == UNREADABLE:
                 said.append(f"{main.path} is missing and its backup is unreadable: {backup.told()}")
         elif not main.usable:

@@ -243,7 +243,7 @@ def _metrics(name: str) -> Callable[[Any, Faults], Iterator[Row]]:
     return read
 
 
-def _timer(value: Any, faults: Faults) -> Iterator[Row]:
+def _timer(value: Any, _: Faults) -> Iterator[Row]:
     yield value._asdict()
 
 
@@ -260,7 +260,7 @@ def _tiered(value: Any, faults: Faults) -> Iterator[Row]:
                 yield {"table": name, "key": key, **_bean(entry)}
 
 
-def _other(value: Any, faults: Faults) -> Iterator[Row]:
+def _other(value: Any, _: Faults) -> Iterator[Row]:
     for key, entry in value.items():
         if key != "dataVersion":
             yield {"key": key, "value": entry}

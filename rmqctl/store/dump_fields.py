@@ -80,7 +80,15 @@ class Target:
             self.shrunk(end)
         return data
 
+    def _next_data(self, position: int) -> int:
+        """The next position that may hold something; at the end, whether the file still is."""
+        found = self.source.next_data(position)
+        if position < found == self.source.size:
+            self.read(found - 1, 1)
+        return min(found, self.source.size)
+
     def shrunk(self, size: int) -> None:
+        """Notes that the file has only ``size`` bytes now."""
         self.faults += 1
         self.notes.append(f"the file became shorter while it was read: {size} bytes are left")
 
@@ -93,7 +101,7 @@ class Target:
         position = start
         while position < end:
             if not self.options.every:
-                hole = self.source.next_data(position) - position
+                hole = self._next_data(position) - position
                 position += hole - hole % unit
             if position >= end:
                 return
@@ -107,7 +115,7 @@ class Target:
     def unused_from(self, position: int) -> bool:
         """Whether nothing but zeros follows to the end of the file."""
         while True:
-            position = self.source.next_data(position)
+            position = self._next_data(position)
             data = self.read(position, CHUNK)
             if not data or not _all_zero(data):
                 return not data

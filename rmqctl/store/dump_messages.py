@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rmqctl.errors import FormatError
@@ -16,22 +17,11 @@ from rmqctl.store.objects import message_object
 
 _SEARCHED = 64 << 20
 """Bytes searched for a first record that says where a file without a telling name begins."""
-_MAGICS = [magic.to_bytes(4, "big") for magic in message.VERSIONS]
+_MAGICS = re.compile(b"|".join(
+    re.escape(magic.to_bytes(4, "big")) for magic in message.VERSIONS))
 _START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
 _MAGIC_AT = layout.field(message.Message, "magic").offset
 _PEEK = 1 << 16
-
-
-def _candidates(data: bytes) -> Iterator[int]:
-    """Positions in ``data`` at which a message magic would be at its place."""
-    at = -1
-    while True:
-        found = [one for one in (data.find(magic, at + 1) for magic in _MAGICS) if one >= 0]
-        if not found:
-            return
-        at = min(found)
-        if at >= _MAGIC_AT:
-            yield at - _MAGIC_AT
 
 
 def _implied_base(source: FileSource, at: int) -> int | None:
@@ -53,8 +43,8 @@ def find_base(source: FileSource) -> int | None:
         data = source.read(position, CHUNK)
         if not data:
             return None
-        for at in _candidates(data):
-            base = _implied_base(source, position + at)
+        for found in _MAGICS.finditer(data, _MAGIC_AT):
+            base = _implied_base(source, position + found.start() - _MAGIC_AT)
             if base is not None:
                 return base
         position += max(len(data) - 2 * _MAGIC_AT, 1)
@@ -62,17 +52,17 @@ def find_base(source: FileSource) -> int | None:
 
 
 def settle_base(target: Target) -> int:
-    """The base the walk uses: the name's, unless the records agree on another one."""
+    """The base the walk uses: the name's, unless the first record has another one."""
     named = target.base
-    if named is not None and _implied_base(target.source, 0) in (None, named):
-        return named
-    found = find_base(target.source)
-    if found is None:
-        return named or 0
-    if named is not None and found != named:
-        target.notes.append(f"the records say this file begins at {found}, its name says {named}")
-        target.faults += 1
-    return found
+    if named is None or _implied_base(target.source, 0) not in (None, named):
+        found = find_base(target.source)
+        if found is not None and named not in (None, found):
+            target.notes.append(
+                f"the records say this file begins at {found}, its name says {named}")
+            target.faults += 1
+        target.base = named if found is None else found
+    target.source.base = target.base or 0
+    return target.source.base
 
 
 def message_row(target: Target, raw: bytes, at: int, number: int) -> Row:
@@ -83,7 +73,10 @@ def message_row(target: Target, raw: bytes, at: int, number: int) -> Row:
     crc = append_crc.verify(raw)
     if crc is not None:
         row["appended_crc_ok"] = crc
-    if not record.crc_ok:
+    if target.base is not None and record.physical_offset != target.base + at:
+        row["error"] = target.fault(f"says it lies at {record.physical_offset}", at,
+                                    "physical_offset")
+    elif not record.crc_ok:
         row["error"] = target.fault("the body does not match its CRC", at, "body_crc")
     target.add_fields(row, message.Message, raw, at)
     return row
@@ -106,7 +99,6 @@ def _span_row(target: Target, span: Span, base: int, number: int) -> Row:
 def log_rows(target: Target) -> Iterator[Row]:
     """Every frame of a log: messages, the blank, zeros, damage; all bytes in order."""
     base = settle_base(target)
-    target.base = target.source.base = base
     options = target.options
     number = 0
     walk = Walk(target.source)
@@ -135,8 +127,6 @@ def dledger_rows(target: Target) -> Iterator[Row]:
     source, options, at, number = target.source, target.options, 0, 0
     while at < source.size:
         raw = target.read(at, dledger.HEAD_SIZE)
-        if not raw:
-            return
         rows, after = _entry(target, raw, at, number)
         if after > options.at if options.at is not None else number >= (options.start or 0):
             yield from rows
@@ -153,7 +143,7 @@ def _entry(target: Target, raw: bytes, at: int, number: int) -> tuple[Iterator[R
     if framing == dledger.PLAIN:
         size = extent(source, at)
         if size is not None and size == int.from_bytes(raw[:_MAGIC_AT], "big"):
-            return iter([message_row(target, target.read(at, size), at, number)]), at + size
+            return _inner(target, at, at + size, number), at + size
     try:
         head = dledger.parse(raw, 0, at)
         if head.size > source.size - at:
@@ -187,12 +177,12 @@ def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, at: i
 
 
 def _inner(target: Target, at: int, end: int, number: int) -> Iterator[Row]:
-    """The messages inside one entry (several for a batch)."""
+    """The messages of ``[at, end)``: those inside one entry (several for a batch), or one."""
     while at < end:
         size = extent(target.source, at)
         try:
             if size is None or at + size > end:
-                raise FormatError("no message fits into the entry", path="total_size")
+                raise FormatError("no whole message is here", path="total_size")
             yield message_row(target, target.read(at, size), at, number)
         except FormatError as error:
             yield {**target.place(at, number), "type": DAMAGED, "size": end - at,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -211,7 +212,8 @@ def _ext_row(target: Target, step: consume_queue_ext.Step, data: bytes, origin: 
     if step.unit is not None:
         row |= {"type": "unit", **step.unit._asdict(), "bit_map": step.unit.bit_map.hex()}
         if target.base is not None:
-            row["address"] = consume_queue_ext.address(target.base + at)
+            with contextlib.suppress(ValueError):  # no file a broker made starts so high
+                row["address"] = consume_queue_ext.address(target.base + at)
     elif step.error is None:
         row |= {"type": "end", "size": step.size}
     else:

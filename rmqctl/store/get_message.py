@@ -78,8 +78,8 @@ def get_message(view: View, topic: str, queue_id: int, offset: int,
     return _plain_answer(view, queue, offset, max_messages)
 
 
-def _refused(offset: int, least: int, most: int, generation: int) -> Answer | None:
-    """The answer outside of ``[least, most)``, None inside."""
+def outside(offset: int, least: int, most: int, generation: int) -> Answer | None:
+    """The answer for an offset outside of ``[least, most)``, None inside."""
     if most == 0:
         return Answer(NO_MESSAGE, 0, least, most)
     if offset < least:
@@ -95,7 +95,7 @@ def _refused(offset: int, least: int, most: int, generation: int) -> Answer | No
 
 def _plain_answer(view: View, queue: ConsumeQueue, offset: int, max_messages: int) -> Answer:
     bounds = view.bounds(queue)
-    refused = _refused(offset, bounds.first, bounds.end, view.generation)
+    refused = outside(offset, bounds.first, bounds.end, view.generation)
     if refused is not None:
         return refused
     number = next((n for n, one in enumerate(queue.files)
@@ -113,7 +113,7 @@ def _plain_answer(view: View, queue: ConsumeQueue, offset: int, max_messages: in
 
 def _batch_answer(view: View, queue: BatchQueue, offset: int, max_messages: int) -> Answer:
     least, most = queue.bounds(view.store.log.min_offset, view.log_end)
-    refused = _refused(offset, least, most, view.generation)
+    refused = outside(offset, least, most, view.generation)
     if refused is not None:
         return refused
     rows = queue.all_used(view.log_end)
@@ -181,20 +181,18 @@ def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> 
 
 
 def meaning(answer: Answer, offset: int) -> str:
-    """An answer without messages in plain words."""
+    """An answer without messages: the broker's word for it, and what it means."""
     span = f"the queue has the offsets {answer.min} to {answer.max - 1}"
     if answer.min >= answer.max:
-        span = f"the queue is empty, its next offset is {answer.max}"
+        span = f"the queue has no messages, its next offset is {answer.max}"
     words = {
         NO_MESSAGE: "the queue has no messages",
-        TOO_SMALL: f"offset {offset} has expired: {span}",
-        OVERFLOW_ONE: f"offset {offset} is the next one to be written: {span}",
+        TOO_SMALL: f"offset {offset} is gone: {span}",
+        OVERFLOW_ONE: f"offset {offset} is the next to be written: {span}",
         OVERFLOW_BADLY: f"offset {offset} is beyond the end: {span}",
-        FOUND_NULL: f"the consumequeue file with offset {offset} is missing",
-        REMOVING: f"the messages from offset {offset} to {answer.next_begin - 1} are no longer "
-                  "in the log",
+        FOUND_NULL: f"the consumequeue file with offset {offset} is missing: {span}",
+        REMOVING: f"the records of the offsets {offset} to {answer.next_begin - 1} are not in "
+                  "the log",
         NO_MATCH: f"no row at offset {offset} leads to a message: {span}",
     }
-    return words.get(answer.status, answer.status)
-
-
+    return f"{answer.status}: {words.get(answer.status, span)}"

@@ -14,7 +14,7 @@ from rmqctl.store.bounds import View
 from rmqctl.store.commit_log import CommitLog
 from rmqctl.store.conditions import Condition, filtered
 from rmqctl.store.pages import BatchPage, Page
-from rmqctl.store.problems import Problem, Report
+from rmqctl.store.problems import Problem, Report, damage
 from rmqctl.store.queue_rows import CLOCK_SLACK
 
 _MOST_ROWS = 256
@@ -131,7 +131,7 @@ class _Spans:
 
     def _flush(self) -> None:
         for one in self._open:
-            self._tell(one)
+            self._report(damage(one))
         self._open.clear()
 
     def gap(self, start: int, end: int) -> None:
@@ -148,10 +148,4 @@ class _Spans:
                     "in-progress", f"the record at physical offset {one.offset} is being written "
                     "by the process that holds the store", one.offset, one.length))
             else:
-                self._tell(one)
-
-    def _tell(self, one: Span) -> None:
-        reason = one.reason or "zeros inside the log"
-        field = f" (field {one.field})" if one.field else ""
-        self._report(Problem("damage", f"damage at physical offset {one.offset}, {one.length} "
-                             f"bytes: {reason}{field}", one.offset, one.length))
+                self._report(damage(one))

@@ -229,6 +229,6 @@ class Lag:
                 return None if record is None else record.store_timestamp
             batches = self.store.batch_queues.get((topic, queue_id))
             row = None if batches is None else batches.find(queue_offset)
-            return None if row is None else row.store_timestamp
         except StoreIOError:
             return None
+        return None if row is None else row.store_timestamp

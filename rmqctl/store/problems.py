@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from rmqctl.scan.frames import Span
+
 Kind = Literal["damage", "gap", "row", "unreadable", "in-progress", "note"]
 
 
@@ -26,6 +28,13 @@ class Problem:
     def is_fault(self) -> bool:
         """Whether the store is not as it should be."""
         return self.kind not in ("note", "in-progress")
+
+
+def damage(span: Span) -> Problem:
+    """A span of the log that holds no message although it should."""
+    field = f" (field {span.field})" if span.field else ""
+    return Problem("damage", f"damage at physical offset {span.offset}, {span.length} bytes: "
+                   f"{span.reason or 'zeros inside the log'}{field}", span.offset, span.length)
 
 
 Report = Callable[[Problem], None]

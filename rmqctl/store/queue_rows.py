@@ -40,6 +40,10 @@ class QueueRows(Protocol):
         """(queue offsets, physical offsets, sizes) of the rows in ``[start, end)``."""
         ...
 
+    def backward(self) -> Iterator[tuple[int, int]]:
+        """(physical offset, size) of all rows, the last one first."""
+        ...
+
     def at_or_after(self, when: int) -> int:
         """The queue offset of the first row stored at ``when`` or later (`end` if none)."""
         ...
@@ -63,6 +67,11 @@ class PlainRows:
             kept = np.flatnonzero(rows != filler)
             yield (kept + at, rows["physical_offset"][kept].astype(np.int64),
                    rows["size"][kept].astype(np.int64))
+
+    def backward(self) -> Iterator[tuple[int, int]]:
+        for start in range(self.end - PAGE_ROWS, self.first - PAGE_ROWS, -PAGE_ROWS):
+            for page in reversed(list(self.pages(start, start + PAGE_ROWS))):
+                yield from zip(page[1][::-1].tolist(), page[2][::-1].tolist(), strict=True)
 
     def at_or_after(self, when: int) -> int:
         low, high = self.first, self.end
@@ -104,6 +113,10 @@ class BatchRows:
             rows = self._rows[wanted[at:at + PAGE_ROWS]]
             yield (rows["msg_base_offset"].astype(np.int64),
                    rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64))
+
+    def backward(self) -> Iterator[tuple[int, int]]:
+        for row in self._rows[::-1]:
+            yield int(row["physical_offset"]), int(row["size"])
 
     def at_or_after(self, when: int) -> int:
         later = np.flatnonzero(self._rows["store_timestamp"] >= when)

@@ -69,9 +69,6 @@ class Selector:
                  report: Report = lambda _problem: None) -> None:
         self.store, self.selection, self.view = store, selection, view
         self._report = report
-        self.bad_crc: list[int] = []
-        """Physical offsets of shown messages whose body does not match its CRC (the first few)."""
-        self.bad_crc_count = 0
 
     def pages(self) -> Iterator[Page]:
         """The selected messages, page by page. A page is only valid until the next is asked for.
@@ -84,7 +81,6 @@ class Selector:
                 if len(page) > left:
                     page = page.select(np.arange(left))  # noqa: PLW2901
                 left -= len(page)
-            self._judge(page)
             if len(page):
                 yield page
             if left == 0:
@@ -94,13 +90,6 @@ class Selector:
         """The selected messages one by one."""
         for page in self.pages():
             yield from page.records()
-
-    def _judge(self, page: Page) -> None:
-        bad = np.flatnonzero(~page.numbers("crc_ok")) if len(page) else ()
-        if len(bad):
-            self.bad_crc_count += len(bad)
-            self.bad_crc += page.numbers("physical_offset")[bad][:100].tolist()
-            del self.bad_crc[100:]
 
     def _chosen_pages(self) -> Iterator[Page]:
         wanted = self.selection

@@ -144,6 +144,12 @@ def test_depth_is_bounded(opening: bytes, closing: bytes, depth: int) -> None:
         config_json.parse(opening * depth)
 
 
+def test_brackets_behind_the_value_are_no_depth() -> None:
+    value, oddities = config_json.parse(b'{"a":1}' + b"[" * 1000)
+    assert value == {"a": 1}
+    assert [one.offset for one in oddities] == [7]
+
+
 def test_brackets_in_texts_are_no_depth() -> None:
     value = {"a": "[{" * 1000 + '\\"'}
     assert config_json.parse(json.dumps(value).encode()) == (value, [])

@@ -92,6 +92,8 @@ def test_a_damaged_header_costs_little_and_gives_the_default() -> None:
     assert reads < 200_000
     with pytest.raises(FormatError):
         index_shape.find_shape(4440, header, read)
+    assert not index_shape.fits(index.Shape(100, 200), header, lambda _at, _length: b"")
+    assert not index_shape.fits(index.Shape(100, 5), header, read)
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.formats import dledger, epoch, kinds, timer_wheel
+from rmqctl.formats import consume_queue, dledger, epoch, kinds, timer_wheel
 from rmqctl.formats.message import MAGIC_BLANK, Blank
 from tests.formats.test_dledger import HEAD
 from tests.formats.test_message import SMALL
@@ -109,6 +109,14 @@ def test_what_no_golden_store_holds() -> None:
     blank = Blank.build({"total_size": 4096, "magic": MAGIC_BLANK})
     assert kinds.from_content(blank.ljust(4096, b"\0"), 4096) == "commitlog"
     assert kinds.from_content(blank.ljust(4096, b"\0"), 4097) is None
+
+
+def test_a_queue_that_begins_with_fillers() -> None:
+    filler, row = consume_queue.build(consume_queue.FILLER), consume_queue.build(
+        consume_queue.UnitRecord(500, 91, 0))
+    assert kinds.from_content(filler * 3 + row + bytes(40), 120) == "consumequeue"
+    assert kinds.from_content(row * 6, 120) is None  # a log never goes back
+    assert kinds.from_content(row + bytes(99), 119) is None
 
 
 def test_a_dledger_folder_of_another_name_and_plain_records_in_one() -> None:

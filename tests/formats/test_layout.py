@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from construct import Bytes, Const, Int8sb, Int16ub, Int32sb, Int32sl, Int64sb, Struct, this
+from construct import Bytes, Const, GreedyBytes, Int8sb, Int16ub, Int32sb, Int32sl, Int64sb, Struct, this
 
 from rmqctl.formats import layout
 from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, Message
@@ -51,6 +51,8 @@ def test_nested_structs_and_constants_have_places() -> None:
         ("end", 10, 2, "V2")]
     assert layout.size_of(Closed) == 12
     assert layout.dtype(Closed).itemsize == 12
+    some = layout.dtype(Closed, "host.port", "end")
+    assert (some.names, some.itemsize) == (("host.port", "end"), 12)
     assert layout.reader(Closed, "host.port").unpack_from(bytes(8) + b"\1\2") == (0x102,)
 
 
@@ -64,6 +66,11 @@ def test_a_reader_wants_its_fields_in_order() -> None:
         layout.reader(Closed, "end", "a")
     pair = Struct("a" / Int32sb, "b" / Int64sb, "c" / Int32sb)
     assert layout.reader(pair, "a", "c").unpack(bytes(12) + b"\0\0\0\7") == (0, 7)
+
+
+def test_bytes_of_a_length_that_no_one_knows_end_the_prefix() -> None:
+    declaration = Struct("a" / Int32sb, "rest" / GreedyBytes, "b" / Int32sb)
+    assert layout.prefix_size(declaration) == 4
 
 
 def test_a_width_that_is_not_fixed_is_refused() -> None:

@@ -1,0 +1,150 @@
+"""The timer wheel: each slot by itself, then against the units of the timer log.
+
+spec: timer-and-others-5x.md §1.2, §1.5. Slots are never cleared, only overwritten by a later
+lap: a slot of the past whose units have expired is legal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.checks.common import LOOK, runs
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.timer_units import TimerLog
+from rmqctl.formats import timer_wheel as layout
+from rmqctl.formats.timer_wheel import DEFAULT_PRECISION, FILE_SIZE, SLOT, SLOT_SIZE, SLOTS
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import FileSource
+
+_PAGE = 1 << 15
+_ASKED = 500
+"""Slots whose units are asked for the precision the wheel runs with."""
+
+
+@dataclass(slots=True)
+class Wheel:
+    """The slots by column. ``sound``: used, and nothing wrong with the slot by itself."""
+
+    path: str
+    time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    first: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    last: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    sound: Array = field(default_factory=lambda: np.zeros(SLOTS, bool))
+    bad: Array = field(default_factory=lambda: np.zeros(SLOTS, bool))
+
+    def read(self, log: TimerLog) -> Iterator[Finding]:
+        """Reads the file; what is wrong with slots by themselves. StoreIOError."""
+        with FileSource(self.path) as source:
+            if source.size == 0:
+                yield self._finding("file-empty", "length zero: a broker starts with an empty "
+                                    "wheel", 0, FILE_SIZE)
+            elif source.size != FILE_SIZE:
+                yield self._finding(
+                    "file-size", f"has {source.size} bytes, a wheel has {FILE_SIZE}: a broker "
+                    "does not start with it", min(source.size, FILE_SIZE),
+                    abs(source.size - FILE_SIZE))
+            at = 0
+            while at < SLOTS:
+                ahead = min(source.next_data(at * SLOT_SIZE) // SLOT_SIZE, SLOTS) - at
+                at += ahead - ahead % _PAGE
+                data = source.read(at * SLOT_SIZE, min(_PAGE, SLOTS - at) * SLOT_SIZE)
+                slots = np.frombuffer(data[:len(data) - len(data) % SLOT_SIZE], layout.dtype())
+                if not len(slots):
+                    break
+                yield from self._page(slots, at, log)
+                at += len(slots)
+
+    def _page(self, slots: Array, at: int, log: TimerLog) -> Iterator[Finding]:
+        number = np.arange(at, at + len(slots), dtype=np.int64)
+        used = np.frombuffer(slots.tobytes(), np.uint8).reshape(-1, SLOT_SIZE).any(axis=1)
+        if not used.any():
+            return
+        time, first, last = (slots[name].astype(np.int64) for name in (
+            "time", "first_pos", "last_pos"))
+        places = (log.is_place(first) & log.is_place(last)) if log.file_size else used
+        wrong = (
+            ("magic", "the magic is not 0", slots["magic"] != 0),
+            ("time", "the time belongs to another slot", (time <= 0) | (time % SLOTS != number)),
+            ("first_pos", "the first unit lies behind the last", first > last),
+            ("first_pos", "leads to where no unit can start", ~places),
+        )
+        here = slice(at, at + len(slots))
+        self.time[here], self.first[here], self.last[here] = time, first, last
+        good = used.copy()
+        for name, words, mask in wrong:
+            found = mask & good
+            good &= ~mask
+            yield from self._slots(number[found], name, words)
+        self.sound[here] = good
+        self.bad[here] = used & ~good
+
+    def _slots(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
+        """One finding for each stretch of neighbouring slots."""
+        place = SLOT.field(name)
+        for first, count in runs(numbers.tolist()):
+            yield self._finding(
+                "timer-wheel", f"{name} of slot {first}" + (
+                    f" to {first + count - 1}" if count > 1 else "")
+                + f" (time {int(self.time[first])}): {words}",
+                first * SLOT_SIZE + place.offset,
+                place.size if count == 1 else count * SLOT_SIZE - place.offset, count)
+
+    def _finding(self, category: str, detail: str, offset: int, length: int,
+                 count: int = 1) -> Finding:
+        return Finding(category, "timer", detail, file=self.path, offset=offset, length=length,
+                       count=count, next=LOOK)
+
+    @property
+    def used(self) -> int:
+        """How many slots were ever used."""
+        return int(self.sound.sum() + self.bad.sum())
+
+    def precision(self, log: TimerLog) -> int:
+        """The milliseconds of a slot, as the units that slots lead to tell it."""
+        votes: Counter[int] = Counter()
+        for number in np.flatnonzero(self.sound)[:_ASKED].tolist():
+            unit = log.unit(int(self.last[number]))
+            time = int(self.time[number])
+            if unit is not None and unit.slot_time > 0 and unit.slot_time % time == 0:
+                votes[unit.slot_time // time] += 1
+        return votes.most_common(1)[0][0] if votes else DEFAULT_PRECISION
+
+    # -- wheel -> log ---------------------------------------------------------------------------
+
+    def against_log(self, log: TimerLog) -> Iterator[Finding]:
+        """Every slot leads to units of its own time, or to expired ones. After `log.pages`."""
+        used = np.flatnonzero(self.sound)
+        ahead = used[self.last[used] >= log.end]
+        yield from self._slots(ahead, "last_pos",
+                               f"leads behind the end of the timer log ({log.end})")
+        self.bad[ahead] = True
+        for name, column in (("last_pos", self.last), ("first_pos", self.first)):
+            here = used[~self.bad[used]]
+            known, time = log.times(column[here])
+            other = known & (column[here] >= log.start) & (time != self.time[here] & 0xFFFFFFFF)
+            yield from self._slots(here[other], name, "leads to a unit of another time")
+            self.bad[here[other]] = True
+
+    # -- log -> wheel ---------------------------------------------------------------------------
+
+    def lost(self, position: Array, time: Array) -> Array:
+        """Numbers of the slots that should lead to the units at ``position`` and do not.
+
+        ``time`` is in slots. A slot that a later lap has overwritten is not asked.
+        """
+        number = time % SLOTS
+        slot_time = self.time[number]
+        bad = (slot_time < time) | ((slot_time == time) & (self.last[number] < position))
+        found: Array = np.unique(number[bad])
+        return found
+
+    def tell_lost(self, numbers: Array) -> Iterator[Finding]:
+        """After `against_log`: slots that are wrong by themselves are not told twice."""
+        numbers = np.unique(numbers)
+        yield from self._slots(numbers[~self.bad[numbers]], "last_pos",
+                               "a newer unit of the timer log belongs to the slot, but the slot "
+                               "does not lead to it: its message is never delivered")

@@ -1,0 +1,242 @@
+"""``rmqctl verify``: everything of a store that can be checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rmqctl.commands.options import (
+    CommitlogDirs,
+    CommitlogFileSize,
+    ConsumequeueFileSize,
+    IndexMax,
+    IndexSlots,
+    Jobs,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Sample,
+    Store,
+    Verbose,
+    open_output,
+    worker_count,
+)
+from rmqctl.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.checks.findings import Finding
+    from rmqctl.checks.verify import Verification
+    from rmqctl.output import Output
+    from rmqctl.output.human import Human
+
+NAME = ("verify",)
+EFFECT = "read-only"
+
+_COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "topic", "queue_id",
+            "queue_offset", "detail", "next", "position", "count")
+_BRIEF = ("severity", "category", "where", "queue", "detail")
+_STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
+
+
+def command(
+    store: Store,
+    only: Annotated[str | None, typer.Option(
+        "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
+        "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store.")] = None,
+    sample: Sample = None,
+    since_last: Annotated[bool, typer.Option(
+        "--since-last", help="Go on where the last run with this option found all well.")] = False,
+    state: Annotated[str | None, typer.Option(
+        "--state", metavar="FILE", help="Where --since-last keeps its place (outside the store; "
+        "default: below the user's state folder).")] = None,
+    seed: Annotated[int, typer.Option(
+        "--seed", metavar="N", help="Which pieces --sample picks.")] = 0,
+    max_findings: Annotated[int, typer.Option(
+        "--max-findings", metavar="N", min=0, help="List at most N findings; all are counted.",
+    )] = 1000,
+    engine: Annotated[Literal["local", "auto"], typer.Option(
+        "--engine", help="What does the work: this machine.")] = "auto",
+    prometheus: Annotated[str | None, typer.Option(
+        "--format-prometheus", metavar="FILE", help="Also write metrics for the textfile "
+        "collector.")] = None,
+    jobs: Jobs = 1,
+    commitlog_dirs: CommitlogDirs = None,
+    commitlog_file_size: CommitlogFileSize = None,
+    consumequeue_file_size: ConsumequeueFileSize = None,
+    index_slots: IndexSlots = None,
+    index_max: IndexMax = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Check everything of a store that can be checked, byte by byte.
+
+    Every byte of the commitlog is looked at: frames, CRCs, physical offsets. Consumequeues and
+    index are held against the log in both directions; checkpoint, configuration, timer and
+    compaction files, names and sizes of all files are checked too. After damage the walk finds
+    its way again: a flipped bit costs one record. What a store of this kind cannot prove is
+    counted as not verifiable. Exit code 1 when something is wrong; info findings do not count.
+
+        rmqctl verify /data/store
+        rmqctl verify /data/store -o json --jobs 2
+        rmqctl verify /data/store --since-last --format-prometheus /metrics/rmq.prom
+    """
+    from rmqctl.checks import state as states
+    from rmqctl.checks.verify import Options, Verification
+    from rmqctl.store import Sizes
+    from rmqctl.store import Store as OpenedStore
+
+    out = open_output(output, quiet, verbose, no_progress)
+    options = Options(_structures(only), worker_count(jobs), sample=sample, seed=seed)
+    if sample is not None and since_last:
+        raise UsageError("--sample and --since-last cannot be used together: the one looks at "
+                         "pieces of everything, the other at all that is new")
+    sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
+    with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
+        place = state or states.default_path(opened.root)
+        if since_last:
+            options.since = states.load(place, opened.root)
+            out.note(f"from physical offset {options.since} on" if options.since is not None
+                     else "no earlier run is known: checking everything")
+        holder = opened.lock
+        if holder.held:
+            who = f"process {holder.pid}" if holder.pid else "another process"
+            out.warn(f"{who} holds the store ({holder.kind}): this is a moving picture")
+        with out.progress("verify", sum(one.size for one in opened.log.files)) as progress:
+            run = Verification(opened, options, progress.advance)
+            kept, counts = _collect(run, max_findings)
+        _show(out, run, kept, counts)
+        if since_last:
+            states.save(place, opened.root, _safe_position(run, kept))
+        if prometheus is not None:
+            _metrics(prometheus, run, counts)
+    if not run.ok:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _structures(only: str | None) -> frozenset[str] | None:
+    from rmqctl.checks.verify import STRUCTURES
+
+    if only is None:
+        return None
+    names = frozenset(name.strip() for name in only.split(",") if name.strip())
+    unknown = sorted(names - set(STRUCTURES))
+    if unknown or not names:
+        raise UsageError(f"--only: unknown structure {', '.join(unknown) or only!r}; there are "
+                         f"{', '.join(STRUCTURES)}")
+    return names
+
+
+def _collect(run: Verification, most: int) -> tuple[list[Finding], Counter[tuple[str, str]]]:
+    """The first ``most`` findings, and how many of each (category, severity) there are."""
+    kept = []
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in run.findings():
+        counts[one.category, one.severity] += 1
+        if len(kept) < most:
+            kept.append(one)
+    return kept, counts
+
+
+def _safe_position(run: Verification, kept: list[Finding]) -> int:
+    """Up to where nothing has to be looked at again: before the first trouble in the log."""
+    if run.ok:
+        return run.log_end
+    troubled = [one.offset for one in kept
+                if one.is_trouble and one.structure == "commitlog" and one.offset is not None]
+    start = run.options.since or 0
+    return max(start, min([run.log_end, *troubled])) if troubled else start
+
+
+def _show(out: Output, run: Verification, kept: list[Finding],
+          counts: Counter[tuple[str, str]]) -> None:
+    total = sum(counts.values())
+    if total > len(kept):
+        out.warn(f"{total - len(kept)} more findings are counted, not listed (--max-findings)")
+    rows = [one.as_dict() for one in kept]
+    document: dict[str, Any] = {
+        "ok": run.ok, "findings": rows, "coverage": run.coverage.as_dict(),
+        "checked": run.checked, "findings_total": total,
+        "counts": [{"category": category, "severity": severity, "count": count}
+                   for (category, severity), count in sorted(counts.items())]}
+    if out.format == "jsonl":
+        out.rows([*rows, {name: value for name, value in document.items()
+                          if name != "findings"}])
+    elif out.format in ("csv", "tsv"):
+        out.rows(rows, _COLUMNS)
+    else:
+        out.document(document, lambda page: _page(page, run, kept, counts))
+
+
+def _page(page: Human, run: Verification, kept: list[Finding],
+          counts: Counter[tuple[str, str]]) -> None:
+    from rmqctl.output.units import count_text, size_text
+
+    troubles = sum(count for (_, severity), count in counts.items() if severity != "info")
+    if run.ok:
+        page.text(f"{run.store.root}: no damage found", "good")
+    else:
+        page.text(f"{run.store.root}: {troubles} finding{'s' if troubles > 1 else ''}", "bad")
+    if kept:
+        page.blank()
+        page.table([_brief(one, run.store.root) for one in kept], _BRIEF,
+                   styles={"severity": lambda value: _STYLES.get(value)})
+        seen = dict.fromkeys(one.next for one in kept if one.next and one.is_trouble)
+        if seen:
+            page.heading("To look closer")
+            page.text("\n".join(list(seen)[:6]))
+    cover = run.coverage
+    page.heading("Coverage")
+    page.pairs({
+        "messages": count_text(cover.messages),
+        "commitlog": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
+                     f"messages + {size_text(cover.bytes_blank)} blank + "
+                     f"{size_text(cover.bytes_zero)} unused + "
+                     f"{size_text(cover.bytes_damaged)} damaged",
+        "not verifiable": f"{size_text(cover.bytes_unverifiable)} of the messages: fields and "
+                          "properties no checksum covers",
+        "consumequeue rows": count_text(cover.consumequeue_rows),
+        "index entries": count_text(cover.index_entries),
+        "checked": ", ".join(str(one["structure"]) for one in run.checked),
+    })
+    if run.parts is not None:
+        page.text(f"only {len(run.parts)} part{'s' if len(run.parts) != 1 else ''} of the log "
+                  "looked at", "warn")
+
+
+def _brief(finding: Finding, root: str) -> dict[str, Any]:
+    import os
+
+    file = os.path.relpath(finding.file, root) if finding.file else finding.structure
+    where = file if finding.offset is None else f"{file} @{finding.offset}"
+    queue = "" if finding.topic is None else f"{finding.topic}/{finding.queue_id}" + (
+        f" #{finding.queue_offset}" if finding.queue_offset is not None else "")
+    return {"severity": finding.severity, "category": finding.category, "where": where,
+            "queue": queue, "detail": finding.detail}
+
+
+def _metrics(path: str, run: Verification, counts: Counter[tuple[str, str]]) -> None:
+    import time
+
+    from rmqctl.output.prometheus import Metric, write_textfile
+
+    store = {"store": run.store.root}
+    cover = run.coverage.as_dict()
+    write_textfile(path, [
+        Metric("rmqctl_verify_ok", "1 when nothing wrong was found.", "gauge",
+               [(store, float(run.ok))]),
+        Metric("rmqctl_verify_findings", "Findings by category and severity.", "gauge",
+               [({**store, "category": category, "severity": severity}, float(count))
+                for (category, severity), count in sorted(counts.items())]),
+        Metric("rmqctl_verify_messages", "Intact messages.", "gauge",
+               [(store, float(cover["messages"]))]),
+        Metric("rmqctl_verify_bytes", "Commitlog bytes by what they are.", "gauge",
+               [({**store, "kind": name.removeprefix("bytes_").removeprefix("in_")},
+                 float(cover[name])) for name in (
+                     "bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged")]),
+        Metric("rmqctl_verify_timestamp_seconds", "When this run ended.", "gauge",
+               [(store, time.time())]),
+    ])

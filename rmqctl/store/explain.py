@@ -1,0 +1,43 @@
+"""Why a selection shows nothing, or not from where it was asked: in words, for a note."""
+
+from __future__ import annotations
+
+from rmqctl.errors import StoreIOError
+from rmqctl.store import get_message
+from rmqctl.store.bounds import View
+from rmqctl.store.queue_rows import queue_ids, topic_rows, topics_on_disk
+from rmqctl.store.store import Store
+
+_NAMED = 12
+
+
+def named(items: list[str]) -> str:
+    """A list that stays on a line: the first dozen and how many more."""
+    more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
+    return ", ".join(items[:_NAMED]) + more
+
+
+def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
+    """What to say where a topic, or one of its queues, has no consumequeue; None if it has one."""
+    known = sorted({*queue_ids(store, "consumequeue", topic),
+                    *queue_ids(store, "batchconsumequeue", topic)})
+    if not known:
+        topics = topics_on_disk(store)
+        return (f"topic {topic} has no queues in this store; " + (
+            f"there are: {named(topics)}" if topics else "there are no consumequeues at all"))
+    if queue_id is not None and queue_id not in known:
+        return f"topic {topic} has no queue {queue_id} here; there are: " + named(
+            [str(one) for one in known])
+    return None
+
+
+def offset_note(view: View, topic: str, queue_id: int, offset: int) -> str | None:
+    """What a broker says of a queue offset where no message is; None where one is."""
+    try:
+        queues = topic_rows(view.store, topic, queue_id, view)
+    except StoreIOError:
+        return None  # said by the reading itself
+    if not queues:
+        return None
+    answer = get_message.outside(offset, queues[0].first, queues[0].end, view.generation)
+    return None if answer is None else get_message.meaning(answer, offset)

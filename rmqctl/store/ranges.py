@@ -1,0 +1,134 @@
+"""The log cut into ranges, and work on them by several processes, results in order.
+
+A range other than a file's first starts at the first provable record at or after its cut. Where
+the range before it really ends is only known when it is done: that seam must match, else the
+later range is walked again from there. So results never depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import FileSource
+from rmqctl.scan.walk import Walk
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log_end import used_size
+
+RANGE_SIZE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Positions ``[start, end)`` of one log file; ``resync``: ``start`` may be inside a record.
+
+    ``last``: what follows up to the file's end is zero.
+    """
+
+    file: StoreFile
+    start: int
+    end: int
+    resync: bool
+    last: bool
+
+    @property
+    def length(self) -> int:
+        return self.file.size - self.start if self.last else self.end - self.start
+
+
+class Part(Protocol):
+    """What work on a range gives: it covered the frames of positions ``[first, position)``."""
+
+    first: int
+    position: int
+
+
+P = TypeVar("P", bound=Part)
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def split(files: Iterable[StoreFile], size: int = RANGE_SIZE) -> Iterator[Range]:
+    """The ranges of log files in order, each of about ``size`` bytes; no zeros at file ends."""
+    for file in files:
+        if not file.size:
+            continue
+        with FileSource(file.path, file.base) as source:
+            used = used_size(source)
+        cuts = list(range(0, max(used, 1), size))
+        for start, end in zip(cuts, [*cuts[1:], used], strict=True):
+            yield Range(file, start, end, start > 0, end == used)
+
+
+def walk(part: Range, source: FileSource) -> Walk:
+    """The walk over a range; a frame belongs to the range in which it starts."""
+    return Walk(source, part.start, part.end, resync=part.resync)
+
+
+def in_order(work: Callable[[Range], P], ranges: Iterable[Range], jobs: int = 1,
+             progress: Callable[[int], None] | None = None) -> Iterator[P]:
+    """The results of ``work`` on the ranges, in order, with sound seams.
+
+    ``work`` must be a picklable function of the range alone. With one job each range starts
+    where the one before ended, without any search. ``progress`` hears of the bytes done.
+    """
+    expected, file = 0, None
+    for one, found in _results(work, ranges, jobs):
+        if one.file is not file:
+            expected, file = 0, one.file
+        # A frame that started earlier may reach over a whole range, which then has none.
+        if expected < one.end or one.last:
+            sound = found is not None and found.first == expected
+            done = found if found is not None and sound else work(
+                replace(one, start=expected, resync=False))
+            expected = done.position
+            yield done
+        if progress is not None:
+            progress(one.length)
+
+
+def _results(work: Callable[[Range], P], ranges: Iterable[Range], jobs: int) -> Iterator[
+        tuple[Range, P | None]]:
+    if jobs <= 1:
+        for one in ranges:
+            yield one, None
+    else:
+        yield from parallel(work, ranges, jobs)
+
+
+def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
+    """(task, result) in the order of the tasks, worked on by ``jobs`` processes.
+
+    At most twice as many tasks as processes are under way, so memory stays flat. An exception
+    of a worker is raised here; a worker that was killed is a StoreIOError.
+    """
+    context = multiprocessing.get_context("fork")
+    waiting: deque[tuple[T, Future[R]]] = deque()
+    pool = ProcessPoolExecutor(jobs, context, initializer=_leave_signals_to_parent)
+    try:
+        for task in tasks:
+            waiting.append((task, pool.submit(work, task)))
+            if len(waiting) >= 2 * jobs:
+                done, result = waiting.popleft()
+                yield done, result.result()
+        while waiting:
+            done, result = waiting.popleft()
+            yield done, result.result()
+    except BrokenProcessPool:
+        raise StoreIOError("a worker process was killed (out of memory?); "
+                           "--jobs 1 needs the least") from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _leave_signals_to_parent() -> None:
+    # Ctrl-C goes to the whole process group; the parent answers it and ends the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
