@@ -6,8 +6,11 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import StoreIOError
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 SINGLE = 100
@@ -63,6 +66,36 @@ def read_start(path: str, most: int) -> tuple[bytes, int]:
     """(the first ``most`` bytes, size) of a regular file. StoreIOError."""
     with FileSource(path) as source:
         return source.read(0, min(source.size, most)), source.size
+
+
+def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) -> Iterator[
+        tuple[int, bytes]]:
+    """(number of its first unit, bytes of whole units) of each page that may hold something.
+
+    Holes are passed over: a sparse file of a terabyte costs nothing. ``end``: in units.
+    """
+    at, last = 0, source.size // unit if end is None else min(end, source.size // unit)
+    while at < last:
+        ahead = source.next_data(at * unit) // unit - at
+        at += ahead - ahead % per_page
+        if at >= last:
+            return
+        data = source.read(at * unit, min(per_page, last - at) * unit)
+        data = data[:len(data) - len(data) % unit]
+        if not data:
+            return
+        yield at, data
+        at += len(data) // unit
+
+
+def used_units(data: bytes, unit: int) -> Array:
+    """Which units are not all zero (bool)."""
+    return np.asarray(np.frombuffer(data, np.uint8).reshape(-1, unit).any(axis=1))
+
+
+def nowhere(_: int) -> bool:
+    """Says of every physical offset that it lies in no damaged part of the log."""
+    return False
 
 
 def plural(count: int, noun: str, many: str | None = None) -> str:

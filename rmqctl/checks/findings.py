@@ -41,6 +41,7 @@ CATEGORIES: dict[str, tuple[str, str]] = {
     "cq-duplicate": (ERROR, "a row repeats another row's message"),
     "cq-out-of-order": (ERROR, "a row holds the message of another queue offset"),
     "cq-ext": (ERROR, "an extension unit is missing or contradicts its message"),
+    "cq-batch": (ERROR, "a row of a batch consumequeue is damaged or contradicts its message"),
     "cq-lost": (INFO, "rows that lead to damaged or missing messages"),
     "index-missing": (WARNING, "there are keys in the log but no index file"),
     "index-header": (ERROR, "an index header contradicts the entries"),

@@ -7,7 +7,7 @@ round (timercheck, wheel, log), so that a running broker only ever shows more th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -31,14 +31,17 @@ _YEAR_3000 = 32_503_680_000_000
 _NEVER = -1
 
 
-def check(store: Store, log_end: int | None = None, *, live: bool | None = None) -> Iterator[
-        Finding]:
-    """All of the timer. ``log_end`` is the physical offset behind the commitlog's last record."""
+def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
+          in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
+    """All of the timer. ``log_end`` is the physical offset behind the commitlog's last record,
+    ``in_damage`` says whether one lies in a damaged part of the log.
+    """
     held = store.lock.held if live is None else live
-    yield from bounded(_check(store, store.log.end if log_end is None else log_end, held))
+    records = Records(store, store.log.end if log_end is None else log_end, in_damage)
+    yield from bounded(_check(store, records, held))
 
 
-def _check(store: Store, log_end: int, held: bool) -> Iterator[Finding]:
+def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
     progress: list[TimerCheckRecord] = []
     yield from _timercheck(store, progress)
     wheel: Wheel | None = Wheel(store.path("timerwheel"))
@@ -57,7 +60,7 @@ def _check(store: Store, log_end: int, held: bool) -> Iterator[Finding]:
         if wheel is not None:
             log.precision = wheel.precision(log)
         flushed = progress[0].last_timer_log_flush_pos if progress else 0
-        yield from _units(log, Records(store, log_end), wheel, flushed, held)
+        yield from _units(log, records, wheel, flushed, held)
     elif wheel is not None and wheel.used:
         yield Finding("timer-log", "timer", f"the timer log is missing, though "
                       f"{plural(wheel.used, 'slot')} of the wheel lead into it",

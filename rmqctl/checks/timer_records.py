@@ -6,10 +6,11 @@ has the very same row: then the message is damaged or gone, which is the commitl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from rmqctl.checks.common import nowhere
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.lookup import Window, records_at
 from rmqctl.errors import StoreIOError
@@ -34,8 +35,10 @@ Wrong = tuple[int, str, str]
 class Records:
     """Looks up the messages of units, a page at a time."""
 
-    def __init__(self, store: Store, log_end: int) -> None:
+    def __init__(self, store: Store, log_end: int,
+                 in_damage: Callable[[int], bool] | None = None) -> None:
         self._store = store
+        self._in_damage = in_damage or nowhere
         self.log_end = log_end if store.log.files else 1 << 62
         self._lost: list[int] = []
         self._lost_count = 0
@@ -104,6 +107,9 @@ class Records:
                   else np.ones(len(rows), bool))
         self._lose(units, rows[queued])
         for row in rows[~queued].tolist():
+            if self._in_damage(int(units[row]["physical_offset"])):
+                self._lose(units, np.array([row]))
+                continue
             self._asked += 1
             record = self._store.log.record_at(
                 int(units[row]["physical_offset"])) if self._asked <= _SINGLE else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqctl.checks.common import LOOK, runs
+from rmqctl.checks.common import LOOK, pages, runs, used_units
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import timer_log as layout
@@ -105,23 +105,14 @@ class TimerLog:
         self._times[number] = times
         while sum(one.nbytes for one in self._times.values()) > _KEPT and len(self._times) > 1:
             self._times.popitem(last=False)
-        at = 0
-        while at < count:
-            # Whole pages that were never written are passed over.
-            ahead = min(source.next_data(at * UNIT_SIZE), count * UNIT_SIZE) // UNIT_SIZE - at
-            at += ahead - ahead % _PAGE
-            data = source.read(at * UNIT_SIZE, min(_PAGE, count - at) * UNIT_SIZE)
-            data = data[:len(data) - len(data) % UNIT_SIZE]
-            if not data:
-                return
+        for at, data in pages(source, UNIT_SIZE, _PAGE, count):
             units = np.frombuffer(data, layout.dtype())
             here = slice(at, at + len(units))
-            used[here] = np.frombuffer(data, np.uint8).reshape(-1, UNIT_SIZE).any(axis=1)
+            used[here] = used_units(data, UNIT_SIZE)
             times[here] = self.time_of(units)
             position = file.base + np.arange(at, at + len(units), dtype=np.int64) * UNIT_SIZE
             if used[here].any():
                 yield Page(file, position, units, used[here])
-            at += len(units)
 
     def _gaps(self, file: StoreFile, used: Array, followed: bool) -> Iterator[Finding]:
         """Places never written before the last written one (or the end, if a file follows)."""

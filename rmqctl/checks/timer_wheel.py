@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqctl.checks.common import LOOK, runs
+from rmqctl.checks.common import LOOK, pages, runs, used_units
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.timer_units import TimerLog
 from rmqctl.formats import timer_wheel as layout
@@ -47,22 +47,15 @@ class Wheel:
                     "file-size", f"has {source.size} bytes, a wheel has {FILE_SIZE}: a broker "
                     "does not start with it", min(source.size, FILE_SIZE),
                     abs(source.size - FILE_SIZE))
-            at = 0
-            while at < SLOTS:
-                ahead = min(source.next_data(at * SLOT_SIZE) // SLOT_SIZE, SLOTS) - at
-                at += ahead - ahead % _PAGE
-                data = source.read(at * SLOT_SIZE, min(_PAGE, SLOTS - at) * SLOT_SIZE)
-                slots = np.frombuffer(data[:len(data) - len(data) % SLOT_SIZE], layout.dtype())
-                if not len(slots):
-                    break
-                yield from self._page(slots, at, log)
-                at += len(slots)
+            for at, data in pages(source, SLOT_SIZE, _PAGE, SLOTS):
+                yield from self._page(data, at, log)
 
-    def _page(self, slots: Array, at: int, log: TimerLog) -> Iterator[Finding]:
-        number = np.arange(at, at + len(slots), dtype=np.int64)
-        used = np.frombuffer(slots.tobytes(), np.uint8).reshape(-1, SLOT_SIZE).any(axis=1)
+    def _page(self, data: bytes, at: int, log: TimerLog) -> Iterator[Finding]:
+        used = used_units(data, SLOT_SIZE)
         if not used.any():
             return
+        slots = np.frombuffer(data, layout.dtype())
+        number = np.arange(at, at + len(slots), dtype=np.int64)
         time, first, last = (slots[name].astype(np.int64) for name in (
             "time", "first_pos", "last_pos"))
         places = (log.is_place(first) & log.is_place(last)) if log.file_size else used

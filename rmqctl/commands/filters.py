@@ -90,3 +90,12 @@ View = Annotated[
         "a start, which ends the log at the first damage.",
     ),
 ]
+AnswerView = Annotated[
+    Literal["auto", "disk", "broker"],
+    typer.Option(
+        "--view",
+        help="disk: all that is intact on disk. broker: only what a broker would still have after "
+        "a start. auto: broker where the log is small (64 MiB), because it must be walked, else "
+        "disk.",
+    ),
+]

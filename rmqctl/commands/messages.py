@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ from rmqctl.errors import ExitCode
 from rmqctl.output import Output
 
 if TYPE_CHECKING:
+    from rmqctl.formats.message import Record
     from rmqctl.store.pages import Page
     from rmqctl.store.problems import Problem
     from rmqctl.store.projection import Projection
@@ -60,6 +61,43 @@ def rows_of(pages: Iterable[Page], made: Projection) -> Iterator[Mapping[str, An
     """The rows of all pages, one page at a time."""
     for page in pages:
         yield from made.rows(page)
+
+
+def show_records(out: Output, records: Sequence[Record], made: Projection, tz: tzinfo,
+                 faults: Faults) -> None:
+    """The same for single records. People see all of a message that is the only one."""
+    from rmqctl.store.objects import FIELDS
+    from rmqctl.store.pages import RecordPage
+    from rmqctl.store.projection import Projection
+
+    pages = list(faults.judged([RecordPage(records)] if records else []))
+    if len(records) == 1 and not out.is_data and made.fields is BRIEF:
+        whole = Projection(FIELDS, made.body, made.decompress)
+        out.human().pairs(_worded(next(whole.rows(pages[0])), tz))
+    else:
+        show(out, rows_of(pages, made), made, tz, empty="")
+
+
+def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
+    """All fields of one message for people: times and flags in words, no property twice."""
+    from rmqctl.formats import sysflag
+    from rmqctl.output.units import time_text
+
+    shown = {name: value for name, value in row.items() if name != "properties_raw"}
+    for name in ("born_timestamp", "store_timestamp"):
+        shown[name] = f"{time_text(row[name], tz)} ({row[name]})"
+    flag = row["sys_flag"]
+    words = [sysflag.compression(flag), sysflag.transaction_type(flag)]
+    told = ", ".join(word for word in words if word not in (None, "none"))
+    shown["sys_flag"] = f"{flag} ({told})" if told else flag
+    return shown
+
+
+def not_found(out: Output, faults: Faults, *reasons: str) -> None:
+    """What a query did not find, and why; the run ends with 1 at least."""
+    for reason in reasons:
+        out.warn(reason)
+    faults.found = True
 
 
 class Faults:

@@ -129,24 +129,46 @@ class Step(NamedTuple):
 
 
 def walk(data: bytes, at: int = 0, base: int = 0) -> Iterator[Step]:
-    """Units of one file from ``at``; always moves on, ends at a size of 0 or less.
+    """Units of one file from ``at`` up to the end mark or unused space; always moves on.
 
-    A damaged unit whose size is plausible is stepped over by that size, as a broker does; any
-    other damage ends the walk, because nothing else says where the next unit starts.
+    A damaged unit is stepped over by whichever of its two lengths leads to a sound place, else by
+    its size as a broker does. Where neither can be, nothing says where the next unit starts.
     """
     while at + _SIZE.size <= len(data):
         size = _SIZE.unpack_from(data, at)[0]
-        if size <= 0:
-            if size < 0:
-                yield Step(at, _SIZE.size, end=True)
+        if data.startswith(END_MARK, at):
+            yield Step(at, _SIZE.size, end=True)
+            return
+        if not any(data[at:at + HEAD_SIZE]):
             return
         try:
             unit = decode(data, at, base)
         except FormatError as error:
-            fits = HEAD_SIZE <= size <= len(data) - at
-            yield Step(at, size if fits else len(data) - at, end=not fits, error=error)
-            if not fits:
+            step = _over(data, at, size)
+            yield Step(at, step or len(data) - at, end=not step, error=error)
+            if not step:
                 return
+            at += step
         else:
             yield Step(at, size, unit)
-        at += size
+            at += size
+
+
+def _over(data: bytes, at: int, size: int) -> int:
+    """Bytes from a damaged unit to the next; 0 when nothing tells."""
+    lengths = [size]
+    if at + HEAD_SIZE <= len(data):
+        lengths.append(HEAD_SIZE + _HEAD.unpack_from(data, at)[-1])
+    lengths = [one for one in lengths if HEAD_SIZE <= one <= len(data) - at]
+    return next((one for one in lengths if _sound(data, at + one)), max(lengths[:1], default=0))
+
+
+def _sound(data: bytes, at: int) -> bool:
+    """Whether a unit, the end mark, unused space or the end of the data is at ``at``."""
+    if data.startswith(END_MARK, at) or not any(data[at:at + HEAD_SIZE]):
+        return True
+    try:
+        decode(data, at)
+    except FormatError:
+        return False
+    return True

@@ -139,15 +139,35 @@ def _equal_run(at: int, low: int, high: int, when: int, upper: bool,
     return at
 
 
-def batch_boundary(queue: BatchQueue, when: int, upper: bool, log_min: int,
+def batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: int,
                    log_end: int | None = None) -> int:
-    """The answer for a batch consumequeue: the base offset of the row; -1 when nothing is there."""
-    rows = queue.all_used(log_end)
-    rows = rows[rows["physical_offset"] >= log_min]
-    if not len(rows):
-        return -1
-    times = rows["store_timestamp"]
-    if when >= int(times[-1]):
-        return int(rows[-1]["msg_base_offset"])
-    at = int(times.searchsorted(when, "right")) - 1 if upper else int(times.searchsorted(when))
-    return int(rows[at]["msg_base_offset"]) if at >= 0 else -1
+    """The queue offset a 5.3.3 broker gives for a batch consumequeue, clamped to [first, end].
+
+    The base offset of the first row stored at or after ``when``, in the last file that begins
+    before; its last row where all are older. With ``upper`` the same row is wanted, but the
+    engine walks there another way and may miss it: that ends at ``first``.
+    """
+    files = [rows for number in range(len(queue.files))
+             if len(rows := queue.used(number, log_end))]
+    if not files:
+        return first
+    rows = next((one for one in reversed(files) if one["store_timestamp"][0] <= when), files[0])
+    times, base = rows["store_timestamp"], rows["msg_base_offset"]
+    found = -1
+    if when >= times[-1]:
+        found = int(base[-1])
+    left, right = 0, len(rows) - 1
+    while found < 0 and left <= right:
+        middle = (left + right) // 2
+        stored = int(times[middle])
+        if middle in (left, right):
+            if stored >= when:
+                found = int(base[middle])
+            elif middle == right:
+                break
+            left = middle + 1
+        elif upper:
+            left, right = (middle, right) if stored <= when else (left, middle - 1)
+        else:
+            left, right = (middle + 1, right) if stored < when else (left, middle)
+    return min(max(found, first), end)

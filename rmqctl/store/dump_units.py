@@ -19,7 +19,7 @@ from rmqctl.formats import (
     timer_log,
     timer_wheel,
 )
-from rmqctl.formats.fixed import TOO_SHORT, Fixed
+from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.index_shape import find_shape
 from rmqctl.store.dump_fields import CHUNK, Row, Target
 
@@ -178,6 +178,9 @@ def timerlog_rows(target: Target) -> Iterator[Row]:
                 return
 
 
+_SURE = CHUNK - 3 * consume_queue_ext.MAX_SIZE
+
+
 def ext_rows(target: Target) -> Iterator[Row]:
     """The units of a ConsumeQueueExt file up to its end mark or unused space."""
     position = number = 0
@@ -187,8 +190,8 @@ def ext_rows(target: Target) -> Iterator[Row]:
         last = position + len(data) >= target.size
         done = 0
         for step in consume_queue_ext.walk(data, 0, position):
-            if step.error is not None and step.error.reason == TOO_SHORT and not last:
-                break  # the window ends inside this unit
+            if step.error is not None and not last and step.at > _SURE:
+                break  # the window may end before what follows this unit: read on from here
             done, ended = step.at + step.size, step.end
             if _wanted(target, position + step.at, step.size, number):
                 yield _ext_row(target, step, data, position, number)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rmqctl.formats import consume_queue_ext as ext
 from rmqctl.formats import dledger, epoch, index_file, kinds, message, timer_wheel
 from rmqctl.store.dump import Dump, Options
 from tests.formats.test_message import SMALL
@@ -175,6 +176,7 @@ def test_small_texts(tmp_path: Path, rmqctl: Run) -> None:
     assert dumped("abort", b"")[0]["pid"] is None
     assert dumped("lock", b"lock")[0]["text"] == "lock"
     raw = epoch.build([epoch.Epoch(1, 0), epoch.Epoch(2, 500)])
+    assert [row["epoch"] for row in dumped("epochFileCheckpoint", raw, "--from", "1")] == [2]
     rows = dumped("epochFileCheckpoint", raw, "--hex")
     assert [(row["epoch"], row["start_offset"], row["end_offset"]) for row in rows] == [
         (1, 0, 500), (2, 500, None)]
@@ -246,6 +248,21 @@ def test_damaged_dledger_entries(at: int, value: int, number: int, field: str, t
     rows = rmqctl("dump", path, "-o", "json").expect(1).json()
     assert rows[number]["error"]["field"] == field
     assert [row for row in rows if "error" in row] == [rows[number]]
+
+
+def test_a_copy_of_dledger_data(tmp_path: Path, rmqctl: Run) -> None:
+    path, raw = dledger_file(tmp_path)
+    rows = rmqctl("dump", path, "-o", "json").json()
+    copy = tmp_path / "evidence"
+    copy.write_bytes(path.read_bytes())
+    assert rmqctl("dump", copy, "-o", "json").expect(0).json() == rows
+    rmqctl("dump", copy, "--at", "5000").expect(2)
+    copy.write_bytes(raw[:430])  # cut inside the head of the last entry
+    bad = only_error(rmqctl("dump", copy, "-o", "json").expect(1).json())
+    assert (bad["offset"], bad["size"], bad["error"]["field"]) == (411, 19, "term")
+    copy.write_bytes(raw[:500])  # cut inside its body
+    bad = only_error(rmqctl("dump", copy, "-o", "json").expect(1).json())
+    assert (bad["offset"], bad["size"], bad["error"]["field"]) == (411, 89, "size")
 
 
 def test_plain_records_and_unused_space_in_dledger_data(tmp_path: Path, rmqctl: Run) -> None:
@@ -388,7 +405,7 @@ def test_a_copy_whose_first_bytes_are_lost(golden: Golden, tmp_path: Path, rmqct
         found = rmqctl("dump", copy, "--kind", "commitlog", "-o", "json").expect(1).json()
         assert found[1:] == rows[1:]
         assert (found[0]["type"], found[0]["size"]) == ("damaged", rows[0]["size"])
-    copy.write_bytes(b"no message at all")
+    copy.write_bytes(b"no message at all \xda\xa3\x20\xa7")
     found = rmqctl("dump", copy, "--kind", "commitlog", "-o", "json").expect(1).json()
     assert "byte_offset" not in found[0]
     copy.write_bytes(b"")
@@ -490,6 +507,10 @@ def test_damaged_index(tiny: Tiny, rmqctl: Run) -> None:
     bad = only_error(rmqctl("dump", path, "-o", "json").expect(1).json())
     assert (bad["type"], bad["number"], bad["error"]["field"]) == ("entry", 2, "previous")
     damage.undo(tiny.root, done)
+    done = damage.index_set(tiny.root, file, tiny.options.index_slots, 2, hash_=-5)
+    bad = only_error(rmqctl("dump", path, "-o", "json").expect(1).json())
+    assert (bad["type"], bad["number"], bad["error"]["field"]) == ("entry", 2, "key_hash")
+    damage.undo(tiny.root, done)
     damage.index_header(tiny.root, file, count=1 << 30)
     rows = rmqctl("dump", path, "-o", "json").expect(1).json()
     assert rows[0]["error"]["field"] == "index_count"
@@ -519,6 +540,67 @@ def test_a_wheel_of_the_wrong_size_and_a_slot_out_of_place(tmp_path: Path, rmqct
     rows = rmqctl("dump", path, "-o", "json").expect(1).json()
     assert [(row["number"], row["error"]["field"]) for row in rows[:1]] == [(2, "time")]
     assert rows[1]["error"]["field"] == "size"
+
+
+def test_a_timerlog_whose_end_mark_lies(golden: Golden, tmp_path: Path, rmqctl: Run) -> None:
+    path = tmp_path / "timerlog" / "0".zfill(20)
+    path.parent.mkdir()
+    raw = (golden("5.3.3/timer") / "store/timerlog" / path.name).read_bytes()
+    path.write_bytes(raw + bytes(10))
+    bad = only_error(rmqctl("dump", path, "-o", "json").expect(1).json())
+    assert (bad["type"], bad["offset"], bad["error"]["field"]) == ("end", 832, "size")
+    path.write_bytes(raw[:52] + b"\0\0\0\x35" + raw[56:])
+    bad = only_error(rmqctl("dump", path, "-o", "json").expect(1).json())
+    assert (bad["type"], bad["number"], bad["error"]["field"]) == ("damaged", 1, "size")
+    path.write_bytes(raw[:70])
+    bad = only_error(rmqctl("dump", path, "--hex", "-o", "json").expect(1).json())
+    assert (bad["offset"], bad["size"]) == (52, 18)
+
+
+def test_ext_files_longer_than_a_window(tmp_path: Path, rmqctl: Run) -> None:
+    """Units lie across the borders of what is read at a time."""
+    path = tmp_path / "consumequeue_ext/T/0" / "0".zfill(20)
+    path.parent.mkdir(parents=True)
+    unit = ext.build(ext.make(5, 1_700_000_000_000, b"x" * 997))
+    assert len(unit) == 1017
+    raw = unit * 3000
+    path.write_bytes(raw + b"\xff\xff" + bytes(500))
+    rows = rmqctl("dump", path, "-o", "jsonl").expect(0).jsonl()
+    assert [row["offset"] for row in rows] == list(range(0, len(raw) + 1, 1017))
+    assert {row["type"] for row in rows[:-1]} == {"unit"}
+    assert rows[-1]["type"] == "end"
+    assert rmqctl("dump", path, "--from", "2990", "-o", "jsonl").jsonl() == rows[2990:]
+    assert rmqctl("dump", path, "--at", "5000", "-o", "jsonl").jsonl() == rows[4:5]
+    path.write_bytes(raw + b"\xff\xff" + unit)  # what a truncation left behind the mark
+    assert rmqctl("dump", path, "-o", "jsonl").expect(0).jsonl()[-1] == {
+        "offset": len(raw) + 2, "byte_offset": len(raw) + 2, "type": "rest", "size": 1017}
+    # One flipped bit costs one unit, also where the window ends.
+    for number in (2, 1029, 1030, 1031):
+        for bit in range(16):
+            changed = bytearray(raw)
+            changed[number * 1017 + bit // 8] ^= 1 << bit % 8
+            path.write_bytes(changed + b"\xff\xff")
+            found = rmqctl("dump", path, "-o", "jsonl").expect(1).jsonl()
+            bad = only_error(found)
+            assert (bad["number"], bad["size"], bad["error"]["field"]) == (number, 1017, "size")
+            assert found[:number] + found[number + 1:] == rows[:number] + rows[number + 1:]
+
+
+def test_config_files_of_every_shape(tmp_path: Path, rmqctl: Run) -> None:
+    path = tmp_path / "topics.json"
+    path.write_bytes(b'{"a":1,"b":[2],"c":{}}')
+    rows = rmqctl("dump", path, "--from", "1", "--count", "1", "-o", "json").expect(0).json()
+    assert [(row["number"], row["name"], row["value"]) for row in rows] == [(1, "b", [2])]
+    path.write_bytes(b"[1,2]")
+    assert rmqctl("dump", path, "-o", "json").expect(0).json()[0]["value"] == [1, 2]
+    path.write_bytes(b'\xef\xbb\xbf{"a":"\\ud800"}')
+    rows = rmqctl("dump", path, "-o", "json").expect(0).json()
+    assert [row["name"] for row in rows] == ["a", "byte-order-mark", "lone-surrogate"]
+    rmqctl("dump", path, "-o", "table").expect(0)
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    bad = only_error(rmqctl("dump", path, "-o", "json").expect(1).json())
+    assert "more than such a file can have" in bad["error"]["reason"]
 
 
 # -- refusals -------------------------------------------------------------------------------------

@@ -62,7 +62,6 @@ def test_slots_that_do_not_fit_the_size(size: int, slots: int) -> None:
 def test_candidates_are_bounded_and_fit(size: int) -> None:
     for shape in itertools.islice(index_shape.candidates(size), 50):
         assert shape.file_size == size
-    assert sum(1 for _ in index_shape.candidates(420_000_040)) < 200_000
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -89,7 +88,7 @@ def test_a_damaged_header_costs_little_and_gives_the_default() -> None:
 
     header = index.HeaderRecord(1, 2, 3, 4, 5, 6)
     assert index_shape.find_shape(420_000_040, header, read) == index.DEFAULT_SHAPE
-    assert reads < 200_000
+    assert reads < sum(1 for _ in index_shape.candidates(420_000_040)) + 1 < 200_000
     with pytest.raises(FormatError):
         index_shape.find_shape(4440, header, read)
     assert not index_shape.fits(index.Shape(100, 200), header, lambda _at, _length: b"")

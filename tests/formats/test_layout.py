@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from construct import Bytes, Const, GreedyBytes, Int8sb, Int16ub, Int32sb, Int32sl, Int64sb, Struct, this
+from construct import (
+    Bytes,
+    Const,
+    GreedyBytes,
+    Int8sb,
+    Int16ub,
+    Int32sb,
+    Int32sl,
+    Int64sb,
+    Struct,
+    this,
+)
 
 from rmqctl.formats import layout
 from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, Message

@@ -201,8 +201,20 @@ def test_a_walk_steps_over_a_damaged_unit_and_never_loops() -> None:
                                                                  (68, True)]
     assert steps[1].error is not None
     assert (steps[1].error.offset, steps[1].error.path) == (534, "size")
-    lost = list(ext.walk(EXT_UNIT + b"\x7f\xff" + bytes(50)))
+    lost = list(ext.walk(EXT_UNIT + b"\x7f\xff" + b"\x7f" * 50))
     assert (lost[1].at, lost[1].size, lost[1].end) == (34, 52, True)
+    cut = list(ext.walk(EXT_UNIT + EXT_UNIT[:10]))
+    assert (cut[1].at, cut[1].size, cut[1].end) == (34, 10, True)
+
+
+def test_every_flipped_bit_of_an_ext_unit_costs_that_unit_at_most() -> None:
+    raw = EXT_UNIT * 5
+    for bit in range(8 * len(EXT_UNIT)):
+        changed = bytearray(raw)
+        changed[34 + bit // 8] ^= 1 << bit % 8
+        steps = list(ext.walk(bytes(changed)))
+        assert [step.at for step in steps] == [0, 34, 68, 102, 136], bit
+        assert all(step.unit == ext.parse(EXT_UNIT) for step in steps[:1] + steps[2:])
 
 
 @given(st.binary(max_size=400))

@@ -7,12 +7,19 @@ a contract, unless the library offers the same without a process around it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from rmqctl.formats.message import Record
+from rmqctl.store import Store, lookup, time_lookup
+from rmqctl.store.bounds import View
+from rmqctl.store.compaction import CompactionQueue
+from rmqctl.store.get_message import get_message as pull
 from tests.support import cli
 from tests.support.engine import Expect
 
@@ -27,48 +34,118 @@ PullRow = tuple[str, int, int, int, list[int]]
 # -- reading -------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4)
+def _view(root: Path, generation: int, folders: tuple[str, ...]) -> View:
+    """The broker's view of a golden store, kept open for the tests that ask it next."""
+    return View(Store.open(root, folders), "broker", generation)
+
+
+def _opened(root: Path, expect: Expect) -> View:
+    return _view(root, int(expect.engine[0]), tuple(expect.commitlog_dirs))
+
+
+def _row(queue_offset: int, record: Record) -> Row:
+    return (queue_offset, record.physical_offset, record.total_size,
+            hashlib.sha1(record.body).hexdigest(), record.topic.decode(), record.queue_id)
+
+
 def messages(root: Path, expect: Expect, topic: str, queue_id: int) -> list[Row]:
     """The messages of a queue from min to max, as `getMessage` would deliver them."""
-    raise NotImplementedError
+    view = _opened(root, expect)
+    found: list[Row] = []
+    compacted = CompactionQueue.open(view.store, topic, queue_id)
+    if compacted is not None:
+        with compacted:
+            for unit in (unit for units in compacted.files for unit in units):
+                record = compacted.record(unit)
+                if record is not None:
+                    found.append(_row(record.queue_offset, record))
+        return found
+    log_end = view.log_end or 0
+    batch = view.store.batch_queues.get((topic, queue_id))
+    if batch is not None:
+        units = [(int(r["msg_base_offset"]), int(r["physical_offset"]), int(r["size"]))
+                 for r in batch.all_used(log_end)]
+    else:
+        queue = view.store.queue(topic, queue_id)
+        if queue is None:
+            return []
+        bounds = view.bounds(queue)
+        units = [(bounds.first + at, int(r["physical_offset"]), int(r["size"]))
+                 for at, r in enumerate(queue.units(bounds.first, bounds.end - bounds.first))]
+    for _, physical, size in units:
+        record = view.store.log.record_at(physical, size)
+        if record is not None:
+            found.append(_row(record.queue_offset, record))
+    return found
 
 
 def cq(root: Path, expect: Expect, topic: str, queue_id: int) -> list[UnitRow]:
     """The entries from min to max, fillers included, tagsCode raw (an ext address stays one)."""
-    raise NotImplementedError
+    view = _opened(root, expect)
+    batch = view.store.batch_queues.get((topic, queue_id))
+    if batch is not None:
+        names = ("msg_base_offset", "physical_offset", "size", "tags_code", "batch_size",
+                 "compacted_offset")
+        return [tuple(int(row[name]) for name in names) for row in batch.all_used(view.log_end)]
+    queue = view.store.queue(topic, queue_id)
+    if queue is None:
+        return []
+    bounds = view.bounds(queue)
+    return [(bounds.first + at, *(int(value) for value in row))
+            for at, row in enumerate(queue.units(bounds.first, bounds.end - bounds.first))]
 
 
 def ext(root: Path, expect: Expect, topic: str, queue_id: int,
         address: int) -> tuple[int, int, bytes | None, int]:
     """(tagsCode, store timestamp, bit map or None, size) of the ext unit behind an address."""
-    raise NotImplementedError
+    from rmqctl.checks.extras import ExtReader
+
+    unit = ExtReader(_opened(root, expect).store, topic, queue_id).unit(address)
+    assert unit is not None
+    return unit.tags_code, unit.store_timestamp, unit.bit_map or None, unit.size
 
 
 def min_max(root: Path, expect: Expect, topic: str, queue_id: int) -> tuple[int, int]:
     """The queue's min and max offset; (0, 0) for a queue that is not there."""
-    raise NotImplementedError
+    view = _opened(root, expect)
+    batch = view.store.batch_queues.get((topic, queue_id))
+    if batch is not None:
+        return batch.bounds(view.store.log.min_offset, view.log_end)
+    queue = view.store.queue(topic, queue_id)
+    if queue is None:
+        return 0, 0
+    bounds = view.bounds(queue)
+    return bounds.first, bounds.end
 
 
 def query_key(root: Path, expect: Expect, topic: str, key: str, begin: int, end: int,
               maximum: int, *, raw: bool) -> list[int]:
     """Physical offsets in the broker's order (ascending); ``raw`` keeps false hash hits."""
-    raise NotImplementedError
+    answer = lookup.by_key(_opened(root, expect), topic, key, begin=begin, end=end, most=maximum,
+                           raw=raw)
+    return [record.physical_offset for record in answer.records]
 
 
 def offset_by_time(root: Path, expect: Expect, topic: str, queue_id: int, timestamp: int, *,
                    like: str, boundary: str) -> int:
     """The queue offset at a time: ``like`` "4.9.3" or "5.3.3", boundary "lower" or "upper"."""
-    raise NotImplementedError
+    answer = time_lookup.offset_by_time(_opened(root, expect), topic, queue_id, timestamp,
+                                        upper=boundary == "upper", like=like)
+    return 0 if answer is None else answer.queue_offset
 
 
 def get_message(root: Path, expect: Expect, topic: str, queue_id: int,
                 offset: int) -> PullRow:
     """``getMessage`` with at most five messages."""
-    raise NotImplementedError
+    answer = pull(_opened(root, expect), topic, queue_id, offset, 5)
+    return answer.status, answer.next_begin, answer.min, answer.max, list(answer.offsets)
 
 
 def log_bounds(root: Path, expect: Expect) -> tuple[int, int]:
     """The log's min and max physical offset, as the engine has them after its recovery."""
-    raise NotImplementedError
+    view = _opened(root, expect)
+    return view.store.log.min_offset, view.log_end or 0
 
 
 # -- verify --------------------------------------------------------------------------------------

@@ -1,0 +1,188 @@
+"""How far the messages of each queue reach: least and greatest queue offset, over a walk.
+
+Everything goes by column: Python touches a queue's key once per batch, never a message. Only
+records that get a consumequeue row count (spec: consumequeue.md §4); an inner batch covers
+several queue offsets (§9), a multi-dispatched message counts in further queues too (§10).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqctl.formats import properties as props
+from rmqctl.formats import sysflag
+from rmqctl.scan import text
+from rmqctl.scan.aggregate import Keys
+from rmqctl.scan.frames import Array, Batch
+
+QueueKey = tuple[bytes, int]
+_UNROWED = sysflag.TRANSACTION_PREPARED
+"""The bit that PREPARED and ROLLBACK share and that NONE and COMMIT lack."""
+_NOT_DISPATCHED = (b"%RETRY%", b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
+"""Topics (by their beginning) whose messages a 5.x broker does not multi-dispatch."""
+_DISPATCHED = re.compile(re.escape(props.MULTI_QUEUE_OFFSET.encode()))
+_NUMBER = "^[0-9]{1,18}$"
+_UNLIMITED = 1 << 62
+_INT64 = np.iinfo(np.int64)
+
+
+class Reach(NamedTuple):
+    """Queue offsets of one queue: ``first`` the least, ``end`` behind the greatest met."""
+
+    first: int
+    end: int
+    messages: int
+
+
+class QueueReach:
+    """Collects over batches; picklable, and `merge` takes in what another one collected.
+
+    ``generation`` (4 or 5) picks the broker's rule for multi-dispatched messages;
+    ``dispatched`` False leaves their further queues out.
+    """
+
+    def __init__(self, generation: int = 5, *, dispatched: bool = True) -> None:
+        self._generation, self._dispatched = generation, dispatched
+        self._queues = Keys(_UNLIMITED)
+        self._texts, self._ids = Keys(_UNLIMITED), Keys(_UNLIMITED)
+        self._first: Array = np.zeros(0, np.int64)
+        self._last: Array = np.zeros(0, np.int64)
+        self._count: Array = np.zeros(0, np.int64)
+
+    def add(self, batch: Batch) -> None:
+        """Takes the messages of one batch of a walk."""
+        if not len(batch):
+            return
+        flags = batch.column("sys_flag")
+        rowed = (flags & _UNROWED) == 0
+        queue_id = batch.column("queue_id")
+        topic = self._texts.of_texts(text.topics(batch))
+        first = last = batch.column("queue_offset")
+        inner = np.flatnonzero((flags & sysflag.INNER_BATCH) != 0)
+        if len(inner):
+            first, last = _covered(batch, inner, first)
+        self._include(self._numbers(topic, queue_id), first, last, rowed)
+        if self._dispatched:
+            self._add_dispatched(batch, topic, queue_id, rowed)
+
+    def merge(self, other: QueueReach) -> None:
+        """Takes in what was collected over a later (or any other) part of the log."""
+        known = len(other._queues.found)
+        codes = np.array([self._queues.number(key) for key in other._queues.found], np.int64)
+        met = np.flatnonzero(other._count[:known])
+        self._reserve()
+        codes = codes[met]
+        self._first[codes] = np.minimum(self._first[codes], other._first[met])
+        self._last[codes] = np.maximum(self._last[codes], other._last[met])
+        self._count[codes] += other._count[met]
+
+    def found(self) -> dict[QueueKey, Reach]:
+        """What was met, by (topic, queue id), in order of first appearance."""
+        return {key: Reach(first, last + 1, count) for key, first, last, count in zip(
+            self._queues.found, self._first.tolist(), self._last.tolist(), self._count.tolist(),
+            strict=False) if count}
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _numbers(self, topic: Array, queue_id: Array) -> Array:
+        """The number of each message's queue."""
+        ids = self._ids.of_ints(queue_id)
+        width = len(self._ids.found)
+
+        def key(code: int) -> Any:
+            return self._texts.found[code // width], self._ids.found[code % width]
+
+        return self._queues.of_ints(topic * width + ids, key)
+
+    def _include(self, codes: Array, first: Array, last: Array, which: Array) -> None:
+        which = which & (first >= 0)  # damage: no broker writes such an offset
+        if not which.all():
+            codes, first, last = codes[which], first[which], last[which]
+        self._reserve()
+        np.minimum.at(self._first, codes, first)
+        np.maximum.at(self._last, codes, last)
+        np.add.at(self._count, codes, 1)
+
+    def _reserve(self) -> None:
+        wanted = len(self._queues.found)
+        if wanted > len(self._first):
+            more = max(64, 2 * wanted) - len(self._first)
+            self._first = np.append(self._first, np.full(more, _INT64.max))
+            self._last = np.append(self._last, np.full(more, -1))
+            self._count = np.append(self._count, np.zeros(more, np.int64))
+
+    def _add_dispatched(self, batch: Batch, topic: Array, queue_id: Array, rowed: Array) -> None:
+        raw = text.properties(batch)
+        if _DISPATCHED.search(memoryview(text.values(raw)[1])) is None:
+            return
+        if self._generation >= 5:
+            left_out = [one.startswith(_NOT_DISPATCHED) for one in self._texts.found]
+            rowed = rowed & ~np.array(left_out, bool)[topic]
+        row, names, offsets = dispatched_rows(text.Properties(raw), rowed)
+        if len(row):
+            to = self._texts.of_texts(names)
+            light = np.array([one.startswith(props.LMQ_PREFIX.encode())
+                              for one in self._texts.found], bool)[to]
+            codes = self._numbers(to, np.where(light, 0, queue_id[row]))
+            self._include(codes, offsets, offsets, np.ones(len(row), bool))
+
+
+def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Array]:
+    """(first, last) queue offset each record covers; ``inner`` are the inner batches.
+
+    One without the properties a broker adds counts as a single message, as a broker takes it.
+    """
+    found = text.Properties(batch.select(inner))
+    first, last = queue_offset.copy(), queue_offset.copy()
+    base_row, base = _numbers(*found.find(props.INNER_BASE))
+    count_row, count = _numbers(*found.find(props.INNER_NUM))
+    both, at, where = np.intersect1d(base_row, count_row, assume_unique=True, return_indices=True)
+    rows = inner[both]
+    first[rows] = base[at]
+    last[rows] = base[at] + np.maximum(count[where], 1) - 1
+    return first, last
+
+
+def dispatched_rows(found: text.Properties, which: Array) -> tuple[
+        Array, pa.BinaryArray, Array]:
+    """(record, queue name, queue offset) of each further row of multi-dispatched records.
+
+    ``which`` (bool) says which records count. Lists of different length give no rows at all, an
+    entry that is no number gives none (spec: consumequeue.md §10).
+    """
+    name_row, names = found.find(props.MULTI_DISPATCH)
+    offset_row, offsets = found.find(props.MULTI_QUEUE_OFFSET)
+    both, at, where = np.intersect1d(name_row, offset_row, assume_unique=True, return_indices=True)
+    kept = which[both]
+    both, at, where = both[kept], at[kept], where[kept]
+    parts = pc.split_pattern(names.take(pa.array(at)), pattern=",")
+    numbers = pc.split_pattern(offsets.take(pa.array(where)), pattern=",")
+    length = np.asarray(pc.list_value_length(parts)).astype(np.int64)
+    same = length == np.asarray(pc.list_value_length(numbers))
+    if not same.all():
+        mask = pa.array(same)
+        parts, numbers, both, length = parts.filter(mask), numbers.filter(mask), both[
+            same], length[same]
+    name, number, record = parts.flatten(), numbers.flatten(), np.repeat(both, length)
+    good = np.asarray(pc.and_(pc.match_substring_regex(number, _NUMBER),
+                              pc.greater(pc.binary_length(name), 0)))
+    if not good.all():
+        mask = pa.array(good)
+        name, number, record = name.filter(mask), number.filter(mask), record[good]
+    return record, name, _integers(number)
+
+
+def _numbers(row: Array, values: pa.BinaryArray) -> tuple[Array, Array]:
+    """The rows whose value is a whole number, and the numbers (int64)."""
+    good = np.asarray(pc.match_substring_regex(values, _NUMBER))
+    return row[good], _integers(values.filter(pa.array(good)))
+
+
+def _integers(values: pa.BinaryArray) -> Array:
+    found: Array = np.asarray(values.cast(pa.string()).cast(pa.int64()))
+    return found

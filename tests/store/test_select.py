@@ -1,0 +1,429 @@
+"""Selections against the engine's own record of what it stored, and against brute force."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.errors import UsageError
+from rmqctl.formats import message
+from rmqctl.store import Store
+from rmqctl.store.bounds import View
+from rmqctl.store.conditions import Condition
+from rmqctl.store.log_pages import chosen_files
+from rmqctl.store.objects import FIELDS, message_object
+from rmqctl.store.problems import Problem
+from rmqctl.store.projection import Projection, checked_fields
+from rmqctl.store.queue_rows import CLOCK_SLACK
+from rmqctl.store.select import Selection, Selector
+from tests.conftest import GoldenFolder
+from tests.support import golden as golden_sets, tiny as tiny_stores
+from tests.support.stored import intact, object_of, puts_of
+
+STORES = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()]
+JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()]
+
+
+def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
+    folders = store.commitlog_dirs
+    return Store.open(golden(store.id), () if folders == ("commitlog",) else folders)
+
+
+def objects(store: Store, selection: Selection | None = None, view: str = "disk",
+            problems: list[Problem] | None = None) -> list[dict[str, Any]]:
+    told: list[Problem] = [] if problems is None else problems
+    selector = Selector(store, selection or Selection(), View(store, view), told.append)
+    return [row for page in selector.pages() for row in Projection().rows(page)]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_every_record_that_was_stored_is_shown_as_it_was(store: golden_sets.GoldenStore,
+                                                         golden: GoldenFolder) -> None:
+    root = golden(store.id)
+    told = [*intact(root, store, puts_of(store, golden))]
+    assert told
+    problems: list[Problem] = []
+    with opened(store, golden) as one:
+        found = {row["physical_offset"]: row for row in objects(one, problems=problems)}
+        for record in told:
+            row = found.pop(record.physical_offset)
+            wanted = object_of(record)
+            assert {name: row[name] for name in wanted} == wanted
+            assert row["crc_ok"]
+            raw = one.log.raw_at(record.physical_offset)
+            assert raw is not None
+            assert hashlib.sha1(raw).hexdigest() == record.raw_sha1
+            body = message.decode(raw).body
+            assert hashlib.sha1(body).hexdigest() == record.body_sha1
+            if row["body_encoding"] == "utf-8":
+                assert row["body"].encode() == body
+    # What is left was changed after it was stored: it is shown, and its CRC says so.
+    assert all(not row["crc_ok"] for row in found.values())
+    if store.is_clean:
+        assert not found
+        assert not problems
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_rows_are_message_objects(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
+    """Columns and single records give the same objects, whatever is asked of the body."""
+    with opened(store, golden) as one:
+        for body, decompress in (("auto", False), ("utf-8", False), ("base64", True),
+                                 ("none", False)):
+            made = Projection(FIELDS, body, decompress)
+            for page in Selector(one, Selection(), View(one)).pages():
+                rows = list(made.rows(page))
+                assert rows == [message_object(record, body=body, decompress=decompress)
+                                for record in page.records()]
+
+
+@pytest.mark.parametrize("store", JUDGED)
+def test_queues_give_what_the_engine_delivers(store: golden_sets.GoldenStore,
+                                              golden: GoldenFolder) -> None:
+    expect = store.load_expect(golden(store.set.id))
+    with opened(store, golden) as one:
+        view = View(one, "broker")
+        for queue in expect.queues:
+            if expect.is_compacted(queue.topic):
+                continue
+            problems: list[Problem] = []
+            wanted = Selection(topic=queue.topic, queue_id=queue.queue_id)
+            found = [(record.queue_offset, record.physical_offset, record.total_size,
+                      hashlib.sha1(record.body).hexdigest(), record.topic.decode(),
+                      record.queue_id)
+                     for record in Selector(one, wanted, view, problems.append).records()]
+            assert found == [
+                (each.queue_offset, each.physical_offset, each.size, each.body_sha1, each.topic,
+                 each.queue_id) for each in queue.messages], queue.id
+            assert not problems
+
+
+@pytest.mark.parametrize("kind", ["basic", "batchcq", "lmq", "transaction", "multipath"])
+def test_all_queues_of_a_topic_come_in_log_order(kind: str, golden: GoldenFolder) -> None:
+    store = golden_sets.GoldenStore(golden_sets.GoldenSet("5.3.3", kind), "store")
+    expect = store.load_expect(golden(store.set.id))
+    with opened(store, golden) as one:
+        for topic in {queue.topic for queue in expect.queues}:
+            told = sorted(each.physical_offset for queue in expect.queues
+                          for each in queue.messages if queue.topic == topic)
+            found = [row["physical_offset"] for row in objects(one, Selection(topic=topic))]
+            assert found == told, topic
+
+
+# -- filters, held against brute force ------------------------------------------------------------
+
+Case = tuple[str, dict[str, Any], Any]
+CASES: list[Case] = [
+    ("tag", {"tag": "A"}, lambda row: row["tags"] == "A"),
+    ("tags", {"tag": "A || created"}, lambda row: row["tags"] in ("A", "created")),
+    ("key", {"key": "pay-60"}, lambda row: "pay-60" in row["keys"]),
+    ("where-number", {"where": [("queue_offset", ">=", "50"), ("total_size", "<", "1000")]},
+     lambda row: row["queue_offset"] >= 50 and row["total_size"] < 1000),
+    ("where-not", {"where": [("queue_id", "!=", "0")]}, lambda row: row["queue_id"] != 0),
+    ("where-topic", {"where": [("topic", "=", "TP_ship_evt-x")]},
+     lambda row: row["topic"] == "TP_ship_evt-x"),
+    ("where-regex", {"where": [("tags", "~", "^tag|created$")]},
+     lambda row: (row["tags"] or "").startswith("tag") or (row["tags"] or "").endswith("created")),
+    ("where-no-regex", {"where": [("tags", "!~", "a")]}, lambda row: "a" not in (row["tags"] or "")),
+    ("where-missing", {"where": [("tags", "=", "")]}, lambda row: row["tags"] is None),
+    ("where-keys", {"where": [("keys", "!=", "pay-60")]}, lambda row: "pay-60" not in row["keys"]),
+    ("where-property", {"where": [("property.WAIT", "=", "true")]},
+     lambda row: row["properties"].get("WAIT") == "true"),
+    ("where-property-number", {"where": [("property.KEYS", "<", "order")]},
+     lambda row: "KEYS" in row["properties"] and row["properties"]["KEYS"] < "order"),
+    ("where-host", {"where": [("born_host", "~", r"^10\.2")]},
+     lambda row: row["born_host"].startswith("10.2")),
+    ("where-body", {"where": [("body", "~", "日本")]},
+     lambda row: row["body_encoding"] == "utf-8" and "日本" in row["body"]),
+    ("where-id", {"where": [("msg_id", "=", "0A3C217700002A9F00000000000001D4")]},
+     lambda row: row["physical_offset"] == 0x1D4),
+    ("where-crc", {"where": [("crc_ok", "=", "false")]}, lambda row: False),
+    ("places", {"from_phy": 9769, "to_phy": 60_000},
+     lambda row: 9769 <= row["physical_offset"] < 60_000),
+    ("inside-a-message", {"from_phy": 9770}, lambda row: row["physical_offset"] >= 9770),
+    ("times", {"since": 1718999500000, "until": 1718999600000},
+     lambda row: 1718999500000 <= row["store_timestamp"] <= 1718999600000),
+    ("several", {"tag": "A", "since": 1718999500000, "where": [("queue_id", "=", "1")]},
+     lambda row: (row["tags"] == "A" and row["store_timestamp"] >= 1718999500000
+                  and row["queue_id"] == 1)),
+]
+
+
+def selection_of(raw: dict[str, Any], **more: Any) -> Selection:
+    where = tuple(Condition.of(*one) for one in raw.get("where", ()))
+    return Selection(**{**raw, "where": where}, **more)
+
+
+@pytest.fixture(scope="module")
+def basic(golden: GoldenFolder) -> Iterator[Store]:
+    with Store.open(golden("5.3.3/basic/store")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def everything(basic: Store) -> list[dict[str, Any]]:
+    return objects(basic)
+
+
+@pytest.mark.parametrize(("raw", "holds"), [case[1:] for case in CASES],
+                         ids=[case[0] for case in CASES])
+def test_filters(raw: dict[str, Any], holds: Any, basic: Store,
+                 everything: list[dict[str, Any]]) -> None:
+    told = [row for row in everything if holds(row)]
+    assert objects(basic, selection_of(raw)) == told
+    assert len(told) < len(everything)
+    for topic in ("TP_ship_evt-x", "TP_fraud_Topic"):
+        through_queues = objects(basic, selection_of(raw, topic=topic))
+        assert through_queues == [row for row in told if row["topic"] == topic]
+        one_queue = objects(basic, selection_of(raw, topic=topic, queue_id=1))
+        assert one_queue == [row for row in told if (row["topic"], row["queue_id"]) == (topic, 1)]
+
+
+def test_every_case_but_the_impossible_one_finds_something(
+        everything: list[dict[str, Any]]) -> None:
+    assert [name for name, _, holds in CASES if not any(map(holds, everything))] == ["where-crc"]
+
+
+def test_offset_and_count(basic: Store, everything: list[dict[str, Any]]) -> None:
+    queue = [row for row in everything if (row["topic"], row["queue_id"]) == ("TP_ship_evt-x", 1)]
+    found = objects(basic, Selection(topic="TP_ship_evt-x", queue_id=1, from_offset=40, count=7))
+    assert found == queue[40:47]
+    assert objects(basic, Selection(count=3)) == everything[:3]
+    assert objects(basic, Selection(count=0)) == []
+    assert objects(basic, Selection(topic="TP_ship_evt-x", count=1000, tag="A")) == [
+        row for row in everything if row["topic"] == "TP_ship_evt-x" and row["tags"] == "A"]
+
+
+@pytest.mark.parametrize("raw", [
+    ("nix", "=", "1"), ("queue_id", "=", "x"), ("queue_id", "=", str(1 << 64)), ("tags", "~", "("),
+    ("crc_ok", "=", "maybe"), ("queue_id", "<>", "1"), ("property.", "=", "1"),
+    ("properties", "=", "1")])
+def test_conditions_that_make_no_sense(raw: tuple[str, str, str]) -> None:
+    with pytest.raises(UsageError):
+        Condition.of(*raw)
+
+
+def test_values_compare_as_numbers_where_both_are() -> None:
+    condition = Condition.of("property.n", ">", "9")
+    assert [condition._test(value) for value in ("10", "9", "8", "x", None)] == [
+        True, False, False, True, False]
+
+
+def test_fields_are_checked() -> None:
+    assert checked_fields(["topic", " tags", "topic", "property.a b"]) == [
+        "topic", "tags", "property.a b"]
+    for wrong in (["nix"], ["property."], [], [" "]):
+        with pytest.raises(UsageError, match="physical_offset"):
+            checked_fields(wrong)
+
+
+# -- which files are looked at --------------------------------------------------------------------
+
+
+def test_files_are_left_out_by_their_times(tmp_path: Path) -> None:
+    """Files of 1 KiB with 7 messages a day apart each: only the right ones are opened."""
+    day = 86_400_000
+    specs = [tiny_stores.Spec("t", 0, b"x" * 100, raw_properties="") for _ in range(40)]
+    root = tmp_path / "store"
+    tiny = tiny_stores.build(root, specs)
+    _shift_times(tiny, lambda number: number * day)
+    with Store.open(root) as one:
+        every = objects(one)
+        assert len(every) == len(specs)
+        assert len(one.log.files) >= 5
+        since, until = every[15]["store_timestamp"], every[17]["store_timestamp"]
+        wanted = Selection(since=since, until=until)
+        chosen = chosen_files(one.log, wanted)
+        assert 1 <= len(chosen) <= 2
+        assert objects(one, wanted) == every[15:18]
+        assert objects(one, Selection(topic="t", queue_id=0, since=since, until=until)) == every[
+            15:18]
+        assert chosen_files(one.log, Selection(until=every[0]["store_timestamp"])) == [0]
+        assert chosen_files(one.log, Selection(since=every[-1]["store_timestamp"])) == [
+            len(one.log.files) - 1]
+
+
+def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
+    specs = [tiny_stores.Spec("t", 0, b"x" * 100, raw_properties="") for _ in range(40)]
+    tiny = tiny_stores.build(tmp_path / "store", specs)
+    # Half a minute forth and back again, over and over.
+    _shift_times(tiny, lambda number: (number % 3) * CLOCK_SLACK // 4)
+    with Store.open(tiny.root) as one:
+        every = objects(one)
+        times = [row["store_timestamp"] for row in every]
+        assert times != sorted(times)
+        for wanted in times[::5]:
+            told = [row for row in every if row["store_timestamp"] == wanted]
+            assert objects(one, Selection(since=wanted, until=wanted)) == told
+            assert objects(one, Selection("t", 0, since=wanted, until=wanted)) == told
+
+
+def _shift_times(tiny: tiny_stores.Tiny, shift: Any) -> None:
+    """Give the store times of the records another distance (no CRC covers them)."""
+    for number, placed in enumerate(tiny.messages):
+        record = placed.record
+        record.store_timestamp += shift(number)
+        file, position = tiny.place(placed.start)
+        with (tiny.root / file).open("r+b") as log:
+            log.seek(position)
+            log.write(message.build(record))
+
+
+def test_nothing_is_read_ahead_of_what_is_shown(golden: GoldenFolder,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(golden("5.3.3/basic/store")) as one:
+        numbers: list[int] = []
+        real = one.log.source
+        monkeypatch.setattr(one.log, "source", lambda number: numbers.append(number) or real(number))
+        pages = Selector(one, Selection(), View(one)).pages()
+        next(pages)
+        assert set(numbers) == {0}
+
+
+# -- stores that are not whole --------------------------------------------------------------------
+
+
+def test_rows_that_lead_nowhere_are_told_in_runs(tiny: tiny_stores.Tiny) -> None:
+    """Three records of one queue are wiped out; the others still come."""
+    queue = [unit.message for unit in tiny.queues()["orders", 0]]
+    assert len(queue) == 4
+    for number in queue[1:3]:
+        placed = tiny.messages[number]
+        file, position = tiny.place(placed.start)
+        with (tiny.root / file).open("r+b") as log:
+            log.seek(position)
+            log.write(b"\xee" * len(placed.raw))
+    problems: list[Problem] = []
+    with Store.open(tiny.root) as one:
+        found = objects(one, Selection(topic="orders", queue_id=0), problems=problems)
+    assert [row["physical_offset"] for row in found] == [
+        tiny.messages[queue[0]].start, tiny.messages[queue[3]].start]
+    assert [one.kind for one in problems] == ["row"]
+    assert "orders/0: rows 1 to 2 lead to no message" in problems[0].text
+    assert problems[0].offset == tiny.messages[queue[1]].start
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_rows_behind_a_cut_log_are_told(version: str, golden: GoldenFolder) -> None:
+    problems: list[Problem] = []
+    with Store.open(golden(f"{version}/crash-cqahead/before")) as one:
+        every = {row["physical_offset"] for row in objects(one)}
+        found = set()
+        for topic in {topic for topic, _ in one.queues}:
+            found |= {row["physical_offset"]
+                      for row in objects(one, Selection(topic=topic), problems=problems)}
+    assert found == every
+    assert problems
+    assert {each.kind for each in problems} == {"row"}
+    assert all("behind the end of the log" in each.text for each in problems)
+
+
+@pytest.mark.parametrize(("kind", "length"), [
+    ("crash-trunc-zero", 217), ("crash-trunc-header", 6), ("crash-trunc-garbage", 10567)])
+def test_damage_is_told_at_its_place(kind: str, length: int, golden: GoldenFolder) -> None:
+    problems: list[Problem] = []
+    with Store.open(golden(f"5.3.3/{kind}/before")) as one:
+        objects(one, problems=problems)
+    assert [(each.kind, each.offset, each.length) for each in problems] == [
+        ("damage", 173239, length)]
+
+
+def test_a_missing_file_is_told(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    names = sorted(path.name for path in (root / "commitlog").iterdir())
+    (root / "commitlog" / names[1]).unlink()
+    problems: list[Problem] = []
+    with Store.open(root) as one:
+        objects(one, problems=problems)
+        gone = int(names[1])
+        assert [(each.kind, each.offset, each.length) for each in problems] == [
+            ("gap", gone, int(names[2]) - gone)]
+        problems.clear()
+        objects(one, Selection(from_phy=int(names[3])), problems=problems)
+        assert not problems
+
+
+def test_zeros_inside_the_log_are_told(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    path = sorted((root / "commitlog").iterdir())[1]
+    path.write_bytes(bytes(path.stat().st_size))
+    problems: list[Problem] = []
+    with Store.open(root) as one:
+        objects(one, problems=problems)
+    assert [(each.kind, each.offset) for each in problems] == [("damage", int(path.name))]
+    assert "zeros inside the log" in problems[0].text
+
+
+def test_without_queues_the_log_is_searched(golden: GoldenFolder) -> None:
+    problems: list[Problem] = []
+    with Store.open(golden("5.3.3/clean-nocq/before")) as one:
+        every = objects(one)
+        topic = every[0]["topic"]
+        told = [row for row in every if row["topic"] == topic]
+        assert objects(one, Selection(topic=topic), problems=problems) == told
+        assert [each.kind for each in problems] == ["note"]
+        assert objects(one, Selection(topic=topic, queue_id=1, from_offset=2)) == [
+            row for row in told if row["queue_id"] == 1 and row["queue_offset"] >= 2]
+
+
+def test_an_unknown_topic_is_not_searched_for(basic: Store,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(basic.log), "source", lambda *_: pytest.fail("the log was read"))
+    assert objects(basic, Selection(topic="nix")) == []
+
+
+def test_an_unreadable_file_does_not_stop_the_rest(golden: GoldenFolder,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    root = golden("5.3.3/basic/store")
+    with Store.open(root) as one:
+        every = objects(one)
+        refused = one.log.files[1]
+    real = os.open
+
+    def refusing(path: Any, *args: Any, **kwargs: Any) -> int:
+        if path == refused.path:
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refusing)
+    problems: list[Problem] = []
+    with Store.open(root) as one:
+        assert objects(one, problems=problems) == [
+            row for row in every if not refused.base <= row["physical_offset"] < refused.end]
+    assert [each.kind for each in problems] == ["unreadable"]
+    assert refused.path in problems[0].text
+
+
+def test_a_torn_end_is_no_damage_while_a_broker_writes(tiny: tiny_stores.Tiny,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmqctl.store.lockprobe import LockState
+
+    last = tiny.messages[-1]
+    file, position = tiny.place(last.start)
+    with (tiny.root / file).open("r+b") as log:
+        log.seek(position + 60)
+        log.write(bytes(len(last.raw) - 60))
+    for held, kind in ((True, "in-progress"), (False, "damage")):
+        monkeypatch.setattr(Store, "lock", LockState(held))
+        problems: list[Problem] = []
+        with Store.open(tiny.root) as one:
+            assert len(objects(one, problems=problems)) == len(tiny.messages) - 1
+        assert [(each.kind, each.offset) for each in problems] == [(kind, last.start)]
+        assert problems[0].is_fault is not held
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_the_brokers_view_ends_at_the_first_damage(version: str, golden: GoldenFolder) -> None:
+    expect = golden_sets.GoldenStore(golden_sets.GoldenSet(version, "crash-crc"),
+                                     "after").load_expect(golden(f"{version}/crash-crc"))
+    with Store.open(golden(f"{version}/crash-crc/after")) as one:
+        disk, broker = objects(one), objects(one, view="broker")
+    assert broker == [row for row in disk
+                      if row["physical_offset"] < expect.max_physical_offset]
+    assert len(broker) == expect.readable_total
+    assert len(disk) > len(broker)
