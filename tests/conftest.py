@@ -17,6 +17,8 @@ from tests.support import cli, snapshot
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 
+pytest_plugins = ["tests.plugin_transcripts"]
+
 GoldenFolder = Callable[[str], Path]
 Runner = Callable[..., cli.Result]
 

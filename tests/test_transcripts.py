@@ -1,4 +1,8 @@
-"""Golden transcripts: ``$ rmqctl ...`` and what it prints. See transcripts/README.md."""
+"""Golden transcripts: ``$ rmqctl ...`` and what it prints. See transcripts/README.md.
+
+The console blocks of README.md, docs/ and examples/ are run the same way, so no page shows an
+output that the program does not give.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,15 @@ FOLDER = Path(__file__).parent / "transcripts"
 FILES = sorted(
     p for p in FOLDER.rglob("*") if p.suffix in (".md", ".txt") and p.name != "README.md"
 )
+ROOT = Path(__file__).parents[1]
+EXAMPLE = "examples/store"
+PAGES = sorted(
+    p
+    for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
+    if "```console\n" in p.read_text()
+)
 ENVIRONMENT = {"COLUMNS": "100"}
-_DIRECTIVE = re.compile(r"(store|run|mask)(?: ([\w.-]+))?: +(.+)")
+_DIRECTIVE = re.compile(r"(?P<open><!-- )?(store|run|mask)(?: ([\w.-]+))?: +(.+?)(?(open) -->)")
 
 
 class TranscriptError(AssertionError):
@@ -35,12 +46,16 @@ class Command:
 
 @dataclass
 class Directive:
-    """``store``, ``run`` or ``mask`` with its text; ``name`` is what a store is called."""
+    """``store``, ``run`` or ``mask`` with its text; ``name`` is what a store is called.
+
+    ``hidden``: it stands in a comment, which a page uses for what its reader does by hand.
+    """
 
     number: int
     kind: str
     name: str
     text: str
+    hidden: bool = False
 
 
 @dataclass
@@ -66,7 +81,8 @@ def parse(text: str, *, console: bool = False) -> list[Step]:
         elif inside and steps and isinstance(steps[-1], Command):
             steps[-1].expected.append(line)
         elif match := _DIRECTIVE.fullmatch(line):
-            steps.append(Directive(number, match[1], match[2] or "store", match[3]))
+            steps.append(Directive(number, match[2], match[3] or "store", match[4],
+                                   bool(match["open"])))
         elif inside and line.strip() and not console:
             raise TranscriptError(f"line {number}: output before the first '$ rmqctl' of a block")
         else:
@@ -82,7 +98,8 @@ def render(steps: list[Step]) -> str:
     for step in steps:
         if isinstance(step, Directive):
             name = f" {step.name}" if step.kind == "store" and step.name != "store" else ""
-            lines.append(f"{step.kind}{name}: {step.text}")
+            line = f"{step.kind}{name}: {step.text}"
+            lines.append(f"<!-- {line} -->" if step.hidden else line)
         elif isinstance(step, Command):
             lines += [step.line, *step.expected]
         else:
@@ -102,13 +119,16 @@ def words_of(command: Command) -> tuple[dict[str, str], list[str]]:
     return environment, words[1:]
 
 
-def output_of(result: cli.Result, masks: list[tuple[str, str]]) -> list[str]:
+def output_of(result: cli.Result) -> list[str]:
     """What a command said, as it stands in a transcript."""
-    lines = [*result.out.splitlines(), *result.err.splitlines()]
+    lines = [line.rstrip() for line in (*result.out.splitlines(), *result.err.splitlines())]
+    return lines + ([f"[exit {result.code}]"] if result.code else [])
+
+
+def masked(lines: list[str], masks: list[tuple[str, str]]) -> list[str]:
     for pattern, text in masks:
         lines = [re.sub(pattern, text, line) for line in lines]
-    lines = [line.rstrip() for line in lines]
-    return lines + ([f"[exit {result.code}]"] if result.code else [])
+    return [line.rstrip() for line in lines]
 
 
 def run_helper(directive: Directive) -> None:
@@ -124,15 +144,32 @@ def run_helper(directive: Directive) -> None:
 
 def place_store(directive: Directive, golden) -> None:
     part = directive.text.strip()
-    source = golden(part if part.count("/") > 1 else f"{part}/store")
+    if part == EXAMPLE:
+        source = ROOT / EXAMPLE
+    else:
+        source = golden(part if part.count("/") > 1 else f"{part}/store")
     snapshot.copy_tree(source, Path(directive.name))
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(FOLDER)) for p in FILES])
 def test_transcript(path, request, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    play(path, request, keep_masked=True)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_what_a_page_shows_is_what_comes(path, request, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(EXAMPLE).parent.mkdir()
+    snapshot.copy_tree(ROOT / EXAMPLE, Path(EXAMPLE))
+    with snapshot.assert_unchanged(Path(EXAMPLE)):
+        play(path, request, keep_masked=False)
+
+
+def play(path, request, *, keep_masked):
+    """Run a session and compare. An update keeps real figures in a page, masks in a transcript."""
     text = path.read_text()
     steps = parse(text, console=path.suffix == ".txt")
-    monkeypatch.chdir(tmp_path)
     masks = []
     differing = []
     for step in steps:
@@ -146,15 +183,16 @@ def test_transcript(path, request, tmp_path, monkeypatch):
                 masks.append((pattern, replacement))
         elif isinstance(step, Command):
             environment, words = words_of(step)
-            said = output_of(cli.run(*words, env=ENVIRONMENT | environment), masks)
+            real = output_of(cli.run(*words, env=ENVIRONMENT | environment))
+            said = masked(real, masks)
             # Blank lines at the end of a block separate it from what follows; they are no output.
             shown = list(step.expected)
             tail = []
             while shown and not shown[-1].strip() and len(shown) > len(said):
                 tail.append(shown.pop())
-            if said != shown:
+            if said != masked(shown, masks):
                 differing.append((step.line, shown, said))
-                step.expected = [*said, *tail]
+                step.expected = [*(said if keep_masked else real), *tail]
     if differing and wants_update(request.config):
         path.write_text(render(steps))
         return
@@ -166,7 +204,8 @@ def test_there_are_transcripts():
     assert len(FILES) >= 1
 
 
-@pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(FOLDER)) for p in FILES])
+@pytest.mark.parametrize("path", [*FILES, *PAGES],
+                         ids=[str(p.relative_to(ROOT)) for p in (*FILES, *PAGES)])
 def test_a_transcript_survives_an_update_that_changes_nothing(path):
     assert render(parse(path.read_text(), console=path.suffix == ".txt")) == path.read_text()
 
@@ -185,7 +224,8 @@ def test_what_breaks_the_rules_is_refused():
 
 def test_parsing():
     steps = parse(
-        "# T\nstore: 5.3.3/basic\nmask: [0-9]+ s -> N s\n```console\n"
+        "# T\nstore: 5.3.3/basic\nmask: [0-9]+ s -> N s\n"
+        "<!-- store disk: examples/store -->\n<!-- a comment: nothing more -->\n```console\n"
         "$ A=b rmqctl info 'x y'\nout\n[exit 1]\n$ rmqctl\n```\nend\n"
     )
     directives = [s for s in steps if isinstance(s, Directive)]
@@ -193,7 +233,9 @@ def test_parsing():
     assert [(d.kind, d.name, d.text) for d in directives] == [
         ("store", "store", "5.3.3/basic"),
         ("mask", "store", "[0-9]+ s -> N s"),
+        ("store", "disk", "examples/store"),
     ]
+    assert [d.hidden for d in directives] == [False, False, True]
     assert words_of(commands[0]) == ({"A": "b"}, ["info", "x y"])
     assert commands[0].expected == ["out", "[exit 1]"]
     assert commands[1].expected == []

@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rmqctl.checks.batch_rows import batch_expected
 from rmqctl.checks.message_checks import MessageChecks
 from rmqctl.checks.queue_rows import QueueKey
 from rmqctl.checks.results import BadRecord, RangeResult, Wanted
 from rmqctl.checks.textblock import BLOCK, Gatherer
 from rmqctl.formats import append_crc, sysflag
 from rmqctl.formats import properties as props
-from rmqctl.formats.message import Record, decode
+from rmqctl.formats.message import decode
 from rmqctl.scan import text
 from rmqctl.scan.frames import BLANK, ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.walk import Walk
@@ -163,16 +164,10 @@ class LogPass:
             record = decode(batch.bytes_at(index))
             if not sysflag.has_consume_queue_row(record.sys_flag):
                 continue
-            base, count = batch_span(record)
+            try:
+                base, count = batch_expected(record)
+            except ValueError:
+                continue  # a broker could not read the numbers and writes no row
             key = os.fsdecode(record.topic), record.queue_id
             self.result.batch_rows.setdefault(key, []).append(
                 (record.physical_offset, record.total_size, base, count))
-
-
-def batch_span(record: Record) -> tuple[int, int]:
-    """(first queue offset, how many) a record covers in a batch consumequeue."""
-    found = props.parse(record.properties.decode("utf-8", "replace"))
-    try:
-        return int(found[props.INNER_BASE]), int(found[props.INNER_NUM])
-    except (KeyError, ValueError):
-        return record.queue_offset, 1

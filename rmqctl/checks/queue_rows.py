@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmqctl.checks.ext_units import ExtReader
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import consume_queue_ext as ext
 from rmqctl.formats import properties as props
@@ -112,6 +113,7 @@ class QueueRows:
         self._pending: list[Rows] = []
         self._count = 0
         self._kept = 0
+        self._ext: dict[QueueKey, ExtReader] = {}
 
     def number(self, key: QueueKey) -> int:
         """The number that stands for a queue in `Rows.queue`."""
@@ -196,8 +198,24 @@ class QueueRows:
             # The deliver time: store time plus the level's delay, in whole seconds in any table.
             ahead = code - rows.store_time
             wrong &= (ahead < 0) | (ahead % 1000 != 0)
-        wrong &= code > ext.MAX_ADDRESS  # extension units are held against their message apart
+        linked = code <= ext.MAX_ADDRESS
+        if linked.any():
+            wrong[linked] &= ~self._units_agree(queue, rows.take(linked), code[linked])
         self._keep_tags(tally, rows, units, wrong)
+
+    def _units_agree(self, queue: ConsumeQueue, rows: Rows, address: Array) -> Array:
+        """Whether the extension units hold the messages' own tags code and store time."""
+        key = queue.topic, queue.queue_id
+        if key not in self._ext:
+            self._ext[key] = ExtReader(self.store, *key)
+        reader = self._ext[key]
+        out: Array = np.zeros(len(rows), bool)
+        for index, one in enumerate(address.tolist()):
+            unit = reader.unit(one)
+            out[index] = unit is not None and unit.tags_code == rows.tags[index] and (
+                unit.store_timestamp == rows.store_time[index])
+        reader.close()
+        return out
 
     def _keep(self, tally: QueueTally, rows: Rows, units: Array | None, which: Array) -> None:
         which = which & ~rows.damaged

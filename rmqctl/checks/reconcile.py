@@ -14,6 +14,7 @@ import numpy as np
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.results import RangeResult
+from rmqctl.checks.topics import deleted
 from rmqctl.checks.queue_rows import Claim, QueueKey, QueueTally, merged
 from rmqctl.formats import properties as props
 from rmqctl.formats.consume_queue import FILLER, UNIT_SIZE, UnitRecord
@@ -34,7 +35,7 @@ class Context:
     result: RangeResult
     log_end: int
     live: bool = False
-    deleted_topics: frozenset[str] = frozenset()
+    known_topics: frozenset[str] | None = None
     looked_at: list[tuple[int, int]] | None = None
     damage_starts: list[int] = field(default_factory=list)
     damage_ends: list[int] = field(default_factory=list)
@@ -360,11 +361,11 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
                 position=tally.first_phy - file.base if file else None, topic=stray[0][0],
                 queue_id=stray[0][1], queue_offset=stray[1])
         return
-    deleted = topic in context.deleted_topics
+    gone = deleted(topic, context.known_topics)
     detail = f"{tally.messages} messages in the log, no consumequeue"
-    if deleted:
+    if gone:
         detail += "; the topic is not in topics.json, so it may have been deleted"
     yield Finding("cq-missing", "consumequeue", detail,
                   file=context.store.path("consumequeue", topic, str(queue_id)), offset=0,
                   topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
-                  severity=INFO if deleted else "")
+                  severity=INFO if gone else "")

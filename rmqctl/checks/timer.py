@@ -14,6 +14,7 @@ import numpy as np
 from rmqctl.checks.common import LOOK, bounded, plural, read_start, unreadable
 from rmqctl.checks.findings import WARNING, Finding
 from rmqctl.checks.sequences import Votes
+from rmqctl.checks.timer_chains import Chains
 from rmqctl.checks.timer_records import Records
 from rmqctl.checks.timer_units import Page, TimerLog, slot_time
 from rmqctl.checks.timer_wheel import Wheel
@@ -136,7 +137,8 @@ def _progress(store: Store, log: TimerLog, found: list[TimerCheckRecord]) -> Ite
 
 def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
            held: bool) -> Iterator[Finding]:
-    lost: list[Array] = []
+    there = wheel is not None and os.path.lexists(wheel.path)
+    chains = Chains(log, wheel if there else None, flushed)
     for page in log.pages():
         if isinstance(page, Finding):
             yield page
@@ -153,21 +155,12 @@ def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
             good[row] = False
             yield from _tell(page, np.array([row]), name, words)
         log.forget(page.position[asked & ~good])
-        if wheel is not None:
-            # Behind the flushed position the wheel may be older than the log (§1.5).
-            rows = np.flatnonzero(good & (page.position < flushed))
-            lost.append(wheel.lost(page.position[rows],
-                                   slot_time(page.units)[rows] // log.precision))
+        chains.take(page, np.flatnonzero(good))
     yield from records.left_over()
-    if wheel is None:
-        return
-    if not os.path.lexists(wheel.path):
-        if log.end > log.start:
-            yield Finding("timer-wheel", "timer", "the wheel is missing, though the timer log has "
-                          "units", file=wheel.path, severity=WARNING)
-        return
-    yield from wheel.against_log(log)
-    yield from wheel.tell_lost(np.concatenate(lost) if lost else np.zeros(0, np.int64))
+    if wheel is not None and not there and log.end > log.start:
+        yield Finding("timer-wheel", "timer", "the wheel is missing, though the timer log has "
+                      "units", file=wheel.path, severity=WARNING)
+    yield from chains.judge()
 
 
 def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, Array]]:
@@ -175,17 +168,13 @@ def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, 
     units = page.units
     previous, magic = units["prev_pos"].astype(np.int64), units["magic"]
     physical = units["physical_offset"].astype(np.int64)
-    chained = previous != _NEVER
     back = (previous >= 0) & (previous < page.position) & log.is_place(previous)
-    known, time = log.times(previous)
-    other = chained & back & known & (previous >= log.start) & (time != log.time_of(units))
     size = units["message_size"].astype(np.int64)
     return [
         ("size", "is no unit", units["size"] != timer_log.UNIT_SIZE),
         ("magic", "is no timer magic", (magic & ~_MAGICS != 0)
          | (magic & timer_log.MAGIC_DEFAULT == 0)),
-        ("prev_pos", "leads to where no earlier unit is", chained & ~back),
-        ("prev_pos", "leads to a unit of another time", other),
+        ("prev_pos", "leads to where no earlier unit is", (previous != _NEVER) & ~back),
         ("curr_write_time", "is no time", (slot_time(units) <= 0)
          | (units["curr_write_time"] >= _YEAR_3000)),
         ("message_size", "is no size of a message", size < MIN_SIZE),

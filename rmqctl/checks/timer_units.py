@@ -17,7 +17,7 @@ from rmqctl.checks.common import LOOK, pages, runs, used_units
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import timer_log as layout
-from rmqctl.formats.timer_log import TAIL, UNIT, UNIT_SIZE, UnitRecord
+from rmqctl.formats.timer_log import MAGIC_BITS, TAIL, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.formats.timer_wheel import DEFAULT_PRECISION
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
@@ -25,6 +25,7 @@ from rmqctl.store.files import StoreFile
 
 _PAGE = 1 << 14
 _LOW = 0xFFFFFFFF
+_USED, _SOUND = 1, 2
 _KEPT = 96 << 20
 """Bytes of unit times that are kept for following chains: 8 MB of a file of default size."""
 
@@ -79,7 +80,7 @@ class TimerLog:
             try:
                 with FileSource(file.path) as source:
                     count = min(self.units_per_file, source.size // UNIT_SIZE)
-                    used: Array = np.zeros(count, bool)
+                    used: Array = np.zeros(count, np.uint8)
                     yield from self._file(source, file, number, used)
                     yield from self._gaps(file, used, number < last_used)
                     yield from self._tail(source, file, number < last_used)
@@ -99,7 +100,7 @@ class TimerLog:
 
     def _file(self, source: FileSource, file: StoreFile, number: int, used: Array) -> Iterator[
             Page]:
-        """The pages of one file; fills ``used`` and keeps the times."""
+        """The pages of one file; keeps the times and what each place is in ``used``."""
         count = len(used)
         times: Array = np.zeros(count, np.uint32)
         self._times[number] = times
@@ -108,19 +109,27 @@ class TimerLog:
         for at, data in pages(source, UNIT_SIZE, _PAGE, count):
             units = np.frombuffer(data, layout.dtype())
             here = slice(at, at + len(units))
-            used[here] = used_units(data, UNIT_SIZE)
+            filled = used_units(data, UNIT_SIZE)
+            sound = (units["size"] == UNIT_SIZE) & (units["magic"] & ~MAGIC_BITS == 0)
+            used[here] = filled * _USED + sound * _SOUND
             times[here] = self.time_of(units)
             position = file.base + np.arange(at, at + len(units), dtype=np.int64) * UNIT_SIZE
-            if used[here].any():
-                yield Page(file, position, units, used[here])
+            if filled.any():
+                yield Page(file, position, units, filled)
 
     def _gaps(self, file: StoreFile, used: Array, followed: bool) -> Iterator[Finding]:
-        """Places never written before the last written one (or the end, if a file follows)."""
-        filled = np.flatnonzero(used)
-        behind = int(filled[-1]) + 1 if len(filled) else 0
-        if behind:
-            self.end = file.base + behind * UNIT_SIZE
-        for first, count in runs(np.flatnonzero(~used[:None if followed else behind]).tolist()):
+        """Places never written before the last unit (or the end, if a file follows).
+
+        Garbage behind zeros does not make the log longer; a damaged unit behind others does.
+        """
+        sound = np.flatnonzero(used & _SOUND)
+        behind = int(sound[-1]) + 1 if len(sound) else 0
+        unused = np.flatnonzero(used == 0)
+        later = unused[np.searchsorted(unused, behind):]
+        end = int(later[0]) if len(later) else len(used)
+        if end:
+            self.end = file.base + end * UNIT_SIZE
+        for first, count in runs(unused[unused < (len(used) if followed else behind)].tolist()):
             yield Finding("timer-log", "timer", "zeros where units should be; units follow",
                           file=file.path, offset=first * UNIT_SIZE, length=count * UNIT_SIZE,
                           count=count, next=LOOK)
@@ -167,12 +176,19 @@ class TimerLog:
     def forget(self, position: Array) -> None:
         """Units that are damaged tell nothing about others. All must lie in one file."""
         if len(position):
-            number = bisect_right([one.base for one in self.files], int(position[0])) - 1
+            number = self._number(int(position[0]))
             self._times[number][(position - self.files[number].base) // UNIT_SIZE] = 0
+
+    def _number(self, position: int) -> int:
+        return bisect_right([one.base for one in self.files], position) - 1
+
+    def file_of(self, position: int) -> StoreFile:
+        """The file in which a unit that was read lies."""
+        return self.files[self._number(position)]
 
     def unit(self, position: int) -> UnitRecord | None:
         """One unit, read for itself; None where there is none."""
-        number = bisect_right([one.base for one in self.files], position) - 1
+        number = self._number(position)
         if number < 0:
             return None
         file = self.files[number]

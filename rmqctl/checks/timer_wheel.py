@@ -106,38 +106,40 @@ class Wheel:
                 votes[unit.slot_time // time] += 1
         return votes.most_common(1)[0][0] if votes else DEFAULT_PRECISION
 
-    # -- wheel -> log ---------------------------------------------------------------------------
+    # -- against the log ------------------------------------------------------------------------
 
-    def against_log(self, log: TimerLog) -> Iterator[Finding]:
-        """Every slot leads to units of its own time, or to expired ones. After `log.pages`."""
+    def ahead(self, log: TimerLog) -> Iterator[Finding]:
+        """Slots that lead behind the end of the log (after `TimerLog.pages`)."""
         used = np.flatnonzero(self.sound)
         ahead = used[self.last[used] >= log.end]
-        yield from self._slots(ahead, "last_pos",
-                               f"leads behind the end of the timer log ({log.end})")
-        self.bad[ahead] = True
+        yield from self.tell(ahead, "last_pos",
+                             f"leads behind the end of the timer log ({log.end})")
+
+    def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
+        """(field, slots, positions they lead to) where a unit of another time is.
+
+        Units that are damaged, expired or too far back to be known are passed over.
+        """
         for name, column in (("last_pos", self.last), ("first_pos", self.first)):
-            here = used[~self.bad[used]]
+            here = np.flatnonzero(self.sound & ~self.bad)
             known, time = log.times(column[here])
             other = known & (column[here] >= log.start) & (time != self.time[here] & 0xFFFFFFFF)
-            yield from self._slots(here[other], name, "leads to a unit of another time")
-            self.bad[here[other]] = True
+            yield name, here[other], column[here[other]]
 
-    # -- log -> wheel ---------------------------------------------------------------------------
-
-    def lost(self, position: Array, time: Array) -> Array:
-        """Numbers of the slots that should lead to the units at ``position`` and do not.
-
-        ``time`` is in slots. A slot that a later lap has overwritten is not asked.
-        """
+    def unconfirmed(self, position: Array, time: Array) -> Array:
+        """Which units (``time`` in slots) no slot of their time leads to."""
         number = time % SLOTS
-        slot_time = self.time[number]
-        bad = (slot_time < time) | ((slot_time == time) & (self.last[number] < position))
-        found: Array = np.unique(number[bad])
+        found: Array = (self.time[number] != time) | (self.last[number] < position)
         return found
 
-    def tell_lost(self, numbers: Array) -> Iterator[Finding]:
-        """After `against_log`: slots that are wrong by themselves are not told twice."""
+    def overwritten(self, time: Array) -> Array:
+        """Whether a later lap has taken the slots of these times: legal."""
+        found: Array = self.time[time % SLOTS] > time
+        return found
+
+    def tell(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
+        """Findings about slots; each slot is told once in a run."""
         numbers = np.unique(numbers)
-        yield from self._slots(numbers[~self.bad[numbers]], "last_pos",
-                               "a newer unit of the timer log belongs to the slot, but the slot "
-                               "does not lead to it: its message is never delivered")
+        numbers = numbers[~self.bad[numbers]]
+        self.bad[numbers] = True
+        yield from self._slots(numbers, name, words)

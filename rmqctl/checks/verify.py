@@ -13,13 +13,15 @@ from typing import Any
 from rmqctl.checks import index_structure, ranges
 from rmqctl.checks.advice import advised
 from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.batch_forward import batch_forward
 from rmqctl.checks.index_findings import index_findings
 from rmqctl.checks.index_keys import Entries
 from rmqctl.checks.log_findings import log_findings
 from rmqctl.checks.results import RangeResult, Wanted
 from rmqctl.checks.queue_rows import QueueKey
 from rmqctl.checks.reconcile import Context, QueueReconciler, missing_queue
-from rmqctl.checks.registry import deleted_topics, small_checks
+from rmqctl.checks.registry import small_checks
+from rmqctl.checks.topics import known_topics
 from rmqctl.errors import StoreIOError
 from rmqctl.store.store import Store
 
@@ -97,6 +99,7 @@ class Verification:
         store, options = self.store, self.options
         live = store.lock.held
         result = RangeResult(0)
+        context: Context | None = None
         needs_log = options.only is None or bool(
             options.only & {"commitlog", "consumequeue", "index", "checkpoint", "timer"})
         if needs_log:
@@ -112,8 +115,9 @@ class Verification:
                     result = ranges.run_parts(store, ends, wanted, self.parts, self.progress)
             except StoreIOError as error:
                 yield Finding("file-unreadable", "commitlog", str(error))
-            yield from self._log(result, ends, live)
-        yield from small_checks(store, result, self.log_end, options.wants, live)
+            context = self._context(result, live)
+            yield from self._log(context, ends)
+        yield from small_checks(store, context, self.log_end, options.wants, live)
         for name in STRUCTURES:
             if options.wants(name):
                 self.checked.append({"structure": name})
@@ -130,13 +134,10 @@ class Verification:
             queue.close()
         return found
 
-    def _log(self, result: RangeResult, ends: dict[QueueKey, int], live: bool) -> Iterator[
-            Finding]:
-        store = self.store
+    def _context(self, result: RangeResult, live: bool) -> Context:
+        store, cover = self.store, self.coverage
         self.log_end = (result.last_record_end if result.last_record_end is not None
                         else store.log.min_offset)
-        tail = [span for span in result.spans if span.offset >= self.log_end]
-        cover = self.coverage
         for name in ("messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
                      "bytes_damaged", "bytes_unverifiable"):
             setattr(cover, name, getattr(result, name))
@@ -145,9 +146,13 @@ class Verification:
         if self.parts is not None and (not self.parts or self.parts[-1].end < store.log.end):
             self.log_end = store.log.end  # the end was not looked at
         # A torn last record is damage at the end, not the end: rows that lead to it are lost.
-        context = Context(store, result, max([self.log_end, *(
-            span.end for span in tail if span.located)]), live, deleted_topics(store),
-            None if self.parts is None else [(part.start, part.end) for part in self.parts])
+        torn = [span.end for span in result.spans if span.offset >= self.log_end and span.located]
+        return Context(store, result, max([self.log_end, *torn]), live, known_topics(store),
+                       None if self.parts is None else [
+                           (part.start, part.end) for part in self.parts])
+
+    def _log(self, context: Context, ends: dict[QueueKey, int]) -> Iterator[Finding]:
+        store, result, cover = self.store, context.result, self.coverage
         reconcilers = self._reconcilers(context, ends) if self.options.wants(
             "consumequeue") else []
         queue_findings = [one for each in reconcilers for one in each.findings()]
@@ -160,6 +165,7 @@ class Verification:
             for key, tally in result.queues.items():
                 if key not in store.queues or not store.queues[key].files:
                     yield from missing_queue(context, key, tally)
+            yield from batch_forward(context)
         if self.options.wants("index"):
             yield from index_structure.check(store)
             entries = Entries(store)

@@ -25,6 +25,7 @@ _UNROWED = sysflag.TRANSACTION_PREPARED
 """The bit that PREPARED and ROLLBACK share and that NONE and COMMIT lack."""
 _NOT_DISPATCHED = (b"%RETRY%", b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
 """Topics (by their beginning) whose messages a 5.x broker does not multi-dispatch."""
+_LMQ = props.LMQ_PREFIX.encode()
 _DISPATCHED = re.compile(re.escape(props.MULTI_QUEUE_OFFSET.encode()))
 _NUMBER = "^[0-9]{1,18}$"
 _UNLIMITED = 1 << 62
@@ -39,6 +40,41 @@ class Reach(NamedTuple):
     messages: int
 
 
+class QueueNumbers:
+    """Small numbers for queues, stable over the batches of any number of walks."""
+
+    def __init__(self) -> None:
+        self._queues = Keys(_UNLIMITED)
+        self._texts, self._ids = Keys(_UNLIMITED), Keys(_UNLIMITED)
+
+    @property
+    def keys(self) -> list[QueueKey]:
+        """The queues by their number."""
+        return self._queues.found
+
+    @property
+    def topics(self) -> list[bytes]:
+        """The topics by their number."""
+        return self._texts.found
+
+    def topic(self, array: pa.BinaryArray) -> Array:
+        """The number of each topic."""
+        return self._texts.of_texts(array)
+
+    def number(self, key: QueueKey) -> int:
+        return self._queues.number(key)
+
+    def of(self, topic: Array, queue_id: Array) -> Array:
+        """The number of each queue; ``topic`` are numbers of `topic`."""
+        ids = self._ids.of_ints(queue_id)
+        width = len(self._ids.found)
+
+        def key(code: int) -> Any:
+            return self._texts.found[code // width], self._ids.found[code % width]
+
+        return self._queues.of_ints(topic * width + ids, key)
+
+
 class QueueReach:
     """Collects over batches; picklable, and `merge` takes in what another one collected.
 
@@ -48,8 +84,7 @@ class QueueReach:
 
     def __init__(self, generation: int = 5, *, dispatched: bool = True) -> None:
         self._generation, self._dispatched = generation, dispatched
-        self._queues = Keys(_UNLIMITED)
-        self._texts, self._ids = Keys(_UNLIMITED), Keys(_UNLIMITED)
+        self._numbers = QueueNumbers()
         self._first: Array = np.zeros(0, np.int64)
         self._last: Array = np.zeros(0, np.int64)
         self._count: Array = np.zeros(0, np.int64)
@@ -61,20 +96,20 @@ class QueueReach:
         flags = batch.column("sys_flag")
         rowed = (flags & _UNROWED) == 0
         queue_id = batch.column("queue_id")
-        topic = self._texts.of_texts(text.topics(batch))
+        topic = self._numbers.topic(text.topics(batch))
         first = last = batch.column("queue_offset")
         inner = np.flatnonzero((flags & sysflag.INNER_BATCH) != 0)
         if len(inner):
             first, last = _covered(batch, inner, first)
-        self._include(self._numbers(topic, queue_id), first, last, rowed)
+        self._include(self._numbers.of(topic, queue_id), first, last, rowed)
         if self._dispatched:
             self._add_dispatched(batch, topic, queue_id, rowed)
 
     def merge(self, other: QueueReach) -> None:
         """Takes in what was collected over a later (or any other) part of the log."""
-        known = len(other._queues.found)
-        codes = np.array([self._queues.number(key) for key in other._queues.found], np.int64)
-        met = np.flatnonzero(other._count[:known])
+        keys = other._numbers.keys
+        codes = np.array([self._numbers.number(key) for key in keys], np.int64)
+        met = np.flatnonzero(other._count[:len(keys)])
         self._reserve()
         codes = codes[met]
         self._first[codes] = np.minimum(self._first[codes], other._first[met])
@@ -84,20 +119,10 @@ class QueueReach:
     def found(self) -> dict[QueueKey, Reach]:
         """What was met, by (topic, queue id), in order of first appearance."""
         return {key: Reach(first, last + 1, count) for key, first, last, count in zip(
-            self._queues.found, self._first.tolist(), self._last.tolist(), self._count.tolist(),
+            self._numbers.keys, self._first.tolist(), self._last.tolist(), self._count.tolist(),
             strict=False) if count}
 
     # -- inside -------------------------------------------------------------------------------
-
-    def _numbers(self, topic: Array, queue_id: Array) -> Array:
-        """The number of each message's queue."""
-        ids = self._ids.of_ints(queue_id)
-        width = len(self._ids.found)
-
-        def key(code: int) -> Any:
-            return self._texts.found[code // width], self._ids.found[code % width]
-
-        return self._queues.of_ints(topic * width + ids, key)
 
     def _include(self, codes: Array, first: Array, last: Array, which: Array) -> None:
         which = which & (first >= 0)  # damage: no broker writes such an offset
@@ -109,7 +134,7 @@ class QueueReach:
         np.add.at(self._count, codes, 1)
 
     def _reserve(self) -> None:
-        wanted = len(self._queues.found)
+        wanted = len(self._numbers.keys)
         if wanted > len(self._first):
             more = max(64, 2 * wanted) - len(self._first)
             self._first = np.append(self._first, np.full(more, _INT64.max))
@@ -121,13 +146,13 @@ class QueueReach:
         if _DISPATCHED.search(memoryview(text.values(raw)[1])) is None:
             return
         if self._generation >= 5:
-            left_out = [one.startswith(_NOT_DISPATCHED) for one in self._texts.found]
+            left_out = [one.startswith(_NOT_DISPATCHED) for one in self._numbers.topics]
             rowed = rowed & ~np.array(left_out, bool)[topic]
         row, names, offsets = dispatched_rows(text.Properties(raw), rowed)
         if len(row):
             to = self._texts.of_texts(names)
             light = np.array([one.startswith(props.LMQ_PREFIX.encode())
-                              for one in self._texts.found], bool)[to]
+                              for one in self._numbers.topics], bool)[to]
             codes = self._numbers(to, np.where(light, 0, queue_id[row]))
             self._include(codes, offsets, offsets, np.ones(len(row), bool))
 
@@ -139,8 +164,8 @@ def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Ar
     """
     found = text.Properties(batch.select(inner))
     first, last = queue_offset.copy(), queue_offset.copy()
-    base_row, base = _numbers(*found.find(props.INNER_BASE))
-    count_row, count = _numbers(*found.find(props.INNER_NUM))
+    base_row, base = _whole(*found.find(props.INNER_BASE))
+    count_row, count = _whole(*found.find(props.INNER_NUM))
     both, at, where = np.intersect1d(base_row, count_row, assume_unique=True, return_indices=True)
     rows = inner[both]
     first[rows] = base[at]
@@ -177,7 +202,7 @@ def dispatched_rows(found: text.Properties, which: Array) -> tuple[
     return record, name, _integers(number)
 
 
-def _numbers(row: Array, values: pa.BinaryArray) -> tuple[Array, Array]:
+def _whole(row: Array, values: pa.BinaryArray) -> tuple[Array, Array]:
     """The rows whose value is a whole number, and the numbers (int64)."""
     good = np.asarray(pc.match_substring_regex(values, _NUMBER))
     return row[good], _integers(values.filter(pa.array(good)))

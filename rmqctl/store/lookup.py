@@ -154,14 +154,15 @@ def known_topics(store: Store) -> list[str]:
 def containing(store: Store, physical: int) -> Record | None:
     """The message whose bytes include a physical offset.
 
-    Walks from windows that grow backwards: a window holds if the walk through it meets no damage
-    before the place, which a copy of a record inside a body would cause.
+    Walks from windows that grow backwards, until two in a row agree without damage in between:
+    one alone may begin inside a body that holds a copy of a record.
     """
     place = store.log.locate(physical)
     if place is None:
         return None
     source, at = place
     window = _WINDOW
+    before: int | None = None
     while True:
         start = max(0, at - window)
         found: Record | None = None
@@ -174,8 +175,12 @@ def containing(store: Store, physical: int) -> Record | None:
                 inside = first <= physical < first + int(batch.column("total_size")[last])
                 found = decode(batch.bytes_at(last)) if inside else None
             damaged |= any(span.kind == "damaged" for span in batch.spans)
-        if start == 0 or (found is not None and not damaged):
+        if start == 0:
             return found
+        if found is not None and not damaged:
+            if before == found.physical_offset:
+                return found
+            before = found.physical_offset
         window *= 8
 
 

@@ -55,6 +55,11 @@ def test_any_bytes(raw: bytes) -> None:
         assert dledger.build(head) == raw[:48]
 
 
+def test_an_empty_entry_is_sound() -> None:
+    head = EntryHeadRecord(1, 48, 0, 0, 0, 0, 0, 0, 0)
+    assert dledger.parse(dledger.build(head)) == head
+
+
 def test_index_units() -> None:
     unit = dledger.IndexUnitRecord(1, 0, 153, 7, 2)
     assert unit.is_valid

@@ -105,6 +105,9 @@ def test_what_no_golden_store_holds() -> None:
     raw = dledger.build_checkpoint(5, 4)
     assert kinds.from_content(raw, len(raw)) == "dledger_checkpoint"
     assert kinds.from_content(b"lock", 4) == "lock"
+    assert kinds.from_content(b"15194", 5) == "abort"
+    assert kinds.from_content(b"15194", 6) is None
+    assert kinds.from_content(b"1" * 11, 11) is None
     assert kinds.from_content(bytes(4096), timer_wheel.FILE_SIZE) == "timerwheel"
     blank = Blank.build({"total_size": 4096, "magic": MAGIC_BLANK})
     assert kinds.from_content(blank.ljust(4096, b"\0"), 4096) == "commitlog"

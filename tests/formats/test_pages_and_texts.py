@@ -54,6 +54,7 @@ def test_an_old_or_short_checkpoint_has_zeros_for_what_it_lacks() -> None:
     page = checkpoint.build(CheckpointRecord(1, 2, 3, 4, 5))
     assert checkpoint.parse(page[:24]) == (1, 2, 3, 0, 0)
     assert checkpoint.parse(page[:39]) == (1, 2, 3, 4, 0)
+    assert CheckpointRecord(1, 2, 3) == (1, 2, 3, 0, 0)
     for size, path in ((0, "physic_msg_timestamp"), (8, "logics_msg_timestamp"),
                        (23, "index_msg_timestamp")):
         with pytest.raises(FormatError) as caught:

@@ -38,7 +38,9 @@ def test_filler_and_unused_units() -> None:
     assert filler == consume_queue.FILLER
     assert filler.is_filler
     assert filler.is_valid  # a broker's test lets it pass
-    assert not consume_queue.parse(bytes(20)).is_valid
+    assert consume_queue.parse(bytes(20)) == consume_queue.ZERO
+    assert batch.parse(bytes(46)) == batch.ZERO
+    assert not consume_queue.ZERO.is_valid
     assert not consume_queue.UnitRecord(-1, 5, 0).is_valid
     assert not consume_queue.UnitRecord(5, -5, 0).is_valid
     assert not consume_queue.UnitRecord(0, 0x7FFFFFFF, 1).is_filler
@@ -187,7 +189,7 @@ def test_ext_units_are_what_the_engine_reads(name: str, golden: Golden) -> None:
 
 def test_a_walk_ends_at_the_mark_at_unused_space_and_at_the_end() -> None:
     two = EXT_UNIT + ext.build(ext.make(1, 2))
-    for tail, ends in ((b"", 0), (b"\xff\xff" + EXT_UNIT, 1), (bytes(40) + EXT_UNIT, 0),
+    for tail, ends in ((b"", 0), (b"\xff\xff", 1), (b"\xff\xff" + EXT_UNIT, 1), (bytes(40) + EXT_UNIT, 0),
                        (b"\0", 0)):
         steps = list(ext.walk(two + tail))
         assert [step.at for step in steps if step.unit] == [0, 34]

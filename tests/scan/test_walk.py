@@ -100,8 +100,19 @@ def test_damaged_logs(data: st.DataObject) -> None:
                 st.binary(min_size=end - at, max_size=end - at))
     chunk = data.draw(st.sampled_from([91, 200, 1 << 20]))
     found = cut(bytes(raw), BASE, chunk=chunk)
-    assert joined(found) == joined(reference.walk(bytes(raw), BASE))
-    assert sum(end - start for _, start, end in found) == len(raw)
+    ends = [0, *(end for _, _, end in found)]
+    assert ends[:-1] == [start for _, start, _ in found]
+    assert ends[-1] == len(raw)
+    expected = reference.walk(bytes(raw), BASE)
+    proven = {frame for frame in expected if frame[0] != "other"}
+    assert proven <= set(found)
+    # Where a damaged record still tells its size, the walk goes on right behind it and may
+    # find a record there which the reference, searching blindly, does not dare to believe.
+    for kind, start, end in set(found) - proven:
+        if kind == "message":
+            record = reference.record_at(bytes(raw), BASE, start)
+            assert record is not None
+            assert record.total_size == end - start
 
 
 @pytest.mark.parametrize("field", ["total_size", "magic", "physical_offset", "body_length"])

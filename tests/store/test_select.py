@@ -22,7 +22,8 @@ from rmqctl.store.projection import Projection, checked_fields
 from rmqctl.store.queue_rows import CLOCK_SLACK
 from rmqctl.store.select import Selection, Selector
 from tests.conftest import GoldenFolder
-from tests.support import golden as golden_sets, tiny as tiny_stores
+from tests.support import golden as golden_sets
+from tests.support import tiny as tiny_stores
 from tests.support.stored import intact, object_of, puts_of
 
 STORES = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()]
@@ -279,7 +280,7 @@ def test_nothing_is_read_ahead_of_what_is_shown(golden: GoldenFolder,
     with Store.open(golden("5.3.3/basic/store")) as one:
         numbers: list[int] = []
         real = one.log.source
-        monkeypatch.setattr(one.log, "source", lambda number: numbers.append(number) or real(number))
+        monkeypatch.setattr(one.log, "source", lambda one: numbers.append(one) or real(one))
         pages = Selector(one, Selection(), View(one)).pages()
         next(pages)
         assert set(numbers) == {0}

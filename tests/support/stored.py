@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import GoldenFolder
-from tests.support import engine, golden as golden_sets
+from tests.support import engine
+from tests.support import golden as golden_sets
 
 
 def puts_of(store: golden_sets.GoldenStore, golden: GoldenFolder) -> list[engine.Stored]:
@@ -25,12 +27,20 @@ def object_of(record: engine.Stored) -> dict[str, Any]:
         "magic": {0xDAA320A7: "v1", 0xDAA320AB: "v2"}[record.magic], "body_crc": record.body_crc,
         "topic": record.topic, "queue_id": record.queue_id, "queue_offset": record.queue_offset,
         "flag": record.flag, "sys_flag": record.sys_flag,
-        "born_timestamp": record.born_timestamp, "born_host": record.born_host,
-        "store_timestamp": record.store_timestamp, "store_host": record.store_host,
+        "born_timestamp": record.born_timestamp, "born_host": host(record.born_host),
+        "store_timestamp": record.store_timestamp, "store_host": host(record.store_host),
         "reconsume_times": record.reconsume_times,
         "prepared_transaction_offset": record.prepared_transaction_offset,
         "properties_raw": record.properties,
     }
+
+
+def host(text: str) -> str:
+    """A host in the contract's notation: Java spells out the zeros of an IPv6 address."""
+    address, _, port = text.rpartition(":")
+    if not address.startswith("["):
+        return text
+    return f"[{ipaddress.ip_address(address.strip('[]'))}]:{port}"
 
 
 def log_bytes(root: Path, folders: tuple[str, ...]) -> dict[int, bytes]:

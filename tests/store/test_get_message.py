@@ -1,0 +1,122 @@
+"""getMessage against the engine's own answers, and the answers no golden store asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqctl.store import Store
+from rmqctl.store.bounds import View
+from rmqctl.store.compaction import CompactionQueue
+from rmqctl.store.get_message import Answer, get_message, meaning
+from tests.conftest import GoldenFolder
+from tests.support import damage
+from tests.support import golden as golden_sets
+from tests.support import tiny as tiny_stores
+
+JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()]
+
+
+def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
+    folders = store.commitlog_dirs
+    return Store.open(golden(store.id), () if folders == ("commitlog",) else folders)
+
+
+@pytest.mark.parametrize("store", JUDGED)
+def test_answers_are_the_engines(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
+    expect = store.load_expect(golden(store.set.id))
+    asked = 0
+    with opened(store, golden) as one:
+        view = View(one, "broker", int(expect.engine[0]))
+        for queue in expect.queues:
+            for pull in queue.pulls:
+                found = get_message(view, queue.topic, queue.queue_id, pull.offset, 5)
+                assert found == Answer(pull.status, pull.next_begin, pull.min, pull.max,
+                                       pull.physical_offsets), (queue.id, pull.offset)
+                asked += 1
+    assert asked
+
+
+def test_compacted_messages_are_those_kept(golden: GoldenFolder) -> None:
+    store = golden_sets.GoldenStore(golden_sets.GoldenSet("5.3.3", "compaction"), "store")
+    expect = store.load_expect(golden(store.set.id))
+    compacted = [queue for queue in expect.queues if expect.is_compacted(queue.topic)]
+    assert compacted
+    with opened(store, golden) as one:
+        for queue in compacted:
+            kept = CompactionQueue.open(one, queue.topic, queue.queue_id)
+            assert kept is not None
+            with kept:
+                records = [kept.record(unit) for units in kept.files for unit in units]
+            assert [(each.queue_offset, each.physical_offset, each.total_size)
+                    for each in records if each is not None] == [
+                (each.queue_offset, each.physical_offset, each.size) for each in queue.messages]
+        assert CompactionQueue.open(one, "nix", 0) is None
+        assert CompactionQueue.open(one, "../consumequeue", 0) is None
+
+
+@pytest.fixture
+def many(tmp_path_factory: pytest.TempPathFactory) -> tiny_stores.Tiny:
+    """50 messages of 1,100 bytes in one queue; three rows to a consumequeue file."""
+    specs = [tiny_stores.Spec("t", 0, b"x" * 1000, raw_properties="") for _ in range(50)]
+    return tiny_stores.build(tmp_path_factory.mktemp("many") / "store", specs,
+                             commitlog_file_size=4096, consumequeue_file_size=1000)
+
+
+def test_limits_of_one_answer(many: tiny_stores.Tiny) -> None:
+    places = [each.start for each in many.messages]
+    with Store.open(many.root) as one:
+        view = View(one, "broker")
+        assert get_message(view, "t", 0, 0, 100).offsets == tuple(places[:32])
+        assert get_message(view, "t", 0, 3, 1) == Answer("FOUND", 4, 0, 50, (places[3],))
+        # An answer ends with its consumequeue file of 50 rows.
+        assert get_message(view, "t", 0, 45, 32).next_begin == 50
+
+
+@pytest.mark.parametrize("generation", [4, 5])
+@pytest.mark.parametrize("view", ["disk", "broker"])
+def test_records_that_are_gone(generation: int, view: str, many: tiny_stores.Tiny) -> None:
+    """The log's first two files have expired, the consumequeue has not been told yet."""
+    files = many.files("commitlog")
+    for file in files[:2]:
+        damage.remove(many.root, file)
+    kept = next(number for number, each in enumerate(many.messages) if each.start >= 8192)
+    with Store.open(many.root) as one:
+        answer = get_message(View(one, view, generation), "t", 0, 0, 5)
+    assert answer == Answer("OFFSET_TOO_SMALL", kept, kept, 50)
+
+
+def test_a_missing_file_in_the_middle_is_passed_over(many: tiny_stores.Tiny) -> None:
+    damage.remove(many.root, many.files("commitlog")[1])
+    gone = [number for number, each in enumerate(many.messages) if 4096 <= each.start < 8192]
+    with Store.open(many.root) as one:
+        answer = get_message(View(one, "disk"), "t", 0, gone[0], 2)
+        assert answer.status == "FOUND"
+        assert answer.offsets[0] == many.messages[gone[-1] + 1].start
+        alone = get_message(View(one, "disk"), "t", 0, gone[0] - 1, 2)
+        assert alone.offsets == (many.messages[gone[0] - 1].start,
+                                 many.messages[gone[-1] + 1].start)
+
+
+def test_a_missing_consumequeue_file(tiny: tiny_stores.Tiny) -> None:
+    """`orders/0` has two files of three rows; without the first one, it starts at row 3."""
+    damage.remove(tiny.root, "consumequeue/orders/0/00000000000000000000")
+    with Store.open(tiny.root) as one:
+        assert get_message(View(one), "orders", 0, 1).status == "OFFSET_TOO_SMALL"
+        assert get_message(View(one), "orders", 0, 3).status == "FOUND"
+
+
+@pytest.mark.parametrize("topic", ["nix", "", "..", "a/b", "a\0b"])
+def test_queues_that_are_not_there(topic: str, tiny: tiny_stores.Tiny) -> None:
+    with Store.open(tiny.root) as one:
+        answer = get_message(View(one), topic, 0, 0)
+    assert answer == Answer("NO_MESSAGE_IN_QUEUE", 0, 0, 0)
+
+
+def test_answers_are_put_in_words() -> None:
+    for status in ("NO_MESSAGE_IN_QUEUE", "OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_ONE",
+                   "OFFSET_OVERFLOW_BADLY", "OFFSET_FOUND_NULL", "MESSAGE_WAS_REMOVING",
+                   "NO_MATCHED_MESSAGE"):
+        text = meaning(Answer(status, 7, 5, 9), 3)
+        assert text.startswith(f"{status}: ")
+        assert len(text) > len(status) + 2
+    assert "5 to 8" in meaning(Answer("OFFSET_TOO_SMALL", 5, 5, 9), 3)

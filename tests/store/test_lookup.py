@@ -1,0 +1,239 @@
+"""Look-ups by key, id, time and place against the engine's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rmqctl.formats import message
+from rmqctl.formats import properties as props
+from rmqctl.store import Store
+from rmqctl.store.bounds import View
+from rmqctl.store.lookup import (
+    answering_view,
+    by_key,
+    by_unique_key,
+    containing,
+    has_key,
+    known_topics,
+    where_is,
+)
+from rmqctl.store.problems import Problem
+from rmqctl.store.time_lookup import offset_by_time
+from tests.conftest import GoldenFolder
+from tests.support import damage
+from tests.support import golden as golden_sets
+from tests.support import tiny as tiny_stores
+
+JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()]
+
+
+def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
+    folders = store.commitlog_dirs
+    return Store.open(golden(store.id), () if folders == ("commitlog",) else folders)
+
+
+@pytest.mark.parametrize("store", JUDGED)
+def test_keys_as_the_engine_finds_them(store: golden_sets.GoldenStore,
+                                       golden: GoldenFolder) -> None:
+    expect = store.load_expect(golden(store.set.id))
+    assert expect.queries
+    with opened(store, golden) as one:
+        view = answering_view(one, "auto")
+        for query in expect.queries:
+            told = list(query.messages)
+            if store.state == "store-live":  # loading it indexed a message a second time
+                told = list(dict.fromkeys(told))
+            how = {"begin": query.begin, "end": query.end, "most": query.max}
+            raw = by_key(view, query.topic, query.key, raw=True, **how)
+            assert [each.physical_offset for each in raw.records] == told, query.id
+            right = by_key(view, query.topic, query.key, **how)
+            assert [each.physical_offset for each in right.records] == [
+                each.physical_offset for each in raw.records
+                if (each.topic.decode(), True) == (query.topic, has_key(each, query.key, None))]
+            assert right.false_hits == len(raw.records) - len(right.records)
+
+
+def test_some_golden_answer_has_false_hits(golden: GoldenFolder) -> None:
+    """Otherwise the test above would not show that they are told apart."""
+    found = 0
+    for store in golden_sets.judged_stores():
+        if store.kind not in ("basic", "lmq", "delay"):
+            continue
+        with opened(store, golden) as one:
+            view = answering_view(one, "auto")
+            found += sum(by_key(view, query.topic, query.key, most=query.max).false_hits
+                         for query in store.load_expect(golden(store.set.id)).queries)
+    assert found
+
+
+@pytest.mark.parametrize("store", JUDGED)
+def test_times_as_the_engine_answers_them(store: golden_sets.GoldenStore,
+                                          golden: GoldenFolder) -> None:
+    expect = store.load_expect(golden(store.set.id))
+    with opened(store, golden) as one:
+        view = answering_view(one, "auto", int(expect.engine[0]))
+        for queue in expect.queues:
+            for told in queue.by_time:
+                where = view, queue.topic, queue.queue_id, told.timestamp
+                found = offset_by_time(*where, like=expect.engine)
+                assert (found.queue_offset if found else 0) == told.offset, (queue.id, told)
+                # The tiered store in front of the local one knows no boundary.
+                if told.upper is not None and store.kind != "tiered":
+                    upper = offset_by_time(*where, upper=True)
+                    assert upper is not None
+                    assert upper.queue_offset == told.upper, (queue.id, told)
+
+
+def test_the_record_at_the_answer(golden: GoldenFolder) -> None:
+    with Store.open(golden("5.3.3/basic/store")) as one:
+        view = View(one)
+        for offset in (0, 17, 60):
+            unit = one.queue("TP_ship_evt-x", 1)
+            assert unit is not None
+            row = unit.unit(offset)
+            assert row is not None
+            record = one.log.record_at(row.physical_offset)
+            assert record is not None
+            found = offset_by_time(view, "TP_ship_evt-x", 1, record.store_timestamp)
+            assert found is not None
+            assert found.record is not None
+            assert found.record.store_timestamp == record.store_timestamp
+        late = offset_by_time(view, "TP_ship_evt-x", 1, 1 << 60)
+        assert late is not None
+        assert (late.queue_offset, late.record) == (late.max_offset, None)
+        assert offset_by_time(view, "TP_ship_evt-x", 99, 0) is None
+        assert offset_by_time(view, "nix", 0, 0) is None
+
+
+@pytest.mark.parametrize("kind", ["basic", "lmq", "transaction", "delay", "multipath", "ipv6"])
+def test_every_unique_key_is_found(kind: str, golden: GoldenFolder) -> None:
+    store = golden_sets.GoldenStore(golden_sets.GoldenSet("5.3.3", kind), "store")
+    with opened(store, golden) as one:
+        topics = known_topics(one)
+        wanted: dict[str, list[int]] = {}
+        for batch in one.log.walk():
+            for number in range(len(batch)):
+                record = one.log.record_at(int(batch.offset[number]))
+                assert record is not None
+                unique = props.parse(record.properties.decode()).get(props.UNIQUE_KEY)
+                indexed = record.sys_flag & 0xC != 0xC
+                if unique is not None and indexed and record.topic.decode() in topics:
+                    wanted.setdefault(unique, []).append(record.physical_offset)
+        assert wanted
+        for unique, places in list(wanted.items())[::7]:
+            found = by_unique_key(one, unique, topics)
+            assert [each.physical_offset for each in found] == places
+            assert by_unique_key(one, unique, ["nix"]) == []
+
+
+@pytest.fixture
+def log(golden: GoldenFolder) -> Iterator[Store]:
+    with Store.open(golden("5.3.3/basic/store")) as one:
+        yield one
+
+
+@pytest.mark.parametrize("window", [64, 1 << 10, 1 << 20])
+def test_the_message_around_a_place(window: int, log: Store,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqctl.store.lookup._WINDOW", window)
+    places = [int(place) for batch in log.log.walk() for place in batch.offset]
+    for place in places[::9]:
+        record = log.log.record_at(place)
+        assert record is not None
+        for inside in (0, 1, record.total_size // 2, record.total_size - 1):
+            found = containing(log, place + inside)
+            assert found is not None
+            assert found.physical_offset == place
+    assert containing(log, log.log.end + 1) is None
+
+
+def test_a_record_inside_a_body_is_not_taken_for_one(tmp_path: Any,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body holds a whole record that names its own place; the window begins before it."""
+    monkeypatch.setattr("rmqctl.store.lookup._WINDOW", 64)
+    specs = [tiny_stores.Spec("t", 0, b"o" * 80, raw_properties="") for _ in range(3)]
+    fake = tiny_stores.build(tmp_path / "fake", specs).messages[0].record
+
+    def outer(body: bytes) -> tiny_stores.Tiny:
+        last = tiny_stores.Spec("t", 0, body, raw_properties="")
+        return tiny_stores.build(tmp_path / f"{len(list(tmp_path.iterdir()))}", [*specs, last],
+                                 commitlog_file_size=1 << 16)
+
+    raw = message.build(fake)
+    start = outer(b"p" * 90 + raw + b"q" * 300).messages[-1]
+    fake.physical_offset = start.start + start.raw.index(raw)
+    tiny = outer(b"p" * 90 + message.build(fake) + b"q" * 300)
+    told = tiny.messages[-1].start
+    with Store.open(tiny.root) as one:
+        assert one.log.record_at(fake.physical_offset) is not None
+        for inside in range(len(tiny.messages[-1].raw)):
+            found = containing(one, told + inside)
+            assert found is not None
+            assert found.physical_offset == told, inside
+
+
+def test_what_is_where_no_message_starts(log: Store) -> None:
+    first = log.log.record_at(0)
+    assert first is not None
+    assert "inside the one at 0" in where_is(log, 5)
+    blank = next(span for batch in log.log.walk() for span in batch.spans if span.kind == "blank")
+    assert "blank record" in where_is(log, blank.offset)
+    assert "unused" in where_is(log, log.log.end - 100)
+    assert "behind the end" in where_is(log, log.log.end + 100)
+
+
+def test_an_expired_place(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    first = min((root / "commitlog").iterdir())
+    first.unlink()
+    with Store.open(root) as one:
+        assert "expired" in where_is(one, 0)
+
+
+def test_topics_come_from_queues_and_configuration(tiny: tiny_stores.Tiny) -> None:
+    with Store.open(tiny.root) as one:
+        assert {"orders", "bills"} <= set(known_topics(one))
+    damage.remove(tiny.root, "consumequeue/bills/0/00000000000000000000")
+    (tiny.root / "consumequeue/bills/0").rmdir()
+    (tiny.root / "consumequeue/bills").rmdir()
+    with Store.open(tiny.root) as one:
+        assert "bills" in known_topics(one)
+
+
+def test_a_broken_index_file_is_told(tiny: tiny_stores.Tiny) -> None:
+    damage.truncate(tiny.root, f"index/{tiny_stores.INDEX_NAME}", 30)
+    problems: list[Problem] = []
+    with Store.open(tiny.root) as one:
+        assert by_key(View(one), "orders", "k1", report=problems.append).records == []
+    assert [each.kind for each in problems] == ["damage"]
+    assert tiny_stores.INDEX_NAME in problems[0].text
+
+
+def test_dangling_entries_are_told(tiny: tiny_stores.Tiny) -> None:
+    placed = tiny.messages[1]
+    file, position = tiny.place(placed.start)
+    damage.zero(tiny.root, file, position, len(placed.raw))
+    with Store.open(tiny.root) as one:
+        answer = by_key(View(one), "orders", "k1")
+    assert [each.physical_offset for each in answer.records] == [tiny.messages[0].start]
+    assert answer.dangling == [placed.start]
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_what_a_broker_leaves_out_is_told(version: str, golden: GoldenFolder) -> None:
+    """Behind the first damage of `clean-crc` intact messages lie; a broker has cut them off."""
+    store = golden_sets.GoldenStore(golden_sets.GoldenSet(version, "clean-crc"), "after")
+    expect = store.load_expect(golden(store.set.id))
+    with opened(store, golden) as one:
+        behind = 0
+        for query in expect.queries:
+            told = by_key(answering_view(one, "auto"), query.topic, query.key)
+            more = by_key(answering_view(one, "disk"), query.topic, query.key)
+            hidden = [each.physical_offset for each in more.records
+                      if each.physical_offset >= expect.max_physical_offset]
+            assert set(hidden) <= set(told.behind)
+            behind += len(hidden)
+        assert behind

@@ -1,0 +1,185 @@
+"""Ranges and processes: any cut, also inside messages, blanks and damage, changes nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats import message
+from rmqctl.store import Store, ranges, stats
+from rmqctl.store.stats import Query, collect
+from tests.conftest import GoldenFolder
+from tests.support import damage
+from tests.support import golden as golden_sets
+from tests.support import tiny as tiny_stores
+
+COUNTS = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged", "damaged_spans")
+
+
+def figures(root: Path, by: str = "queue", **options: Any) -> tuple[Any, ...]:
+    with Store.open(root) as store:
+        sums = collect(store, Query(by), **options)
+    return {key: tuple(one) for key, one in sums.groups().items()}, *(
+        getattr(sums, name) for name in COUNTS)
+
+
+@pytest.fixture
+def as_if_parallel(monkeypatch: pytest.MonkeyPatch) -> list[ranges.Range]:
+    """`parallel` without processes: each range on its own, seams and all. Gives the ranges
+    that had to be walked again."""
+    again: list[ranges.Range] = []
+
+    def serial(work: Callable[..., Any], tasks: Iterable[Any], _: int) -> Iterator[Any]:
+        for task in tasks:
+            yield task, work(task)
+
+    def counted(query: Query, part: ranges.Range) -> Any:
+        if part.start and not part.resync:
+            again.append(part)
+        return original(query, part)
+
+    original = stats._work
+    monkeypatch.setattr(ranges, "parallel", serial)
+    monkeypatch.setattr(stats, "_work", counted)
+    return again
+
+
+def broken(root: Path, seed: int) -> None:
+    """Damage of several kinds in the log of a copy."""
+    rng = random.Random(seed)
+    files = sorted((root / "commitlog").iterdir())
+    for _ in range(6):
+        file = rng.choice(files)
+        name, size = f"commitlog/{file.name}", file.stat().st_size
+        at = rng.randrange(size - 64)
+        rng.choice([
+            lambda: damage.flip_bit(root, name, at, 3),
+            lambda: damage.zero(root, name, at, min(rng.randrange(1, 6000), size - at)),
+            lambda: damage.garbage_tail(root, name, at, seed, min(3000, size - at)),
+        ])()
+
+
+@pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
+                                   for each in golden_sets.golden_stores()
+                                   if each.kind != "multipath"])
+def test_ranges_of_golden_stores(store: golden_sets.GoldenStore, golden: GoldenFolder,
+                                 as_if_parallel: list[ranges.Range]) -> None:
+    root = golden(store.id)
+    whole = figures(root)
+    for size in (1009, 4096, 20_011):
+        assert figures(root, range_size=size) == whole
+        assert figures(root, range_size=size, jobs=2) == whole
+
+
+def test_every_cut_of_a_tiny_store(tiny_base: tiny_stores.Tiny,
+                                   as_if_parallel: list[ranges.Range]) -> None:
+    whole = figures(tiny_base.root)
+    for size in range(1, 1025, 3):
+        assert figures(tiny_base.root, range_size=size, jobs=2) == whole, size
+
+
+@pytest.mark.parametrize("round_", range(12))
+def test_cuts_inside_damage(round_: int, golden_copy: GoldenFolder, seed: int,
+                            as_if_parallel: list[ranges.Range]) -> None:
+    root = golden_copy("5.3.3/crash-base/store" if round_ % 2 else "4.9.3/basic/store")
+    broken(root, seed + round_)
+    whole = figures(root)
+    assert whole[4], "nothing was damaged"
+    for size in (509, 1777, 9973):
+        assert figures(root, range_size=size, jobs=2) == whole
+
+
+def test_a_forged_record_inside_a_body_is_found_out(tmp_path: Path,
+                                                    as_if_parallel: list[ranges.Range]) -> None:
+    """A body that holds well placed, chained records: a resync takes them for real, the seam
+    does not fit, and the range is walked again from where the one before it ended."""
+    def made(body: bytes, name: str) -> tiny_stores.Tiny:
+        return tiny_stores.build(tmp_path / name, [
+            tiny_stores.Spec("orders", 0, b"b" * 400),
+            tiny_stores.Spec("orders", 0, body),
+            tiny_stores.Spec("orders", 0, b"after")], commitlog_file_size=4096)
+
+    def forged(at: int) -> bytes:
+        one = message.Record(0, message.MAGIC_V1, 0, 0, 0, 0, 0, 0, 0, (bytes(4), 1), 5,
+                             (bytes(4), 1), 0, 0, b"", b"forged", b"")
+        size = message.size_of(0, message.MAGIC_V1, 0, 6, 0)
+        return b"".join(message.build(replace(one, total_size=size,
+                                              physical_offset=at + size * number))
+                        for number in range(3))
+
+    size = len(forged(0))
+    outer = made(bytes(100 + size), "first").messages[1]
+    inside = outer.start + outer.raw.index(bytes(100 + size)) + 100
+    tiny = made(bytes(100) + forged(inside), "second")
+    assert tiny.messages[1].start == outer.start
+    whole = figures(tiny.root, "topic")
+    assert {key: one[0] for key, one in whole[0].items()} == {b"orders": 3}
+    assert figures(tiny.root, "topic", range_size=inside - 20, jobs=2) == whole
+    assert as_if_parallel, "the forged record was not even met"
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_real_processes(jobs: int, golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/crash-base/store")
+    broken(root, 11)
+    for by in ("topic", "tag", "minute"):
+        assert figures(root, by, range_size=10_007, jobs=jobs) == figures(root, by)
+
+
+def test_progress_counts_every_byte(tiny_base: tiny_stores.Tiny) -> None:
+    for size, jobs in ((100, 1), (100, 2), (1 << 20, 1)):
+        heard: list[int] = []
+        figures(tiny_base.root, range_size=size, jobs=jobs, progress=heard.append)
+        assert sum(heard) == 2 * tiny_base.options.commitlog_file_size
+
+
+def test_zeros_at_the_end_are_no_work(tmp_path: Path) -> None:
+    tiny = tiny_stores.variant(tmp_path / "store", "preallocated")
+    with Store.open(tiny.root) as store:
+        parts = list(ranges.split(store.log.files, 100))
+    used = {part.file.name: part.end for part in parts}
+    assert used[f"{1024:020d}"] <= tiny.log_end - 1024
+    assert [part.end for part in parts if part.file.base >= 2048] == [0, 0]
+    assert sum(part.length for part in parts) == 4 * 1024
+
+
+def _fail(task: int) -> int:
+    if task == 3:
+        raise StoreIOError("cannot read the third")
+    return task * task
+
+
+def _die(task: int) -> int:
+    if task == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def test_parallel_keeps_the_order() -> None:
+    assert list(ranges.parallel(partial(pow, 2), range(20), 3)) == [
+        (number, 2**number) for number in range(20)]
+
+
+def test_an_error_of_a_worker_arrives() -> None:
+    with pytest.raises(StoreIOError, match="the third"):
+        list(ranges.parallel(_fail, range(10), 2))
+
+
+def test_a_killed_worker_does_not_hang() -> None:
+    with pytest.raises(StoreIOError, match="killed"):
+        list(ranges.parallel(_die, range(10), 2))
+
+
+def test_leaving_early_ends_the_workers() -> None:
+    for task, result in ranges.parallel(_fail, range(10), 2):
+        assert task == result == 0
+        break
