@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.checks.common import nowhere, pages, plural, runs, unreadable, used_units
+from rmqctl.checks.common import Gaps, nowhere, pages, plural, runs, unreadable, used_units
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.lookup import records_at
 from rmqctl.errors import StoreIOError
@@ -51,6 +51,13 @@ def _expected(queue_offset: int, base: str | None, count: str | None) -> tuple[i
     return java_int(base, 64), java_int(count, _INT16)
 
 
+def valid(rows: Array) -> Array:
+    """The broker's test of a unit, by column."""
+    found: Array = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
+                    & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
+    return found
+
+
 def check(store: Store, log_end: int, *, live: bool = False,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
     """All batch consumequeues. ``log_end``: physical offset behind the log's last record.
@@ -86,34 +93,27 @@ class _Rows:
     def check(self) -> Iterator[Finding]:
         unfinished: tuple[StoreFile, int] | None = None
         for file in self._queue.files:
-            used = 0
+            gaps = Gaps()
             try:
                 with FileSource(file.path) as source:
                     for at, data in pages(source, UNIT_SIZE, _PAGE):
                         filled = np.flatnonzero(used_units(data, UNIT_SIZE))
                         if not len(filled):
                             continue
-                        if unfinished is not None:
+                        rows = np.frombuffer(data, layout.dtype())[filled]
+                        real = valid(rows)
+                        if unfinished is not None and real.any():
                             yield self._gap(*unfinished)
                             unfinished = None
-                        numbers = at + filled
-                        yield from self._gaps(file, used, numbers)
-                        used = int(numbers[-1]) + 1
-                        yield from self._page(file, np.frombuffer(data, layout.dtype())[filled],
-                                              numbers)
-                    if used * UNIT_SIZE <= source.size - UNIT_SIZE and used:
-                        unfinished = file, used
+                        for first, count in gaps.feed(at + filled, real):
+                            words = f"{plural(count, 'row')} of zeros, rows follow"
+                            yield self._tell(file, first, (
+                                "cq-missing-entry", "physical_offset", words), count=count)
+                        yield from self._page(file, rows, at + filled)
+                    if 0 < gaps.used <= source.size // UNIT_SIZE - 1:
+                        unfinished = file, gaps.used
             except StoreIOError as error:
                 yield unreadable(STRUCTURE, file.path, error)
-
-    def _gaps(self, file: StoreFile, start: int, numbers: Array) -> Iterator[Finding]:
-        """Rows of zeros between ``start`` and the last of the rows that are none."""
-        before = np.concatenate([[start - 1], numbers[:-1]])
-        for at in np.flatnonzero(numbers - before > 1).tolist():
-            first, count = int(before[at]) + 1, int(numbers[at] - before[at]) - 1
-            yield self._tell(file, first, ("cq-missing-entry", "physical_offset",
-                                           f"{plural(count, 'row')} of zeros, rows follow"),
-                             count=count)
 
     def _gap(self, file: StoreFile, row: int) -> Finding:
         words = "zeros up to the end of the file, though rows follow in a later one"

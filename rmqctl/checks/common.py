@@ -93,6 +93,32 @@ def used_units(data: bytes, unit: int) -> Array:
     return np.asarray(np.frombuffer(data, np.uint8).reshape(-1, unit).any(axis=1))
 
 
+class Gaps:
+    """Stretches of unused rows in a file that are followed by used ones: holes, not its end.
+
+    Garbage in the unused rest of a file does not make what lies before it a hole.
+    """
+
+    def __init__(self) -> None:
+        self.used = 0
+        """The number behind the last row that is not all zero."""
+        self._pending: list[tuple[int, int]] = []
+
+    def feed(self, number: Array, valid: Array) -> list[tuple[int, int]]:
+        """(first, how many) of the holes that are certain now.
+
+        ``number``: the next rows that are not zero, ascending; ``valid``: which are real rows.
+        """
+        before = np.concatenate([[self.used - 1], number[:-1]])
+        self._pending += [(int(before[at]) + 1, int(number[at] - before[at]) - 1)
+                          for at in np.flatnonzero(number - before > 1)[:SINGLE].tolist()]
+        self.used = int(number[-1]) + 1
+        last = int(number[valid][-1]) if valid.any() else -1
+        certain = [one for one in self._pending if one[0] < last]
+        self._pending = self._pending[len(certain):][:SINGLE]
+        return certain
+
+
 def nowhere(_: int) -> bool:
     """Says of every physical offset that it lies in no damaged part of the log."""
     return False

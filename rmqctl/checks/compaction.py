@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqctl.checks.common import LOOK, bounded, pages, plural, runs, unreadable, used_units
+from rmqctl.checks.batch_rows import valid
+from rmqctl.checks.common import LOOK, Gaps, bounded, pages, plural, runs, unreadable, used_units
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import compaction as layout
@@ -180,9 +181,9 @@ class _Queue:
         index[~inside] = 0
         there = inside & (columns["offset"][index] == physical) if len(led) else inside
         led[index[there]] = True
+        # A row that leads astray is still its message's row, by the queue offset.
         base = rows["msg_base_offset"].astype(np.int64)
-        before = np.concatenate([[self._newest], np.maximum.accumulate(base)[:-1]])
-        self._newest = max(self._newest, int(base.max()))
+        led |= np.isin(columns["msg_base_offset"], base[~there])
         wrong: list[tuple[str, str, Array]] = [
             ("physical_offset", f"leads to no message of {log.name}",
              ~there & ~found.in_damage(physical))]
@@ -192,18 +193,26 @@ class _Queue:
         wrong += [("batch_size", "is not 1", rows["batch_size"] != 1),
                   ("compacted_offset", f"is not {NOT_COMPACTED}",
                    rows["compacted_offset"] != NOT_COMPACTED),
-                  ("reserved", "is not 0", rows["reserved"] != 0),
-                  ("msg_base_offset", "is not behind the row before", there & (base <= before))]
+                  ("reserved", "is not 0", rows["reserved"] != 0)]
         good: Array = np.ones(len(rows), bool)
         for name, words, mask in wrong:
-            place = UNIT.field(name)
-            for row in np.flatnonzero(mask & good).tolist():
-                position = at + row * UNIT_SIZE
-                yield self._tell(f"{name} of row {position // UNIT_SIZE}: "
-                                 f"{int(rows[row][name])} {words}", file.path,
-                                 position + place.offset, place.size,
-                                 row=int(rows[row]["msg_base_offset"]))
+            yield from self._tell_rows(file, at, rows, np.flatnonzero(mask & good), name, words)
             good &= ~mask
+        sound = np.flatnonzero(good & there)
+        if len(sound):  # a damaged row says nothing about its neighbours
+            before = np.concatenate([[self._newest], base[sound][:-1]])
+            self._newest = int(base[sound[-1]])
+            yield from self._tell_rows(file, at, rows, sound[base[sound] <= before],
+                                       "msg_base_offset", "is not behind the row before")
+
+    def _tell_rows(self, file: StoreFile, at: int, rows: Array, which: Array, name: str,
+                   words: str) -> Iterator[Finding]:
+        place = UNIT.field(name)
+        for row in which.tolist():
+            position = at + row * UNIT_SIZE
+            yield self._tell(f"{name} of row {position // UNIT_SIZE}: {int(rows[row][name])} "
+                             f"{words}", file.path, position + place.offset, place.size,
+                             row=int(rows[row]["msg_base_offset"]))
 
 
 def _columns(batch: Batch) -> tuple[Array, ...]:
@@ -217,19 +226,18 @@ def _columns(batch: Batch) -> tuple[Array, ...]:
 def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
     """(position, rows) up to the end unit or the unused rest; a text says what is odd there."""
     end = np.frombuffer(layout.build(END_UNIT), layout.dtype())
-    used = 0
+    gaps = Gaps()
     for at, data in pages(source, UNIT_SIZE, _PAGE):
         rows = np.frombuffer(data, layout.dtype())
         stop = np.flatnonzero(rows == end)
         if len(stop):
             rows = rows[:int(stop[0])]
         filled = np.flatnonzero(used_units(data, UNIT_SIZE)[:len(rows)])
+        if len(filled):
+            for first, count in gaps.feed(at + filled, valid(rows[filled])):
+                yield first * UNIT_SIZE, f"{plural(count, 'row')} of zeros, rows follow"
         for first, count in runs(filled.tolist()):
-            if at + first > used:
-                yield used * UNIT_SIZE, (f"{plural(at + first - used, 'row')} of zeros, rows "
-                                         "follow")
             yield (at + first) * UNIT_SIZE, rows[first:first + count]
-            used = at + first + count
         if len(stop):
             return
 

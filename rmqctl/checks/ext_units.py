@@ -25,7 +25,7 @@ _PAGE = 1 << 16
 _CHUNK = 4 << 20
 _ROWS = 1 << 16
 _SIZES = layouts.reader(Unit, "size", "bit_map_size")
-_END = layouts.field(Unit, "size").size
+_MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
 
 
 class ExtReader:
@@ -133,25 +133,26 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
                        topic=topic, queue_id=queue, next=_FIX)
 
     with FileSource(file.path) as source:
-        at, data, start = 0, b"", 0
-        stop = source.size if end is None else min(end, source.size)
+        window = _Window(source)
+        at, stop = 0, source.size if end is None else min(end, source.size)
         while at < stop and at + HEAD_SIZE <= source.size:
-            if at + HEAD_SIZE > start + len(data):
-                start, data = at, source.read(at, _CHUNK)
-                if len(data) < HEAD_SIZE:
-                    return
-            size, bits = _SIZES.unpack_from(data, at - start)
-            if data[at - start:at - start + _END] == layout.END_MARK:
+            size, bits = window.head(at)
+            if size == _MARK:
                 return
             if size == 0:
                 break
-            if size != HEAD_SIZE + bits or bits < 0 or at + size > source.size:
-                plausible = HEAD_SIZE <= size <= source.size - at
-                yield tell(f"a unit of {size} bytes with a bit map of {bits}", at,
-                           size if plausible else source.size - at)
-                if not plausible:
-                    return  # nothing says where the next unit starts
-            at += size
+            if window.is_unit(at):
+                at += size
+                continue
+            # A broker steps on by the size, whatever the bit map says; one of the two is right.
+            ways = [way for way in (size, HEAD_SIZE + bits)
+                    if way >= HEAD_SIZE and at + way <= source.size]
+            way = next((way for way in ways if window.leads_on(at + way, stop)), None)
+            yield tell(f"a unit of {size} bytes with a bit map of {bits}", at,
+                       source.size - at if way is None else way)
+            if way is None:
+                return  # nothing says where the next unit starts
+            at += way
         if at >= stop and end is not None:
             return
         follows = _next_used(source, at)
@@ -163,6 +164,30 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
         else:
             yield tell("zeros where a unit should be: rows of the consumequeue lead there", at,
                        end - at)
+
+
+class _Window:
+    """The sizes of units, read in large pieces."""
+
+    def __init__(self, source: FileSource) -> None:
+        self._source, self._start, self._data = source, 0, b""
+
+    def head(self, at: int) -> tuple[int, int]:
+        """(size, size of the bit map) of the unit at ``at``; zeros behind the end."""
+        if not self._start <= at <= self._start + len(self._data) - HEAD_SIZE:
+            self._start, self._data = at, self._source.read(at, _CHUNK)
+            if len(self._data) < HEAD_SIZE:
+                self._data = self._data.ljust(HEAD_SIZE, b"\0")
+        size, bits = _SIZES.unpack_from(self._data, at - self._start)
+        return size, bits
+
+    def is_unit(self, at: int) -> bool:
+        size, bits = self.head(at)
+        return size == HEAD_SIZE + bits and bits >= 0 and at + size <= self._source.size
+
+    def leads_on(self, at: int, stop: int) -> bool:
+        """Whether the walk can go on here: a unit, the end mark, or where it ends anyway."""
+        return at >= stop or self.is_unit(at) or self.head(at)[0] in (_MARK, 0)
 
 
 def _next_used(source: FileSource, at: int) -> int | None:

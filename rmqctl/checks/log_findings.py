@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from rmqctl.checks.findings import Finding
@@ -16,17 +17,24 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
         Finding]:
     """Damage in physical order, then what was cut off the end of the log."""
     found = [*_spans(context, log_end), *_bad_records(context)]
-    yield from sorted(found, key=lambda one: one.offset or 0)
+    ahead = [one for one in queue_findings if one.category == "cq-ahead"]
+    gone = sum(one.count for one in ahead)
+    for one in sorted(found, key=lambda one: one.offset or 0):
+        if ahead and one.offset == log_end:  # the damage that ended the log says what it cost
+            ahead = []
+            yield replace(one, detail=f"{one.detail}; {gone} rows of the consumequeues lead "
+                          "behind it: their messages are gone")
+        else:
+            yield one
     if context.result.unkept:
         yield Finding("record-damaged", "commitlog", f"{context.result.unkept} more damaged "
                       "places (only counted)", count=context.result.unkept)
-    ahead = [one for one in queue_findings if one.category == "cq-ahead"]
     if ahead:
-        rows = sum(one.count for one in ahead)
+        queues = len({(one.topic, one.queue_id) for one in ahead})
         yield Finding(
-            "log-cut", "commitlog", f"the log ends at {log_end}, but {rows} rows of "
-            f"{len(ahead)} consumequeues lead behind it: their messages are gone",
-            **_place(context, log_end), count=rows)
+            "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} rows of "
+            f"{queues} consumequeues lead behind it: their messages are gone",
+            **_place(context, log_end), count=gone)
 
 
 def _place(context: Context, offset: int) -> dict[str, Any]:

@@ -117,14 +117,13 @@ class QueueReconciler:
         yield from self._explain_claims()
         yield from self._strays_left()
         yield from self._tags()
-        if self._ahead:
-            first = self._ahead[0][0]
-            count = sum(end - start for start, end in self._ahead)
+        for first, end in self._ahead:
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
-                "cq-ahead", f"{count} rows from queue offset {first} on lead to {where} and "
-                f"behind, where the log has ended ({self.context.log_end})", first, count=count)
+                "cq-ahead", f"{end - first} row{'s' if end - first > 1 else ''} from queue offset "
+                f"{first} on lead to {where} and behind, where the log has ended "
+                f"({self.context.log_end})", first, count=end - first)
         if self._lost:
             yield self.finding(
                 "cq-lost", f"{len(self._lost)} rows lead to damaged or missing messages: queue "
@@ -163,7 +162,9 @@ class QueueReconciler:
         return inside
 
     def _stretch(self, row: int) -> None:
-        if self._ahead and self._ahead[-1][1] == row:
+        """Adds a row that leads behind the log: neighbours in one file make one stretch."""
+        starts_file = any(one.base == row * UNIT_SIZE for one in self.queue.files)
+        if self._ahead and self._ahead[-1][1] == row and not starts_file:
             self._ahead[-1] = self._ahead[-1][0], row + 1
         else:
             self._ahead.append((row, row + 1))

@@ -30,7 +30,8 @@ def command(
         "--kind", metavar="KIND", help="What the file is, where path and content do not tell.",
     )] = None,
     hex_: Annotated[bool, typer.Option(
-        "--hex", help="Every field with its place and bytes, as the layout names it.")] = False,
+        "--hex", help="Every field with its place and bytes, as the layout names it; long ones "
+        "whole with -v.")] = False,
     start: Annotated[int | None, typer.Option(
         "--from", metavar="N", min=0, help="From record N of the file on.")] = None,
     count: Annotated[int | None, typer.Option(

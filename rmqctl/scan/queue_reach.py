@@ -150,10 +150,9 @@ class QueueReach:
             rowed = rowed & ~np.array(left_out, bool)[topic]
         row, names, offsets = dispatched_rows(text.Properties(raw), rowed)
         if len(row):
-            to = self._texts.of_texts(names)
-            light = np.array([one.startswith(props.LMQ_PREFIX.encode())
-                              for one in self._numbers.topics], bool)[to]
-            codes = self._numbers(to, np.where(light, 0, queue_id[row]))
+            to = self._numbers.topic(names)
+            light = np.array([one.startswith(_LMQ) for one in self._numbers.topics], bool)[to]
+            codes = self._numbers.of(to, np.where(light, 0, queue_id[row]))
             self._include(codes, offsets, offsets, np.ones(len(row), bool))
 
 

@@ -63,7 +63,8 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     kinds.DLEDGER_CHECKPOINT: tuple(dledger.CHECKPOINT_KEYS.values()),
 }
 
-_TIMES = ("time_ms", "slot_time", "curr_write_time", "last_read_time_ms", "entry_time")
+_TIMES = ("min_timestamp_index", "time_ms", "slot_time", "curr_write_time", "last_read_time_ms",
+          "entry_time")
 _SINGLE = (kinds.CHECKPOINT, kinds.TIMERCHECK, kinds.ABORT, kinds.LOCK, kinds.BROKER_IDENTITY,
            kinds.DLEDGER_CHECKPOINT)
 

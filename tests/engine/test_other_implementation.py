@@ -50,7 +50,7 @@ def test_it_reads(root: Path, told: dict[str, object], rmqctl: Runner) -> None:
 
 
 def test_its_queue_and_index_answer(root: Path, told: dict[str, object], rmqctl: Runner) -> None:
-    rows = rmqctl("offsets", root, "-o", "json").expect(0).json()
+    rows = rmqctl("offsets", root, "-o", "json").expect(0).json()["queues"]
     assert [row["max_offset"] for row in rows if row["topic"] == told["topic"]] == [
         told["queue_max_offset"]]
     found = rmqctl("query", "key", root, "--topic", str(told["topic"]), "--key",

@@ -189,8 +189,8 @@ def test_ext_units_are_what_the_engine_reads(name: str, golden: Golden) -> None:
 
 def test_a_walk_ends_at_the_mark_at_unused_space_and_at_the_end() -> None:
     two = EXT_UNIT + ext.build(ext.make(1, 2))
-    for tail, ends in ((b"", 0), (b"\xff\xff", 1), (b"\xff\xff" + EXT_UNIT, 1), (bytes(40) + EXT_UNIT, 0),
-                       (b"\0", 0)):
+    for tail, ends in ((b"", 0), (b"\xff\xff", 1), (b"\xff\xff" + EXT_UNIT, 1),
+                       (bytes(40) + EXT_UNIT, 0), (b"\0", 0)):
         steps = list(ext.walk(two + tail))
         assert [step.at for step in steps if step.unit] == [0, 34]
         assert [step.at for step in steps if step.end] == [54] * ends

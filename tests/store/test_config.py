@@ -132,7 +132,7 @@ def test_a_file_beyond_all_size_is_not_read(tiny: tiny_stores.Tiny) -> None:
     assert (found.main.state, found.main.offset) == ("unreadable", MAX_SIZE)
 
 
-# -- shapes -----------------------------------------------------------------------------------------
+# -- shapes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "text", "entries", "fault"), [

@@ -157,7 +157,8 @@ def test_an_offset_ahead_of_the_queue(tiny: tiny_stores.Tiny, generation: int,
     commit(tiny.root, {"bills@g": {0: 12}}, {"bills": 1})
     rows, totals = lag(tiny.root, "g", generation=generation)
     assert rows[0]["note"].startswith("10 ahead of the queue: OFFSET_OVERFLOW_BADLY")
-    assert (word in rows[0]["note"]) and ("back to 0" in rows[0]["note"]) == (generation == 4)
+    assert word in rows[0]["note"]
+    assert ("back to 0" in rows[0]["note"]) == (generation == 4)
     assert (rows[0]["diff"], rows[0]["last_store_timestamp"], totals) == (-10, None, {"g": -10})
 
 

@@ -1,0 +1,89 @@
+"""One 64-bit number for the content of each record of a batch, to compare messages by.
+
+Equal content gives equal numbers within one process; different content gives different ones but
+for one chance in 2^64, and a single changed number of fixed width is always seen. The numbers
+mean nothing outside the process that made them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rmqctl.formats import append_crc, sysflag
+from rmqctl.formats import properties as props
+from rmqctl.formats.message import MAGIC_V1
+from rmqctl.scan.frames import Array, Batch, gather_int, shape
+
+_SEAL = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(32)
+_NUMBERS = ("body_crc", "flag", "born_timestamp", "store_timestamp", "reconsume_times",
+            "born_host.port")
+
+
+def whole(batch: Batch) -> Array:
+    """Digests (uint64) of the records as they are stored, byte for byte."""
+    return _hashes(batch.data.tobytes(), batch.start, batch.column("total_size"))
+
+
+def content(batch: Batch) -> Array:
+    """Digests (uint64) of what a message is, but for where it is stored.
+
+    Left out: topic, queue id and queue offset (what messages are paired by), physical offset,
+    store host, offset of the prepared message, record version, and the appended property CRC,
+    which covers all of those.
+    """
+    found = _mix(np.zeros(len(batch), np.uint64),
+                 batch.column("sys_flag") & ~sysflag.STORE_HOST_V6)
+    for name in _NUMBERS:
+        found = _mix(found, batch.column(name))
+    found = _mix(found, _born_addresses(batch))
+    # Slices of bytes: a view of numpy memory cannot be hashed.
+    data = batch.data.tobytes()
+    for start, length in ((batch.column("body_start"), batch.column("body_length")),
+                          (batch.column("properties_start"), unsealed_length(batch))):
+        found = _mix(found, _hashes(data, start, length).view(np.int64))
+    return found
+
+
+def unsealed_length(batch: Batch) -> Array:
+    """The length of each properties string without an appended CRC (commitlog.md §5.4)."""
+    length = batch.column("properties_length").copy()
+    rows = np.flatnonzero(length >= append_crc.SIZE)
+    if len(rows):
+        end = batch.column("properties_start")[rows] + length[rows]
+        sealed = gather_int(batch.data, end - append_crc.SIZE, "i8") == _SEAL
+        length[rows[sealed]] -= append_crc.SIZE
+    return length
+
+
+def _mix(found: Array, value: Array) -> Array:
+    """Takes a column (int64) into the digests; a bijection in ``value``."""
+    mixed: Array = (found ^ value.view(np.uint64)) * _PRIME
+    mixed ^= mixed >> _SHIFT
+    return mixed
+
+
+def _hashes(data: bytes, start: Array, length: Array) -> Array:
+    """Python's own hash (64 bits, keyed for this process) of each slice of ``data``."""
+    slices = map(slice, start.tolist(), (start + length).tolist())
+    found = np.fromiter(map(hash, map(data.__getitem__, slices)), np.int64, len(start))
+    return found.view(np.uint64)
+
+
+def _born_addresses(batch: Batch) -> Array:
+    """The born address of each record as a number (int64); the halves of IPv6 are mixed."""
+    bits = batch.column("sys_flag") & sysflag.BORN_HOST_V6
+    out: Array = np.zeros(len(batch), np.int64)
+    for one in np.unique(bits).tolist():
+        fields = shape(one, MAGIC_V1).dtype.fields
+        assert fields is not None
+        kind, at = fields["born_host.address"][:2]
+        rows = np.flatnonzero(bits == one)
+        start = batch.start[rows] + at
+        if kind.itemsize == 4:
+            out[rows] = gather_int(batch.data, start, "i4")
+        else:
+            high = gather_int(batch.data, start, "i8").view(np.uint64)
+            out[rows] = _mix(high, gather_int(batch.data, start + 8, "i8")).view(np.int64)
+    return out
