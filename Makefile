@@ -2,7 +2,7 @@
 # make test    the suite; make exhaustive adds every bit and every length (minutes)
 # make quick   the suite without what is slow
 # make lint    ruff and mypy
-# make docs    docs/reference.md from the program
+# make docs    docs/reference.md and the table of docs/verify.md from the program
 # make bench   figures as ratios, on stores it makes in BENCH (2.5 GiB, kept)
 # make clean   everything made here
 #

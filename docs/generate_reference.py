@@ -1,7 +1,8 @@
-"""Writes docs/reference.md from the program itself: ``make docs``.
+"""Writes docs/reference.md, and the table of findings in docs/verify.md, from the program itself.
 
-``python docs/generate_reference.py`` writes the file, ``--check`` only says whether it is current.
-Nothing in the reference is written by hand, so it cannot say what the program does not do.
+``make docs``, or ``python docs/generate_reference.py``, writes the files; ``--check`` only says
+whether they are current. Nothing in the reference is written by hand, so it cannot say what the
+program does not do.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rmqctl.checks.findings import CATEGORIES
 from rmqctl.commands import EFFECTS, REGISTRY, CommandSpec
 from rmqctl.commands.describe import Parameter, parameters
 from rmqctl.commands.lazy import Command, load
 from rmqctl.errors import ExitCode
 
 TARGET = Path(__file__).parent / "reference.md"
+VERIFY = Path(__file__).parent / "verify.md"
 
 _HEAD = """\
 # Command reference
@@ -147,16 +150,30 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+def findings_page(page: str) -> str:
+    """docs/verify.md with the table of findings between its two marks as the program has it."""
+    begin, end = "<!-- findings: written by make docs -->\n", "<!-- end of findings -->"
+    head, found, rest = page.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{VERIFY.name} has lost the marks around its table of findings")
+    rows = [(f"`{name}`", severity, meaning) for name, (severity, meaning) in CATEGORIES.items()]
+    return head + begin + _table(("category", "severity", "meaning"), rows) + end + tail
+
+
 def main(arguments: list[str]) -> int:
-    """Write the reference; with ``--check`` compare it and return 1 when it is out of date."""
-    text = reference()
-    if "--check" in arguments:
-        current = TARGET.exists() and TARGET.read_text(encoding="utf-8") == text
-        print(f"{TARGET.name} is {'current' if current else 'out of date: run make docs'}")
-        return 0 if current else 1
-    TARGET.write_text(text, encoding="utf-8")
-    print(f"wrote docs/{TARGET.name}")
-    return 0
+    """Write the files; with ``--check`` compare them and return 1 when one is out of date."""
+    made = {TARGET: reference(), VERIFY: findings_page(VERIFY.read_text(encoding="utf-8"))}
+    stale = 0
+    for path, text in made.items():
+        current = path.exists() and path.read_text(encoding="utf-8") == text
+        if "--check" in arguments:
+            print(f"{path.name} is {'current' if current else 'out of date: run make docs'}")
+            stale += not current
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote docs/{path.name}")
+    return min(stale, 1)
 
 
 if __name__ == "__main__":

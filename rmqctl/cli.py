@@ -92,7 +92,7 @@ def _run(args: list[str]) -> int:
             result = root.invoke(ctx)
     except typer.Exit as exc:
         result = exc.exit_code
-    return result if type(result) is int else 0
+    return int(result) if isinstance(result, int) and not isinstance(result, bool) else 0
 
 
 def _flush_stdout() -> None:

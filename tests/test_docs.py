@@ -36,6 +36,11 @@ def test_the_reference_is_current(reference):
     assert generator().reference() == reference, "run `make docs`"
 
 
+def test_the_table_of_findings_is_current():
+    page = (DOCS / "verify.md").read_text()
+    assert generator().findings_page(page) == page, "run `make docs`"
+
+
 @pytest.mark.parametrize("spec", REGISTRY, ids=lambda spec: spec.title)
 def test_every_command_and_option_is_in_the_reference(reference, spec):
     assert f"### `rmqctl {spec.title}`" in reference

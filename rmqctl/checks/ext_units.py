@@ -145,9 +145,7 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
                 at += size
                 continue
             # A broker steps on by the size, whatever the bit map says; one of the two is right.
-            ways = [way for way in (size, HEAD_SIZE + bits)
-                    if way >= HEAD_SIZE and at + way <= source.size]
-            way = next((way for way in ways if window.leads_on(at + way, stop)), None)
+            way = window.way_on(at, size, HEAD_SIZE + bits)
             yield tell(f"a unit of {size} bytes with a bit map of {bits}", at,
                        source.size - at if way is None else way)
             if way is None:
@@ -185,9 +183,16 @@ class _Window:
         size, bits = self.head(at)
         return size == HEAD_SIZE + bits and bits >= 0 and at + size <= self._source.size
 
-    def leads_on(self, at: int, stop: int) -> bool:
-        """Whether the walk can go on here: a unit, the end mark, or where it ends anyway."""
-        return at >= stop or self.is_unit(at) or self.head(at)[0] in (_MARK, 0)
+    def way_on(self, at: int, *ways: int) -> int | None:
+        """The first of the sizes that leads from ``at`` to a unit or the end mark.
+
+        If none does, one that leads to the unused rest; else None.
+        """
+        there = [way for way in ways if way >= HEAD_SIZE and at + way <= self._source.size]
+        for way in there:
+            if self.is_unit(at + way) or self.head(at + way)[0] == _MARK:
+                return way
+        return next((way for way in there if self.head(at + way)[0] == 0), None)
 
 
 def _next_used(source: FileSource, at: int) -> int | None:

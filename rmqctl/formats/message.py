@@ -22,7 +22,6 @@ from construct import (
     Int32sb,
     Int32ub,
     Int64sb,
-    StreamError,
     Struct,
     this,
 )
@@ -30,6 +29,7 @@ from construct import (
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from rmqctl.formats.trace import trace
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -147,6 +147,20 @@ def _refuse(path: str, reason: str, offset: int | None) -> FormatError:
     return FormatError(reason, offset=offset, path=path)
 
 
+def _refusal(data: bytes | memoryview, at: int, where: int) -> FormatError:
+    """Why no record can be read at ``data[at:]``: the first field that is wrong or not whole."""
+    last: tuple[str, int | bytes | None] = ("", None)
+    for part in trace(Message, data, at):
+        if part.name == "magic" and part.whole and part.value not in VERSIONS:
+            return _refuse("magic", f"not a message magic: {part.raw.hex()}", where)
+        if not part.whole:
+            if last[0] == f"{part.name}_length" and isinstance(last[1], int) and last[1] < 0:
+                return _refuse(last[0], "negative length", where)
+            return _refuse(part.name, "record runs past the end of the data", where)
+        last = part.name, part.value
+    return _refuse("total_size", "no record", where)
+
+
 def parse(data: bytes, at: int = 0, base: int | None = None) -> Record:
     """The record at ``data[at:]`` through construct. FormatError names field and offset.
 
@@ -157,14 +171,8 @@ def parse(data: bytes, at: int = 0, base: int | None = None) -> Record:
         raise _refuse("total_size", "outside the data", where)
     try:
         found = Message.parse(data[at:])
-    except StreamError as error:
-        path = (error.path or "").removeprefix("(parsing) -> ").replace(" -> ", ".")
-        if "non-negative" in str(error) or "length" in str(error) and "negative" in str(error):
-            raise _refuse(path, "negative length", where) from None
-        raise _refuse(path, "record runs past the end of the data", where) from None
-    except ConstructError as error:
-        raise _refuse((error.path or "").removeprefix("(parsing) -> "), str(error),
-                      where) from None
+    except ConstructError:
+        raise _refusal(data, at, where) from None
     lengths = (found.body_length, found.topic_length, found.properties_length)
     _judge(found.total_size, found.magic, found.sys_flag, lengths, where)
     return Record(
@@ -193,14 +201,16 @@ def decode(data: bytes | memoryview, at: int = 0, base: int | None = None) -> Re
     """The record at ``data[at:]`` through the derived fast path; same answers as `parse`."""
     where = at if base is None else base + at
     end = len(data)
-    if at < 0 or at + START_SIZE > end:
-        raise _refuse("total_size", "record runs past the end of the data", where)
+    if at < 0 or at > end:
+        raise _refuse("total_size", "outside the data", where)
+    if at + START_SIZE > end:
+        raise _refusal(data, at, where)
     total, magic, sys_flag = _START.unpack_from(data, at)
     if magic not in VERSIONS:
         raise _refuse("magic", f"not a message magic: {magic:08x}", where)
     shape = variant(sys_flag & HOST_BITS, magic)
     if at + shape.head_size > end:
-        raise _refuse("body_length", "record runs past the end of the data", where)
+        raise _refusal(data, at, where)
     (_, _, crc, queue_id, flag, queue_offset, physical_offset, _, born_timestamp, born_address,
      born_port, store_timestamp, store_address, store_port, reconsume, prepared,
      body_length) = shape.head.unpack_from(data, at)
@@ -209,19 +219,19 @@ def decode(data: bytes | memoryview, at: int = 0, base: int | None = None) -> Re
     body_at = at + shape.head_size
     topic_at = body_at + body_length + shape.topic_length.size
     if topic_at > end:
-        raise _refuse("body", "record runs past the end of the data", where)
+        raise _refusal(data, at, where)
     topic_length: int = shape.topic_length.unpack_from(data, topic_at - shape.topic_length.size)[0]
     if topic_length < 0:
         raise _refuse("topic_length", "negative length", where)
     properties_at = topic_at + topic_length + _PROPERTIES_LENGTH.size
     if properties_at > end:
-        raise _refuse("topic", "record runs past the end of the data", where)
+        raise _refusal(data, at, where)
     properties_length: int = _PROPERTIES_LENGTH.unpack_from(
         data, properties_at - _PROPERTIES_LENGTH.size)[0]
     if properties_length < 0:
         raise _refuse("properties_length", "negative length", where)
     if properties_at + properties_length > end:
-        raise _refuse("properties", "record runs past the end of the data", where)
+        raise _refusal(data, at, where)
     _judge(total, magic, sys_flag, (body_length, topic_length, properties_length), where)
     return Record(
         total, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag,
@@ -234,7 +244,7 @@ def decode(data: bytes | memoryview, at: int = 0, base: int | None = None) -> Re
 
 def build(record: Record) -> bytes:
     """The bytes of a record; ``total_size`` is taken as given (``size_of`` computes it)."""
-    return Message.build({
+    raw: bytes = Message.build({
         "total_size": record.total_size, "magic": record.magic, "body_crc": record.body_crc,
         "queue_id": record.queue_id, "flag": record.flag, "queue_offset": record.queue_offset,
         "physical_offset": record.physical_offset, "sys_flag": record.sys_flag,
@@ -248,6 +258,7 @@ def build(record: Record) -> bytes:
         "topic_length": len(record.topic), "topic": record.topic,
         "properties_length": len(record.properties), "properties": record.properties,
     })
+    return raw
 
 
 def size_of(sys_flag: int, magic: int, body: int, topic: int, properties: int) -> int:

@@ -11,10 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from rmqctl.errors import StoreIOError
-
-OFFSET_DIGITS = 20
-INDEX_DIGITS = 17
-
+from rmqctl.formats import names
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
@@ -48,7 +45,7 @@ class Listing:
     troubles: list[Trouble] = field(default_factory=list)
 
 
-def listing(folder: str, digits: int = OFFSET_DIGITS) -> Listing:
+def listing(folder: str, digits: int = names.OFFSET_DIGITS) -> Listing:
     """The files of ``folder`` whose names have ``digits`` decimal digits.
 
     A folder that does not exist is an empty listing; one that cannot be read is a trouble.
@@ -72,11 +69,16 @@ def listing(folder: str, digits: int = OFFSET_DIGITS) -> Listing:
             found.folders.append(entry.name)
         elif not stat.S_ISREG(info.st_mode):
             found.troubles.append(Trouble(entry.path, "not a regular file"))
-        elif len(entry.name) != digits or not (entry.name.isascii() and entry.name.isdigit()):
+        elif not _is_name(entry.name, digits):
             found.troubles.append(Trouble(entry.path, f"name is not {digits} digits"))
         else:
             found.files.append(StoreFile(entry.path, entry.name, int(entry.name), info.st_size))
     return found
+
+
+def _is_name(name: str, digits: int) -> bool:
+    return (names.parse_offset(name) is not None if digits == names.OFFSET_DIGITS
+            else names.is_index_name(name))
 
 
 def common_size(files: list[StoreFile]) -> int | None:

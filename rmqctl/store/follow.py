@@ -157,7 +157,8 @@ class Follower:
                 if magic in VERSIONS and MIN_SIZE <= total <= MAX_RECORD:
                     raw = source.read(at, total)
                     record = self._whole(raw, total)
-                    if record is not None and (record.crc_ok or self._settled(source, at + total)):
+                    if record is not None and (_is_finished(record)
+                                               or self._settled(source, at + total)):
                         self.next += total
                         self._remember(record.physical_offset, total, raw)
                         return record
@@ -172,7 +173,7 @@ class Follower:
         return record if len(raw) == total and record.physical_offset == self.next else None
 
     def _settled(self, source: FileSource, after: int) -> bool:
-        """Whether a record with a wrong CRC will stay so: the next one is there, or time is up."""
+        """Whether a record will stay as it is: the next one is there, or time is up."""
         return any(source.read(after, BLANK_SIZE)) or self._waited()
 
     def _waited(self) -> bool:
@@ -228,3 +229,13 @@ class Follower:
         self._report(Problem("damage", f"damage at physical offset {self.next}, {length} bytes: "
                              "passed over", self.next, length))
         self.next = reached
+
+
+def _is_finished(record: Record) -> bool:
+    """Whether nothing says that bytes of a record are still to come.
+
+    The CRC covers only the body; topic and properties are written behind it, and what is not
+    there yet is zero.
+    """
+    return record.crc_ok and not record.properties.endswith(b"\0") and not record.topic.endswith(
+        b"\0")

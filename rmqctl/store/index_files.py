@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import index_file as layout
+from rmqctl.formats.index_shape import find_shape
 from rmqctl.formats.index_file import ENTRY, HEADER, SLOT, EntryRecord, HeaderRecord, Shape
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
@@ -55,7 +56,7 @@ def open_index(file: StoreFile, slots: int | None = None,
         elif slots is not None:
             shape = layout.shape_of(source.size, slots)
         else:
-            shape = find_shape(source, header)
+            shape = find_shape(source.size, header, source.read)
     except FormatError as error:
         source.close()
         raise FormatError(error.reason, file=file.path, offset=error.offset,
@@ -64,53 +65,6 @@ def open_index(file: StoreFile, slots: int | None = None,
         source.close()
         raise
     return IndexFile(file, shape, header, source)
-
-
-def find_shape(source: FileSource, header: HeaderRecord) -> Shape:
-    """The numbers of slots and entries, which the file does not store.
-
-    The default ratio is tried first; otherwise every slot count that the size allows is held
-    against what the header says of the first and the last entry. FormatError if none fits.
-    """
-    default: Shape | None = None
-    try:
-        default = layout.shape_of(source.size)
-    except FormatError:
-        if header.entries == 0:
-            raise
-    if header.entries == 0 or default is not None and _fits(source, header, default):
-        assert default is not None
-        return default
-    # size = header + 4 * slots + 20 * entries fixes the slots modulo 5.
-    room = (source.size - HEADER.size) // SLOT.size
-    step = ENTRY.size // SLOT.size
-    for slots in range(room % step or step, room, step):
-        shape = layout.shape_of(source.size, slots)
-        if shape.max_entries < header.entries:
-            break
-        if _fits(source, header, shape):
-            return shape
-    if default is not None:
-        return default
-    raise FormatError("no number of hash slots fits what the header says; give --index-slots",
-                      offset=0, path="index_count")
-
-
-def _fits(source: FileSource, header: HeaderRecord, shape: Shape) -> bool:
-    """Whether first entry, last entry and the last one's slot are where ``shape`` says."""
-    if header.entries >= shape.max_entries:
-        return False
-    raw = source.read(shape.entry_position(1), ENTRY.size)
-    if len(raw) < ENTRY.size or ENTRY.decode(raw).physical_offset != header.begin_phy_offset:
-        return False
-    raw = source.read(shape.entry_position(header.entries), ENTRY.size)
-    if len(raw) < ENTRY.size:
-        return False
-    last = ENTRY.decode(raw)
-    if last.physical_offset != header.end_phy_offset or last.key_hash < 0:
-        return False
-    raw = source.read(shape.slot_position(shape.slot_of(last.key_hash)), SLOT.size)
-    return len(raw) == SLOT.size and SLOT.decode(raw).entry == header.entries
 
 
 def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:

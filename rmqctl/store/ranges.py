@@ -83,13 +83,12 @@ def in_order(work: Callable[[Range], P], ranges: Iterable[Range], jobs: int = 1,
     for one, found in _results(work, ranges, jobs):
         if one.file is not file:
             expected, file = 0, one.file
-        # A frame that started earlier may reach over a whole range, which then has none.
-        if expected < one.end or one.last:
-            sound = found is not None and found.first == expected
-            done = found if found is not None and sound else work(
-                replace(one, start=expected, resync=False))
-            expected = done.position
-            yield done
+        if found is not None and found.first == expected:
+            done = found
+        else:  # also where a frame of an earlier range reaches over this one, which has none then
+            done = work(replace(one, start=expected, resync=False))
+        expected = done.position
+        yield done
         if progress is not None:
             progress(one.length)
 

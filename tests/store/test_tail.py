@@ -173,7 +173,8 @@ def test_every_message_once_in_every_state(followed: Followed) -> None:
         size = len(part.raw)
         for there in followed.writer.append(part, cuts=(3, 40, size // 2, size - 1)):
             found = followed.poll()
-            assert found == ([part.offset] if part.is_message and there == size else [])
+            # Zeros that are still to come are there already: the file was made of them.
+            assert not found or (found, any(part.raw[there:])) == ([part.offset], False)
             shown += found
     assert shown == [part.offset for part in followed.parts if part.is_message]
     assert not followed.problems, followed.texts()

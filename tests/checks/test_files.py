@@ -1,0 +1,396 @@
+"""Names, sizes and gaps: every legal oddity passes, every kind of damage is told at its file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqctl.checks import files
+from rmqctl.checks.findings import Finding
+from rmqctl.store import Sizes, Store
+from tests.checks.told import CLEAN, IDS, one_of, run_golden, told
+from tests.conftest import GoldenFolder
+from tests.support import damage, golden, tiny as tiny_stores
+from tests.support.golden import golden_stores
+
+LOG = "commitlog/{:020d}"
+ROWS = "consumequeue/orders/0/{:020d}"
+INDEX = f"index/{tiny_stores.INDEX_NAME}"
+SIZE = 1024
+
+
+def check(root: Path, dirs: tuple[str, ...] = (), sizes: Sizes | None = None) -> list[Finding]:
+    with Store.open(root, dirs, sizes) as store:
+        return list(files.check(store))
+
+
+@pytest.fixture
+def root(tiny: tiny_stores.Tiny) -> Path:
+    return tiny.root
+
+
+@pytest.fixture
+def long_log(tmp_path: Path) -> Path:
+    """Six log files: enough to lose one in the middle."""
+    store = tiny_stores.build(tmp_path / "long", tiny_stores.DEFAULT * 4, index_max=128)
+    assert len(store.files("commitlog")) == 6
+    return store.root
+
+
+# -- legal ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each", CLEAN, ids=IDS)
+def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
+                                              golden: GoldenFolder) -> None:
+    assert run_golden("files", each, golden(each.id)) == []
+
+
+@pytest.mark.parametrize("each", [each for each in golden_stores() if not each.is_clean],
+                         ids=lambda each: each.id)
+def test_what_is_wrong_with_the_files_of_a_damaged_store(each: golden.GoldenStore,
+                                                         golden: GoldenFolder) -> None:
+    """Only one kind of damage of the golden sets changes a file's length."""
+    root = golden(each.id)
+    found = told(run_golden("files", each, root), root)
+    if each.kind != "crash-shortfile":
+        assert found == []
+        return
+    file = root / "commitlog/00000000000000163840"
+    assert found == [("file-size", "commitlog/00000000000000163840",
+                      163840 + file.stat().st_size)]
+
+
+@pytest.mark.parametrize("name", tiny_stores.VARIANTS)
+def test_no_finding_on_a_tiny_store(name: str, tmp_path: Path) -> None:
+    store = tiny_stores.variant(tmp_path / "store", name)
+    dirs = store.options.commitlog_dirs
+    assert check(store.root, dirs if dirs != ("commitlog",) else ()) == []
+
+
+@pytest.mark.parametrize("name", ["000001.sst", "CURRENT", "LOG.old.1700000000000000", "LOCK",
+                                  "MANIFEST-000004", "OPTIONS-000007", "IDENTITY", "12.log"])
+def test_rocksdb_beside_the_topics_is_legal(name: str, root: Path) -> None:
+    damage.add_file(root, f"consumequeue/{name}")
+    assert check(root) == []
+
+
+def test_sub_folders_are_legal_from_5_1_on(root: Path) -> None:
+    (root / "commitlog/lost+found").mkdir()
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("file-name", "commitlog/lost+found", None), "info")
+    (root / "abort.bak").touch()
+    assert check(root) == []
+
+
+def test_a_linked_file_is_legal(root: Path, tmp_path: Path) -> None:
+    damage.symlink_to_copy(root, LOG.format(0), tmp_path / "elsewhere")
+    assert check(root) == []
+
+
+def test_an_empty_store_is_legal(tmp_path: Path) -> None:
+    for name in ("commitlog", "consumequeue", "index", "config"):
+        (tmp_path / name).mkdir()
+    assert check(tmp_path) == []
+
+
+def test_any_size_is_legal(tmp_path: Path) -> None:
+    store = tiny_stores.build(tmp_path / "store", commitlog_file_size=1111,
+                              consumequeue_file_size=140, index_slots=7, index_max=33)
+    assert check(store.root) == []
+
+
+# -- commitlog -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("delta", [-1, -500, 1, 4096])
+def test_a_log_file_of_the_wrong_length(number: int, delta: int, root: Path) -> None:
+    damage.change_length(root, LOG.format(number * SIZE), delta)
+    found, what = one_of(check(root), root)
+    end = number * SIZE + SIZE + min(delta, 0)
+    assert what == ("file-size", LOG.format(number * SIZE), end)
+    assert (found.severity, found.length, found.position) == (
+        "error", abs(delta), end - number * SIZE)
+    assert str(SIZE) in found.detail
+
+
+def test_a_given_size_is_what_files_are_held_against(root: Path) -> None:
+    assert check(root, sizes=Sizes(commitlog_file=SIZE)) == []
+    found = check(root, sizes=Sizes(commitlog_file=512))
+    assert {one.category for one in found} == {"file-size", "file-missing"} - {"file-missing"}
+
+
+def test_a_terabyte(root: Path) -> None:
+    damage.huge_sparse(root, LOG.format(SIZE))
+    _, what = one_of(check(root), root)
+    assert what == ("file-size", LOG.format(SIZE), 2 * SIZE)
+
+
+def test_an_empty_last_file_is_a_warning(root: Path) -> None:
+    damage.add_file(root, LOG.format(2 * SIZE), b"")
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("file-empty", LOG.format(2 * SIZE), 2 * SIZE), "warning")
+
+
+def test_an_empty_file_among_others_is_an_error(root: Path) -> None:
+    damage.empty_file(root, LOG.format(0))
+    _, what = one_of(check(root), root)
+    assert what == ("file-size", LOG.format(0), 0)
+
+
+def test_only_an_empty_file(tiny: tiny_stores.Tiny) -> None:
+    damage.remove(tiny.root, LOG.format(SIZE))
+    damage.empty_file(tiny.root, LOG.format(0))
+    assert told(check(tiny.root), tiny.root) == [("file-empty", LOG.format(0), 0)]
+
+
+@pytest.mark.parametrize(("gone", "start", "end"), [
+    ((1,), 1, 2), ((1, 2), 1, 3), ((1, 3), 1, 2), ((4,), 4, 5)])
+def test_missing_log_files(gone: tuple[int, ...], start: int, end: int, long_log: Path) -> None:
+    for number in gone:
+        damage.remove(long_log, LOG.format(number * SIZE))
+    found = check(long_log)
+    assert told(found, long_log)[0] == ("file-missing", LOG.format(start * SIZE), start * SIZE)
+    assert (found[0].length, found[0].count) == ((end - start) * SIZE, end - start)
+    assert len(found) == (2 if gone == (1, 3) else 1)
+
+
+def test_missing_first_files_have_expired(long_log: Path) -> None:
+    damage.remove(long_log, LOG.format(0))
+    damage.remove(long_log, LOG.format(SIZE))
+    assert check(long_log) == []
+
+
+def test_a_missing_last_file_is_none_of_the_names(long_log: Path) -> None:
+    """What leads into it tells: consumequeue and index."""
+    damage.remove(long_log, LOG.format(5 * SIZE))
+    assert check(long_log) == []
+
+
+def test_the_whole_log_missing(root: Path) -> None:
+    damage.remove_folder(root, "commitlog")
+    _, what = one_of(check(root), root)
+    assert what == ("file-missing", "commitlog", None)
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "0000000000000000102x", "1024", "x" * 200,
+                                  "00000000000000001024.bak"])
+def test_a_strange_name(name: str, root: Path) -> None:
+    damage.add_file(root, f"commitlog/{name}")
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("file-name", f"commitlog/{name}", None), "warning")
+
+
+def test_a_number_no_offset_can_be(root: Path) -> None:
+    damage.add_file(root, f"commitlog/{'9' * 20}", bytes(SIZE))
+    _, what = one_of(check(root), root)
+    assert what == ("file-name", f"commitlog/{'9' * 20}", None)
+
+
+def test_a_name_between_two_files(long_log: Path) -> None:
+    (long_log / LOG.format(2 * SIZE)).rename(long_log / LOG.format(2 * SIZE + 1))
+    assert sorted(told(check(long_log), long_log)) == [
+        ("file-missing", LOG.format(2 * SIZE), 2 * SIZE),
+        ("file-name", LOG.format(2 * SIZE + 1), 2 * SIZE + 1)]
+
+
+def test_the_same_name_in_two_folders(tmp_path: Path) -> None:
+    store = tiny_stores.variant(tmp_path / "store", "multi-path")
+    damage.add_file(store.root, f"cl2/{0:020d}", bytes(SIZE))
+    found, what = one_of(check(store.root, ("cl1", "cl2")), store.root)
+    assert (what, found.severity) == (("file-name", f"cl2/{0:020d}", 0), "error")
+
+
+@pytest.mark.parametrize("kind", [damage.fifo, damage.directory, damage.symlink,
+                                  damage.symlink_to_itself])
+@pytest.mark.parametrize("file", [LOG.format(SIZE), ROWS.format(0)])
+def test_no_regular_file_is_unreadable_and_not_missing(kind, file: str, long_log: Path) -> None:
+    kind(long_log, file)
+    _, what = one_of(check(long_log), long_log)
+    assert what == ("file-unreadable", file, None)
+
+
+@pytest.mark.skipif(not damage.can_deny(), reason="root may read everything")
+@pytest.mark.parametrize("file", [LOG.format(0), ROWS.format(0), INDEX, "commitlog", "index",
+                                  "consumequeue/orders"])
+def test_permission_denied(file: str, root: Path) -> None:
+    damage.unreadable(root, file)
+    found = told(check(root), root)
+    (root / file).chmod(0o755)
+    assert ("file-unreadable", file, None) in found
+
+
+def test_a_file_where_a_folder_belongs(root: Path) -> None:
+    damage.remove_folder(root, "index")
+    (root / "index").write_bytes(b"x")
+    _, what = one_of(check(root), root)
+    assert what == ("file-unreadable", "index", None)
+
+
+# -- queues --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [-20, -1, 20, 7])
+def test_a_queue_file_of_the_wrong_length(delta: int, root: Path) -> None:
+    damage.change_length(root, ROWS.format(0), delta)
+    found, what = one_of(check(root), root)
+    assert what == ("file-size", ROWS.format(0), 60 + min(delta, 0))
+    assert (found.structure, found.topic, found.queue_id) == ("consumequeue", "orders", 0)
+    assert found.queue_offset == (60 + min(delta, 0)) // 20
+
+
+def test_the_only_file_of_all_queues_may_be_wrong_too(tmp_path: Path) -> None:
+    store = tiny_stores.variant(tmp_path / "store", "one message")
+    damage.change_length(store.root, ROWS.format(0), -7)
+    _, what = one_of(check(store.root), store.root)
+    assert what[:2] == ("file-size", ROWS.format(0))
+
+
+def test_a_missing_queue_file(long_log: Path) -> None:
+    damage.remove(long_log, ROWS.format(60))
+    found, what = one_of(check(long_log), long_log)
+    assert what == ("file-missing", ROWS.format(60), 0)
+    assert (found.queue_offset, found.length) == (3, 60)
+
+
+def test_an_empty_last_queue_file(root: Path) -> None:
+    damage.add_file(root, ROWS.format(120), b"")
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("file-empty", ROWS.format(120), 0), "warning")
+
+
+@pytest.mark.parametrize("name", ["consumequeue/notes.txt", "consumequeue/orders/readme",
+                                  f"consumequeue/orders/{0:020d}"])
+def test_files_among_folders_are_passed_over_by_a_broker(name: str, root: Path) -> None:
+    damage.add_file(root, name)
+    found, what = one_of(check(root), root)
+    assert (what[:2], found.severity) == (("file-name", name), "info")
+
+
+@pytest.mark.parametrize("name", ["old", "1.5", "007", "-1", "99999999999", "١"])
+def test_a_folder_that_is_no_queue(name: str, root: Path) -> None:
+    (root / "consumequeue/orders" / name).mkdir()
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("file-name", f"consumequeue/orders/{name}", None), "info")
+
+
+def test_a_strange_name_among_rows(root: Path) -> None:
+    damage.add_file(root, "consumequeue/orders/0/junk")
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("file-name", "consumequeue/orders/0/junk", None), "warning")
+
+
+@pytest.mark.parametrize(("set_", "folder", "structure"), [
+    ("5.3.3/cqext/store", "consumequeue_ext", "consumequeue_ext"),
+    ("5.3.3/batchcq/store", "batchconsumequeue", "batchconsumequeue"),
+    ("5.3.3/compaction/store", "compaction/compactionLog", "compaction"),
+    ("5.3.3/compaction/store", "compaction/compactionCq", "compaction"),
+    ("5.3.3/timer/store", "timerlog", "timer")])
+def test_other_sequences(set_: str, folder: str, structure: str,
+                         golden_copy: GoldenFolder) -> None:
+    root = golden_copy(set_)
+    file = sorted(path for path in (root / folder).rglob("*") if path.is_file())[-1]
+    name = os.path.relpath(file, root)
+    size = file.stat().st_size
+    damage.change_length(root, name, -10)
+    found, what = one_of(check(root), root)
+    assert what == ("file-size", name, size - 10)
+    assert found.structure == structure
+
+
+def test_a_missing_timer_log_file(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/timer/store")
+    damage.remove(root, f"timerlog/{896:020d}")
+    _, what = one_of(check(root), root)
+    assert what == ("file-missing", f"timerlog/{896:020d}", 0)
+
+
+def test_traces_of_a_compaction_are_legal(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/compaction/store")
+    queue = root / "compaction/compactionLog/TP_user_Topic/0"
+    (queue / "compacting").mkdir()
+    (queue / "compacting" / f"{0:020d}").write_bytes(b"half done")
+    (queue / f"{33120:020d}.delete").write_bytes(b"old")
+    assert check(root) == []
+
+
+def test_the_empty_timer_log_of_another_implementation(root: Path) -> None:
+    (root / "timerlog").mkdir()
+    damage.add_file(root, f"timerlog/{0:020d}", b"")
+    found, _ = one_of(check(root), root)
+    assert (found.category, found.severity) == ("file-empty", "info")
+
+
+# -- index ---------------------------------------------------------------------------------------
+
+
+def test_an_index_file_no_shape_makes(root: Path) -> None:
+    damage.change_length(root, INDEX, -3)
+    _, what = one_of(check(root), root)
+    assert what == ("file-size", INDEX, (root / INDEX).stat().st_size)
+
+
+def test_a_shorter_index_file_among_others(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("4.9.3/basic/store")
+    first, *_, last = sorted(os.listdir(root / "index"))
+    damage.change_length(root, f"index/{first}", -400)
+    assert told(check(root), root) == [("file-size", f"index/{first}", 8040)]
+    damage.change_length(root, f"index/{first}", 400)
+    damage.change_length(root, f"index/{last}", 4000)
+    assert check(root) == [], "from here on with another configuration"
+
+
+def test_index_sizes_that_were_given(root: Path) -> None:
+    assert check(root, sizes=Sizes(index_slots=8, index_max=32)) == []
+    found, what = one_of(check(root, sizes=Sizes(index_slots=8, index_max=33)), root)
+    assert (what[:2], found.length) == (("file-size", INDEX), 20)
+
+
+def test_an_empty_index_file(root: Path) -> None:
+    damage.add_file(root, "index/20231114221320001", b"")
+    _, what = one_of(check(root), root)
+    assert what == ("file-empty", "index/20231114221320001", 0)
+
+
+@pytest.mark.parametrize("name", ["20231114", "notes", f"{0:020d}"])
+def test_a_name_no_index_has(name: str, root: Path) -> None:
+    damage.add_file(root, f"index/{name}")
+    _, what = one_of(check(root), root)
+    assert what == ("file-name", f"index/{name}", None)
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+
+def test_a_thousand_strange_names_are_counted(root: Path) -> None:
+    for number in range(1000):
+        (root / f"commitlog/{number}.tmp").touch()
+    found = check(root)
+    assert len(found) == 101
+    assert sum(one.count for one in found) == 1000
+
+
+NAMES = st.text("0123456789abx.-", min_size=1, max_size=22) | st.integers(
+    0, 10 ** 20 - 1).map("{:020d}".format)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(entries=st.dictionaries(NAMES.filter(lambda name: name.strip(".")),
+                               st.integers(0, 3000), max_size=6),
+       where=st.sampled_from(["commitlog", "consumequeue/t/0", "consumequeue/t", "index",
+                              "timerlog", "compaction/compactionLog/t/0"]))
+def test_any_names_and_sizes(entries: dict[str, int], where: str,
+                             tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("names")
+    (root / "commitlog").mkdir()
+    (root / where).mkdir(parents=True, exist_ok=True)
+    for name, size in entries.items():
+        with (root / where / name).open("wb") as file:
+            file.truncate(size)
+    for one in check(root):
+        assert one.detail

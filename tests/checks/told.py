@@ -1,0 +1,73 @@
+"""What a check says of a store, in short tuples that a test can compare."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmqctl.checks import checkpoint, compaction, config, extras, files, timer
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.store import Store
+from tests.support import golden as golden_sets
+
+Told = tuple[str, str, int | None]
+"""(category, file relative to the root, offset)."""
+CLEAN = golden_sets.clean_stores()
+IDS = [each.id for each in CLEAN]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What the log pass knows when the small checks run."""
+
+    last_store_timestamp: int | None
+    end: int
+
+
+def log_of(store: Store) -> Log:
+    last, end = None, store.log.min_offset
+    for batch in store.log.walk():
+        if len(batch):
+            last = max(last or 0, int(batch.column("store_timestamp").max()))
+            end = int(batch.offset[-1] + batch.column("total_size")[-1])
+    return Log(last, end)
+
+
+def run(check: str, root: Path, dirs: Iterable[str] = (), *, live: bool = False,
+        log: Log | None = None) -> list[Finding]:
+    """All findings of one check; ``log`` is walked if it is not given."""
+    with Store.open(root, dirs) as store:
+        known = log or log_of(store)
+        calls = {
+            "checkpoint": lambda: checkpoint.check(store, known.last_store_timestamp, known.end,
+                                                   live=live),
+            "files": lambda: files.check(store),
+            "config": lambda: config.check(store, live=live),
+            "timer": lambda: timer.check(store, known.end, live=live),
+            "compaction": lambda: compaction.check(store, live=live),
+            "extras": lambda: extras.check(store, known.end, live=live),
+        }
+        return list(calls[check]())
+
+
+def told(findings: Iterable[Finding], root: Path) -> list[Told]:
+    return [(one.category, os.path.relpath(one.file or root, root), one.offset)
+            for one in findings]
+
+
+def trouble(findings: Iterable[Finding]) -> list[Finding]:
+    """Errors and warnings."""
+    return [one for one in findings if one.severity != INFO]
+
+
+def one_of(findings: list[Finding], root: Path) -> tuple[Finding, Told]:
+    """The only finding."""
+    assert len(findings) == 1, findings
+    return findings[0], told(findings, root)[0]
+
+
+def run_golden(check: str, each: golden_sets.GoldenStore, root: Path) -> list[Finding]:
+    dirs = () if each.commitlog_dirs == ("commitlog",) else each.commitlog_dirs
+    return run(check, root, dirs)
