@@ -24,10 +24,11 @@ cd "$here/.."
 command -v "${program[0]}" >/dev/null || fail "there is no ${program[0]}; run 'make demo'"
 
 store=examples/store
-log=commitlog/00000000000000000000
-record=48088      # physical offset of the message to be damaged, in the first file
-length=219        # its size
-position=48201    # the last byte of its body
+log=commitlog/00000000000000065536
+record=105738     # physical offset of the message to be damaged
+start=40202       # its place in the file
+length=227        # its size
+position=40301    # the last byte of its body
 
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/rmqctl-demo.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
@@ -63,15 +64,16 @@ say "A store as RocketMQ 5.3.3 wrote it: what is in it?"
 run 0 info "$store"
 
 say "Three messages of one queue, through its consumequeue."
-run 0 read "$store" --topic TP_fraud_Topic --queue 0 --offset 9 --count 3
+run 0 read "$store" --topic TP_fraud_Topic --queue 0 --offset 24 --count 3 \
+  --fields queue_offset,physical_offset,tags,keys,body
 
 say "By a key, through the index files, as a broker answers queryMessage."
-run 0 query key "$store" --topic TP_fraud_Topic --key fraud-106
+run 0 query key "$store" --topic TP_fraud_Topic --key audit-88
 
-say "By time: which queue offset belongs to it, and which messages follow?"
+say "By time: the queue offset a consumer would be reset to, and what lies there."
 run 0 query time "$store" --topic TP_fraud_Topic --queue 0 --time 2024-06-21T19:52:00Z
 run 0 query time "$store" --topic TP_fraud_Topic --queue 0 --time 2024-06-21T19:52:00Z \
-  --messages --count 2
+  --messages --count 2 --fields queue_offset,physical_offset,store_timestamp,total_size
 
 say "How much is there of what?"
 run 0 stats "$store"
@@ -82,9 +84,9 @@ run 0 verify "$store"
 say "Now a copy, and in it one bit of one message body: the last byte of the message above."
 cp -a "$store" "$copy"
 value=$(od -An -tu1 -j "$position" -N 1 "$copy/$log" | tr -d ' ')
-printf "\\x$(printf '%02x' $((value ^ 1)))" |
-  dd of="$copy/$log" bs=1 seek="$position" conv=notrunc status=none
-printf '%s: byte %s is %s now, it was %s\n' "$log" "$position" $((value ^ 1)) "$value"
+old=$(printf '%02x' "$value") new=$(printf '%02x' $((value ^ 1)))
+printf '%b' "\\x$new" | dd of="$copy/$log" bs=1 seek="$position" conv=notrunc 2>/dev/null
+printf '%s: byte %s is %s now, it was %s\n' "$log" "$position" "$new" "$old"
 
 say "verify finds that record, and nothing else. Findings make exit code 1."
 run 1 verify "$copy"
@@ -92,9 +94,10 @@ found=$("${program[@]}" verify "$copy" -o tsv | tail -n +2 | cut -f 1,5,6) || tr
 [ "$found" = "$(printf 'body-crc\t%s\t%s' "$record" "$length")" ] ||
   fail "verify should have found body-crc at $record alone, but found: $found"
 
-say "The damaged record, field by field with its bytes. Its neighbours are as readable as before."
-run 1 dump "$copy/$log" --at "$record" --hex
-run 1 read "$copy" --topic TP_fraud_Topic --queue 0 --offset 9 --count 3
+say "The damaged record, field by field. Its neighbours are as readable as before."
+run 1 dump "$copy/$log" --at "$start" --hex
+run 1 read "$copy" --topic TP_fraud_Topic --queue 0 --offset 24 --count 3 \
+  --fields queue_offset,physical_offset,tags,keys,body
 
 say "And the example itself was only read:"
 after=$(sums "$store")

@@ -17,7 +17,8 @@ from rmqctl.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md")),
+         *sorted((ROOT / "examples").rglob("*.md"))]
 
 
 def generator():
@@ -46,6 +47,31 @@ def test_every_command_and_option_is_in_the_reference(reference, spec):
     assert f"### `rmqctl {spec.title}`" in reference
     for parameter in parameters(load(spec)):
         assert parameter.names[0] in reference
+
+
+def test_the_readme_has_the_exit_codes():
+    text = (ROOT / "README.md").read_text()
+    for code in ExitCode:
+        assert f"| {int(code)} | {code.meaning} |" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)]+)\)", prose):
+        path, _, anchor = target.partition("#")
+        if path.startswith(("http:", "https:")):
+            continue
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there.read_text()), target
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors a forge makes of the headings of a page."""
+    return {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).strip().replace(" ", "-")
+            for line in text.splitlines() if line.startswith("#")}
 
 
 def test_every_exit_code_and_effect_is_in_the_reference(reference):
@@ -88,7 +114,7 @@ def unknown(line: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_show_only_commands_that_exist(page):
     wrong = [(line, what) for line in commands_in(page.read_text()) if (what := unknown(line))]
     assert wrong == []

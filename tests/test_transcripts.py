@@ -142,12 +142,14 @@ def run_helper(directive: Directive) -> None:
     helper(Path(folder), *(int(word, 0) if number.fullmatch(word) else word for word in words))
 
 
-def place_store(directive: Directive, golden) -> None:
+def place_store(directive: Directive, fixture) -> None:
     part = directive.text.strip()
     if part == EXAMPLE:
         source = ROOT / EXAMPLE
+    elif part == "tiny":
+        source = fixture("tiny_base").root
     else:
-        source = golden(part if part.count("/") > 1 else f"{part}/store")
+        source = fixture("golden")(part if part.count("/") > 1 else f"{part}/store")
     snapshot.copy_tree(source, Path(directive.name))
 
 
@@ -175,7 +177,7 @@ def play(path, request, *, keep_masked):
     for step in steps:
         if isinstance(step, Directive):
             if step.kind == "store":
-                place_store(step, request.getfixturevalue("golden"))
+                place_store(step, request.getfixturevalue)
             elif step.kind == "run":
                 run_helper(step)
             else:

@@ -22,7 +22,7 @@ def _command(finding: Finding, root: str) -> str | None:
         return f"rmqctl config {store}"
     if finding.category in _LISTING:
         return f"rmqctl info {store}"
-    if finding.category == "message-fields" or finding.category == "cq-behind":
+    if finding.category in ("message-fields", "cq-behind"):
         if finding.topic is not None and finding.structure == "commitlog":
             return f"rmqctl query offset {store} --phy {finding.offset}"
         return f"rmqctl recover table {store}"

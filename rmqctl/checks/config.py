@@ -70,7 +70,7 @@ def judge(store: Store, found: ConfigFile, *, known: bool = True,
     main, backup = found.main, found.backup
 
     def tell(category: str, copy: Copy, detail: str, severity: str = "") -> Finding:
-        at = copy.offset
+        at = 0 if copy.state == EMPTY else copy.offset
         return Finding(category, structure, detail, file=store.path(copy.path), offset=at,
                        length=None if at is None else max(copy.size - at, 0),
                        severity=severity if known else INFO, next=_FIX)

@@ -6,18 +6,17 @@ looked at; elsewhere records are paired by physical offset and compared by colum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from rmqctl.checks.diff_side import DAMAGE, MISSING, Damage, Side
-from rmqctl.checks.differences import Difference, Differences, of_pair, of_record
+from rmqctl.checks.diff_side import MISSING, Side, tell_damage
+from rmqctl.checks.differences import Differences, of_pair, of_record
 from rmqctl.formats.message import decode
 from rmqctl.scan.frames import Array, Batch
 
 Progress = Callable[[int], None]
-_PAGE = 4 << 20
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class PhysicalPass:
                  progress: Progress | None = None) -> None:
         self.a, self.b, self.out = a, b, out
         self.tally = PhysicalTally()
-        self._progress = progress or (lambda done: None)
+        self._progress = progress or (lambda _: None)
 
     def compare(self, end: int) -> None:
         """All frames that start before ``end``."""
@@ -136,7 +135,7 @@ class PhysicalPass:
     def _why(self, side: Side, start: int, end: int) -> str:
         damage = side.damaged_at(start, end)
         if damage is not None:
-            return f"{side.name} is damaged here: {damage.span.reason}"
+            return damage.words(side)
         if side.log.file_of(start) is None:
             return f"no file of {side.name} covers this offset"
         return ""
@@ -149,35 +148,7 @@ class PhysicalPass:
         self.out.count("different", len(mine) - kept)
 
     def _close(self, upto: int) -> None:
-        """Damage that both sides have passed: told where nothing else has named it."""
-        ours, theirs = self.a.close_damage(upto), self.b.close_damage(upto)
-        if not ours and not theirs:
-            return
-        alike = {(one.span.offset, one.span.length) for one in ours} & {
-            (one.span.offset, one.span.length) for one in theirs}
-        for side, damages in ((self.a, ours), (self.b, theirs)):
-            for one in damages:
-                place = one.span.offset, one.span.length
-                if place in alike and self._same_bytes(*place):
-                    self.tally.damaged_alike += side is self.a
-                elif not one.told:
-                    self.out.add(_of_damage(side, one))
-
-    def _same_bytes(self, start: int, length: int) -> bool:
-        return all(one == other for one, other in zip(
-            _pages(self.a, start, length), _pages(self.b, start, length), strict=True))
-
-
-def _of_damage(side: Side, damage: Damage) -> Difference:
-    span = damage.span
-    return Difference(DAMAGE[side.name], physical_offset=span.offset, length=span.length,
-                      detail=f"{side.name} is damaged here: {span.reason}")
-
-
-def _pages(side: Side, start: int, length: int) -> Iterator[bytes]:
-    place = side.log.locate(start)
-    for at in range(0, length, _PAGE):
-        yield b"" if place is None else place[0].read(place[1] + at, min(_PAGE, length - at))
+        self.tally.damaged_alike += tell_damage(self.a, self.b, upto, self.out)
 
 
 def _equal(a: Batch, mine: Array, b: Batch, other: Array) -> Array:

@@ -3,25 +3,25 @@
 Both logs are walked side by side, in step by store time. A message is a key (topic, queue id,
 queue offset), a digest of its content and its place: 24 bytes, which wait until the other log
 brings the same key. So memory follows how far the two orders differ, not the size of the logs.
-What lies outside the queue offsets that the other store has is known from a pass before.
+What lies outside the queue offsets that the other store has is known from a pass before: it
+need not wait.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqctl.checks.diff_side import MISSING, Side
-from rmqctl.checks.differences import PLACE, Differences, of_pair, of_record
+from rmqctl.checks.diff_side import MISSING, Side, tell_damage
+from rmqctl.checks.differences import PLACE, Differences, differences_of, of_pair, of_record
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import sysflag
 from rmqctl.scan import digests, text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.queue_reach import QueueKey, QueueNumbers, QueueReach
-from rmqctl.store.bounds import View
 
 Progress = Callable[[int], None]
 _BLOCK = 1 << 16
@@ -41,10 +41,13 @@ class Outside:
 
 @dataclass(slots=True)
 class QueueTally:
+    """Messages by what became of them; ``outside`` is by the side that holds them."""
+
     equal: int = 0
     different: int = 0
     missing_in_a: int = 0
     missing_in_b: int = 0
+    damaged_alike: int = 0
     outside: dict[str, Outside] = field(default_factory=lambda: {"a": Outside(), "b": Outside()})
 
 
@@ -84,9 +87,9 @@ class _Stream:
 
 
 class QueuePass:
-    """The comparison. ``strict``: where a message is stored counts as well; ``whole``: messages
+    """The comparison. ``strict``: where a message is stored counts as well.
 
-    older than the other store's are missing there, instead of expired.
+    ``whole``: messages older than the other store's are missing there, instead of expired.
     """
 
     def __init__(self, a: Side, b: Side, out: Differences, *, strict: bool = False,
@@ -96,7 +99,7 @@ class QueuePass:
         self._ignored = frozenset() if strict else PLACE
         self._digest = digests.whole if strict else digests.content
         self._whole = whole
-        self._progress = progress or (lambda done: None)
+        self._progress = progress or (lambda _: None)
         self._numbers = QueueNumbers()
         self._wild: dict[tuple[int, int], int] = {}
         self._reach: dict[str, dict[QueueKey, tuple[int, int]]] = {}
@@ -115,6 +118,7 @@ class QueuePass:
             if a.fresh_count + b.fresh_count >= max(_BLOCK, waiting):
                 self._join(a, b)
         self._join(a, b)
+        self.tally.damaged_alike += tell_damage(self.a, self.b, 1 << 63, self.out)
         for stream, other in ((a, b), (b, a)):
             self._missing(stream.side, other.side, stream.waiting.place)
 
@@ -123,18 +127,17 @@ class QueuePass:
 
         Where the log has no message of a queue any more, its consumequeue knows the end.
         """
-        reach = QueueReach(dispatched=False)
+        reach = QueueReach(plain=True)
         for batch in side.log.walk(0, side.end):
             reach.add(batch)
             if len(batch):
                 self._progress(int(batch.column("total_size").sum()))
         found = {key: (one.first, one.end) for key, one in reach.found().items()}
-        view = View(side.store)
         for (topic, queue_id), queue in side.store.queues.items():
             key = os.fsencode(topic), queue_id
             if key not in found:
                 try:
-                    found[key] = (view.bounds(queue).end,) * 2
+                    found[key] = (side.view.bounds(queue).end,) * 2
                 except StoreIOError:
                     continue
                 finally:
@@ -166,11 +169,6 @@ class QueuePass:
         numbers = self._numbers.of(self._numbers.topic(text.topics(batch)),
                                    batch.column("queue_id"))
         rowed = (batch.column("sys_flag") & sysflag.TRANSACTION_PREPARED) == 0
-        first, end = self._limits_of(self.b if side is self.a else self.a)
-        outside = self.tally.outside[side.name]
-        before = rowed & (queue_offset < first[numbers])
-        outside.before += int(before.sum())
-        outside.behind += int((rowed & (queue_offset >= end[numbers])).sum())
         low = np.where(rowed, queue_offset, _UNROWED)
         key = (numbers << _BITS) | low
         odd = rowed & ((queue_offset < 0) | (queue_offset >= _UNROWED))
@@ -179,10 +177,18 @@ class QueuePass:
             pair = int(numbers[index]), int(low[index])
             key[index] = _WILD | self._wild.setdefault(pair, len(self._wild))
         digest, place = self._digest(batch), batch.offset
-        if before.any() and not self._whole:
-            kept = ~before
-            return key[kept], digest[kept], place[kept]
-        return key, digest, place
+        other = self.b if side is self.a else self.a
+        first, end = self._limits_of(other)
+        before = rowed & (queue_offset < first[numbers])
+        behind = rowed & (queue_offset >= end[numbers])
+        hopeless = before | behind
+        if not hopeless.any():
+            return key, digest, place
+        outside = self.tally.outside[side.name]
+        outside.before += int(before.sum())
+        outside.behind += int(behind.sum())
+        self._missing(side, other, place[hopeless if self._whole else behind])
+        return key[~hopeless], digest[~hopeless], place[~hopeless]
 
     def _limits_of(self, side: Side) -> tuple[Array, Array]:
         """By queue number: the first queue offset a side has, and the one behind its last."""
@@ -208,22 +214,26 @@ class QueuePass:
         mine, other = np.flatnonzero(paired), at[paired]
         same = left.digest[mine] == right.digest[other]
         self.tally.equal += int(same.sum())
-        self._different(left.place[mine[~same]], right.place[other[~same]])
+        self._compare(left.place[mine[~same]], right.place[other[~same]])
+        self.tally.damaged_alike += tell_damage(
+            self.a, self.b, min(self.a.position, self.b.position), self.out)
         alone = np.ones(len(right.key), bool)
         alone[other] = False
         a.waiting, b.waiting = left.take(~paired), right.take(alone)
 
-    def _different(self, mine: Array, other: Array) -> None:
-        self.tally.different += len(mine)
-        order = np.argsort(mine, kind="stable")[:self.out.room]
-        for index in order.tolist():
+    def _compare(self, mine: Array, other: Array) -> None:
+        """Pairs whose digests differ, record by record: the order of properties may be all."""
+        for index in np.argsort(mine, kind="stable").tolist():
             left = self.a.log.record_at(int(mine[index]))
             right = self.b.log.record_at(int(other[index]))
             if left is None or right is None:  # the file went away meanwhile
                 self.out.count("different", 1)
+            elif not differences_of(left, right, ignored=self._ignored):
+                self.tally.equal += 1
+                continue
             else:
                 self.out.add(of_pair(left, right, ignored=self._ignored))
-        self.out.count("different", len(mine) - len(order))
+            self.tally.different += 1
 
     def _missing(self, holder: Side, side: Side, places: Array) -> None:
         if side is self.a:
@@ -256,5 +266,3 @@ def _rank(key: Array) -> Array:
     found: Array = number - starts
     return found
 
-
-_ = Iterator

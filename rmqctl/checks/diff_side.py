@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from rmqctl.checks.differences import Kind
+from rmqctl.checks.differences import Difference, Differences, Kind
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span
 from rmqctl.scan.walk import Walk
+from rmqctl.store.bounds import View
 from rmqctl.store.log_end import find_end
-from rmqctl.store.store import Store
 
 Name = Literal["a", "b"]
 MISSING: dict[Name, Kind] = {"a": "missing-in-a", "b": "missing-in-b"}
@@ -26,14 +26,15 @@ _PAGE = 2 << 20
 class Side:
     """A cursor over the frames of a log. ``position`` is where the next frame starts.
 
-    ``messages`` and ``bytes_damaged`` count what it passed. ``end`` is behind the last provable
-    record, as the log lay on disk when the comparison began.
+    ``messages`` and ``bytes_damaged`` count what it passed. ``end`` is where the log ends in its
+    view, on disk behind the last provable record, at the moment the comparison began.
     """
 
-    def __init__(self, name: Name, store: Store) -> None:
-        self.name, self.store, self.log = name, store, store.log
+    def __init__(self, name: Name, view: View) -> None:
+        self.name, self.view, self.store = name, view, view.store
+        self.log = view.store.log
         self.start = self.log.min_offset
-        self.end = find_end(store).offset
+        self.end = find_end(view.store).offset if view.log_end is None else view.log_end
         self.position = self.start
         self.messages = self.bytes_damaged = self.damaged_spans = 0
         self.open_damage: list[Damage] = []
@@ -87,6 +88,12 @@ class Side:
             return False
         return bool(np.array_equal(np.frombuffer(view, np.uint8), data))
 
+    def pages(self, start: int, length: int) -> Iterator[bytes]:
+        """The bytes of a span that lies in one file, a bounded page at a time."""
+        place = self.log.locate(start)
+        for at in range(0, length, _PAGE):
+            yield b"" if place is None else place[0].read(place[1] + at, min(_PAGE, length - at))
+
     # -- damage -------------------------------------------------------------------------------
 
     def damaged_at(self, start: int, end: int) -> Damage | None:
@@ -109,3 +116,30 @@ class Damage:
 
     def __init__(self, span: Span) -> None:
         self.span, self.told = span, False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(physical offset, length)"""
+        return self.span.offset, self.span.length
+
+    def words(self, side: Side) -> str:
+        return f"{side.name} is damaged here: {self.span.reason}"
+
+
+def tell_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
+    """Damage before ``upto``, which both sides have passed: a difference if none has named it.
+
+    The same damage on both sides is none: returned is how many such spans there were.
+    """
+    ours, theirs = a.close_damage(upto), b.close_damage(upto)
+    if not ours and not theirs:
+        return 0
+    common = {one.place for one in ours} & {one.place for one in theirs}
+    alike = {place for place in common if all(
+        one == other for one, other in zip(a.pages(*place), b.pages(*place), strict=True))}
+    for side, damages in ((a, ours), (b, theirs)):
+        for one in damages:
+            if not one.told and one.place not in alike:
+                out.add(Difference(DAMAGE[side.name], physical_offset=one.span.offset,
+                                   length=one.span.length, detail=one.words(side)))
+    return len(alike)

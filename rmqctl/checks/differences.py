@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from rmqctl.formats import append_crc, sysflag
 from rmqctl.formats import properties as props
+from rmqctl.formats import sysflag
 from rmqctl.formats.message import Record, host_text
 from rmqctl.store.objects import text
 
@@ -118,8 +118,8 @@ def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset(
         str, tuple[Any, Any]]:
     """Names of the fields that differ, in the order of the record, with both values.
 
-    With ``ignored`` fields (`PLACE`) the appended property CRC, and the bit of sys_flag that
-    tells the width of the store host, are not looked at either.
+    With ``ignored`` fields (`PLACE`) the appended property CRC, the bit of sys_flag that tells
+    the width of the store host, and the order of the properties are not looked at either.
     """
     out: dict[str, tuple[Any, Any]] = {}
     for one in fields(Record):
@@ -128,27 +128,23 @@ def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset(
         if name == "sys_flag" and "store_host" in ignored:
             left, right = (flag & ~sysflag.STORE_HOST_V6 for flag in (left, right))
         if name == "properties":
-            if "store_host" in ignored:
-                left, right = _unsealed(left), _unsealed(right)
-            out.update(_properties(left, right))
+            out.update(_properties(left, right, exact="store_host" not in ignored))
         elif left != right and name not in ignored:
             out[name] = left, right
     return out
 
 
-def _unsealed(raw: bytes) -> bytes:
-    head = raw[-append_crc.SIZE:]
-    return raw[:-append_crc.SIZE] if head.startswith(props.CRC32.encode()) else raw
-
-
-def _properties(a: bytes, b: bytes) -> dict[str, tuple[Any, Any]]:
+def _properties(a: bytes, b: bytes, *, exact: bool) -> dict[str, tuple[Any, Any]]:
     if a == b:
         return {}
     left, right = props.parse(text(a)), props.parse(text(b))
+    if not exact:
+        left.pop(props.CRC32, None)
+        right.pop(props.CRC32, None)
     names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
-    # The same map in another order, or with another separator at the end, is another string.
-    return {f"properties.{name}": (left.get(name), right.get(name)) for name in names} or {
-        "properties": (a, b)}
+    if not names and exact:  # the same map in another order, or with another separator at the end
+        return {"properties": (a, b)}
+    return {f"properties.{name}": (left.get(name), right.get(name)) for name in names}
 
 
 def _told(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) -> str:

@@ -25,6 +25,7 @@ _PAGE = 1 << 16
 _CHUNK = 4 << 20
 _ROWS = 1 << 16
 _SIZES = layouts.reader(Unit, "size", "bit_map_size")
+_END = len(layout.END_MARK)
 _MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
 
 
@@ -153,6 +154,8 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
             at += way
         if at >= stop and end is not None:
             return
+        if source.read(at, len(layout.END_MARK)) == layout.END_MARK:
+            return  # an end mark may stand where no head has room any more
         follows = _next_used(source, at)
         if follows is not None:
             yield tell("zeros where a unit should be; others follow", at, follows - at)

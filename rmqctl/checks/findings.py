@@ -73,7 +73,8 @@ CATEGORIES: dict[str, tuple[str, str]] = {
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing found. ``offset`` is the physical offset for the commitlog, else the position
-    in the file; ``position`` is always the position in ``file``. ``count`` rows or records."""
+    in the file; ``position`` is always the position in ``file``. ``count`` rows or records.
+    """
 
     category: str
     structure: str

@@ -31,6 +31,8 @@ class EntryPlace(NamedTuple):
 
 
 class OpenedFile(NamedTuple):
+    """What stays known of an index file that could be opened."""
+
     path: str
     shape: Shape
     header: HeaderRecord
@@ -164,10 +166,20 @@ class KeyCheck:
         late = (when > store_time) | (when <= store_time - 1000)
         for index in np.flatnonzero(late)[:1000].tolist():
             place = self.entries.place(self.position + index)
-            # Entry 1 of a rolled file counts from the end of the file before it.
-            if place.entry != 1 and len(self.tally.late) < KEEP:
+            if place.entry == 1 and self._rolled(place.file, int(found["time_diff"][index])):
+                continue
+            if len(self.tally.late) < KEEP:
                 self.tally.late.append((int(found["physical_offset"][index]), int(when[index]),
                                         place))
+
+    def _rolled(self, file: int, diff: int) -> bool:
+        """Whether ``diff`` may stand in entry 1: in a rolled file it counts from the end of the
+        file before (index.md §7), which may have expired.
+        """
+        if file == 0:
+            return diff >= 0 and self.entries.files[0].header.begin_phy_offset > 0
+        before, here = self.entries.files[file - 1].header, self.entries.files[file].header
+        return diff == max(0, here.begin_timestamp - before.end_timestamp) // 1000
 
     def _pair(self, physical: Array, key_hash: Array, end: int) -> None:
         window = self.entries.read(self.position, 2 * len(physical) + 4096)
@@ -180,8 +192,9 @@ class KeyCheck:
                                                          window["key_hash"])
         wanted = np.empty(len(physical), _PAIR)
         wanted["physical_offset"], wanted["key_hash"] = physical, key_hash
-        open_keys = Counter(map(tuple, wanted.tolist()))
-        for index, pair in enumerate(actual.tolist()):
+        open_keys: Counter[tuple[int, int]] = Counter(map(tuple, wanted.tolist()))
+        pairs: list[tuple[int, int]] = [tuple(pair) for pair in actual.tolist()]
+        for index, pair in enumerate(pairs):
             if open_keys.get(pair, 0) > 0:
                 open_keys[pair] -= 1
             elif len(self.tally.extra) < KEEP:

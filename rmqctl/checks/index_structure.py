@@ -13,7 +13,7 @@ import numpy as np
 
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.index_file import ENTRY, SLOT, Shape, dtype, slot_dtype
+from rmqctl.formats.index_file import ENTRY, HEADER, SLOT, Shape, dtype, slot_dtype
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
@@ -48,17 +48,17 @@ def check(store: Store) -> Iterator[Finding]:
 def _file(store: Store, index: IndexFile) -> Iterator[Finding]:
     shape, header, file = index.shape, index.header, index.file
     if header.index_count < 0 or header.index_count > shape.max_entries:
-        yield _finding("index-header", file, "index_count", index,
+        yield _finding("index-header", file, "index_count",
                        f"says {header.index_count} entries, there is room for "
                        f"{shape.max_entries}")
     entries = max(0, min(header.entries, (index.source.size - shape.entry_position(1))
                          // ENTRY.size))
     if entries and (header.begin_phy_offset > header.end_phy_offset
                     or header.begin_phy_offset < 0):
-        yield _finding("index-header", file, "begin_phy_offset", index,
+        yield _finding("index-header", file, "begin_phy_offset",
                        f"begins at {header.begin_phy_offset}, ends at {header.end_phy_offset}")
     if entries and header.begin_timestamp > header.end_timestamp:
-        yield _finding("index-header", file, "begin_timestamp", index,
+        yield _finding("index-header", file, "begin_timestamp",
                        f"begins at {header.begin_timestamp}, ends at {header.end_timestamp}")
     yield from _ends(store, index, entries)
     yield from _chains(index, entries)
@@ -79,20 +79,17 @@ def _ends(store: Store, index: IndexFile, entries: int) -> Iterator[Finding]:
         if entry is None:
             continue
         if entry.physical_offset != phy:
-            yield _finding("index-header", index.file, place, index,
+            yield _finding("index-header", index.file, place,
                            f"says {phy}, entry {number} leads to {entry.physical_offset}")
             continue
         record = store.log.record_at(phy)
         if record is not None and record.store_timestamp != when:
-            yield _finding("index-header", index.file, time, index,
+            yield _finding("index-header", index.file, time,
                            f"says {when}, the message at {phy} was stored at "
                            f"{record.store_timestamp}")
 
 
-def _finding(category: str, file: StoreFile, field: str, index: IndexFile,
-             detail: str) -> Finding:
-    from rmqctl.formats.index_file import HEADER
-
+def _finding(category: str, file: StoreFile, field: str, detail: str) -> Finding:
     place = HEADER.field(field)
     return Finding(category, "index", f"{field}: {detail}", file=file.path, offset=place.offset,
                    length=place.size)
@@ -152,8 +149,8 @@ def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
         page = _page(source, shape, start, min(_PAGE, entries + 1 - start))
         slot_of[start:start + len(page)] = page["key_hash"] % shape.slots
         first_hash_bad += (np.flatnonzero(page["key_hash"] < 0) + start).tolist()[:SINGLE]
-    for number in first_hash_bad[:SINGLE]:
-        yield _entry(index, "index-entry", number, "key_hash", "the key hash is negative")
+    for negative in first_hash_bad[:SINGLE]:
+        yield _entry(index, "index-entry", negative, "key_hash", "the key hash is negative")
     told = 0
     for start in range(1, entries + 1, _PAGE):
         page = _page(source, shape, start, min(_PAGE, entries + 1 - start))
@@ -193,7 +190,7 @@ def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
     # 4.7.1 and later count used slots, older ones every put; a file may have seen both.
     counted = index.header.hash_slot_count
     if not used <= counted <= max(entries, used):
-        yield _finding("index-header", index.file, "hash_slot_count", index,
+        yield _finding("index-header", index.file, "hash_slot_count",
                        f"says {counted}; {used} slots are used by {entries} entries")
     yield from _reached(index, reached, slots, slot_of, told + broken_slots > 0)
 

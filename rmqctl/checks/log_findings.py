@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from rmqctl.checks.findings import Finding
+from rmqctl.checks.findings import WARNING, Finding
+from rmqctl.checks.logpass import UNREADABLE
 from rmqctl.checks.reconcile import Context
 from rmqctl.scan.frames import BLANK, ZERO, Span
-
 
 
 def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
         Finding]:
     """Damage in physical order, then what was cut off the end of the log."""
-    found = [*_spans(context, log_end), *_bad_records(context)]
     ahead = [one for one in queue_findings if one.category == "cq-ahead"]
     gone = sum(one.count for one in ahead)
+    found = [*_spans(context, log_end, gone), *_bad_records(context)]
     for one in sorted(found, key=lambda one: one.offset or 0):
         if ahead and one.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
@@ -29,12 +29,17 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     if context.result.unkept:
         yield Finding("record-damaged", "commitlog", f"{context.result.unkept} more damaged "
                       "places (only counted)", count=context.result.unkept)
-    if ahead:
+    if ahead and (gone > 1 or _index_agrees(context)):
         queues = len({(one.topic, one.queue_id) for one in ahead})
         yield Finding(
             "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} rows of "
             f"{queues} consumequeues lead behind it: their messages are gone",
             **_place(context, log_end), count=gone)
+
+
+def _index_agrees(context: Context) -> bool:
+    """Whether entries lead behind the log as well: a single row may just be wrong itself."""
+    return any(physical >= context.log_end for physical, _, _ in context.result.keys.extra)
 
 
 def _place(context: Context, offset: int) -> dict[str, Any]:
@@ -46,7 +51,7 @@ def _place(context: Context, offset: int) -> dict[str, Any]:
     return {"file": file.path, "offset": offset, "position": offset - file.base}
 
 
-def _spans(context: Context, log_end: int) -> Iterator[Finding]:
+def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
     lost = sorted(context.lost)
     for span in context.result.spans:
         if span.kind == BLANK:
@@ -58,15 +63,20 @@ def _spans(context: Context, log_end: int) -> Iterator[Finding]:
             continue
         rows = [context.lost[at] for at in
                 lost[bisect_left(lost, span.offset):bisect_left(lost, span.end)]]
-        detail = span.reason + (f" (field {span.field})" if span.field else "")
+        shown = span.field and span.field != UNREADABLE
+        detail = span.reason + (f" (field {span.field})" if shown else "")
         where: dict[str, Any] = {}
         if rows:
             topic, queue_id, queue_offset = rows[0]
             where = {"topic": topic, "queue_id": queue_id, "queue_offset": queue_offset}
             detail += f"; the consumequeues know of {len(rows)} message" + (
                 "s" if len(rows) > 1 else "") + " there"
-        yield Finding(_category(context, span, behind, log_end), "commitlog", detail,
-                      length=span.length, count=max(len(rows), 1),
+        category = _category(context, span, behind, log_end)
+        # A write that a crash cut off, of which nothing was dispatched: a broker drops it.
+        unfinished = category == "torn-tail" and not rows and not gone and (
+            context.store.has_abort)
+        yield Finding(category, "commitlog", detail, length=span.length,
+                      severity=WARNING if unfinished else "", count=max(len(rows), 1),
                       **_place(context, span.offset), **where)
 
 
@@ -77,6 +87,8 @@ def _zero_gap(context: Context, span: Span) -> Finding:
 
 
 def _category(context: Context, span: Span, behind: bool, log_end: int) -> str:
+    if span.field == UNREADABLE:
+        return "file-unreadable"
     if behind:
         if context.live:
             return "in-progress"

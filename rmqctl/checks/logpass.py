@@ -20,11 +20,14 @@ from rmqctl.formats import append_crc, sysflag
 from rmqctl.formats import properties as props
 from rmqctl.formats.message import decode
 from rmqctl.scan import text
-from rmqctl.scan.frames import BLANK, ZERO, Array, Batch, Span, gather, gather_int
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.walk import Walk
+from rmqctl.store.files import StoreFile
 from rmqctl.store.store import Store
 
 KEEP = 100_000
+UNREADABLE = "(unreadable)"
+"""Stands for the field of a span that the system would not read."""
 _SEAL_NAME = props.CRC32.encode("ascii")
 
 
@@ -35,7 +38,7 @@ class LogPass:
                  progress: Callable[[int], None] | None = None) -> None:
         self.store, self.wanted = store, wanted
         self.result = RangeResult(start, start)
-        self._progress = progress or (lambda done: None)
+        self._progress = progress or (lambda _done: None)
         self._topics = text.Dictionary()
         self._messages = MessageChecks(store, ends, wanted, self._topics, self.result)
         self._gathered = Gatherer()
@@ -61,6 +64,16 @@ class LogPass:
             self.result.position = here
         self.result.position = walk.source.base + walk.position
         self.result.shrunk |= walk.shrunk
+
+    def unreadable(self, file: StoreFile, start: int, end: int, reason: str) -> None:
+        """Takes note of positions ``[start, end)`` of a file that the system does not give."""
+        if not self._started:
+            self._start(file.base + start)
+        if end > start:
+            span = Span(DAMAGED, file.base + start, end - start, reason, UNREADABLE)
+            self.result.bytes_damaged += span.length
+            self._keep_span(span)
+        self.result.position = file.base + end
 
     def finish(self, *, last: bool) -> RangeResult:
         """Compares what is still gathered. ``last``: nothing of the log comes behind."""

@@ -18,6 +18,7 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.commit_log import CommitLog
 
 _WINDOW = 4 << 20
+_LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
 """Bytes between two records that are rather read than left out by another call."""
 
@@ -43,7 +44,9 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
     if not len(offset):
         return
     bases = np.array([one.base for one in log.files], np.int64)
+    ends = np.array([min(one.end, _LONG_MAX) for one in log.files] or [0], np.int64)
     number = np.searchsorted(bases, offset, "right") - 1
+    number[offset >= ends[number]] = -1
     cuts = np.flatnonzero(np.diff(number)) + 1
     for rows in np.split(np.arange(len(offset)), cuts):
         file = int(number[rows[0]])

@@ -7,22 +7,25 @@ walked again from the true seam, so the result never depends on the number of pr
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.checks.logpass import LogPass
-from rmqctl.checks.results import RangeResult, Wanted
 from rmqctl.checks.queue_rows import QueueKey
+from rmqctl.checks.results import RangeResult, Wanted
+from rmqctl.errors import StoreIOError
 from rmqctl.scan import heap
 from rmqctl.scan.walk import Walk
+from rmqctl.store.ranges import parallel
 from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
+_SKIP = 64 << 10
+"""Bytes given up at a place the system cannot read."""
+_TRIES = 1000
 Progress = Callable[[int], None]
 
 
@@ -65,10 +68,35 @@ def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Ran
         if file.base >= part.end:
             break
         inside = max(part.start - file.base, 0)
-        walk = Walk(store.log.source(number), inside, part.end - file.base,
-                    resync=part.resync and inside > 0)
-        job.run(walk)
+        _run_file(store, job, number, inside, part.end - file.base, part.resync and inside > 0)
     return job.finish(last=last)
+
+
+def _run_file(store: Store, job: LogPass, number: int, start: int, end: int,
+              resync: bool) -> None:
+    """One file's part of a range; what the system does not give is damage, the rest is read."""
+    file = store.log.files[number]
+    end = min(end, file.size)
+    try:
+        source = store.log.source(number)
+    except StoreIOError as error:
+        job.unreadable(file, start, end, str(error))
+        return
+    for _ in range(_TRIES):
+        walk = None
+        try:
+            walk = Walk(source, start, end, resync=resync)
+            job.run(walk)
+        except StoreIOError as error:
+            # The damaged spot of a disk: go on behind it, at the next record found there.
+            reached = start if walk is None else walk.position
+            start, resync = min(reached + _SKIP, end), True
+            job.unreadable(file, reached, start, str(error))
+            if start >= end:
+                return
+        else:
+            return
+    job.unreadable(file, start, end, "too many places of the file cannot be read")
 
 
 @dataclass(slots=True)
@@ -87,12 +115,6 @@ def _worker(task: _Task) -> RangeResult:
         return run_range(store, task.ends, task.wanted, task.part, task.last)
 
 
-def _quiet_worker() -> None:
-    # Ctrl-C goes to the whole group: the parent alone answers it and ends the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
         progress: Progress | None = None, minimum: int = MIN_RANGE) -> RangeResult:
     """The whole log. StoreIOError from any range ends it."""
@@ -104,10 +126,8 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
     tasks = [_Task(store.root, store.log_folders, store.sizes, ends, wanted, part,
                    part is pieces[-1]) for part in pieces]
     total: RangeResult | None = None
-    context = multiprocessing.get_context("fork")
-    with context.Pool(min(jobs, len(pieces)), _quiet_worker) as pool:
-        for task, result in zip(tasks, pool.imap(_worker, tasks), strict=True):
-            total = _join(store, task, total, result, progress)
+    for task, result in parallel(_worker, tasks, min(jobs, len(pieces))):
+        total = _join(store, task, total, result, progress)
     assert total is not None
     return total
 
@@ -149,7 +169,9 @@ def sample(store: Store, share: float, seed: int) -> list[Range]:
     if not used:
         return pieces[-1:]
     count = max(1, round(len(used) * share))
-    picked = set(random.Random(seed).sample(range(len(used)), count - 1)) if count > 1 else set()
+    # The same pieces for the same seed is all that is asked of it.
+    chance = random.Random(seed)  # noqa: S311
+    picked = set(chance.sample(range(len(used)), count - 1))
     picked.add(len(used) - 1)
     return [used[at] for at in sorted(picked)]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.queue_rows import Claim, QueueKey, QueueTally, merged
 from rmqctl.checks.results import RangeResult
 from rmqctl.checks.topics import deleted
-from rmqctl.checks.queue_rows import Claim, QueueKey, QueueTally, merged
 from rmqctl.formats import properties as props
 from rmqctl.formats.consume_queue import FILLER, UNIT_SIZE, UnitRecord
 from rmqctl.formats.message import Record
@@ -314,6 +314,10 @@ class QueueReconciler:
                     f"{self.context.store.log.explain(unit.physical_offset)}", row)
             elif dispatched_to(record, self.queue.topic):
                 continue
+            elif record.total_size != unit.size:
+                yield self.finding(
+                    "cq-wrong-offset", f"row leads to {unit.physical_offset} with a size of "
+                    f"{unit.size}; the message there has {record.total_size}", row)
             elif self._same_queue(record) and self.tally_covers(record.queue_offset):
                 yield self.finding(
                     "cq-duplicate", f"row repeats the message of queue offset "

@@ -126,9 +126,6 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
     """
     known: list[StoreFile] = []
     for number, one in enumerate(files):
-        if not _in_sequence(one.name):
-            yield place.finding("file-name", "a number beyond any offset", one.path)
-            continue
         if not os.access(one.path, os.R_OK):
             yield place.finding("file-unreadable", "permission denied", one.path)
         last = number == len(files) - 1
@@ -144,7 +141,7 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
             known.append(one)
     if gaps:
         for a, b in pairwise(known):
-            if b.base > a.base + size:
+            if b.base > max(a.base + size, a.end):
                 yield from _missing(place, a, b.base, size, taken)
 
 
@@ -168,7 +165,7 @@ def _length(place: Place, one: StoreFile, size: int, unit: int, last: bool) -> I
 def _missing(place: Place, before: StoreFile, end: int, size: int,
              taken: Iterable[int]) -> Iterator[Finding]:
     """The files missing between ``before`` and the one at ``end``: one finding per stretch."""
-    start = before.base + size
+    start = max(before.base + size, before.end)
     for stop in [*(base for base in taken if start <= base < end), end]:
         if stop > start:
             count = -(-(stop - start) // size)

@@ -30,6 +30,7 @@ from rmqctl.store.store import Store
 _MAGICS = timer_log.MAGIC_DEFAULT | timer_log.MAGIC_ROLL | timer_log.MAGIC_DELETE
 _YEAR_3000 = 32_503_680_000_000
 _NEVER = -1
+_LONG_MAX = (1 << 63) - 1
 
 
 def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
@@ -49,7 +50,10 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
     files = listing(store.path("timerlog")).files
     votes = Votes()
     votes.add(files)
-    log = TimerLog(files, votes.size() or 0)
+    size = votes.size() or 0
+    # Names that no broker gives are told by the check of files; no place follows from them.
+    log = TimerLog([one for one in files if size and one.base % size == 0
+                    and one.base + size <= _LONG_MAX], size)
     assert wheel is not None
     if os.path.lexists(wheel.path):
         try:
@@ -175,8 +179,9 @@ def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, 
         ("magic", "is no timer magic", (magic & ~_MAGICS != 0)
          | (magic & timer_log.MAGIC_DEFAULT == 0)),
         ("prev_pos", "leads to where no earlier unit is", (previous != _NEVER) & ~back),
-        ("curr_write_time", "is no time", (slot_time(units) <= 0)
+        ("curr_write_time", "is no time", (units["curr_write_time"] <= 0)
          | (units["curr_write_time"] >= _YEAR_3000)),
+        ("delay_time", "makes no time", slot_time(units) <= 0),
         ("message_size", "is no size of a message", size < MIN_SIZE),
         ("physical_offset", "is no physical offset", physical < 0),
         ("physical_offset", f"leads behind the end of the commitlog ({records.log_end})",

@@ -55,9 +55,10 @@ class Chains:
         wheel, suspects = self._wheel, self._suspects
         if wheel is not None:
             yield from wheel.ahead(self._log)
-        wrong_slots = list(wheel.mismatches(self._log)) if wheel is not None else []
+        wrong_slots = list(self._wrong_slots(wheel)) if wheel is not None else []
         asked = {before for _, before in self._broken}
-        asked.update(at for _, _, places in wrong_slots for at in places[:_MOST].tolist())
+        asked.update(at for name, _, places in wrong_slots if name != "time"
+                     for at in places[:_MOST].tolist())
         guilty = asked & suspects.keys()
         guilty |= {at for at, before in self._broken if before not in guilty and at in suspects}
         for at in sorted(guilty):
@@ -70,16 +71,24 @@ class Chains:
             return
         for name, slots, places in wrong_slots:
             free = ~np.isin(places, list(guilty))
-            yield from wheel.tell(slots[free], name, "leads to a unit of another time")
-        yield from self._lost(wheel, guilty)
+            yield from wheel.tell(slots[free], name, "is not the time of the slot's units"
+                                  if name == "time" else "leads to a unit of another time")
+        left = [one for one in suspects.items() if one[0] not in guilty]
+        position, time = (np.array(column, np.int64) for column in (zip(*left, strict=True)
+                                                                    if left else ((), ())))
+        yield from wheel.tell(wheel.lost(position, time), "last_pos", "does not lead to the "
+                              "newest unit of the slot: its message is never delivered")
 
-    def _lost(self, wheel: Wheel, guilty: set[int]) -> Iterator[Finding]:
-        """Slots that do not lead to the newest of their units."""
-        times = np.array([time for at, time in self._suspects.items() if at not in guilty],
-                         np.int64)
-        times = times[~wheel.overwritten(times)]
-        yield from wheel.tell(times % SLOTS, "last_pos", "does not lead to the newest unit of the "
-                              "slot: its message is never delivered")
+    def _wrong_slots(self, wheel: Wheel) -> Iterator[tuple[str, Array, Array]]:
+        """(field, slots, positions of their units) of slots that disagree with their units.
+
+        Where the unit's own time belongs to this very slot, the slot's time is what is wrong.
+        """
+        for name, slots, places in wheel.mismatches(self._log):
+            own = np.array([self._suspects.get(at, slot + 1) % SLOTS == slot for at, slot in
+                            zip(places.tolist(), slots.tolist(), strict=True)], bool)
+            yield "time", slots[own], places[own]
+            yield name, slots[~own], places[~own]
 
     def _tell(self, position: int, name: str, words: str) -> Finding:
         file, place = self._log.file_of(position), UNIT.field(name)

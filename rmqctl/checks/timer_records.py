@@ -23,6 +23,7 @@ from rmqctl.store.store import Store
 
 OUT_TIME = "TIMER_OUT_MS"
 _TOPIC = TIMER_TOPIC.encode()
+_ANYWHERE = 1 << 62
 _SINGLE = 1000
 """Units without a message that are looked at one by one; others are all told alike."""
 _AHEAD = 1 << 20
@@ -39,7 +40,7 @@ class Records:
                  in_damage: Callable[[int], bool] | None = None) -> None:
         self._store = store
         self._in_damage = in_damage or nowhere
-        self.log_end = log_end if store.log.files else 1 << 62
+        self.log_end = min(log_end, _ANYWHERE) if store.log.files else _ANYWHERE
         self._lost: list[int] = []
         self._lost_count = 0
         self._asked = 0

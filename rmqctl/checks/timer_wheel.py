@@ -127,14 +127,22 @@ class Wheel:
             yield name, here[other], column[here[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:
-        """Which units (``time`` in slots) no slot of their time leads to."""
+        """Which units (``time`` in slots) lie outside of what the slot of their time leads to."""
         number = time % SLOTS
-        found: Array = (self.time[number] != time) | (self.last[number] < position)
+        found: Array = ((self.time[number] != time) | (self.last[number] < position)
+                        | (self.first[number] > position))
         return found
 
-    def overwritten(self, time: Array) -> Array:
-        """Whether a later lap has taken the slots of these times: legal."""
-        found: Array = self.time[time % SLOTS] > time
+    def lost(self, position: Array, time: Array) -> Array:
+        """The slots that do not lead to the newest of these units.
+
+        A slot that a later lap has taken is legal, and so is one whose first unit is not the
+        oldest: a recovery may have begun it anew (§1.5).
+        """
+        number = time % SLOTS
+        bad = (self.time[number] < time) | (
+            (self.time[number] == time) & (self.last[number] < position))
+        found: Array = number[bad]
         return found
 
     def tell(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:

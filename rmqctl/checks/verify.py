@@ -12,17 +12,19 @@ from typing import Any
 
 from rmqctl.checks import index_structure, ranges
 from rmqctl.checks.advice import advised
-from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.batch_forward import batch_forward
+from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.index_findings import index_findings
 from rmqctl.checks.index_keys import Entries
 from rmqctl.checks.log_findings import log_findings
-from rmqctl.checks.results import RangeResult, Wanted
 from rmqctl.checks.queue_rows import QueueKey
 from rmqctl.checks.reconcile import Context, QueueReconciler, missing_queue
 from rmqctl.checks.registry import small_checks
+from rmqctl.checks.results import RangeResult, Wanted
 from rmqctl.checks.topics import known_topics
 from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import FileSource
+from rmqctl.store.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
 STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "timer",
@@ -79,6 +81,7 @@ class Verification:
     ok: bool = True
     log_end: int = 0
     parts: list[ranges.Range] | None = None
+    _unreadable: list[Finding] = field(default_factory=list)
 
     def _parts(self) -> list[ranges.Range] | None:
         """The ranges of the log to look at; None for all of it."""
@@ -136,8 +139,7 @@ class Verification:
 
     def _context(self, result: RangeResult, live: bool) -> Context:
         store, cover = self.store, self.coverage
-        self.log_end = (result.last_record_end if result.last_record_end is not None
-                        else store.log.min_offset)
+        self.log_end = self._end_of(result)
         for name in ("messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
                      "bytes_damaged", "bytes_unverifiable"):
             setattr(cover, name, getattr(result, name))
@@ -151,6 +153,17 @@ class Verification:
                        None if self.parts is None else [
                            (part.start, part.end) for part in self.parts])
 
+    def _end_of(self, result: RangeResult) -> int:
+        """Behind the last record; behind its file's blank if the next file is there already."""
+        end = result.last_record_end
+        if end is None:
+            return self.store.log.min_offset
+        file = self.store.log.file_of(end)
+        if file is not None and self.store.log.is_blank_at(end) and (
+                self.store.log.file_of(file.end) is not None):
+            return file.end
+        return end
+
     def _log(self, context: Context, ends: dict[QueueKey, int]) -> Iterator[Finding]:
         store, result, cover = self.store, context.result, self.coverage
         reconcilers = self._reconcilers(context, ends) if self.options.wants(
@@ -159,6 +172,7 @@ class Verification:
         if self.options.wants("commitlog"):
             yield from log_findings(context, self.log_end, queue_findings)
         yield from queue_findings
+        yield from self._unreadable
         if self.options.wants("consumequeue"):
             cover.consumequeue_rows = sum(
                 end - store.queues[key].first_index for key, end in ends.items())
@@ -179,8 +193,22 @@ class Verification:
             one = QueueReconciler(context, queue, context.result.queues.get(key), ends[key])
             try:
                 one.prepare()
-            except StoreIOError:
-                continue  # the file check names it
+            except StoreIOError as error:
+                self._unreadable.append(_unreadable(queue, error))
+                continue
             made.append(one)
             queue.close()
         return made
+
+
+def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
+    """The finding for a queue that cannot be read, with the file if it does not even open."""
+    path = queue.folder
+    for file in queue.files:
+        try:
+            FileSource(file.path).close()
+        except StoreIOError as refused:
+            path, error = file.path, refused
+            break
+    return Finding("file-unreadable", "consumequeue", str(error), file=path, topic=queue.topic,
+                   queue_id=queue.queue_id)

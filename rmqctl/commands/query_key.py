@@ -27,7 +27,6 @@ from rmqctl.commands.options import (
 from rmqctl.commands.parsing import parse_time_range
 
 if TYPE_CHECKING:
-    from rmqctl.output import Output
     from rmqctl.store import Store as OpenedStore
     from rmqctl.store.lookup import KeyAnswer
 
@@ -96,14 +95,10 @@ def command(
                      f"{', '.join(map(str, answer.behind))} (--view disk shows what is there)")
         if not answer.records:
             not_found(out, faults, _reason(opened, topic, key, answer))
-        _say_dangling(out, opened, answer)
+        for physical in answer.dangling if answer.records else ():
+            out.note(f"the index also leads to physical offset {physical}: "
+                     f"{opened.log.explain(physical)}")
     faults.end()
-
-
-def _say_dangling(out: Output, store: OpenedStore, answer: KeyAnswer) -> None:
-    for physical in answer.dangling:
-        out.note(f"the index also leads to physical offset {physical}: "
-                 f"{store.log.explain(physical)}")
 
 
 def _reason(store: OpenedStore, topic: str, key: str, answer: KeyAnswer) -> str:
@@ -112,6 +107,8 @@ def _reason(store: OpenedStore, topic: str, key: str, answer: KeyAnswer) -> str:
     search = f"`rmqctl read STORE --topic {topic} --key {key}` looks at the messages themselves"
     if not store.index_listing.files:
         return f"{what}: the store has no index files; {search}"
+    if answer.behind:
+        return f"{what} before the end of the log as a broker sees it"
     if answer.dangling:
         physical = answer.dangling[0]
         return (f"{what} can be read: the index leads to physical offset {physical}: "

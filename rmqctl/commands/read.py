@@ -100,9 +100,11 @@ def command(
             said = offset_note(at, topic, queue, from_offset)
             if said is not None:
                 out.note(f"{topic}/{queue}: {said}")
-        selector = Selector(opened, wanted, at, faults.report)
-        rows = rows_of(faults.judged(selector.pages()), made)
-        shown = show(out, rows, made, tz, empty="" if topic else "no messages")
+        size = sum(one.size for one in opened.log.files)
+        with out.progress("reading the log", size) as progress:
+            selector = Selector(opened, wanted, at, faults.report, progress.advance)
+            rows = rows_of(faults.judged(selector.pages()), made)
+            shown = show(out, rows, made, tz, empty="" if topic else "no messages")
         if not shown and topic is not None:
             out.note(missing_queue(opened, topic, queue) or "no messages")
     faults.end()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import select
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +27,7 @@ from rmqctl.commands.options import (
 )
 from rmqctl.errors import UsageError
 from rmqctl.output import FLUSH
+from rmqctl.output.waiting import wait
 
 if TYPE_CHECKING:
     from rmqctl.store.conditions import Condition
@@ -96,7 +94,7 @@ def command(
         if not follow:
             rows = _closed(rows, tail)
         else:
-            rows = _followed(rows, tail, made, faults, lambda: _wait(interval / 1000))
+            rows = _followed(rows, tail, made, faults, lambda: wait(interval / 1000))
         show(out, rows, made, tz)
     faults.end()
 
@@ -115,7 +113,7 @@ def _closed(rows: Iterator[Mapping[str, Any]], tail: Tail) -> Iterator[Mapping[s
 
 
 def _followed(rows: Iterator[Mapping[str, Any]], tail: Tail, made: Projection, faults: Faults,
-              wait: Callable[[], None]) -> Iterator[Mapping[str, Any]]:
+              pause: Callable[[], None]) -> Iterator[Mapping[str, Any]]:
     from rmqctl.store.conditions import filtered
     from rmqctl.store.pages import RecordPage
     from rmqctl.store.tail import conditions_of
@@ -125,26 +123,7 @@ def _followed(rows: Iterator[Mapping[str, Any]], tail: Tail, made: Projection, f
     kept: list[Condition] = conditions_of(tail.selection)
     while True:
         yield FLUSH
-        wait()
+        pause()
         arrived = follower.poll()
         while chunk := list(islice(arrived, _PAGE)):
             yield from rows_of(faults.judged([filtered(RecordPage(chunk), kept)]), made)
-
-
-def _wait(seconds: float) -> None:
-    """Sleeps; BrokenPipeError as soon as whoever reads stdout has gone.
-
-    Without this, a ``tail -f | head -1`` on a quiet store would stay for ever: a write is what
-    usually tells, and there is nothing to write.
-    """
-    try:
-        descriptor = sys.stdout.fileno()
-        watched = select.poll()
-        watched.register(descriptor, select.POLLERR)
-    except (OSError, ValueError, AttributeError):
-        time.sleep(seconds)
-        return
-    started = time.monotonic()
-    if any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(seconds * 1000)):
-        raise BrokenPipeError
-    time.sleep(max(seconds - (time.monotonic() - started), 0))

@@ -132,7 +132,7 @@ def _structures(only: str | None) -> frozenset[str] | None:
 
 def _collect(run: Verification, most: int) -> tuple[list[Finding], Counter[tuple[str, str]]]:
     """The first ``most`` findings, and how many of each (category, severity) there are."""
-    kept = []
+    kept: list[Finding] = []
     counts: Counter[tuple[str, str]] = Counter()
     for one in run.findings():
         counts[one.category, one.severity] += 1

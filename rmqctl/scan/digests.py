@@ -15,6 +15,7 @@ from rmqctl.formats.message import MAGIC_V1
 from rmqctl.scan.frames import Array, Batch, gather_int, shape
 
 _SEAL = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
+_SEPARATOR = ord(props.PROPERTY_SEPARATOR)
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(32)
 _NUMBERS = ("body_crc", "flag", "born_timestamp", "store_timestamp", "reconsume_times",
@@ -31,7 +32,7 @@ def content(batch: Batch) -> Array:
 
     Left out: topic, queue id and queue offset (what messages are paired by), physical offset,
     store host, offset of the prepared message, record version, and the appended property CRC,
-    which covers all of those.
+    which covers all of those. The same properties in another order give another digest.
     """
     found = _mix(np.zeros(len(batch), np.uint64),
                  batch.column("sys_flag") & ~sysflag.STORE_HOST_V6)
@@ -41,19 +42,26 @@ def content(batch: Batch) -> Array:
     # Slices of bytes: a view of numpy memory cannot be hashed.
     data = batch.data.tobytes()
     for start, length in ((batch.column("body_start"), batch.column("body_length")),
-                          (batch.column("properties_start"), unsealed_length(batch))):
+                          (batch.column("properties_start"), compared_length(batch))):
         found = _mix(found, _hashes(data, start, length).view(np.int64))
     return found
 
 
-def unsealed_length(batch: Batch) -> Array:
-    """The length of each properties string without an appended CRC (commitlog.md §5.4)."""
+def compared_length(batch: Batch) -> Array:
+    """The length of each properties string as it is compared.
+
+    Without an appended CRC (commitlog.md §5.4) and without the separator at the end, which only
+    some versions write.
+    """
     length = batch.column("properties_length").copy()
     rows = np.flatnonzero(length >= append_crc.SIZE)
     if len(rows):
         end = batch.column("properties_start")[rows] + length[rows]
         sealed = gather_int(batch.data, end - append_crc.SIZE, "i8") == _SEAL
         length[rows[sealed]] -= append_crc.SIZE
+    rows = np.flatnonzero(length)
+    last = batch.data[batch.column("properties_start")[rows] + length[rows] - 1]
+    length[rows[last == _SEPARATOR]] -= 1
     return length
 
 

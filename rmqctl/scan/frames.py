@@ -54,6 +54,7 @@ class Shape:
 
 @cache
 def shape(host_bits: int, magic: int) -> Shape:
+    """The shape for ``sys_flag & 0x30`` and a message magic."""
     context = {"sys_flag": host_bits, "magic": magic}
     head_size = layout.prefix_size(Message, **context)
     return Shape(layout.dtype(Message, itemsize=head_size, **context), head_size,
@@ -87,7 +88,7 @@ def gather_int(data: Array, at: Array, code: str) -> Array:
 def used_length(data: bytes) -> int:
     """The length of ``data`` without the zero bytes at its end.
 
-    Like ``len(data.rstrip(b"\\0"))``, but at memory speed where most of it is zero.
+    Like stripping them, but at memory speed where most of it is zero.
     """
     whole = np.frombuffer(data, np.uint8)
     end = len(whole)
@@ -144,7 +145,7 @@ class Batch:
 
     def crc(self, start: Array, length: Array) -> Array:
         """CRC-32, top bit cleared, of a slice of ``data`` for each record (int64)."""
-        view = memoryview(self.data)
+        view = memoryview(self.data.data)
         slices = map(slice, start.tolist(), (start + length).tolist())
         found: Array = np.fromiter(map(crc32, map(view.__getitem__, slices)), np.int64,
                                    len(start))

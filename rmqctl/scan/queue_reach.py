@@ -78,12 +78,12 @@ class QueueNumbers:
 class QueueReach:
     """Collects over batches; picklable, and `merge` takes in what another one collected.
 
-    ``generation`` (4 or 5) picks the broker's rule for multi-dispatched messages;
-    ``dispatched`` False leaves their further queues out.
+    ``generation`` (4 or 5) picks the broker's rule for multi-dispatched messages; ``plain``
+    takes each record for the one queue offset in its head and nothing else.
     """
 
-    def __init__(self, generation: int = 5, *, dispatched: bool = True) -> None:
-        self._generation, self._dispatched = generation, dispatched
+    def __init__(self, generation: int = 5, *, plain: bool = False) -> None:
+        self._generation, self._plain = generation, plain
         self._numbers = QueueNumbers()
         self._first: Array = np.zeros(0, np.int64)
         self._last: Array = np.zeros(0, np.int64)
@@ -99,10 +99,10 @@ class QueueReach:
         topic = self._numbers.topic(text.topics(batch))
         first = last = batch.column("queue_offset")
         inner = np.flatnonzero((flags & sysflag.INNER_BATCH) != 0)
-        if len(inner):
+        if len(inner) and not self._plain:
             first, last = _covered(batch, inner, first)
         self._include(self._numbers.of(topic, queue_id), first, last, rowed)
-        if self._dispatched:
+        if not self._plain:
             self._add_dispatched(batch, topic, queue_id, rowed)
 
     def merge(self, other: QueueReach) -> None:
@@ -143,7 +143,7 @@ class QueueReach:
 
     def _add_dispatched(self, batch: Batch, topic: Array, queue_id: Array, rowed: Array) -> None:
         raw = text.properties(batch)
-        if _DISPATCHED.search(memoryview(text.values(raw)[1])) is None:
+        if _DISPATCHED.search(text.values(raw)[1].data) is None:
             return
         if self._generation >= 5:
             left_out = [one.startswith(_NOT_DISPATCHED) for one in self._numbers.topics]

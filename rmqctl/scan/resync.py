@@ -107,7 +107,7 @@ def provable(source: Source, at: int) -> bool:
     if after == source.size or is_blank(source, after) or _self_located(source, after):
         return True
     record = decode(raw)
-    return bool(record.body) and record.crc_ok or not any(source.read(after, BLANK_SIZE))
+    return (bool(record.body) and record.crc_ok) or not any(source.read(after, BLANK_SIZE))
 
 
 def next_provable(source: Source, start: int, end: int) -> int | None:
@@ -116,6 +116,9 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
     while at < end:
         at = max(at, source.next_data(at) - _MAGIC_AT)
         data = source.read(at, min(window, end - at) + BLANK_SIZE)
+        if len(data) > BLANK_SIZE and not used_length(data):
+            at, window = at + len(data) - BLANK_SIZE, _WINDOW
+            continue
         for found in _MAGICS.finditer(data):
             candidate = at + found.start() - _MAGIC_AT
             if start <= candidate < end and provable(source, candidate):
@@ -138,12 +141,17 @@ def classify(source: Source, at: int) -> list[Span]:
         total, magic = _BLANK.unpack(head)
         if magic == MAGIC_BLANK and total == size - at:
             return [Span(BLANK, base + at, size - at)]
-    if source.next_data(at) >= size:
-        return [Span(ZERO, base + at, size - at)]
+    search = at + 1
+    if not any(head):
+        first = _first_nonzero(source, at)
+        if first is None:
+            return [Span(ZERO, base + at, size - at)]
+        # A record's own leading zeros are at most those of its size.
+        search = max(search, first - BLANK_SIZE)
     reason, field = _diagnose(source, at)
     own = _own_extent(source, at)
     limit = size if own is None else at + own
-    found = next_provable(source, at + 1, limit)
+    found = next_provable(source, search, limit)
     if found is not None:
         return [Span(DAMAGED, base + at, found - at, reason, field)]
     if own is not None and own < size - at:
@@ -160,9 +168,9 @@ def _own_extent(source: Source, at: int) -> int | None:
     if MIN_SIZE <= total <= min(MAX_RECORD, source.size - at):
         known = (magic,) if magic in (MAGIC_V1, MAGIC_V2) else (MAGIC_V1, MAGIC_V2)
         if any(extent(source, at, one) == total for one in known):
-            return total
+            return int(total)
     # Nothing after it: the size that lands on unused space is the record's.
-    if magic in (MAGIC_V1, MAGIC_V2) or physical == source.base + at:
+    if magic in (MAGIC_V1, MAGIC_V2) or (physical == source.base + at and any(head)):
         for length in (total, extent(source, at)):
             if length is None or not MIN_SIZE <= length <= min(MAX_RECORD, source.size - at):
                 continue
@@ -215,6 +223,19 @@ def _tail(source: Source, at: int, reason: str, field: str) -> list[Span]:
     if last + 1 < size:
         spans.append(Span(ZERO, base + last + 1, size - last - 1))
     return spans
+
+
+def _first_nonzero(source: Source, at: int) -> int | None:
+    """The first position from ``at`` on whose byte is not zero; None if the rest is zero."""
+    position, window = source.next_data(at), _FIRST_WINDOW
+    while position < source.size:
+        data = source.read(position, window)
+        if not data:
+            return None
+        if used_length(data):
+            return position + len(data) - len(data.lstrip(b"\0"))
+        position, window = source.next_data(position + len(data)), _WINDOW
+    return None
 
 
 def _nonzero(source: Source, at: int) -> tuple[int | None, int | None]:

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from rmqctl.errors import StoreIOError
 
@@ -130,7 +130,7 @@ class FileSource:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> FileSource:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,

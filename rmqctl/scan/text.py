@@ -75,10 +75,12 @@ class Dictionary:
 
 
 def topics(batch: Batch) -> pa.BinaryArray:
+    """The topic of each message."""
     return slices(batch.data, batch.column("topic_start"), batch.column("topic_length"))
 
 
 def properties(batch: Batch) -> pa.BinaryArray:
+    """The stored properties string of each message."""
     return slices(batch.data, batch.column("properties_start"),
                   batch.column("properties_length"))
 

@@ -87,17 +87,17 @@ class CommitLog:
             record = decode(raw)
         except FormatError:
             return None
-        if record.physical_offset != physical or size is not None and record.total_size != size:
+        if record.physical_offset != physical or (size is not None and record.total_size != size):
             return None
         return record
 
     def raw_at(self, physical: int, size: int | None = None) -> bytes | None:
         """The bytes of the record at ``physical`` by its own size field, or ``size``."""
-        place = self.locate(physical) if physical >= 0 else None
-        if place is None:
-            return None
-        source, at = place
         try:
+            place = self.locate(physical) if physical >= 0 else None
+            if place is None:
+                return None
+            source, at = place
             head = source.read(at, size if size and MIN_SIZE <= size <= MAX_RECORD else 1024)
             if len(head) < START_SIZE:
                 return None
@@ -149,7 +149,7 @@ class CommitLog:
         the file. Files that vanish or cannot be opened raise StoreIOError.
         """
         for number, one in enumerate(self.files):
-            if one.end <= start or end is not None and one.base >= end:
+            if one.end <= start or (end is not None and one.base >= end):
                 continue
             source = self.source(number)
             inside = max(start - one.base, 0)

@@ -72,7 +72,9 @@ class ConsumeQueue:
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
         """One row; None outside the files."""
-        found = self.units(queue_offset, 1) if queue_offset >= 0 else ()
+        if queue_offset < 0:
+            return None
+        found = self.units(queue_offset, 1)
         if not len(found):
             return None
         return UnitRecord(*(int(value) for value in found[0]))
@@ -154,7 +156,7 @@ class ConsumeQueue:
         return 0
 
     def max_physical(self, end: int) -> int:
-        """physical offset + size of row ``end - 1``: how far the log was dispatched; -1 if none."""
+        """Physical offset + size of row ``end - 1``: how far the log was dispatched; -1 if none."""
         last = self.unit(end - 1) if end > 0 else None
         return last.physical_offset + last.size if last is not None and last.is_valid else -1
 

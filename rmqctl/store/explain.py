@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rmqctl.errors import StoreIOError
 from rmqctl.store import get_message
 from rmqctl.store.bounds import View
 from rmqctl.store.queue_rows import queue_ids, topic_rows, topics_on_disk
@@ -33,11 +32,8 @@ def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
 
 def offset_note(view: View, topic: str, queue_id: int, offset: int) -> str | None:
     """What a broker says of a queue offset where no message is; None where one is."""
-    try:
-        queues = topic_rows(view.store, topic, queue_id, view)
-    except StoreIOError:
-        return None  # said by the reading itself
-    if not queues:
+    queues = topic_rows(view.store, topic, queue_id, view)
+    if not queues:  # said by the reading itself
         return None
     answer = get_message.outside(offset, queues[0].first, queues[0].end, view.generation)
     return None if answer is None else get_message.meaning(answer, offset)

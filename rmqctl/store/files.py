@@ -9,9 +9,11 @@ import os
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import names
+
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
@@ -89,7 +91,7 @@ def common_size(files: list[StoreFile]) -> int | None:
     """
     if not files:
         return None
-    steps = Counter(b.base - a.base for a, b in zip(files, files[1:], strict=False))
+    steps = Counter(b.base - a.base for a, b in pairwise(files))
     if steps:
         # A missing file makes a step a multiple of the real one, never smaller.
         smallest = min(steps)

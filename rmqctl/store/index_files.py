@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import index_file as layout
-from rmqctl.formats.index_shape import find_shape
 from rmqctl.formats.index_file import ENTRY, HEADER, SLOT, EntryRecord, HeaderRecord, Shape
+from rmqctl.formats.index_shape import find_shape
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 
@@ -70,7 +70,7 @@ def open_index(file: StoreFile, slots: int | None = None,
 def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:
     """Whether a file may hold messages of ``[begin, end]``, as a broker judges it."""
     first, last = header.begin_timestamp, header.end_timestamp
-    return begin < first and end > last or first <= begin <= last or first <= end <= last
+    return (begin < first and end > last) or first <= begin <= last or first <= end <= last
 
 
 def select(index: IndexFile, key_hash: int, most: int, begin: int, end: int,

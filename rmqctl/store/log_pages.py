@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -70,11 +70,12 @@ def _first_time(log: CommitLog, number: int) -> int | None:
     return None if record is None or record.store_timestamp <= 0 else record.store_timestamp
 
 
-def log_pages(view: View, wanted: Range, conditions: Sequence[Condition],
-              report: Report) -> Iterator[Page]:
+def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report: Report,
+              advance: Callable[[int], None] = lambda _bytes: None) -> Iterator[Page]:
     """Pages of the messages of the range for which all conditions hold, in physical order.
 
-    Every damaged span, missing file and unreadable file on the way is reported once.
+    Every damaged span, missing file and unreadable file on the way is reported once. ``advance``
+    is told the bytes that have been looked at, batch by batch.
     """
     log = view.store.log
     for trouble in view.store.log_troubles:
@@ -89,7 +90,10 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition],
         before = number
         try:
             walk = _walk(log, number, wanted, view.log_end)
+            position = walk.position
             for batch in walk:
+                advance(walk.position - position)
+                position = walk.position
                 spans.passed(len(batch), batch.spans)
                 page = filtered(BatchPage(batch), conditions) if len(batch) else None
                 for at in range(0, len(page) if page is not None else 0, _MOST_ROWS):

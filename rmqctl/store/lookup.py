@@ -98,12 +98,11 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
                                          last)
 
     def store_time(physical: int) -> int | None:
-        if view.log_end is not None and physical >= view.log_end:
-            answer.behind.append(physical)
-            return None
         record = log.record_at(physical)
-        if record is None:
-            answer.dangling.append(physical)
+        if record is None or (view.log_end is not None and physical >= view.log_end):
+            left_out = answer.dangling if record is None else answer.behind
+            if physical not in left_out:
+                left_out.append(physical)
             return None
         known[physical] = record
         return record.store_timestamp

@@ -41,7 +41,8 @@ def java_text(raw: bytes) -> str:
 def message_object(record: Record, *, body: str = "auto", decompress: bool = False) -> dict[
         str, Any]:
     """The message object of cli.md. ``body``: ``auto`` (utf-8 if it is, else base64), ``utf-8``
-    (replacing what is none), ``base64`` or ``none`` (left out)."""
+    (replacing what is none), ``base64`` or ``none`` (left out).
+    """
     raw = text(record.properties)
     found = props.parse(raw)
     keys = found.get(props.KEYS)

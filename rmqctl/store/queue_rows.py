@@ -12,11 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rmqctl.errors import StoreIOError
 from rmqctl.formats.consume_queue import FILLER
 from rmqctl.store.batch_queue import BatchQueue
 from rmqctl.store.bounds import View
 from rmqctl.store.consume_queue import ConsumeQueue
 from rmqctl.store.files import listing
+from rmqctl.store.problems import Problem, Report
 from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,6 +37,8 @@ class QueueRows(Protocol):
     end: int
     behind: int
     """Rows on disk behind ``end``: they lead to no record because the log is cut."""
+    unused: list[int]
+    """Queue offsets of rows that are zero although rows follow them, as far as `pages` has come."""
 
     def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
         """(queue offsets, physical offsets, sizes) of the rows in ``[start, end)``."""
@@ -56,15 +60,22 @@ class PlainRows:
         self.topic, self.queue_id = queue.topic, queue.queue_id
         self._queue, self._log = queue, view.store.log
         found = view.bounds(queue)
-        self.first, self.end = found.first, found.end
-        self.behind = max(queue.written - found.end, 0) if view.kind == "disk" else 0
+        self.first, self.end, self.behind = found.first, found.end, 0
+        self.unused: list[int] = []
+        if view.kind == "disk":
+            self.behind = max(queue.written - found.end, 0)
+            if not self.behind:  # rows behind a hole are not lost for who looks at the disk
+                self.end = max(self.end, queue.disk_end)
 
     def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
         filler = np.array(tuple(FILLER), self._queue.units(0, 0).dtype)
         start = max(start, self.first)
         for at, rows in self._queue.pages(start, min(end, self.end), PAGE_ROWS):
             self._queue.close()  # a topic may have more queues than a process may have files
-            kept = np.flatnonzero(rows != filler)
+            empty = rows == np.zeros(1, rows.dtype)
+            if empty.any():
+                self.unused += (np.flatnonzero(empty) + at).tolist()
+            kept = np.flatnonzero((rows != filler) & ~empty)
             yield (kept + at, rows["physical_offset"][kept].astype(np.int64),
                    rows["size"][kept].astype(np.int64))
 
@@ -100,6 +111,7 @@ class BatchRows:
 
     def __init__(self, queue: BatchQueue, view: View) -> None:
         self.topic, self.queue_id, self.behind = queue.topic, queue.queue_id, 0
+        self.unused: list[int] = []
         log_min = view.store.log.min_offset
         self.first, self.end = queue.bounds(log_min, view.log_end)
         rows = queue.all_used(view.log_end)
@@ -141,19 +153,39 @@ def batch_queue(store: Store, topic: str, queue_id: int) -> BatchQueue | None:
     return BatchQueue(topic, queue_id, folder, found.files, found.troubles)
 
 
-def topic_rows(store: Store, topic: str, queue_id: int | None, view: View) -> list[QueueRows]:
-    """The queues of a topic that have files, all or one of them, by queue id."""
+def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
+               report: Report = lambda _problem: None) -> list[QueueRows]:
+    """The queues of a topic that have files, all or one of them, by queue id.
+
+    A queue that cannot be read is reported and left out.
+    """
     found: list[QueueRows] = []
-    for each in queue_ids(store, "consumequeue", topic):
-        queue = store.queue(topic, each) if queue_id in (None, each) else None
-        if queue is not None and queue.files:
-            found.append(PlainRows(queue, view))
+
+    def add(queue: ConsumeQueue | BatchQueue | None) -> None:
+        if queue is None or not queue.files:
+            return
+        try:
+            found.append(PlainRows(queue, view) if isinstance(queue, ConsumeQueue)
+                         else BatchRows(queue, view))
+        except StoreIOError as error:
+            report(Problem("unreadable", f"{error}: queue {topic}/{queue.queue_id} is left out"))
+        if isinstance(queue, ConsumeQueue):
             queue.close()
+
+    for each in queue_ids(store, "consumequeue", topic):
+        if queue_id in (None, each):
+            add(store.queue(topic, each))
     for each in queue_ids(store, "batchconsumequeue", topic):
-        batch = batch_queue(store, topic, each) if queue_id in (None, each) else None
-        if batch is not None and batch.files:
-            found.append(BatchRows(batch, view))
+        if queue_id in (None, each):
+            add(batch_queue(store, topic, each))
     return found
+
+
+def has_queue_files(store: Store, topic: str) -> bool:
+    """Whether any queue of a topic has a file, readable or not."""
+    return any(listing(store.path(structure, topic, str(each))).files
+               for structure in ("consumequeue", "batchconsumequeue")
+               for each in queue_ids(store, structure, topic))
 
 
 def topics_on_disk(store: Store) -> list[str]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -23,6 +24,7 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.log_end import used_size
 
 RANGE_SIZE = 64 << 20
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
     pool = ProcessPoolExecutor(jobs, context, initializer=_leave_signals_to_parent)
     try:
         for task in tasks:
-            waiting.append((task, pool.submit(work, task)))
+            with _signals_later():  # the first one forks the workers
+                waiting.append((task, pool.submit(work, task)))
             if len(waiting) >= 2 * jobs:
                 done, result = waiting.popleft()
                 yield done, result.result()
@@ -127,7 +130,18 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Holds back Ctrl-C and SIGTERM: raised in the middle of a fork they would be swallowed."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _leave_signals_to_parent() -> None:
     # Ctrl-C goes to the whole process group; the parent answers it and ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)

@@ -9,7 +9,7 @@ told through a callback while the reading goes on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -23,7 +23,13 @@ from rmqctl.store.log_pages import log_pages
 from rmqctl.store.missing import MissingRows
 from rmqctl.store.pages import Page, RecordPage
 from rmqctl.store.problems import Problem, Report
-from rmqctl.store.queue_rows import CLOCK_SLACK, QueueRows, topic_rows, topics_on_disk
+from rmqctl.store.queue_rows import (
+    CLOCK_SLACK,
+    QueueRows,
+    has_queue_files,
+    topic_rows,
+    topics_on_disk,
+)
 from rmqctl.store.store import Store
 
 _FIRST_CHUNK, _CHUNK = 32, 512
@@ -66,9 +72,10 @@ class Selector:
     """Reads a selection from a store; ``view`` decides where queues and log end."""
 
     def __init__(self, store: Store, selection: Selection, view: View,
-                 report: Report = lambda _problem: None) -> None:
+                 report: Report = lambda _problem: None,
+                 advance: Callable[[int], None] = lambda _bytes: None) -> None:
         self.store, self.selection, self.view = store, selection, view
-        self._report = report
+        self._report, self._advance = report, advance
 
     def pages(self) -> Iterator[Page]:
         """The selected messages, page by page. A page is only valid until the next is asked for.
@@ -97,9 +104,9 @@ class Selector:
             return
         conditions = wanted.conditions()
         if wanted.topic is None:
-            yield from log_pages(self.view, wanted, conditions, self._report)
+            yield from log_pages(self.view, wanted, conditions, self._report, self._advance)
             return
-        queues = self._queues(wanted.topic)
+        queues = topic_rows(self.store, wanted.topic, wanted.queue_id, self.view, self._report)
         if queues:
             for page in self._queue_pages(queues):
                 yield filtered(page, conditions)
@@ -111,22 +118,14 @@ class Selector:
                 own.append(Condition("queue_id", "=", wanted.queue_id))
             if wanted.from_offset is not None:
                 own.append(Condition("queue_offset", ">=", wanted.from_offset))
-            yield from log_pages(self.view, wanted, own + conditions, self._report)
+            yield from log_pages(self.view, wanted, own + conditions, self._report, self._advance)
 
     # -- through the consumequeue -------------------------------------------------------------
 
-    def _queues(self, topic: str) -> list[QueueRows]:
-        found: list[QueueRows] = []
-        try:
-            found = topic_rows(self.store, topic, self.selection.queue_id, self.view)
-        except StoreIOError as error:
-            self._report(Problem("unreadable", f"{error}: {topic} is read without it"))
-        return found
-
     def _may_lack_queues(self, topic: str) -> bool:
-        """Whether the log may hold a topic without queues: then only if no topic has any."""
+        """Whether the log may hold a topic that has no queue: not if others have theirs."""
         found = topics_on_disk(self.store)
-        return not found or (topic in found and not topic_rows(self.store, topic, None, self.view))
+        return not found or (topic in found and not has_queue_files(self.store, topic))
 
     def _range(self, queue: QueueRows) -> tuple[int, int]:
         """The queue offsets to look at, narrowed by the times asked for."""
@@ -158,6 +157,10 @@ class Selector:
             size = min(size * 2, _CHUNK)
         missing.finish()
         for queue in queues:
+            if queue.unused:
+                self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {len(queue.unused)} "
+                                     f"rows from {queue.unused[0]} on are zero, though others "
+                                     "follow"))
             if queue.behind and self.selection.until is None:
                 self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind} rows "
                                      f"from {queue.end} on lead behind the end of the log"))

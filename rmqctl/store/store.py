@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
+from typing import Self
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
 from rmqctl.formats import checkpoint as checkpoint_format
@@ -218,7 +219,7 @@ class Store:
         for queue in (*self._queues.values(), *self.__dict__.get("queues", {}).values()):
             queue.close()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import properties as props
 from rmqctl.formats.message import Record
-from rmqctl.scan.frames import BLANK, DAMAGED, Span
+from rmqctl.scan.frames import BLANK, DAMAGED, Span, used_length
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store.bounds import View
@@ -31,7 +31,6 @@ _ENOUGH = 64 << 20
 never that far behind."""
 _REMEMBERED = 64
 _STEP = 4 << 20
-_ZEROS = bytes(_STEP)
 
 
 def conditions_of(selection: Selection) -> list[Condition]:
@@ -56,9 +55,9 @@ def used_end(source: Source) -> int:
     while end > 0:
         start = max(0, end - _STEP)
         if source.next_data(start) < end:
-            data = source.read(start, end - start)
-            if data != _ZEROS[:len(data)]:
-                return start + len(data.rstrip(b"\0"))
+            used = used_length(source.read(start, end - start))
+            if used:
+                return start + used
         end = start
     return 0
 
@@ -169,11 +168,8 @@ class Tail:
         """The last messages of the topic before the part already seen; None without queues."""
         topic = self.selection.topic
         assert topic is not None
-        try:
-            queues = topic_rows(self._view.store, topic, self.selection.queue_id, self._view)
-        except StoreIOError as error:
-            self._report(Problem("unreadable", f"{error}: looking through the log instead"))
-            return None
+        queues = topic_rows(self._view.store, topic, self.selection.queue_id, self._view,
+                            self._report)
         if not queues:
             return None
         streams = [queue.backward() for queue in queues]

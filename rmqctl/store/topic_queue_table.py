@@ -82,7 +82,7 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
     ``consumequeue`` the log is not read. What is met on the way goes to ``report``.
     StoreIOError when a file of the log cannot be read.
     """
-    said = report or (lambda problem: None)
+    said = report or (lambda _: None)
     by_rows = consumequeue_ends(store, view, said)
     by_log: dict[Key, int] = {}
     if source != "consumequeue":

@@ -107,7 +107,8 @@ def test_a_file_that_is_not_there(file: str, tiny: tiny_stores.Tiny) -> None:
     damage.remove(tiny.root, file)
     report = subject.verify(tiny.root)
     assert subject.every_byte_is_accounted_for(report)
-    if file.startswith(("commitlog", "consumequeue")):
+    # A log without its first file looks like one whose head has expired: legal.
+    if file.startswith(("commitlog", "consumequeue")) and file != LOG[0]:
         assert report.problems, "a missing file went unnoticed"
 
 

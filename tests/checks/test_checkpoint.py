@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rmqctl.formats import checkpoint as layout
 from tests.checks.told import CLEAN, IDS, Log, log_of, one_of, run, run_golden, told, trouble
 from tests.conftest import GoldenFolder
-from tests.support import damage, golden, tiny as tiny_stores
+from tests.support import damage, golden
+from tests.support import tiny as tiny_stores
 
 LAST = 1_700_000_000_000
 KNOWN = Log(LAST, 5000)

@@ -22,6 +22,7 @@ from rmqctl.store.projection import Projection, checked_fields
 from rmqctl.store.queue_rows import CLOCK_SLACK
 from rmqctl.store.select import Selection, Selector
 from tests.conftest import GoldenFolder
+from tests.support import damage
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 from tests.support.stored import intact, object_of, puts_of
@@ -323,6 +324,46 @@ def test_rows_behind_a_cut_log_are_told(version: str, golden: GoldenFolder) -> N
     assert problems
     assert {each.kind for each in problems} == {"row"}
     assert all("behind the end of the log" in each.text for each in problems)
+
+
+def test_rows_behind_a_hole_are_shown(tiny: tiny_stores.Tiny) -> None:
+    """Two rows of `orders/0` are zero; the broker would end the queue there, the disk has more."""
+    units = tiny.queues()["orders", 0]
+    for unit in units[1:3]:
+        file, position = tiny.unit_place(unit)
+        damage.zero(tiny.root, file, position, 20)
+    problems: list[Problem] = []
+    with Store.open(tiny.root) as one:
+        for wanted in (Selection("orders", 0), Selection("orders", 0, from_offset=1)):
+            problems.clear()
+            found = objects(one, wanted, problems=problems)
+            told = [tiny.messages[unit.message].start for unit in (units[0], units[3])]
+            assert [row["physical_offset"] for row in found] == told[-len(found):]
+            assert found
+            assert [each.kind for each in problems] == ["row"]
+            assert "2 rows from 1 on are zero" in problems[0].text
+        assert len(objects(one, Selection("orders", 0), view="broker")) == 1
+
+
+def test_an_unreadable_queue_does_not_hide_the_others(tiny: tiny_stores.Tiny,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = str(tiny.root / "consumequeue/orders/0/00000000000000000000")
+    real = os.open
+
+    def refusing(path: Any, *args: Any, **kwargs: Any) -> int:
+        if path == refused:
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refusing)
+    problems: list[Problem] = []
+    with Store.open(tiny.root) as one:
+        found = objects(one, Selection(topic="orders"), problems=problems)
+        assert {row["queue_id"] for row in found} == {1}
+        assert len(found) == len(tiny.queues()["orders", 1])
+        assert [each.kind for each in problems] == ["unreadable"]
+        assert "orders/0" in problems[0].text
+        assert objects(one, Selection("orders", 0)) == []
 
 
 @pytest.mark.parametrize(("kind", "length"), [

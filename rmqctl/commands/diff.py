@@ -1,0 +1,237 @@
+"""``rmqctl diff``: two stores compared, message by message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rmqctl.commands.options import (
+    STORE_VARIABLE,
+    CommitlogDirs,
+    CommitlogFileSize,
+    ConsumequeueFileSize,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Verbose,
+    complete_folders,
+    open_output,
+)
+from rmqctl.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.checks.diff import Diff
+    from rmqctl.output import Output
+    from rmqctl.output.human import Human
+    from rmqctl.store import Store as OpenedStore
+
+NAME = ("diff",)
+EFFECT = "read-only"
+
+_BRIEF = ("kind", "where", "queue", "fields", "detail")
+_STYLES = {"different": "warn", "queue": "warn", "config": "dim"}
+
+
+def command(
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            envvar=STORE_VARIABLE,
+            help="The one store (its root).",
+            autocompletion=complete_folders,
+            show_default=False,
+        ),
+    ],
+    b: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="The other store.", autocompletion=complete_folders,
+            show_default=False,
+        ),
+    ],
+    by: Annotated[
+        Literal["auto", "physical", "queue"],
+        typer.Option(
+            "--by",
+            help="What pairs two messages: the same physical offset (a slave, a backup, before "
+            "and after), or the same topic, queue and queue offset (a rebuilt or migrated "
+            "store); auto looks which it is.",
+        ),
+    ] = "auto",
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="Everything counts: also messages that only one store still has because the "
+            "other one starts later, and configuration files.",
+        ),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Paired by queue, also compare where a message is stored: physical offset, "
+            "store host, record version.",
+        ),
+    ] = False,
+    view: Annotated[
+        Literal["disk", "broker"],
+        typer.Option(
+            "--view",
+            help="The stores as they lie on disk, with what lies behind damage, or as far as a "
+            "broker would keep them when it starts.",
+        ),
+    ] = "disk",
+    max_differences: Annotated[
+        int,
+        typer.Option(
+            "--max-differences", metavar="N", min=0, help="List at most N; all are counted."
+        ),
+    ] = 1000,
+    commitlog_dirs: CommitlogDirs = None,
+    commitlog_dirs_b: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--commitlog-dir-b",
+            metavar="DIR",
+            help="The same for B, where its log lies in other folders; repeatable.",
+            rich_help_panel="Where and how the store lies",
+        ),
+    ] = None,
+    commitlog_file_size: CommitlogFileSize = None,
+    consumequeue_file_size: ConsumequeueFileSize = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Compare two stores: messages that one of them lacks, and messages that differ.
+
+    Messages are compared byte for byte over the physical offsets both logs cover. What one log
+    has behind the end of the other is missing there; what it has before the other's beginning
+    has expired there and is only mentioned. Damage on either side is shown, and the comparison
+    goes on behind it. The bounds of the consumequeues are compared too; configuration files and
+    checkpoints that differ are named in the summary. Exit code 1 when anything differs.
+
+        rmqctl diff /data/master/store /data/slave/store
+        rmqctl diff /backup/store /data/store --by queue -o json
+    """
+    from rmqctl.checks.diff import Diff, Options
+    from rmqctl.store import Sizes
+    from rmqctl.store import Store as OpenedStore
+
+    out = open_output(output, quiet, verbose, no_progress)
+    if strict and by == "physical":
+        raise UsageError("--strict is for --by queue: by physical offset every byte counts anyway")
+    sizes = Sizes(commitlog_file_size, consumequeue_file_size)
+    folders = commitlog_dirs or ()
+    with (
+        OpenedStore.open(a, folders, sizes) as left,
+        OpenedStore.open(b, commitlog_dirs_b or folders, sizes) as right,
+    ):
+        _warn(out, left, "a")
+        _warn(out, right, "b")
+        with out.progress("diff") as progress:
+            options = Options(by, whole, strict, max_differences, view)
+            run = Diff(left, right, options, progress.advance)
+            progress.total(run.prepare())
+            run.run()
+    _show(out, run)
+    if not run.equal:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _warn(out: Output, store: OpenedStore, name: str) -> None:
+    for trouble in store.log_troubles:
+        out.warn(f"{trouble.path}: {trouble.reason}")
+    holder = store.lock
+    if holder.held:
+        who = f"process {holder.pid}" if holder.pid else "another process"
+        out.warn(f"{who} holds store {name} ({holder.kind}): this is a moving picture")
+
+
+def _show(out: Output, run: Diff) -> None:
+    from rmqctl.checks.differences import COLUMNS
+
+    found = run.differences
+    if found.total > len(found.kept):
+        out.warn(f"{found.total - len(found.kept)} more differences are counted, not listed "
+                 "(--max-differences)")  # fmt: skip
+    rows = [one.as_dict() for one in found.kept]
+    document: dict[str, Any] = {
+        "equal": run.equal,
+        "summary": {**run.summary, "remarks": run.remarks},
+        "differences": rows,
+        "differences_total": found.total,
+        "counts": [{"kind": kind, "count": count} for kind, count in sorted(found.counts.items())],
+    }
+    if out.format == "jsonl":
+        rest = {name: value for name, value in document.items() if name != "differences"}
+        out.rows([*rows, rest])
+    elif out.format in ("csv", "tsv"):
+        out.rows(rows, COLUMNS)
+    else:
+        out.document(document, lambda page: _page(page, run, rows))
+
+
+def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
+    from rmqctl.output.units import count_text, size_text
+
+    total = run.differences.total
+    if run.equal:
+        page.text("no differences", "good")
+    else:
+        page.text(f"{count_text(total)} difference{'s' if total > 1 else ''}", "bad")
+    if run.remarks:
+        page.text("\n".join(run.remarks), "warn")
+    if rows:
+        page.blank()
+        page.table(map(_brief, rows), _BRIEF,
+                   styles={"kind": lambda value: _STYLES.get(value, "bad")})  # fmt: skip
+    page.heading("Summary")
+    said = run.summary
+    pairs = {}
+    for name in ("a", "b"):
+        one = said[name]
+        spans, size = one["damaged_spans"], size_text(one["bytes_damaged"])
+        damage = f", {spans} damaged spans ({size})" if spans else ""
+        pairs[name] = (
+            f"{one['store']}: {count_text(one['messages'])} messages, physical offsets "
+            f"{one['min_phy_offset']} to {one['max_phy_offset']}{damage}"
+        )
+    pairs["paired by"] = {"physical": "physical offset", "queue": "topic, queue and queue offset"}[
+        said["by"]
+    ]
+    pairs["messages"] = ", ".join(
+        f"{count_text(said[name])} {words}"
+        for name, words in (("equal", "equal"), ("different", "different"),
+                            ("missing_in_a", "missing in a"), ("missing_in_b", "missing in b"))
+    )  # fmt: skip
+    queues = said["queues"]
+    pairs["consumequeues"] = (
+        f"{queues['compared']} compared, {queues['different']} with other bounds"
+    )
+    pairs["configuration"] = _config(said["config"])
+    pairs["checkpoints"] = ", ".join(said["checkpoint"]["different"]) or "the same"
+    page.pairs({name: text for name, text in pairs.items() if text})
+
+
+def _config(found: dict[str, Any]) -> str:
+    parts = [f"{words} {', '.join(found[name])}" for name, words in (
+        ("different", "different:"), ("only_in_a", "only in a:"), ("only_in_b", "only in b:"))
+        if found[name]]  # fmt: skip
+    if not parts:
+        return f"{found['same']} files, all the same" if found["same"] else ""
+    return "; ".join(parts)
+
+
+def _brief(row: dict[str, Any]) -> dict[str, Any]:
+    where = row["file"] or ("" if row["physical_offset"] is None else str(row["physical_offset"]))
+    if row["physical_offset_b"] is not None:
+        where += f" / {row['physical_offset_b']}"
+    queue = "" if row["topic"] is None else f"{row['topic']}/{row['queue_id']}" + (
+        f" #{row['queue_offset']}" if row["queue_offset"] is not None else "")  # fmt: skip
+    return {"kind": row["kind"], "where": where, "queue": queue,
+            "fields": ", ".join(row["fields"]), "detail": row["detail"]}  # fmt: skip

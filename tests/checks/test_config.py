@@ -1,0 +1,213 @@
+"""Configuration files: which copy is good is told for every damage; what is legal is not."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqctl.store import config as store_config
+from tests.checks.told import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
+from tests.conftest import GoldenFolder
+from tests.support import damage, golden
+from tests.support import tiny as tiny_stores
+
+NAME = "topics.json"
+MAIN, BACKUP = f"config/{NAME}", f"config/{NAME}.bak"
+NO_LOG = Log(None, 0)
+
+
+def check(root: Path, *, live: bool = False):
+    return run("config", root, log=NO_LOG, live=live)
+
+
+@pytest.fixture
+def root(tiny: tiny_stores.Tiny) -> Path:
+    return tiny.root
+
+
+# -- legal ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each", CLEAN, ids=IDS)
+def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
+                                              golden: GoldenFolder) -> None:
+    assert run_golden("config", each, golden(each.id)) == []
+
+
+def test_integer_keys_without_quotes_are_what_brokers_write(tiny_base: tiny_stores.Tiny) -> None:
+    assert b"{0:2,1:1}" in (tiny_base.root / "config/consumerOffset.json").read_bytes()
+    assert check(tiny_base.root) == []
+
+
+@pytest.mark.parametrize("gone", [[MAIN, BACKUP], [BACKUP], ["config"]])
+def test_missing_files_are_legal(gone: list[str], root: Path) -> None:
+    for name in gone:
+        (damage.remove_folder if name == "config" else damage.remove)(root, name)
+    assert check(root) == []
+
+
+@pytest.mark.parametrize("name", ["plain_acl.yml", "broker.conf", "topics.json.tmp", "notes"])
+def test_other_files_are_nobodys_business(name: str, root: Path) -> None:
+    damage.add_file(root, f"config/{name}")
+    (root / "config/rdb").mkdir()
+    assert check(root) == []
+
+
+def test_an_empty_backup_is_legal(root: Path) -> None:
+    damage.empty_file(root, BACKUP)
+    assert check(root) == []
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+
+def test_every_cut_is_told_with_the_good_copy(root: Path) -> None:
+    whole = (root / MAIN).read_bytes()
+    for size in range(0, len(whole) - 1, 3):
+        damage.config(root, NAME, whole[:size])
+        found, what = one_of(check(root), root)
+        # The place is where the text that was cut begins: the last token at most.
+        assert what[:2] == ("config-backup", MAIN), found
+        assert size - 20 <= what[2] <= size
+        assert f"{NAME}.bak is good" in found.detail
+        assert found.severity == "warning"
+
+
+@pytest.mark.parametrize(("data", "offset"), [
+    (b"", 0), (b"{", 1), (b"\x00" * 40, 0), (b"[]", 0), (b'{"a":}', 5), (b"topics", 0),
+    (b'{"dataVersion":{"counter":1,', 28)])
+def test_a_main_file_nobody_can_read(data: bytes, offset: int, root: Path) -> None:
+    damage.config(root, NAME, data)
+    found, what = one_of(check(root), root)
+    assert what == ("config-backup", MAIN, offset)
+    damage.remove(root, BACKUP)
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("config-unreadable", MAIN, offset), "error")
+    damage.config(root, NAME, data, backup=b"{\x00")
+    found, what = one_of(check(root), root)
+    assert what == ("config-unreadable", MAIN, offset)
+    assert f"{NAME}.bak is no better" in found.detail
+
+
+def test_only_the_backup_is_there(root: Path) -> None:
+    damage.remove(root, MAIN)
+    _, what = one_of(check(root), root)
+    assert what == ("config-backup", MAIN, None)
+    (root / BACKUP).write_bytes(b"{]")
+    _, what = one_of(check(root), root)
+    assert what == ("config-unreadable", BACKUP, 1)
+
+
+def test_a_bad_backup_beside_a_good_file_is_told(root: Path) -> None:
+    (root / BACKUP).write_bytes(b'{"a":1')
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("config-oddity", BACKUP, 6), "info")
+
+
+def test_trailing_garbage(root: Path) -> None:
+    done = damage.config_trailing(root, NAME)
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("config-oddity", MAIN, done.offset), "warning")
+    assert (found.length, f"{NAME}.bak is good" in found.detail) == (done.length, True)
+
+
+@pytest.mark.parametrize(("change", "offset", "severity"), [
+    (lambda raw: b"\xef\xbb\xbf" + raw, 0, "info"),
+    (lambda raw: raw[:1] + b'"x":1,"x":2,' + raw[1:], 7, "info"),
+    (lambda raw: raw.replace(b'"order":false', b'"order\xff":false', 1), None, "warning")])
+def test_readable_but_odd(change, offset: int | None, severity: str, root: Path) -> None:
+    raw = change((root / MAIN).read_bytes())
+    damage.config(root, NAME, raw)
+    found, what = one_of(check(root), root)
+    at = raw.index(b"\xff") if offset is None else offset
+    assert (what, found.severity) == (("config-oddity", MAIN, at), severity)
+
+
+def test_entries_of_the_wrong_shape(root: Path) -> None:
+    damage.config(root, "consumerOffset.json", b'{"offsetTable":{"a@b":{0:"x"},"c@d":7}}')
+    found, what = one_of(check(root), root)
+    assert what == ("config-oddity", "config/consumerOffset.json", None)
+    assert found.severity == "warning"
+
+
+def test_json_of_somebody_else_is_only_told(root: Path) -> None:
+    damage.add_file(root, "config/mine.json", b"{")
+    found, what = one_of(check(root), root)
+    assert (what, found.severity) == (("config-unreadable", "config/mine.json", 1), "info")
+
+
+def test_several_files(root: Path) -> None:
+    damage.config_both_bad(root, "consumerOffset.json")
+    damage.config_empty(root, "delayOffset.json")
+    damage.config_not_utf8(root, NAME)
+    assert [what[:2] for what in told(check(root), root)] == [
+        ("config-unreadable", "config/consumerOffset.json"),
+        ("config-backup", "config/delayOffset.json"), ("config-oddity", MAIN)]
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [damage.fifo, damage.directory, damage.symlink])
+def test_no_regular_file(kind, root: Path) -> None:
+    kind(root, MAIN)
+    found, what = one_of(check(root), root)
+    assert what == ("file-unreadable", MAIN, None)
+    assert f"{NAME}.bak is good" in found.detail
+
+
+@pytest.mark.skipif(not damage.can_deny(), reason="root may read everything")
+@pytest.mark.parametrize("file", [MAIN, "config"])
+def test_permission_denied(file: str, root: Path) -> None:
+    damage.unreadable(root, file)
+    assert told(check(root), root) == [("file-unreadable", file, None)]
+    (root / file).chmod(0o755)
+
+
+def test_a_terabyte_is_not_read(root: Path) -> None:
+    damage.huge_sparse(root, MAIN)
+    found, what = one_of(check(root), root)
+    assert (what[:2], found.severity) == (("config-oddity", MAIN), "info")
+
+
+def test_a_running_broker_overwrites_in_place(root: Path, monkeypatch) -> None:
+    """A file that is torn only for a moment is no finding while a broker runs."""
+    whole = (root / MAIN).read_bytes()
+    damage.config_truncated(root, NAME, 10)
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        (root / MAIN).write_bytes(whole)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert check(root, live=True) == []
+    assert len(waited) == 1
+    damage.config_truncated(root, NAME, 10)
+    monkeypatch.setattr(time, "sleep", waited.append)
+    assert [what[:2] for what in told(check(root, live=True), root)] == [("config-backup", MAIN)]
+    assert sum(waited) < 1
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(name=st.sampled_from([name for name in store_config.KINDS if name != "timercheck"]),
+       main=st.binary(max_size=200), backup=st.none() | st.binary(max_size=60))
+def test_random_bytes(name: str, main: bytes, backup: bytes | None,
+                      tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"random-config-{os.getpid()}-{threading.get_ident()}"
+    (folder / "config").mkdir(parents=True, exist_ok=True)
+    for file in (folder / "config").iterdir():
+        file.unlink()
+    (folder / "config" / name).write_bytes(main)
+    if backup is not None:
+        (folder / "config" / f"{name}.bak").write_bytes(backup)
+    found = check(folder)
+    assert trouble(found) or main.strip()
+    for one in found:
+        assert one.offset is None or 0 <= one.offset <= max(len(main), len(backup or b""))

@@ -1,0 +1,378 @@
+"""The timer: a sound one passes, each damage is one finding at its place, random bytes nothing."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqctl.formats import timer_check, timer_log, timer_wheel
+from rmqctl.formats.timer_log import UNIT, UNIT_SIZE, UnitRecord
+from tests.checks.told import CLEAN, IDS, Log, log_of, one_of, run, run_golden, told, trouble
+from tests.conftest import GoldenFolder
+from tests.support import damage, golden
+
+SET = "5.3.3/timer/store"
+LOGS = [f"timerlog/{start:020d}" for start in range(0, 5 * 896, 896)]
+CHECK, WHEEL = "config/timercheck", "timerwheel"
+PLACES = 16
+"""Units in a log file of 896 bytes; the end mark stands behind them."""
+END = 3688
+"""Where the timer log ends."""
+Place = tuple[str, int]
+
+
+@pytest.fixture(scope="module")
+def shared(golden: GoldenFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One copy for all tests that put back what they change."""
+    from tests.support import snapshot
+
+    return snapshot.copy_tree(golden(SET), tmp_path_factory.mktemp("timer") / "store")
+
+
+@pytest.fixture(scope="module")
+def log(shared: Path) -> Log:
+    from rmqctl.store import Store
+
+    with Store.open(shared) as store:
+        return log_of(store)
+
+
+def unit(root: Path, position: int) -> UnitRecord:
+    file, at = place(position)
+    return timer_log.decode((root / file).read_bytes(), at)
+
+
+def place(position: int, field: str = "size") -> Place:
+    """(file, position in it) of a field of the unit at a stream position."""
+    return LOGS[position // 896], position % 896 + UNIT.field(field).offset
+
+
+def slot_place(time_ms: int, field: str = "time") -> int:
+    return timer_wheel.slot_of(time_ms) * timer_wheel.SLOT_SIZE + timer_wheel.SLOT.field(
+        field).offset
+
+
+class Changed:
+    """Changes bytes, runs the check, puts them back."""
+
+    def __init__(self, root: Path, log: Log) -> None:
+        self.root, self.log = root, log
+
+    def __call__(self, *changes: tuple[str, int, bytes], live: bool = False):
+        done = [damage.write(self.root, file, at, data) for file, at, data in changes]
+        try:
+            return run("timer", self.root, log=self.log, live=live)
+        finally:
+            for one in reversed(done):
+                damage.undo(self.root, one)
+
+    def only(self, *changes: tuple[str, int, bytes]) -> tuple[str, str, int | None]:
+        return one_of(self(*changes), self.root)[1]
+
+
+@pytest.fixture
+def changed(shared: Path, log: Log) -> Changed:
+    return Changed(shared, log)
+
+
+# -- legal ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each", CLEAN, ids=IDS)
+def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
+                                              golden: GoldenFolder) -> None:
+    assert run_golden("timer", each, golden(each.id)) == []
+
+
+def test_everything_was_looked_at(shared: Path) -> None:
+    """The golden store has rolled and delete units, chains, and a closed file."""
+    magics = Counter(unit(shared, 896 * file + UNIT_SIZE * at).magic
+                     for file in range(4) for at in range(PLACES))
+    assert {1, 3, 5} <= magics.keys()
+    assert unit(shared, 312).prev_pos == 0
+    assert timer_log.is_tail((shared / LOGS[0]).read_bytes(), 832)
+
+
+def test_a_store_without_a_timer(tiny_base) -> None:
+    assert run("timer", tiny_base.root) == []
+
+
+def test_an_expired_head_is_legal(golden_copy: GoldenFolder) -> None:
+    """Timer log files are deleted; slots and chains still lead into them."""
+    root = golden_copy(SET)
+    damage.remove(root, LOGS[0])
+    damage.remove(root, LOGS[1])
+    assert run("timer", root) == []
+
+
+def test_messages_of_an_expired_commitlog_are_legal(golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    damage.remove(root, f"commitlog/{0:020d}")
+    assert run("timer", root) == []
+
+
+def test_a_slot_of_the_past_whose_lap_went_on_is_legal(changed: Changed) -> None:
+    """The next lap took the slot of a delivered message."""
+    slot = timer_wheel.SlotRecord(1795233764 + timer_wheel.SLOTS, 3636, 3636, 1)
+    found = changed((WHEEL, slot_place(1795233764000), timer_wheel.build(slot)),
+                    (LOGS[4], 52 + 12, struct.pack(">iqi", 3, 1795233764000,
+                                                   timer_wheel.SLOTS * 1000)),
+                    (LOGS[4], 52 + 4, struct.pack(">q", -1)),
+                    (WHEEL, slot_place(1795233767000, "last_pos"), struct.pack(">q", 2688)))
+    assert found == []
+
+
+def test_what_is_behind_the_flushed_position_may_not_be_in_the_wheel(changed: Changed) -> None:
+    """After a crash the wheel is older than the log; a recovery revises it."""
+    zero = bytes(timer_wheel.SLOT_SIZE)
+    slot = WHEEL, slot_place(1795235423000), zero
+    assert changed.only(slot) == ("timer-wheel", WHEEL, slot_place(1795235423000, "last_pos"))
+    assert changed(slot, (CHECK, 8, struct.pack(">q", 3584))) == []
+
+
+def test_the_short_timercheck_of_another_implementation(changed: Changed, shared: Path) -> None:
+    whole = (shared / CHECK).read_bytes()
+    (shared / CHECK).write_bytes(whole[:timer_check.TIMER_CHECK.size])
+    assert changed() == []
+    (shared / CHECK).write_bytes(whole)
+
+
+# -- the log -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("position", "field", "value"), [
+    (104, "size", 53), (104, "size", 0), (1000, "magic", 9), (1000, "magic", 2),
+    (1000, "magic", 0x101), (312, "prev_pos", -2), (312, "prev_pos", 312),
+    (312, "prev_pos", 1 << 40), (312, "prev_pos", 1), (312, "prev_pos", 832),
+    (312, "prev_pos", 52), (52, "curr_write_time", -5), (52, "physical_offset", -1),
+    (52, "physical_offset", 1420), (52, "physical_offset", 3185), (52, "message_size", 629),
+    (52, "message_size", 90), (52, "topic_hash", 1), (52, "delay_time", 2000),
+    (3636, "physical_offset", 1 << 41), (0, "delay_time", 3_601_000)])
+def test_a_wrong_unit(position: int, field: str, value: int, changed: Changed,
+                      shared: Path) -> None:
+    before = unit(shared, position)
+    file, at = place(position)
+    found, what = one_of(changed((file, at, UNIT.build(before._replace(**{field: value})))),
+                         shared)
+    assert what[:2] == ("timer-log", file), found
+    assert at <= what[2] < at + UNIT_SIZE
+    assert what[2] == place(position, field)[1]
+    assert found.severity == "error"
+
+
+def test_the_time_of_a_unit_accuses_nobody_else(changed: Changed, shared: Path) -> None:
+    """First, middle and last of a chain, rolled or not: one finding each, at the unit."""
+    chains = {one: unit(shared, one) for one in (52, 104, 1260, 0, 312, 780, 3260, 2740)}
+    for position, before in chains.items():
+        file, at = place(position)
+        data = UNIT.build(before._replace(delay_time=before.delay_time + 60_000))
+        what = changed.only((file, at, data))
+        assert what[:2] == ("timer-log", file), position
+        assert at <= what[2] < at + UNIT_SIZE, position
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (208, 3), (780, 1), (896, 16), (3584, 1)])
+def test_zeros_among_the_units(first: int, count: int, changed: Changed) -> None:
+    file, at = place(first)
+    found = changed((file, at, bytes(count * UNIT_SIZE)))
+    assert ("timer-log", file, at) in told(found, changed.root)
+    assert [one for one in found if one.structure == "timer" and one.file.endswith(file)] == [
+        one for one in found if one.category == "timer-log"]
+    assert found[0].length == count * UNIT_SIZE
+
+
+def test_garbage_in_the_unused_rest(changed: Changed) -> None:
+    file, at = place(3584 + 5 * UNIT_SIZE)
+    assert changed.only((file, at + 30, b"\x07")) == ("timer-log", file, at)
+
+
+@pytest.mark.parametrize(("at", "data"), [
+    (832, b"\0\0\0\x41"), (832 + 12, b"\xcb\xd4\x31\x95"), (832, bytes(16)),
+    (832 + 11, b"\x01")])
+def test_the_end_mark(at: int, data: bytes, changed: Changed) -> None:
+    assert changed.only((LOGS[0], at, data)) == ("timer-log", LOGS[0], 832)
+
+
+def test_units_behind_the_end_of_the_commitlog(shared: Path, log: Log) -> None:
+    """The commitlog was cut (#10668): its last timer message is gone."""
+    cut = replace(log, end=unit(shared, 3636).physical_offset)
+    found, what = one_of(run("timer", shared, log=cut), shared)
+    assert what == ("timer-log", *place(3636, "physical_offset"))
+    assert str(cut.end) in found.detail
+
+
+def test_a_damaged_message_is_not_the_units_fault(changed: Changed) -> None:
+    """The consumequeue knows the same message: that is for the commitlog to tell."""
+    found = changed((f"commitlog/{0:020d}", 1419 + 4, b"\0\0\0\0"))
+    assert [(one.category, one.severity, one.count) for one in found] == [
+        ("timer-log", "info", 1)]
+
+
+def test_a_missing_commitlog_file_is_not_the_units_fault(golden_copy: GoldenFolder,
+                                                         log: Log) -> None:
+    root = golden_copy(SET)
+    damage.remove(root, f"commitlog/{32768:020d}")
+    found = run("timer", root, log=log)
+    assert trouble(found) == []
+    assert sum(one.count for one in found) == sum(
+        unit(root, 896 * file + 52 * at).physical_offset >= 32768
+        for file in range(5) for at in range(PLACES if file < 4 else 2))
+
+
+def test_the_timer_log_missing(golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    damage.remove_folder(root, "timerlog")
+    assert told(run("timer", root), root) == [
+        ("timer-log", "timerlog", None), ("timer-check", CHECK, 8)]
+
+
+# -- the wheel -----------------------------------------------------------------------------------
+
+SECOND = 1795233765000
+"""The slot of units 52, 104 and 1260."""
+
+
+@pytest.mark.parametrize(("field", "value", "told_at"), [
+    ("time", SECOND // 1000 + 1, "time"), ("time", -1, "time"), ("magic", 1, "magic"),
+    ("first_pos", 53, "first_pos"), ("first_pos", -1, "first_pos"),
+    ("first_pos", 1312, "first_pos"), ("first_pos", 156, "first_pos"),
+    ("last_pos", 3688, "last_pos"), ("last_pos", 1312, "last_pos"),
+    ("last_pos", 104, "last_pos"), ("last_pos", 832 + 896, "first_pos"),
+    ("time", SECOND // 1000 + timer_wheel.SLOTS, "time")])
+def test_a_wrong_slot(field: str, value: int, told_at: str, changed: Changed,
+                      shared: Path) -> None:
+    at = slot_place(SECOND)
+    with (shared / WHEEL).open("rb") as file:
+        file.seek(at)
+        slot = timer_wheel.decode(file.read(timer_wheel.SLOT_SIZE))
+    found, what = one_of(changed((WHEEL, at, timer_wheel.build(slot._replace(**{field: value})))),
+                         shared)
+    assert what == ("timer-wheel", WHEEL, slot_place(SECOND, told_at)), found
+
+
+def test_a_page_of_the_wheel_that_was_lost(changed: Changed) -> None:
+    """Slots of 1795233765 to 68 and 70: one finding per stretch of neighbours."""
+    page = slot_place(SECOND) // 4096 * 4096
+    found = changed((WHEEL, page, bytes(4096)))
+    assert told(found, changed.root) == [
+        ("timer-wheel", WHEEL, slot_place(SECOND, "last_pos")),
+        ("timer-wheel", WHEEL, slot_place(SECOND + 5000, "last_pos"))]
+    assert [one.count for one in found] == [4, 1]
+
+
+@pytest.mark.parametrize(("size", "category"), [
+    (0, "file-empty"), (timer_wheel.FILE_SIZE - 32, "file-size"),
+    (timer_wheel.FILE_SIZE + 1, "file-size"), (1 << 40, "file-size")])
+def test_a_wheel_of_the_wrong_size(size: int, category: str, golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    damage.truncate(root, WHEEL, size)
+    found = run("timer", root)
+    assert found[0].category == category
+    assert found[0].offset == min(size, timer_wheel.FILE_SIZE)
+    assert (len(found) == 1) == bool(size), "an empty wheel has lost every slot"
+
+
+def test_a_missing_wheel(golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    damage.remove(root, WHEEL)
+    found, what = one_of(run("timer", root), root)
+    assert (what, found.severity) == (("timer-wheel", WHEEL, None), "warning")
+
+
+# -- timercheck ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("last_timer_log_flush_pos", END + 1), ("last_timer_log_flush_pos", -2),
+    ("last_timer_queue_offset", 67), ("last_timer_queue_offset", -2),
+    ("last_read_time_ms", 1 << 60), ("last_timer_queue_offset", 1 << 62),
+    ("master_timer_queue_offset", -9), ("counter", -2)])
+def test_a_wrong_progress(field: str, value: int, changed: Changed) -> None:
+    at = timer_check.TIMER_CHECK.field(field).offset
+    assert changed.only((CHECK, at, struct.pack(">q", value))) == ("timer-check", CHECK, at)
+
+
+@pytest.mark.parametrize("field", ["last_timer_log_flush_pos", "last_timer_queue_offset",
+                                   "last_read_time_ms", "master_timer_queue_offset"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_no_progress_is_legal(field: str, value: int, changed: Changed) -> None:
+    at = timer_check.TIMER_CHECK.field(field).offset
+    assert changed((CHECK, at, struct.pack(">q", value))) == []
+
+
+def test_something_behind_the_fields(changed: Changed) -> None:
+    assert changed.only((CHECK, 777, b"\x01")) == ("timer-check", CHECK, 777)
+
+
+@pytest.mark.parametrize("size", [0, 31, 40, 4095, 4097])
+def test_a_timercheck_of_the_wrong_size(size: int, golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    damage.truncate(root, CHECK, size)
+    _, what = one_of(run("timer", root), root)
+    assert what == ("timer-check", CHECK, min(size, 4096))
+
+
+def test_a_missing_timercheck(golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    damage.remove(root, CHECK)
+    found, what = one_of(run("timer", root), root)
+    assert (what, found.severity) == (("timer-check", CHECK, None), "warning")
+
+
+# -- a running broker, bad input -----------------------------------------------------------------
+
+
+def test_a_unit_that_is_being_written(changed: Changed) -> None:
+    file, at = place(END)
+    half = UNIT.build(UnitRecord(52, -1, 1, 1795233767000, 1000, 50000, 0, 0))[:30]
+    assert len(changed((file, at, half))) == 1
+    assert changed((file, at, half), live=True) == []
+
+
+def test_a_wheel_of_random_bytes_does_not_drown_the_rest(golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    damage.random_bytes(root, WHEEL, 3)
+    found = run("timer", root)
+    assert len(found) < 500
+    assert sum(one.count for one in found) > 1_000_000
+
+
+@pytest.mark.parametrize("kind", [damage.fifo, damage.directory, damage.symlink])
+@pytest.mark.parametrize("file", [WHEEL, CHECK])
+def test_no_regular_file(kind, file: str, golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    kind(root, file)
+    found = told(run("timer", root), root)
+    assert found == [("file-unreadable", file, None)]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(logs=st.lists(st.binary(max_size=400) | st.integers(0, 2 ** 64 - 1).map(
+    lambda number: UNIT.build(UnitRecord(52, -1, 1, number % (1 << 62), 0, number % 977, 100,
+                                         0)) * 3), min_size=1, max_size=3),
+    wheel=st.binary(max_size=200), check=st.binary(max_size=80),
+    where=st.integers(0, timer_wheel.SLOTS - 1), live=st.booleans())
+def test_random_bytes(logs: list[bytes], wheel: bytes, check: bytes, where: int, live: bool,
+                      tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.getbasetemp() / "random-timer"
+    for folder in ("timerlog", "config", "commitlog"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for old in (root / "timerlog").iterdir():
+        old.unlink()
+    for number, data in enumerate(logs):
+        (root / "timerlog" / f"{number * 400:020d}").write_bytes(data)
+    (root / CHECK).write_bytes(check)
+    (root / f"commitlog/{0:020d}").write_bytes(wheel)
+    with (root / WHEEL).open("wb") as file:
+        file.seek(where * timer_wheel.SLOT_SIZE)
+        file.write(wheel)
+    for one in run("timer", root, log=Log(None, 1000), live=live):
+        assert one.structure == "timer"
+        assert one.category in {"timer-log", "timer-wheel", "timer-check", "file-size",
+                                "file-empty"}

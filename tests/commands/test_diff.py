@@ -1,0 +1,153 @@
+"""`rmqctl diff`: outputs, options and exit codes; what is found is in tests/checks/test_diff.py."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import GoldenFolder
+from tests.support import damage
+from tests.support.cli import MIB, Result
+from tests.support.snapshot import assert_unchanged, copy_tree
+from tests.support.tiny import Tiny, build
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def pair(tiny: Tiny, tmp_path: Path) -> tuple[Path, Path]:
+    """A store and its copy in which the second message's body is damaged, the fourth's head."""
+    copy = tiny.moved(copy_tree(tiny.root, tmp_path / "b"))
+    for one, at in ((tiny.messages[1], tiny.messages[1].raw.index(b"second")),
+                    (tiny.messages[3], 4)):
+        file, position = copy.place(one.start + at)
+        damage.flip_bit(copy.root, file, position, 0)
+    return tiny.root, copy.root
+
+
+def test_equal_stores(tiny: Tiny, rmqctl: Run) -> None:
+    found = rmqctl("diff", tiny.root, tiny.root, "-o", "json").expect(0)
+    document = found.json()
+    assert document["equal"] is True
+    assert document["differences"] == []
+    assert document["summary"]["equal"] == 8
+    assert not found.err
+    assert "no differences" in rmqctl("diff", tiny.root, tiny.root).expect(0).out
+
+
+def test_json(pair: tuple[Path, Path], tiny: Tiny, rmqctl: Run) -> None:
+    document = rmqctl("diff", *pair, "-o", "json").expect(1).json()
+    assert document["equal"] is False
+    assert document["differences_total"] == 2
+    assert document["counts"] == [{"kind": "different", "count": 1},
+                                  {"kind": "missing-in-b", "count": 1}]
+    first, second = document["differences"]
+    one = tiny.messages[1]
+    assert {name: first[name] for name in (
+        "kind", "structure", "physical_offset", "topic", "queue_id", "queue_offset", "msg_id",
+        "fields")} == {
+            "kind": "different", "structure": "commitlog", "physical_offset": one.start,
+            "topic": "orders", "queue_id": 1, "queue_offset": 0,
+            "msg_id": one.record.message_id, "fields": ["body"]}
+    assert second["kind"] == "missing-in-b"
+    assert second["length"] == len(tiny.messages[3].raw)
+    summary = document["summary"]
+    assert summary["by"] == "physical"
+    assert summary["compared"] == {"from": 0, "to": tiny.log_end}
+    assert summary["b"]["damaged_spans"] == 1
+
+
+def test_the_other_formats(pair: tuple[Path, Path], rmqctl: Run) -> None:
+    *rows, last = rmqctl("diff", *pair, "-o", "jsonl").expect(1).jsonl()
+    assert [row["kind"] for row in rows] == ["different", "missing-in-b"]
+    assert last["equal"] is False
+    assert last["summary"]["different"] == 1
+    table = list(csv.DictReader(io.StringIO(rmqctl("diff", *pair, "-o", "csv").expect(1).out)))
+    assert [row["physical_offset"] for row in table] == [str(row["physical_offset"])
+                                                         for row in rows]
+    for name in ("plain", "table", "markdown"):
+        said = rmqctl("diff", *pair, "-o", name).expect(1).out
+        assert "2 differences" in said
+        assert "orders/1 #0" in said
+        assert "missing-in-b" in said
+
+
+def test_max_differences(pair: tuple[Path, Path], rmqctl: Run) -> None:
+    found = rmqctl("diff", *pair, "-o", "json", "--max-differences", "1").expect(1)
+    assert len(found.json()["differences"]) == 1
+    assert found.json()["differences_total"] == 2
+    assert "1 more differences are counted" in found.err
+    nothing = rmqctl("diff", *pair, "-o", "json", "--max-differences", "0").expect(1)
+    assert nothing.json()["differences"] == []
+
+
+def test_the_lag_of_a_slave_is_named(tiny: Tiny, tmp_path: Path, rmqctl: Run) -> None:
+    copy = tiny.moved(copy_tree(tiny.root, tmp_path / "b"))
+    last = copy.messages[-1]
+    file, position = copy.place(last.start)
+    damage.zero(copy.root, file, position, len(last.raw))
+    found = rmqctl("diff", tiny.root, copy.root).expect(1)
+    assert f"b ends at {last.start}, a goes on to {tiny.log_end}: 1 message" in found.out
+
+
+def test_pairing_is_chosen_and_can_be_forced(golden: GoldenFolder, rmqctl: Run) -> None:
+    stores = golden("4.9.3/basic/store"), golden("5.3.3/basic/store")
+    found = rmqctl("diff", *stores, "-o", "json").expect(0).json()
+    assert found["summary"]["by"] == "queue"
+    assert found["summary"]["remarks"][0].startswith("the logs do not share")
+    assert rmqctl("diff", *stores, "--by", "physical", "-q").expect(1)
+    assert rmqctl("diff", *stores, "--by", "queue", "--strict", "-q").expect(1)
+    rmqctl("diff", *stores, "--by", "physical", "--strict").expect(2)
+
+
+def test_view(golden: GoldenFolder, rmqctl: Run) -> None:
+    stores = golden("4.9.3/clean-crc/before"), golden("4.9.3/clean-crc/after")
+    rmqctl("diff", *stores).expect(1)
+    rmqctl("diff", *stores, "--view", "broker").expect(0)
+
+
+def test_logs_in_several_folders(tmp_path: Path, rmqctl: Run) -> None:
+    one = build(tmp_path / "one").root
+    two = build(tmp_path / "two", commitlog_dirs=("cl1", "cl2")).root
+    b = ["--commitlog-dir-b", "cl1", "--commitlog-dir-b", "cl2"]
+    both = ["--commitlog-dir", "cl1", "--commitlog-dir", "cl2"]
+    rmqctl("diff", one, two).expect(1)
+    rmqctl("diff", one, two, *b).expect(0)
+    rmqctl("diff", two, two, *both).expect(0)
+    rmqctl("diff", two, one, *both, "--commitlog-dir-b", "commitlog").expect(0)
+
+
+def test_store_from_the_environment(pair: tuple[Path, Path], rmqctl: Run) -> None:
+    a, b = pair
+    found = rmqctl("diff", b, "-o", "json", env={"RMQCTL_STORE": str(a)}).expect(1).json()
+    assert (found["summary"]["a"]["store"], found["summary"]["b"]["store"]) == (str(a), str(b))
+    rmqctl("diff", b).expect(2)
+
+
+def test_no_store(tiny: Tiny, tmp_path: Path, rmqctl: Run) -> None:
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    for stores in ((tiny.root, nothing), (nothing, tiny.root), (tiny.root, tmp_path / "absent")):
+        rmqctl("diff", *stores).expect(3)
+
+
+def test_a_held_store_is_a_moving_picture(tiny: Tiny, rmqctl_process: Run) -> None:
+    with (tiny.root / "lock").open("r+") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        found = rmqctl_process("diff", tiny.root, tiny.root).expect(0)
+    assert "holds store a" in found.err
+    assert "holds store b" in found.err
+
+
+def test_nothing_is_written_and_little_is_kept(golden: GoldenFolder, tmp_path: Path,
+                                               rmqctl_process: Run) -> None:
+    a, b = golden("5.3.3/crash-crc-prev/before"), copy_tree(
+        golden("5.3.3/crash-crc-prev/after"), tmp_path / "b")
+    with assert_unchanged(a, b):
+        for by in ("physical", "queue"):
+            rmqctl_process("diff", a, b, "--by", by, memory=2048 * MIB).expect(1)
