@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmqctl.checks.findings import INFO, Finding
-from rmqctl.checks.index_keys import Entries, EntryPlace
+from rmqctl.checks.index_keys import EntryPlace, OpenedFile
 from rmqctl.checks.reconcile import Context
 from rmqctl.formats import index_file as layout
 from rmqctl.formats import properties as props
@@ -14,25 +14,25 @@ from rmqctl.formats.index_file import ENTRY
 SINGLE = 1000
 
 
-def index_findings(context: Context, entries: Entries) -> Iterator[Finding]:
+def index_findings(context: Context) -> Iterator[Finding]:
     """Entries without a key, keys without an entry, wrong times, and a missing index."""
     tally = context.result.keys
-    if not entries.files and context.result.keyed:
+    if not tally.files and context.result.keyed:
         yield Finding(
             "index-missing", "index", f"{context.result.keyed} messages have keys, but there is "
             "no index (a broker with messageIndexEnable=false writes none)",
             file=context.store.path("index"), offset=0, count=context.result.keyed)
         return
     tally.settle()
-    yield from _extra(context, entries)
-    yield from _missing(context, entries)
+    yield from _extra(context)
+    yield from _missing(context)
     for physical, when, place in tally.late[:SINGLE]:
-        yield _entry(entries, place, "index-time", "time_diff",
+        yield _entry(tally.files, place, "index-time", "time_diff",
                      f"says {when} (in whole seconds), the message at {physical} was stored at "
                      "another time")
 
 
-def _extra(context: Context, entries: Entries) -> Iterator[Finding]:
+def _extra(context: Context) -> Iterator[Finding]:
     tally = context.result.keys
     ahead: list[tuple[int, EntryPlace]] = []
     told = 0
@@ -44,7 +44,7 @@ def _extra(context: Context, entries: Entries) -> Iterator[Finding]:
         elif not _legal_repeat(context, physical, key_hash):
             told += 1
             if told <= SINGLE:
-                yield _entry(entries, place, "index-entry", "physical_offset",
+                yield _entry(tally.files, place, "index-entry", "physical_offset",
                              f"leads to {physical} with hash {key_hash}, which is no key of a "
                              "message there")
     # What was only counted lies behind the log too, if the first of it does.
@@ -56,7 +56,7 @@ def _extra(context: Context, entries: Entries) -> Iterator[Finding]:
     if ahead:
         physical, place = min(ahead)
         count = len(ahead) + unkept_ahead
-        yield _entry(entries, place, "index-ahead", "physical_offset",
+        yield _entry(tally.files, place, "index-ahead", "physical_offset",
                      f"{count} entries lead to {physical} and behind, where the log has ended "
                      f"({context.log_end})", count)
 
@@ -71,22 +71,22 @@ def _legal_repeat(context: Context, physical: int, key_hash: int) -> bool:
     return key_hash in (layout.key_hash(topic, key) for key in layout.keys_of(found))
 
 
-def _entry(entries: Entries, place: EntryPlace, category: str, field: str, detail: str,
+def _entry(files: list[OpenedFile], place: EntryPlace, category: str, field: str, detail: str,
            count: int = 1) -> Finding:
-    file = entries.files[place.file]
+    file = files[place.file]
     spot = ENTRY.field(field)
     return Finding(category, "index", f"entry {place.entry}: {detail}", file=file.path,
                    offset=file.shape.entry_position(place.entry) + spot.offset, length=spot.size,
                    count=count)
 
 
-def _missing(context: Context, entries: Entries) -> Iterator[Finding]:
+def _missing(context: Context) -> Iterator[Finding]:
     tally = context.result.keys
     missing = [pair for pair in tally.missing if not context.in_damage(pair[0])]
     if not missing and not tally.unkept_missing:
         return
-    oldest = min((file.header.begin_phy_offset for file in entries.files), default=0)
-    newest = max((file.header.end_phy_offset for file in entries.files), default=0)
+    oldest = min((file.header.begin_phy_offset for file in tally.files), default=0)
+    newest = max((file.header.end_phy_offset for file in tally.files), default=0)
     before = [pair for pair in missing if pair[0] < oldest]
     behind = [pair for pair in missing if pair[0] > newest]
     between = [pair for pair in missing if oldest <= pair[0] <= newest]

@@ -47,11 +47,13 @@ class KeyTally:
     extra: list[tuple[int, int, EntryPlace]] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
     late: list[tuple[int, int, EntryPlace]] = field(default_factory=list)
+    files: list[OpenedFile] = field(default_factory=list)
     unkept_extra: int = 0
     unkept_from: int = 1 << 62
     unkept_missing: int = 0
 
     def merge(self, other: KeyTally) -> None:
+        self.files = self.files or other.files
         self.expected += other.expected
         self.actual += other.actual
         self.extra += other.extra
@@ -139,7 +141,7 @@ class KeyCheck:
     """Compares the keys of messages, handed in by blocks in log order, with the entries."""
 
     def __init__(self, entries: Entries, start: int) -> None:
-        self.entries, self.tally = entries, KeyTally()
+        self.entries, self.tally = entries, KeyTally(files=entries.files)
         self.position = entries.seek(start) if start > 0 else 0
         self._begins = np.array([file.header.begin_timestamp for file in entries.files], np.int64)
 

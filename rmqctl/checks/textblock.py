@@ -63,4 +63,5 @@ class Gatherer:
                               for part in zip(*self._parts, strict=True)]
         raw = self._raw[0] if len(self._raw) == 1 else pa.concat_arrays(self._raw)
         self._parts, self._raw, self.count = [], [], 0
-        return Block(*columns, properties=text.Properties(raw))
+        whole: Any = (*columns, text.Properties(raw))
+        return Block(*whole)

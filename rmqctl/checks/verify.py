@@ -184,8 +184,8 @@ class Verification:
             yield from index_structure.check(store)
             entries = Entries(store)
             cover.index_entries = entries.total
-            yield from index_findings(context, entries)
             entries.close()
+            yield from index_findings(context)
 
     def _reconcilers(self, context: Context, ends: dict[QueueKey, int]) -> list[QueueReconciler]:
         made = []

@@ -31,11 +31,6 @@ def put(root: Path, data: bytes | None, log: Log = KNOWN, *, live: bool = False)
     return run("checkpoint", root, log=log, live=live)
 
 
-@pytest.fixture
-def root(tiny: tiny_stores.Tiny) -> Path:
-    return tiny.root
-
-
 # -- legal ---------------------------------------------------------------------------------------
 
 

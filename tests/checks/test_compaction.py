@@ -36,7 +36,7 @@ def check(root: Path, *, live: bool = False):
 
 
 @pytest.fixture(scope="module")
-def shared(golden: GoldenFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(golden: GoldenFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One copy for all tests that put back what they change."""
     return snapshot.copy_tree(golden(SET), tmp_path_factory.mktemp("compaction") / "store")
 
@@ -85,10 +85,10 @@ def test_the_states_between_compactions_are_legal(state: str, golden: GoldenFold
     assert check(root) == []
 
 
-def test_everything_was_looked_at(shared: Path) -> None:
-    assert [len(records(shared, base)) for base in BASES] == [19, 2, 10]
-    assert row(shared, 0, 19) == compaction.END_UNIT
-    assert row(shared, 66240, 10) == batch.ZERO
+def test_everything_was_looked_at(store: Path) -> None:
+    assert [len(records(store, base)) for base in BASES] == [19, 2, 10]
+    assert row(store, 0, 19) == compaction.END_UNIT
+    assert row(store, 66240, 10) == batch.ZERO
 
 
 def test_traces_of_a_compaction_are_legal(root: Path) -> None:
@@ -100,22 +100,22 @@ def test_traces_of_a_compaction_are_legal(root: Path) -> None:
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_garbage_behind_the_blank_or_the_end_unit_is_legal(base: int, shared: Path) -> None:
+def test_garbage_behind_the_blank_or_the_end_unit_is_legal(base: int, store: Path) -> None:
     """Nobody reads what lies there."""
-    if row(shared, base, 19) == compaction.END_UNIT:
-        end = sum(one.total_size for one in records(shared, base))
-        assert changed(shared, log_file(base), end + 8, b"\x55" * 300) == []
+    if row(store, base, 19) == compaction.END_UNIT:
+        end = sum(one.total_size for one in records(store, base))
+        assert changed(store, log_file(base), end + 8, b"\x55" * 300) == []
     else:
-        assert changed(shared, cq_file(base), 919, b"\0") == []
+        assert changed(store, cq_file(base), 919, b"\0") == []
 
 
 # -- the log -------------------------------------------------------------------------------------
 
 
-def test_a_body_that_does_not_match_its_crc(shared: Path) -> None:
-    one = next(one for one in records(shared, 0) if one.body)
+def test_a_body_that_does_not_match_its_crc(store: Path) -> None:
+    one = next(one for one in records(store, 0) if one.body)
     at = one.physical_offset + 88
-    found, what = one_of(changed(shared, log_file(0), at, bytes([one.body[0] ^ 1])), shared)
+    found, what = one_of(changed(store, log_file(0), at, bytes([one.body[0] ^ 1])), store)
     assert what == ("compaction", log_file(0), one.physical_offset)
     assert (found.length, found.queue_offset) == (one.total_size, one.queue_offset)
 
@@ -123,26 +123,26 @@ def test_a_body_that_does_not_match_its_crc(shared: Path) -> None:
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(("field", "data"), [(4, b"\0\0\0\0"), (28, struct.pack(">q", 5)),
                                              (0, struct.pack(">i", 95))])
-def test_a_record_that_is_none(base: int, field: int, data: bytes, shared: Path) -> None:
+def test_a_record_that_is_none(base: int, field: int, data: bytes, store: Path) -> None:
     """One damaged record costs one finding; its row is not accused too."""
-    for one in records(shared, base)[:3]:
+    for one in records(store, base)[:3]:
         at = one.physical_offset - base
-        found, what = one_of(changed(shared, log_file(base), at + field, data), shared)
+        found, what = one_of(changed(store, log_file(base), at + field, data), store)
         assert what == ("compaction", log_file(base), at), found
         assert found.length == one.total_size
 
 
-def test_a_record_of_another_queue(shared: Path) -> None:
-    one = records(shared, 0)[3]
-    found, what = one_of(changed(shared, log_file(0), one.physical_offset + 12,
-                                 struct.pack(">i", 1)), shared)
+def test_a_record_of_another_queue(store: Path) -> None:
+    one = records(store, 0)[3]
+    found, what = one_of(changed(store, log_file(0), one.physical_offset + 12,
+                                 struct.pack(">i", 1)), store)
     assert what == ("compaction", log_file(0), one.physical_offset)
     assert "queue" in found.detail
 
 
-def test_a_blank_that_lies(shared: Path) -> None:
-    end = sum(one.total_size for one in records(shared, 0))
-    _, what = one_of(changed(shared, log_file(0), end, b"\x01"), shared)
+def test_a_blank_that_lies(store: Path) -> None:
+    end = sum(one.total_size for one in records(store, 0))
+    _, what = one_of(changed(store, log_file(0), end, b"\x01"), store)
     assert what == ("compaction", log_file(0), end)
 
 
@@ -154,25 +154,25 @@ def test_a_blank_that_lies(shared: Path) -> None:
     ("physical_offset", 1), ("physical_offset", 1 << 40), ("physical_offset", -2), ("size", 4000),
     ("size", 0), ("tags_code", 12345), ("store_timestamp", 1), ("msg_base_offset", 0),
     ("batch_size", 2), ("compacted_offset", 0), ("reserved", 1)])
-def test_a_wrong_row(number: int, field: str, value: int, shared: Path) -> None:
+def test_a_wrong_row(number: int, field: str, value: int, store: Path) -> None:
     at = number * UNIT_SIZE
-    data = UNIT.build(row(shared, 0, number)._replace(**{field: value}))
-    found, what = one_of(changed(shared, cq_file(0), at, data), shared)
+    data = UNIT.build(row(store, 0, number)._replace(**{field: value}))
+    found, what = one_of(changed(store, cq_file(0), at, data), store)
     assert what == ("compaction", cq_file(0), at + UNIT.field(field).offset), found
     assert (found.topic, found.queue_id, found.severity) == (TOPIC, 0, "error")
 
 
-def test_rows_out_of_order(shared: Path) -> None:
-    pair = b"".join(UNIT.build(row(shared, 0, number)) for number in (4, 3))
-    _, what = one_of(changed(shared, cq_file(0), 3 * UNIT_SIZE, pair), shared)
+def test_rows_out_of_order(store: Path) -> None:
+    pair = b"".join(UNIT.build(row(store, 0, number)) for number in (4, 3))
+    _, what = one_of(changed(store, cq_file(0), 3 * UNIT_SIZE, pair), store)
     assert what == ("compaction", cq_file(0),
                     4 * UNIT_SIZE + UNIT.field("msg_base_offset").offset)
 
 
-def test_zeros_among_the_rows(shared: Path) -> None:
-    found = changed(shared, cq_file(0), 3 * UNIT_SIZE, bytes(2 * UNIT_SIZE))
-    gone = records(shared, 0)[3:5]
-    assert told(found, shared) == [
+def test_zeros_among_the_rows(store: Path) -> None:
+    found = changed(store, cq_file(0), 3 * UNIT_SIZE, bytes(2 * UNIT_SIZE))
+    gone = records(store, 0)[3:5]
+    assert told(found, store) == [
         ("compaction", cq_file(0), 3 * UNIT_SIZE),
         ("compaction", log_file(0), gone[0].physical_offset)]
     assert (found[1].count, found[1].length) == (2, sum(one.total_size for one in gone))
@@ -180,19 +180,19 @@ def test_zeros_among_the_rows(shared: Path) -> None:
 
 @pytest.mark.parametrize(("base", "number", "severity"), [(66240, 9, "warning"), (0, 18, "error")])
 def test_the_last_row_was_never_written(base: int, number: int, severity: str,
-                                        shared: Path) -> None:
+                                        store: Path) -> None:
     """A crash between log and queue leaves this, but only at the very end."""
     data = (compaction.build(compaction.END_UNIT) if base == 0 else b"").ljust(
         (20 - number) * UNIT_SIZE, b"\0")
-    found, what = one_of(changed(shared, cq_file(base), number * UNIT_SIZE, data), shared)
-    last = records(shared, base)[-1]
+    found, what = one_of(changed(store, cq_file(base), number * UNIT_SIZE, data), store)
+    last = records(store, base)[-1]
     assert what == ("compaction", log_file(base), last.physical_offset - base)
     assert found.severity == severity
 
 
-def test_garbage_in_the_unused_rows(shared: Path) -> None:
+def test_garbage_in_the_unused_rows(store: Path) -> None:
     at = 15 * UNIT_SIZE
-    _, what = one_of(changed(shared, cq_file(66240), at + 21, b"\x01"), shared)
+    _, what = one_of(changed(store, cq_file(66240), at + 21, b"\x01"), store)
     assert what == ("compaction", cq_file(66240), at)
 
 

@@ -26,11 +26,6 @@ def check(root: Path, *, live: bool = False):
     return run("config", root, log=NO_LOG, live=live)
 
 
-@pytest.fixture
-def root(tiny: tiny_stores.Tiny) -> Path:
-    return tiny.root
-
-
 # -- legal ---------------------------------------------------------------------------------------
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rmqctl.checks import diff_queue
+from rmqctl.checks import diff_queue, diff_side
 from rmqctl.checks.diff import Diff, Options
 from rmqctl.formats import sysflag
+from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import damage
@@ -243,6 +246,66 @@ def test_every_flip_of_a_bit_is_found_and_costs_one_message(by: str, pair: tuple
     assert diff(a.root, b.root, by).equal
 
 
+def records(root: Path) -> dict[int, bytes]:
+    """All provable records of a log by physical offset."""
+    with Store.open(root) as store:
+        return {int(batch.offset[index]): batch.bytes_at(index)
+                for batch in store.log.walk() for index in range(len(batch))}
+
+
+def by_hand(a: dict[int, bytes], b: dict[int, bytes]) -> list[Told]:
+    """The differences of two logs in the simplest words."""
+    out = [("missing-in-b", offset) for offset in a.keys() - b.keys()]
+    out += [("missing-in-a", offset) for offset in b.keys() - a.keys()]
+    out += [("different", offset) for offset in a.keys() & b.keys() if a[offset] != b[offset]]
+    return sorted(out)
+
+
+def spoil(root: Path, rng: random.Random) -> None:
+    """A few changes of any kind anywhere in the log."""
+    files = sorted(str(path.relative_to(root)) for path in (root / "commitlog").iterdir())
+    for _ in range(rng.randrange(5)):
+        file = rng.choice(files)
+        size = (root / file).stat().st_size
+        at = rng.randrange(size)
+        match rng.randrange(6):
+            case 0:
+                damage.zero(root, file, at, min(rng.randrange(1, 3000), size - at))
+            case 1:
+                damage.write(root, file, at, rng.randbytes(min(rng.randrange(1, 300), size - at)))
+            case 2:
+                damage.truncate(root, file, at)
+            case 3 if size > 8192:
+                damage.swap_pages(root, file, 0, 1)
+            case _:
+                damage.flip_bit(root, file, at, rng.randrange(8))
+        if (root / file).stat().st_size < 8192:
+            files.remove(file)
+
+
+@pytest.mark.parametrize("chunk", [600, 5000, 2 << 20])
+@pytest.mark.parametrize("run", range(8))
+def test_any_damage_on_both_sides(chunk: int, run: int, golden: GoldenFolder, tmp_path: Path,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diff_side, "Walk", partial(Walk, chunk=chunk))
+    rng = random.Random(run)
+    a, b = (copy_tree(golden("4.9.3/crash-base/store"), tmp_path / name) for name in "ab")
+    spoil(a, rng)
+    spoil(b, rng)
+    ours, theirs = records(a), records(b)
+    expected = by_hand(ours, theirs)
+    found = diff(a, b, "physical", most=10_000)
+    messages = sorted(one for one in in_log(found) if not one[0].startswith("damaged"))
+    assert messages == expected
+    kinds = Counter(kind for kind, _ in expected)
+    assert counts(found) == (len(ours.keys() & theirs.keys()) - kinds["different"],
+                             kinds["different"], kinds["missing-in-a"], kinds["missing-in-b"])
+    assert sorted(in_log(diff(b, a, "physical", most=10_000))) == sorted(swapped(in_log(found)))
+    by_queue = diff(a, b, "queue", most=10_000, strict=True)
+    assert counts(by_queue)[0] == counts(found)[0]
+    assert by_queue.summary["a"]["messages"] == len(ours)
+
+
 # -- ranges -------------------------------------------------------------------------------------
 
 
@@ -260,7 +323,7 @@ def test_a_slave_that_lags(pair: tuple[Tiny, Tiny]) -> None:
         ("a", "behind", 2)]
     by_queue = diff(a.root, b.root, "queue")
     assert sorted(in_log(by_queue)) == in_log(run)
-    assert [one.detail for one in by_queue.differences.kept if one.queue_id == 1][0] == (
+    assert next(one.detail for one in by_queue.differences.kept if one.queue_id == 1) == (
         "the queue ends at 1 in b")
 
 

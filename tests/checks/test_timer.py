@@ -13,73 +13,10 @@ from hypothesis import strategies as st
 
 from rmqctl.formats import timer_check, timer_log, timer_wheel
 from rmqctl.formats.timer_log import UNIT, UNIT_SIZE, UnitRecord
-from tests.checks.told import CLEAN, IDS, Log, log_of, one_of, run, run_golden, told, trouble
+from tests.checks.timers import CHECK, END, LOGS, PLACES, SET, WHEEL, place, slot_place, unit
+from tests.checks.told import CLEAN, IDS, Changed, Log, one_of, run, run_golden, told, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
-
-SET = "5.3.3/timer/store"
-LOGS = [f"timerlog/{start:020d}" for start in range(0, 5 * 896, 896)]
-CHECK, WHEEL = "config/timercheck", "timerwheel"
-PLACES = 16
-"""Units in a log file of 896 bytes; the end mark stands behind them."""
-END = 3688
-"""Where the timer log ends."""
-Place = tuple[str, int]
-
-
-@pytest.fixture(scope="module")
-def shared(golden: GoldenFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One copy for all tests that put back what they change."""
-    from tests.support import snapshot
-
-    return snapshot.copy_tree(golden(SET), tmp_path_factory.mktemp("timer") / "store")
-
-
-@pytest.fixture(scope="module")
-def log(shared: Path) -> Log:
-    from rmqctl.store import Store
-
-    with Store.open(shared) as store:
-        return log_of(store)
-
-
-def unit(root: Path, position: int) -> UnitRecord:
-    file, at = place(position)
-    return timer_log.decode((root / file).read_bytes(), at)
-
-
-def place(position: int, field: str = "size") -> Place:
-    """(file, position in it) of a field of the unit at a stream position."""
-    return LOGS[position // 896], position % 896 + UNIT.field(field).offset
-
-
-def slot_place(time_ms: int, field: str = "time") -> int:
-    return timer_wheel.slot_of(time_ms) * timer_wheel.SLOT_SIZE + timer_wheel.SLOT.field(
-        field).offset
-
-
-class Changed:
-    """Changes bytes, runs the check, puts them back."""
-
-    def __init__(self, root: Path, log: Log) -> None:
-        self.root, self.log = root, log
-
-    def __call__(self, *changes: tuple[str, int, bytes], live: bool = False):
-        done = [damage.write(self.root, file, at, data) for file, at, data in changes]
-        try:
-            return run("timer", self.root, log=self.log, live=live)
-        finally:
-            for one in reversed(done):
-                damage.undo(self.root, one)
-
-    def only(self, *changes: tuple[str, int, bytes]) -> tuple[str, str, int | None]:
-        return one_of(self(*changes), self.root)[1]
-
-
-@pytest.fixture
-def changed(shared: Path, log: Log) -> Changed:
-    return Changed(shared, log)
-
 
 # -- legal ---------------------------------------------------------------------------------------
 
@@ -90,13 +27,13 @@ def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
     assert run_golden("timer", each, golden(each.id)) == []
 
 
-def test_everything_was_looked_at(shared: Path) -> None:
+def test_everything_was_looked_at(timer: Path) -> None:
     """The golden store has rolled and delete units, chains, and a closed file."""
-    magics = Counter(unit(shared, 896 * file + UNIT_SIZE * at).magic
+    magics = Counter(unit(timer, 896 * file + UNIT_SIZE * at).magic
                      for file in range(4) for at in range(PLACES))
     assert {1, 3, 5} <= magics.keys()
-    assert unit(shared, 312).prev_pos == 0
-    assert timer_log.is_tail((shared / LOGS[0]).read_bytes(), 832)
+    assert unit(timer, 312).prev_pos == 0
+    assert timer_log.is_tail((timer / LOGS[0]).read_bytes(), 832)
 
 
 def test_a_store_without_a_timer(tiny_base) -> None:
@@ -136,11 +73,11 @@ def test_what_is_behind_the_flushed_position_may_not_be_in_the_wheel(changed: Ch
     assert changed(slot, (CHECK, 8, struct.pack(">q", 3584))) == []
 
 
-def test_the_short_timercheck_of_another_implementation(changed: Changed, shared: Path) -> None:
-    whole = (shared / CHECK).read_bytes()
-    (shared / CHECK).write_bytes(whole[:timer_check.TIMER_CHECK.size])
+def test_the_short_timercheck_of_another_implementation(changed: Changed, timer: Path) -> None:
+    whole = (timer / CHECK).read_bytes()
+    (timer / CHECK).write_bytes(whole[:timer_check.TIMER_CHECK.size])
     assert changed() == []
-    (shared / CHECK).write_bytes(whole)
+    (timer / CHECK).write_bytes(whole)
 
 
 # -- the log -------------------------------------------------------------------------------------
@@ -155,20 +92,20 @@ def test_the_short_timercheck_of_another_implementation(changed: Changed, shared
     (52, "message_size", 90), (52, "topic_hash", 1), (52, "delay_time", 2000),
     (3636, "physical_offset", 1 << 41), (0, "delay_time", 3_601_000)])
 def test_a_wrong_unit(position: int, field: str, value: int, changed: Changed,
-                      shared: Path) -> None:
-    before = unit(shared, position)
+                      timer: Path) -> None:
+    before = unit(timer, position)
     file, at = place(position)
     found, what = one_of(changed((file, at, UNIT.build(before._replace(**{field: value})))),
-                         shared)
+                         timer)
     assert what[:2] == ("timer-log", file), found
     assert at <= what[2] < at + UNIT_SIZE
     assert what[2] == place(position, field)[1]
     assert found.severity == "error"
 
 
-def test_the_time_of_a_unit_accuses_nobody_else(changed: Changed, shared: Path) -> None:
+def test_the_time_of_a_unit_accuses_nobody_else(changed: Changed, timer: Path) -> None:
     """First, middle and last of a chain, rolled or not: one finding each, at the unit."""
-    chains = {one: unit(shared, one) for one in (52, 104, 1260, 0, 312, 780, 3260, 2740)}
+    chains = {one: unit(timer, one) for one in (52, 104, 1260, 0, 312, 780, 3260, 2740)}
     for position, before in chains.items():
         file, at = place(position)
         data = UNIT.build(before._replace(delay_time=before.delay_time + 60_000))
@@ -199,10 +136,11 @@ def test_the_end_mark(at: int, data: bytes, changed: Changed) -> None:
     assert changed.only((LOGS[0], at, data)) == ("timer-log", LOGS[0], 832)
 
 
-def test_units_behind_the_end_of_the_commitlog(shared: Path, log: Log) -> None:
+def test_units_behind_the_end_of_the_commitlog(timer: Path, changed: Changed) -> None:
     """The commitlog was cut (#10668): its last timer message is gone."""
-    cut = replace(log, end=unit(shared, 3636).physical_offset)
-    found, what = one_of(run("timer", shared, log=cut), shared)
+    assert changed.log is not None
+    cut = replace(changed.log, end=unit(timer, 3636).physical_offset)
+    found, what = one_of(run("timer", timer, log=cut), timer)
     assert what == ("timer-log", *place(3636, "physical_offset"))
     assert str(cut.end) in found.detail
 
@@ -215,10 +153,10 @@ def test_a_damaged_message_is_not_the_units_fault(changed: Changed) -> None:
 
 
 def test_a_missing_commitlog_file_is_not_the_units_fault(golden_copy: GoldenFolder,
-                                                         log: Log) -> None:
+                                                         changed: Changed) -> None:
     root = golden_copy(SET)
     damage.remove(root, f"commitlog/{32768:020d}")
-    found = run("timer", root, log=log)
+    found = run("timer", root, log=changed.log)
     assert trouble(found) == []
     assert sum(one.count for one in found) == sum(
         unit(root, 896 * file + 52 * at).physical_offset >= 32768
@@ -230,59 +168,6 @@ def test_the_timer_log_missing(golden_copy: GoldenFolder) -> None:
     damage.remove_folder(root, "timerlog")
     assert told(run("timer", root), root) == [
         ("timer-log", "timerlog", None), ("timer-check", CHECK, 8)]
-
-
-# -- the wheel -----------------------------------------------------------------------------------
-
-SECOND = 1795233765000
-"""The slot of units 52, 104 and 1260."""
-
-
-@pytest.mark.parametrize(("field", "value", "told_at"), [
-    ("time", SECOND // 1000 + 1, "time"), ("time", -1, "time"), ("magic", 1, "magic"),
-    ("first_pos", 53, "first_pos"), ("first_pos", -1, "first_pos"),
-    ("first_pos", 1312, "first_pos"), ("first_pos", 156, "first_pos"),
-    ("last_pos", 3688, "last_pos"), ("last_pos", 1312, "last_pos"),
-    ("last_pos", 104, "last_pos"), ("last_pos", 832 + 896, "first_pos"),
-    ("time", SECOND // 1000 + timer_wheel.SLOTS, "time")])
-def test_a_wrong_slot(field: str, value: int, told_at: str, changed: Changed,
-                      shared: Path) -> None:
-    at = slot_place(SECOND)
-    with (shared / WHEEL).open("rb") as file:
-        file.seek(at)
-        slot = timer_wheel.decode(file.read(timer_wheel.SLOT_SIZE))
-    found, what = one_of(changed((WHEEL, at, timer_wheel.build(slot._replace(**{field: value})))),
-                         shared)
-    assert what == ("timer-wheel", WHEEL, slot_place(SECOND, told_at)), found
-
-
-def test_a_page_of_the_wheel_that_was_lost(changed: Changed) -> None:
-    """Slots of 1795233765 to 68 and 70: one finding per stretch of neighbours."""
-    page = slot_place(SECOND) // 4096 * 4096
-    found = changed((WHEEL, page, bytes(4096)))
-    assert told(found, changed.root) == [
-        ("timer-wheel", WHEEL, slot_place(SECOND, "last_pos")),
-        ("timer-wheel", WHEEL, slot_place(SECOND + 5000, "last_pos"))]
-    assert [one.count for one in found] == [4, 1]
-
-
-@pytest.mark.parametrize(("size", "category"), [
-    (0, "file-empty"), (timer_wheel.FILE_SIZE - 32, "file-size"),
-    (timer_wheel.FILE_SIZE + 1, "file-size"), (1 << 40, "file-size")])
-def test_a_wheel_of_the_wrong_size(size: int, category: str, golden_copy: GoldenFolder) -> None:
-    root = golden_copy(SET)
-    damage.truncate(root, WHEEL, size)
-    found = run("timer", root)
-    assert found[0].category == category
-    assert found[0].offset == min(size, timer_wheel.FILE_SIZE)
-    assert (len(found) == 1) == bool(size), "an empty wheel has lost every slot"
-
-
-def test_a_missing_wheel(golden_copy: GoldenFolder) -> None:
-    root = golden_copy(SET)
-    damage.remove(root, WHEEL)
-    found, what = one_of(run("timer", root), root)
-    assert (what, found.severity) == (("timer-wheel", WHEEL, None), "warning")
 
 
 # -- timercheck ----------------------------------------------------------------------------------

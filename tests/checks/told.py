@@ -10,6 +10,7 @@ from pathlib import Path
 from rmqctl.checks import checkpoint, compaction, config, extras, files, timer
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.store import Store
+from tests.support import damage
 from tests.support import golden as golden_sets
 
 Told = tuple[str, str, int | None]
@@ -71,3 +72,23 @@ def one_of(findings: list[Finding], root: Path) -> tuple[Finding, Told]:
 def run_golden(check: str, each: golden_sets.GoldenStore, root: Path) -> list[Finding]:
     dirs = () if each.commitlog_dirs == ("commitlog",) else each.commitlog_dirs
     return run(check, root, dirs)
+
+
+class Changed:
+    """Changes bytes of a store, runs a check, and puts them back."""
+
+    def __init__(self, check: str, root: Path, log: Log | None = None) -> None:
+        self.check, self.root, self.log = check, root, log
+
+    def __call__(self, *changes: tuple[str, int, bytes], log: Log | None = None,
+                 live: bool = False) -> list[Finding]:
+        done = [damage.write(self.root, file, at, data) for file, at, data in changes]
+        try:
+            return run(self.check, self.root, log=log or self.log, live=live)
+        finally:
+            for one in reversed(done):
+                damage.undo(self.root, one)
+
+    def only(self, *changes: tuple[str, int, bytes]) -> Told:
+        """The one finding there must be."""
+        return one_of(self(*changes), self.root)[1]
