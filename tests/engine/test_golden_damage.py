@@ -192,3 +192,10 @@ def test_dangling_index_entries_are_named(version: str, golden: GoldenFolder) ->
             at = 40 + 4 * expect.index_slots + 20 * number + 4
             dangling += struct.unpack_from(">q", data, at)[0] >= expect.max_physical_offset
     assert dangling == 42
+
+
+@pytest.mark.parametrize("kind", ["crash-crc", "crash-cqahead", "clean-nocheckpoint"])
+def test_the_command_says_what_the_library_says(kind: str, version: str,
+                                                golden: GoldenFolder) -> None:
+    root, _, _ = told(kind, version, golden)
+    assert subject.verify_by_command(root) == subject.verify(root)

@@ -2,7 +2,7 @@
 
 The functions answer in plain tuples, in the shapes of `tests.support.engine`, so that a change of
 the library's interface changes this file alone. `verify` goes through the command, whose JSON is
-a contract, unless the library offers the same without a process around it.
+a contract, or straight through the library, which is twice as fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rmqctl.formats.message import Record
-from rmqctl.store import Store, lookup, time_lookup
+from rmqctl.checks.verify import Options, Verification
+from rmqctl.store import Sizes, Store, lookup, time_lookup
 from rmqctl.store.bounds import View
 from rmqctl.store.compaction import CompactionQueue
 from rmqctl.store.get_message import get_message as pull
@@ -211,12 +212,27 @@ class Report:
 
 
 def verify(root: Path, *, options: Sequence[str] = (), only: str | None = None) -> Report:
+    """Everything that can be checked, through the library: the tests ask tens of thousands of
+    times. ``only`` and ``options`` as the command takes them; `verify_by_command` is the same
+    through the command."""
+    known = {"--commitlog-dir": [], "--commitlog-file-size": [], "--consumequeue-file-size": [],
+             "--index-slots": [], "--index-max": []}
+    for name, value in zip(options[::2], options[1::2], strict=True):
+        known[name].append(value)
+    sizes = Sizes(*(int(known[name][0]) if known[name] else None for name in list(known)[1:]))
+    with Store.open(root, known["--commitlog-dir"], sizes) as store:
+        run = Verification(store, Options(None if only is None else frozenset(only.split(","))))
+        raw = [each.as_dict() for each in run.findings()]
+        return Report(run.ok, tuple(_findings(root, raw)), run.coverage.as_dict())
+
+
+def verify_by_command(root: Path, *, options: Sequence[str] = (),
+                      only: str | None = None) -> Report:
     """Everything that can be checked. ``only`` as the option takes it."""
     words = ["verify", os.fspath(root), "-o", "json", *options]
     if only is not None:
         words += ["--only", only]
-    # 5: something could not be read, and is stated as a finding; the rest is reported.
-    raw = cli.run(*words).expect(0, 1, 5).json()
+    raw = cli.run(*words).expect(0, 1).json()
     return Report(raw["ok"], tuple(_findings(root, raw["findings"])), raw["coverage"])
 
 
