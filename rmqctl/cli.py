@@ -59,7 +59,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Read, verify and repair Apache RocketMQ store directories, offline."""
+    """Read, query and verify Apache RocketMQ store directories, offline."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

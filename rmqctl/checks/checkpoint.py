@@ -89,7 +89,7 @@ def _values(store: Store, found: CheckpointRecord, last: int | None, log_end: in
         yield _finding("checkpoint-zero", store, "all zero, though there are messages: after a "
                        "crash a broker would walk the whole log (the first minute of a broker "
                        "looks like this)", 0, 2 * CHECKPOINT.field(_TIMES[0]).size,
-                       INFO if held else "")
+                       "" if store.has_abort and not held else INFO)
     for name in _TIMES:
         value = values[name]
         if not 0 <= value < _YEAR_3000:

@@ -127,7 +127,6 @@ class Diff:
                                     "to": side.end, "messages": count})
                     self.remarks.append(f"{other.name} ends at {other.end}, {side.name} goes on "
                                         f"to {side.end}: {_messages(count)}")
-        job.finish()
         return {"compared": {"from": start, "to": max(start, end)}, "outside": outside,
                 **asdict(job.tally)}
 

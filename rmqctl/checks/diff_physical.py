@@ -57,10 +57,6 @@ class PhysicalPass:
         self._close(side.position)
         return side.messages - before
 
-    def finish(self) -> None:
-        """Tells damage that reaches over the end of what was compared."""
-        self._close(1 << 63)
-
     # -- one batch of a -----------------------------------------------------------------------
 
     def _step(self, batch: Batch) -> None:

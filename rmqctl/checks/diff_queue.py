@@ -179,8 +179,8 @@ class QueuePass:
         digest, place = self._digest(batch), batch.offset
         other = self.b if side is self.a else self.a
         first, end = self._limits_of(other)
-        before = rowed & (queue_offset < first[numbers])
-        behind = rowed & (queue_offset >= end[numbers])
+        before = rowed & (queue_offset < first[numbers]) & (queue_offset >= 0)
+        behind = rowed & ((queue_offset >= end[numbers]) | (queue_offset < 0))
         hopeless = before | behind
         if not hopeless.any():
             return key, digest, place

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rmqctl.checks.common import plural
 from rmqctl.checks.findings import INFO, Finding
-from rmqctl.checks.index_keys import EntryPlace, OpenedFile
+from rmqctl.checks.index_keys import EntryPlace, KeyTally, OpenedFile
 from rmqctl.checks.reconcile import Context
 from rmqctl.formats import index_file as layout
 from rmqctl.formats import properties as props
@@ -91,20 +92,27 @@ def _missing(context: Context) -> Iterator[Finding]:
     behind = [pair for pair in missing if pair[0] > newest]
     between = [pair for pair in missing if oldest <= pair[0] <= newest]
     if before:
-        yield _keys("index-key-missing", before, f"older than the oldest index file ({oldest}), "
-                    "so they cannot be queried any more", INFO)
+        yield _keys(tally, "index-key-missing", before,
+                    f"older than the oldest index file ({oldest}), so they cannot be queried "
+                    "any more", INFO)
     if between or tally.unkept_missing:
-        yield _keys("index-key-missing", between, "have no entry, though later ones have",
+        yield _keys(tally, "index-key-missing", between, "have no entry, though later ones have",
                     more=tally.unkept_missing)
     if behind:
-        yield _keys("index-behind", behind, f"newer than the newest index entry ({newest})",
+        yield _keys(tally, "index-behind", behind, f"newer than the newest index entry ({newest})",
                     INFO if context.live else "")
 
 
-def _keys(category: str, pairs: list[tuple[int, int]], words: str, severity: str = "",
-          more: int = 0) -> Finding:
-    first = min((physical for physical, _ in pairs), default=None)
-    last = max((physical for physical, _ in pairs), default=None)
+def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: str,
+          severity: str = "", more: int = 0) -> Finding:
+    """A finding for keys that have no entry: the file is the one they should be in, or before."""
+    first = min((physical for physical, _ in pairs), default=0)
+    last = max((physical for physical, _ in pairs), default=0)
     count = len(pairs) + more
-    return Finding(category, "index", f"{count} keys of messages at {first} to {last}: {words}",
-                   offset=first, count=count, severity=severity)
+    older = [file for file in tally.files if file.header.begin_phy_offset <= first]
+    file = (older or tally.files)[-1 if older else 0]
+    behind = category == "index-behind"
+    return Finding(category, "index", f"{plural(count, 'key')} of messages at {first} to {last}: "
+                   f"{words}", file=file.path,
+                   offset=file.shape.entry_position(file.header.entries + 1) if behind else None,
+                   count=count, severity=severity)

@@ -26,6 +26,9 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
                           "behind it: their messages are gone")
         else:
             yield one
+    for name in context.result.shrunk:
+        yield Finding("file-changed", "commitlog", "the file shrank while it was read: run this "
+                      "again when nobody writes to the store", file=name)
     if context.result.unkept:
         yield Finding("record-damaged", "commitlog", f"{context.result.unkept} more damaged "
                       "places (only counted)", count=context.result.unkept)

@@ -43,7 +43,6 @@ class LogPass:
         self._messages = MessageChecks(store, ends, wanted, self._topics, self.result)
         self._gathered = Gatherer()
         self._batch_topics = {os.fsencode(topic) for topic, _ in store.batch_queues}
-        self._texts = wanted.queues or wanted.index
         self._started = False
 
     def _start(self, first: int) -> None:
@@ -63,7 +62,8 @@ class LogPass:
             self._progress(here - self.result.position)
             self.result.position = here
         self.result.position = walk.source.base + walk.position
-        self.result.shrunk |= walk.shrunk
+        if walk.shrunk:
+            self.result.shrunk.append(walk.source.name)
 
     def unreadable(self, file: StoreFile, start: int, end: int, reason: str) -> None:
         """Takes note of positions ``[start, end)`` of a file that the system does not give."""
@@ -114,14 +114,13 @@ class LogPass:
         if len(when):
             newest = int(when.max())
             found.last_store_timestamp = max(found.last_store_timestamp or newest, newest)
-        found.last_record_end = int(batch.offset[-1] + size[-1])
+        found.last_record_start = int(batch.offset[-1])
+        found.last_record_end = found.last_record_start + int(size[-1])
         codes = self._topics.encode(text.topics(batch))
         if bad:
             self._keep_bad(batch, codes, ok)
         if self._batch_topics:
             self._batches(batch, codes, ok)
-        if not self._texts:
-            return
         self._gathered.add(batch, codes, ok, sealed)
         if self._gathered.count >= BLOCK:
             self._flush_block()

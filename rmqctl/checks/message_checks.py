@@ -21,6 +21,8 @@ from rmqctl.store.store import Store
 
 _UNPROTECTED = sum(layout.width_of(Message, name)[0] for name in (
     "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
+_BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
+_BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 _DENSE = 64
 """Queue ids below this are looked up in a table; others (damage, mostly) one by one."""
 
@@ -72,13 +74,29 @@ class MessageChecks:
             for name in (props.UNIQUE_KEY, props.KEYS):
                 keyed[block.properties.find(name)[0]] = True
             self.result.keyed += int(keyed.sum())
+        self._count_doubtful(block, checked)
+
+    def _count_doubtful(self, block: Block, checked: Array) -> None:
+        """Adds the bytes of intact records that nothing in this store could have proved wrong.
+
+        ``checked``: bytes of each record's properties that queue or index were held against.
+        """
         loose = block.ok & ~block.sealed
         count = int(loose.sum())
-        if count:
-            v6 = int((block.sys_flag[loose] & sysflag.BORN_HOST_V6 != 0).sum())
-            hosts = v6 * layout.size_of(HostV6) + (count - v6) * layout.size_of(HostV4)
-            self.result.bytes_unverifiable += count * _UNPROTECTED + hosts + int(
-                (block.properties_length[loose] - checked[loose]).sum())
+        if not count:
+            return
+        flags = block.sys_flag[loose]
+        wide = sum(int((flags & bit != 0).sum()) for bit in (
+            sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))
+        total = count * _UNPROTECTED + wide * layout.size_of(HostV6) + (
+            2 * count - wide) * layout.size_of(HostV4)
+        total += int((block.properties_length[loose] - checked[loose]).sum())
+        if not self.wanted.queues:
+            lengths = np.array([len(raw) for raw in self._topics.texts], np.int64)
+            total += count * _BY_QUEUE + int(lengths[block.topic[loose]].sum())
+        if self._keys is None:
+            total += count * _BY_INDEX
+        self.result.bytes_unverifiable += total
 
     def _know_topics(self) -> None:
         for raw in self._topics.texts[len(self._names):]:

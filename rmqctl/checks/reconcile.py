@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rmqctl.checks.common import plural
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.queue_rows import Claim, QueueKey, QueueTally, merged
 from rmqctl.checks.results import RangeResult
@@ -126,8 +127,9 @@ class QueueReconciler:
                 f"({self.context.log_end})", first, count=end - first)
         if self._lost:
             yield self.finding(
-                "cq-lost", f"{len(self._lost)} rows lead to damaged or missing messages: queue "
-                f"offsets {_ranges(self._lost)}", self._lost[0], count=len(self._lost))
+                "cq-lost", f"{plural(len(self._lost), 'row')} leading to damaged or missing "
+                f"messages: queue offset {_ranges(self._lost)}", self._lost[0],
+                count=len(self._lost))
         if self._unseen:
             yield self.finding(
                 "cq-wrong-offset", f"{self._unseen} more rows belong to no message of the log "

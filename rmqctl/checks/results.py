@@ -37,7 +37,8 @@ class RangeResult:
     keyed: int = 0
     last_store_timestamp: int | None = None
     last_record_end: int | None = None
-    shrunk: bool = False
+    last_record_start: int | None = None
+    shrunk: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     bad: list[BadRecord] = field(default_factory=list)
     unkept: int = 0
@@ -56,7 +57,8 @@ class RangeResult:
         self.last_store_timestamp = max(times, default=None)
         if other.last_record_end is not None:
             self.last_record_end = other.last_record_end
-        self.shrunk |= other.shrunk
+            self.last_record_start = other.last_record_start
+        self.shrunk += other.shrunk
         self.spans += other.spans
         self.bad += other.bad
         for key, tally in other.queues.items():

@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 import tempfile
+from dataclasses import asdict, dataclass
 
 from rmqctl.errors import StoreIOError
+from rmqctl.store.store import Store
 
 
 def default_path(root: str) -> str:
@@ -22,22 +24,46 @@ def default_path(root: str) -> str:
     return os.path.join(home, "rmqctl", "verify", f"{name}.json")
 
 
-def load(path: str, root: str) -> int | None:
-    """The physical offset up to which all was well; None when nothing (usable) is known."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Up to where all was well: physical ``position``, a frame border.
+
+    ``anchor`` and ``anchor_end`` are the last record before it: as long as it stands there, the
+    log has only grown since.
+    """
+
+    position: int
+    anchor: int | None = None
+    anchor_end: int | None = None
+
+    def holds(self, store: Store) -> bool:
+        """Whether the store still is the one this place was taken in."""
+        if not store.log.min_offset <= self.position <= store.log.end:
+            return False
+        if self.anchor is None or self.anchor < store.log.min_offset:
+            return True
+        record = store.log.record_at(self.anchor)
+        return record is not None and self.anchor + record.total_size == self.anchor_end
+
+
+def load(path: str, root: str) -> Place | None:
+    """What the last run of this store left; None when nothing (usable) is known."""
     try:
         with open(path, encoding="utf-8") as file:
             known = json.load(file)
-        position = known["position"]
+        place = Place(known["position"], known["anchor"], known["anchor_end"])
         same = known["store"] == os.path.realpath(root)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return position if same and isinstance(position, int) and position >= 0 else None
+    values: tuple[object, ...] = (place.position, place.anchor or 0, place.anchor_end or 0)
+    good = all(isinstance(value, int) for value in values)
+    return place if same and good and place.position >= 0 else None
 
 
-def save(path: str, root: str, position: int) -> None:
-    """Remembers a position: written beside, forced to disk, then renamed. StoreIOError."""
+def save(path: str, root: str, place: Place) -> None:
+    """Remembers a place: written beside, forced to disk, then renamed. StoreIOError."""
     folder = os.path.dirname(os.path.abspath(path))
-    text = json.dumps({"store": os.path.realpath(root), "position": position})
+    text = json.dumps({"store": os.path.realpath(root), **asdict(place)})
     try:
         os.makedirs(folder, exist_ok=True)
         fd, temporary = tempfile.mkstemp(prefix=".verify-", dir=folder)

@@ -34,7 +34,15 @@ class Block:
     store_timestamp: Array
     total_size: Array
     properties_length: Array
-    properties: text.Properties
+    raw_properties: pa.BinaryArray
+    _properties: text.Properties | None = None
+
+    @property
+    def properties(self) -> text.Properties:
+        """The properties, cut into segments when first asked for."""
+        if self._properties is None:
+            self._properties = text.Properties(self.raw_properties)
+        return self._properties
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -63,5 +71,5 @@ class Gatherer:
                               for part in zip(*self._parts, strict=True)]
         raw = self._raw[0] if len(self._raw) == 1 else pa.concat_arrays(self._raw)
         self._parts, self._raw, self.count = [], [], 0
-        whole: Any = (*columns, text.Properties(raw))
+        whole: Any = (*columns, raw)
         return Block(*whole)

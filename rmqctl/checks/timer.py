@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from rmqctl.checks.common import LOOK, bounded, plural, read_start, unreadable
-from rmqctl.checks.findings import WARNING, Finding
+from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.sequences import Votes
 from rmqctl.checks.timer_chains import Chains
 from rmqctl.checks.timer_records import Records
@@ -162,8 +162,10 @@ def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
         chains.take(page, np.flatnonzero(good))
     yield from records.left_over()
     if wheel is not None and not there and log.end > log.start:
+        # Some backups leave this sparse file out on purpose: a broker copes, at a price.
         yield Finding("timer-wheel", "timer", "the wheel is missing, though the timer log has "
-                      "units", file=wheel.path, severity=WARNING)
+                      "units: a broker makes a new one and fills it from the end of the log",
+                      file=wheel.path, severity=INFO)
     yield from chains.judge()
 
 

@@ -37,7 +37,8 @@ class Options:
     """``only``: structures to check (None: all). ``jobs``: processes for the log pass.
 
     ``sample``: check that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from
-    this physical offset on. Either way rows and entries are only held against what was read.
+    this physical offset on, which must be a frame border. Either way rows and entries are only
+    held against what was read.
     """
 
     only: frozenset[str] | None = None
@@ -80,6 +81,7 @@ class Verification:
     checked: list[dict[str, Any]] = field(default_factory=list)
     ok: bool = True
     log_end: int = 0
+    last_record: tuple[int, int] | None = None
     parts: list[ranges.Range] | None = None
     _unreadable: list[Finding] = field(default_factory=list)
 
@@ -87,7 +89,7 @@ class Verification:
         """The ranges of the log to look at; None for all of it."""
         options, log = self.options, self.store.log
         if options.since is not None and options.since > log.min_offset:
-            return [ranges.Range(min(options.since, log.end), log.end, True)]
+            return [ranges.Range(min(options.since, log.end), log.end, False)]
         if options.sample is not None and options.sample < 1:
             return ranges.sample(self.store, options.sample, options.seed)
         return None
@@ -140,6 +142,8 @@ class Verification:
     def _context(self, result: RangeResult, live: bool) -> Context:
         store, cover = self.store, self.coverage
         self.log_end = self._end_of(result)
+        if result.last_record_start is not None and result.last_record_end is not None:
+            self.last_record = result.last_record_start, result.last_record_end
         for name in ("messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
                      "bytes_damaged", "bytes_unverifiable"):
             setattr(cover, name, getattr(result, name))
@@ -157,7 +161,7 @@ class Verification:
         """Behind the last record; behind its file's blank if the next file is there already."""
         end = result.last_record_end
         if end is None:
-            return self.store.log.min_offset
+            return max(self.options.since or 0, self.store.log.min_offset)
         file = self.store.log.file_of(end)
         if file is not None and self.store.log.is_blank_at(end) and (
                 self.store.log.file_of(file.end) is not None):

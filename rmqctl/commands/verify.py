@@ -27,6 +27,7 @@ from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
+    from rmqctl.checks.state import Place
     from rmqctl.checks.verify import Verification
     from rmqctl.output import Output
     from rmqctl.output.human import Human
@@ -90,6 +91,7 @@ def command(
     from rmqctl.store import Store as OpenedStore
 
     out = open_output(output, quiet, verbose, no_progress)
+    out.debug(f"engine: {'local' if engine == 'auto' else engine}, the only one so far")
     options = Options(_structures(only), worker_count(jobs), sample=sample, seed=seed)
     if sample is not None and since_last:
         raise UsageError("--sample and --since-last cannot be used together: the one looks at "
@@ -97,10 +99,17 @@ def command(
     sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
     with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
         place = state or states.default_path(opened.root)
+        before: Place | None = None
         if since_last:
-            options.since = states.load(place, opened.root)
-            out.note(f"from physical offset {options.since} on" if options.since is not None
-                     else "no earlier run is known: checking everything")
+            before = states.load(place, opened.root)
+            if before is None:
+                out.note("no earlier run is known: checking everything")
+            elif before.holds(opened):
+                options.since = before.position
+                out.note(f"from physical offset {options.since} on")
+            else:
+                before = None
+                out.warn("the log is not the one of the last run: checking everything")
         holder = opened.lock
         if holder.held:
             who = f"process {holder.pid}" if holder.pid else "another process"
@@ -110,7 +119,7 @@ def command(
             kept, counts = _collect(run, max_findings)
         _show(out, run, kept, counts)
         if since_last:
-            states.save(place, opened.root, _safe_position(run, kept))
+            states.save(place, opened.root, _safe_place(run, kept, before))
         if prometheus is not None:
             _metrics(prometheus, run, counts)
     if not run.ok:
@@ -141,14 +150,21 @@ def _collect(run: Verification, most: int) -> tuple[list[Finding], Counter[tuple
     return kept, counts
 
 
-def _safe_position(run: Verification, kept: list[Finding]) -> int:
+def _safe_place(run: Verification, kept: list[Finding], before: Place | None) -> Place:
     """Up to where nothing has to be looked at again: before the first trouble in the log."""
+    from rmqctl.checks.state import Place
+
     if run.ok:
-        return run.log_end
+        if run.last_record is None and before is not None:
+            return before  # nothing came since
+        return Place(run.log_end, *(run.last_record or (None, None)))
+    # All of the log that was read is good up to its first trouble; if the trouble is elsewhere,
+    # the next run looks at the same part again.
     troubled = [one.offset for one in kept
                 if one.is_trouble and one.structure == "commitlog" and one.offset is not None]
-    start = run.options.since or 0
-    return max(start, min([run.log_end, *troubled])) if troubled else start
+    start = before or Place(0)
+    first = min(troubled, default=start.position)
+    return Place(first) if first > start.position else start
 
 
 def _show(out: Output, run: Verification, kept: list[Finding],
@@ -183,7 +199,7 @@ def _page(page: Human, run: Verification, kept: list[Finding],
     if kept:
         page.blank()
         page.table([_brief(one, run.store.root) for one in kept], _BRIEF,
-                   styles={"severity": lambda value: _STYLES.get(value)})
+                   styles={"severity": _STYLES.get})
         seen = dict.fromkeys(one.next for one in kept if one.next and one.is_trouble)
         if seen:
             page.heading("To look closer")

@@ -194,7 +194,7 @@ def _judge(total: int, magic: int, sys_flag: int, lengths: tuple[int, int, int],
             raise _refuse(name, "negative length", where)
     expected = variant(sys_flag & HOST_BITS, magic).fixed_size + sum(lengths)
     if expected != total:
-        raise _refuse("total_size", f"says {total}, the fields make {expected}", where)
+        raise _refuse("total_size", f"says {total} bytes, the fields make {expected}", where)
 
 
 def decode(data: bytes | memoryview, at: int = 0, base: int | None = None) -> Record:

@@ -92,6 +92,6 @@ def _born_addresses(batch: Batch) -> Array:
         if kind.itemsize == 4:
             out[rows] = gather_int(batch.data, start, "i4")
         else:
-            high = gather_int(batch.data, start, "i8").view(np.uint64)
+            high = _mix(np.zeros(len(rows), np.uint64), gather_int(batch.data, start, "i8"))
             out[rows] = _mix(high, gather_int(batch.data, start + 8, "i8")).view(np.int64)
     return out

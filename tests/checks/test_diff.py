@@ -363,6 +363,46 @@ def test_a_missing_file_in_the_middle(long_pair: tuple[Tiny, Tiny]) -> None:
     assert sorted(in_log(diff(a.root, b.root, "queue"))) == in_log(run)
 
 
+def test_a_missing_file_where_the_other_log_ends(long_pair: tuple[Tiny, Tiny]) -> None:
+    a, b = long_pair
+    damage.remove(a.root, f"commitlog/{4096:020d}")
+    damage.remove(b.root, f"commitlog/{5120:020d}")
+    run = diff(a.root, b.root)
+    assert in_log(run) == [*(("missing-in-a", one.start) for one in within(a, 4)),
+                           *(("missing-in-b", one.start) for one in within(a, 5))]
+
+
+def test_a_file_that_shrinks_meanwhile(long_pair: tuple[Tiny, Tiny]) -> None:
+    a, b = long_pair
+    second = within(b, 3)[1]
+    for by in ("physical", "queue"):
+        with Store.open(a.root) as left, Store.open(b.root) as right:
+            run = Diff(left, right, Options(by))
+            assert right.log.files[3].size == 1024  # as it was when the store was opened
+            damage.truncate(b.root, f"commitlog/{3072:020d}", second.start - 3072)
+            run.run()
+        assert in_log(run) == [("missing-in-b", second.start)]
+        damage.change_length(b.root, f"commitlog/{3072:020d}", 1024 - second.start + 3072)
+        damage.write(b.root, f"commitlog/{3072:020d}", second.start - 3072, second.raw)
+    assert diff(a.root, b.root).equal
+
+
+def test_logs_that_parted(tmp_path: Path) -> None:
+    """Two messages in the place of one, and then the same again."""
+    overhead = len(tiny_stores.build(tmp_path / "x", [Spec("t")]).messages[0].raw)
+    last = Spec("t", 1, b"last")
+    a = tiny_stores.build(tmp_path / "a", [Spec("t", 1, b"first"), Spec("t", 0, b"x" * 400), last])
+    b = tiny_stores.build(tmp_path / "b", [
+        Spec("t", 1, b"first"), Spec("t", 0, b"y" * 100), Spec("t", 2, b"z" * (300 - overhead)),
+        last])
+    earlier(b, only=b.messages[3])
+    run = diff(a.root, b.root, "physical")
+    assert in_log(run) == [("missing-in-a", b.messages[2].start),
+                           ("different", a.messages[1].start)]
+    assert run.summary["equal"] == 2
+    assert run.differences.kept[1].fields == ("total_size", "body_crc", "body")
+
+
 def test_a_short_file(long_pair: tuple[Tiny, Tiny]) -> None:
     a, b = long_pair
     second = within(b, 3)[1]
@@ -435,9 +475,9 @@ def moved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Tiny, Tiny]:
     return a, b
 
 
-def earlier(tiny: Tiny) -> None:
-    """Takes from all times the step that the message in front has added."""
-    for one in tiny.messages:
+def earlier(tiny: Tiny, only: Placed | None = None) -> None:
+    """Takes from all times the step that one more message in front has added."""
+    for one in tiny.messages if only is None else [only]:
         file, position = tiny.place(one.start)
         record = one.record
         for at, value in ((40, record.born_timestamp), (56, record.store_timestamp)):
@@ -483,15 +523,50 @@ def test_another_order_of_queues(block: int, tmp_path: Path,
     specs = [Spec("t", number % 3, b"%d" % number) for number in range(60)]
     a = tiny_stores.build(tmp_path / "a", specs)
     b = tiny_stores.build(tmp_path / "b", sorted(specs, key=lambda one: one.queue_id))
-    for tiny in (a, b):  # the times are the order of the log; here they are to be the message's
-        for one in tiny.messages:
-            file, position = tiny.place(one.start)
-            when = (tiny_stores.EPOCH + int(one.spec.body)).to_bytes(8, "big")
-            damage.write(tiny.root, file, position + 40, when)
-            damage.write(tiny.root, file, position + 56, when)
+    for tiny in (a, b):
+        times_of_their_own(tiny)
     assert counts(diff(a.root, b.root, "queue")) == (60, 0, 0, 0)
     change(b, b.messages[30], 16)
     assert counts(diff(a.root, b.root, "queue")) == (59, 1, 0, 0)
+
+
+def times_of_their_own(tiny: Tiny) -> None:
+    """Times are in the order of the log; here they shall belong to the message: its body."""
+    for one in tiny.messages:
+        file, position = tiny.place(one.start)
+        when = (tiny_stores.EPOCH + int(one.spec.body)).to_bytes(8, "big")
+        damage.write(tiny.root, file, position + 40, when)
+        damage.write(tiny.root, file, position + 56, when)
+
+
+def test_keys_are_exact(tmp_path: Path) -> None:
+    """A queue offset beyond all queues is none of the next queue's, a prepared message not the
+    first one of its queue."""
+    odd, first = Spec("t", 0, b"1"), Spec("t", 1, b"2")
+    half = Spec("u", 0, b"3", sys_flag=sysflag.TRANSACTION_PREPARED)
+    done = Spec("u", 0, b"4", sys_flag=sysflag.TRANSACTION_COMMIT)
+    a = tiny_stores.build(tmp_path / "a", [odd, first, half, done])
+    b = tiny_stores.build(tmp_path / "b", [first, odd, done, half])
+    for tiny in (a, b):
+        times_of_their_own(tiny)
+        one = next(one for one in tiny.messages if one.spec is odd)
+        change(tiny, one, 22)  # 1 << 40
+    assert counts(diff(a.root, b.root, "queue")) == (4, 0, 0, 0)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_queue_that_has_expired_as_a_whole(kept: bool, tmp_path: Path) -> None:
+    """Its consumequeue says so; without it nobody can know."""
+    specs = [*[Spec("early", 0, b"x" * 300)] * 4, *[Spec("late", 0, b"x" * 300)] * 4]
+    a = tiny_stores.build(tmp_path / "a", specs)
+    b = tiny_stores.build(tmp_path / "b", specs, expired_files=2)
+    if not kept:
+        damage.remove_folder(b.root, "consumequeue/early")
+    run = diff(a.root, b.root, "queue")
+    assert run.equal is kept
+    assert counts(run) == (4, 0, 0, 0 if kept else 4)
+    assert [(one["where"], one["messages"]) for one in run.summary["outside"]] == [
+        ("before" if kept else "behind", 4)]
 
 
 def test_a_message_that_is_there_twice(pair: tuple[Tiny, Tiny]) -> None:
@@ -528,6 +603,18 @@ def test_bounds_of_queues(pair: tuple[Tiny, Tiny]) -> None:
     assert found["orders", 0].fields == ("min_offset", "max_offset")
     assert found["orders", 0].detail == "a: min 3, max 4; b: min 0, max 3"
     assert found["bills", 0].detail == "a: min 0, max 2; b: no such queue"
+
+
+def test_another_beginning_of_a_queue(long_pair: tuple[Tiny, Tiny]) -> None:
+    a, b = long_pair
+    damage.remove(b.root, "consumequeue/t/0/00000000000000000000")
+    (found,) = diff(a.root, b.root).differences.kept
+    assert (found.queue_id, found.fields) == (0, ("min_offset",))
+    damage.remove(b.root, f"commitlog/{0:020d}")  # now rows may have expired there
+    run = diff(a.root, b.root)
+    assert run.equal
+    assert run.summary["queues"] == {"compared": 2, "different": 0, "begin_differs": 2}
+    assert diff(a.root, b.root, whole=True).differences.counts["queue"] == 2
 
 
 def test_configuration_and_checkpoint_are_named(pair: tuple[Tiny, Tiny]) -> None:

@@ -57,4 +57,4 @@ def proven(data: bytes, base: int, at: int) -> bool:
     after = at + record.total_size
     if after == len(data) or blank_at(data, after) or record_at(data, base, after):
         return True
-    return bool(record.body) and record.crc_ok or not any(data[after:after + 8])
+    return (bool(record.body) and record.crc_ok) or not any(data[after:after + 8])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +163,7 @@ def test_ranges_join_to_the_whole(golden) -> None:
             cuts = sorted({0, *(seed.randrange(len(raw)) for _ in range(parts - 1)), len(raw)})
             found: list[int] = []
             position = 0
-            for start, end in zip(cuts, cuts[1:], strict=False):
+            for start, end in pairwise(cuts):
                 walk = Walk(BytesSource(bytes(raw), base), start, end, resync=start > 0)
                 if walk.first != position:
                     walk = Walk(BytesSource(bytes(raw), base), position, max(end, position))

@@ -69,6 +69,18 @@ def test_some_golden_answer_has_false_hits(golden: GoldenFolder) -> None:
     assert found
 
 
+def test_the_same_key_of_a_topic_with_the_same_hash(tmp_path: Any) -> None:
+    """``Aa`` and ``BB`` have one hash in Java, and so have ``Aa#k`` and ``BB#k``."""
+    tiny = tiny_stores.build(tmp_path / "s", [
+        tiny_stores.Spec(topic, 0, b"", {"KEYS": "k"}) for topic in ("Aa", "BB", "Aa")])
+    with Store.open(tiny.root) as one:
+        found = by_key(View(one), "Aa", "k")
+        assert [each.physical_offset for each in found.records] == [
+            tiny.messages[0].start, tiny.messages[2].start]
+        assert found.false_hits == 1
+        assert len(by_key(View(one), "Aa", "k", raw=True).records) == 3
+
+
 @pytest.mark.parametrize("store", JUDGED)
 def test_times_as_the_engine_answers_them(store: golden_sets.GoldenStore,
                                           golden: GoldenFolder) -> None:

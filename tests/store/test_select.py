@@ -217,6 +217,22 @@ def test_values_compare_as_numbers_where_both_are() -> None:
         True, False, False, True, False]
 
 
+def test_several_keys_in_one_condition() -> None:
+    held = {sign: [Condition.of("keys", sign, "a")._test(value)
+                   for value in (["a", "b"], ["b"], [])] for sign in ("=", "!=", "~", "!~")}
+    assert held == {"=": [True, False, False], "!=": [False, True, True],
+                    "~": [True, False, False], "!~": [False, True, True]}
+
+
+def test_topics_of_one_length_are_told_apart(tmp_path: Path) -> None:
+    tiny = tiny_stores.build(tmp_path / "s", [
+        tiny_stores.Spec(topic, 0, b"x", raw_properties="") for topic in ("Aa", "BB", "Aa", "A")])
+    with Store.open(tiny.root) as one:
+        for topic, count in (("Aa", 2), ("BB", 1), ("A", 1), ("", 0), ("Aaa", 0)):
+            where = (Condition.of("topic", "=", topic),)
+            assert [row["topic"] for row in objects(one, Selection(where=where))] == [topic] * count
+
+
 def test_fields_are_checked() -> None:
     assert checked_fields(["topic", " tags", "topic", "property.a b"]) == [
         "topic", "tags", "property.a b"]

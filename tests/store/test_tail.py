@@ -252,6 +252,25 @@ def test_damage_up_to_the_next_file(followed: Followed) -> None:
         ("damage", followed.parts[blank].offset)]
 
 
+def test_a_roll_between_two_looks_is_no_damage(followed: Followed,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a quiet time the broker fills a file and rolls, just while we look."""
+    blank = next(number for number, part in enumerate(followed.parts) if not part.is_message)
+    followed.write(*followed.parts[:blank - 2])
+    followed.writer.make(followed.parts[blank + 1].offset)
+    assert len(followed.after_patience()) == blank - 2
+    real = Follower._enter_next_file
+
+    def rolling(self: Follower, behind: int) -> bool:
+        followed.write(*followed.parts[blank - 2:blank + 3])
+        return real(self, behind)
+
+    monkeypatch.setattr(Follower, "_enter_next_file", rolling)
+    assert followed.poll() == [part.offset for part in followed.parts[blank - 2:blank + 3]
+                               if part.is_message]
+    assert not followed.problems, followed.texts()
+
+
 def test_a_wrong_crc_is_shown_in_the_end(followed: Followed) -> None:
     one, two = followed.parts[:2]
     wrong = bytearray(one.raw)

@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rmqctl.formats.message import Record
 from rmqctl.checks.verify import Options, Verification
+from rmqctl.formats.message import Record
 from rmqctl.store import Sizes, Store, lookup, time_lookup
 from rmqctl.store.bounds import View
 from rmqctl.store.compaction import CompactionQueue

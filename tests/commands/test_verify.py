@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rmqctl.checks.findings import CATEGORIES
+from tests.support import damage
+from tests.support import tiny as tiny_stores
+
+COVERAGE = {"bytes_total", "messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
+            "bytes_damaged", "bytes_unverifiable"}
+FINDING = {"category", "severity", "structure", "file", "offset", "length", "topic", "queue_id",
+           "queue_offset", "detail", "next"}
+
+
+def test_the_json_is_the_contract(golden, rmqctl) -> None:
+    root = golden("5.3.3/crash-crc/before")
+    found = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert {"ok", "findings", "coverage", "checked"} <= set(found)
+    assert set(found["coverage"]) >= COVERAGE
+    assert found["ok"] is False
+    for one in found["findings"]:
+        assert set(one) >= FINDING
+        assert one["category"] in CATEGORIES
+    assert [(one["category"], one["offset"]) for one in found["findings"]
+            if one["severity"] != "info"] == [("body-crc", 171668)]
+
+
+def test_every_format_says_the_same(golden, rmqctl) -> None:
+    root = golden("4.9.3/crash-cqahead/before")
+    told = rmqctl("verify", root, "-o", "json").expect(1).json()
+    lines = rmqctl("verify", root, "-o", "jsonl").expect(1).jsonl()
+    assert lines[:-1] == told["findings"]
+    assert lines[-1]["coverage"] == told["coverage"]
+    rows = list(csv.DictReader(io.StringIO(rmqctl("verify", root, "-o", "csv").expect(1).out)))
+    assert [row["category"] for row in rows] == [one["category"] for one in told["findings"]]
+    for name in ("table", "plain", "markdown"):
+        page = rmqctl("verify", root, "-o", name).expect(1).out
+        assert "log-cut" in page
+        assert "170118" in page
+
+
+def test_findings_are_listed_up_to_a_bound_and_all_counted(golden, rmqctl) -> None:
+    root = golden("4.9.3/crash-cqahead/before")
+    every = rmqctl("verify", root, "-o", "json").expect(1).json()
+    run = rmqctl("verify", root, "-o", "json", "--max-findings", "2").expect(1)
+    some = run.json()
+    assert some["findings"] == every["findings"][:2]
+    assert some["findings_total"] == len(every["findings"])
+    assert some["counts"] == every["counts"]
+    assert "--max-findings" in run.err
+
+
+def test_only(golden, rmqctl) -> None:
+    root = golden("4.9.3/crash-cqahead/before")
+    found = rmqctl("verify", root, "-o", "json", "--only", "index").expect(1).json()
+    assert {one["structure"] for one in found["findings"]} == {"index"}
+    assert found["checked"] == [{"structure": "index"}]
+    assert "nonsense" in rmqctl("verify", root, "--only", "nonsense").expect(2).err
+
+
+def test_what_is_not_verifiable_shrinks_with_what_is_compared(golden, rmqctl) -> None:
+    root = golden("5.3.3/basic/store")
+
+    def doubtful(*only: str) -> int:
+        words = ["--only", ",".join(only)] if only else []
+        told = rmqctl("verify", root, "-o", "json", *words).expect(0).json()
+        count: int = told["coverage"]["bytes_unverifiable"]
+        return count
+
+    alone, queues = doubtful("commitlog"), doubtful("commitlog", "consumequeue")
+    assert alone > queues > doubtful()
+    # Queue id, queue offset (12 bytes) and topic of 600 messages, and their tags.
+    assert alone - queues > 600 * 12
+
+
+def test_a_store_with_sealed_messages_leaves_nothing_unverifiable(golden, rmqctl) -> None:
+    told = rmqctl("verify", golden("5.3.3/appendcrc/store"), "-o", "json").expect(0).json()
+    assert told["coverage"]["bytes_unverifiable"] == 0
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> list[str]:
+    return ["--since-last", "--state", str(tmp_path / "state" / "place.json"), "-o", "json"]
+
+
+def test_since_last_looks_at_new_messages_only(tiny: tiny_stores.Tiny, rmqctl, state) -> None:
+    first = rmqctl("verify", tiny.root, *state).expect(0).json()
+    assert first["coverage"]["messages"] == len(tiny.messages)
+    again = rmqctl("verify", tiny.root, *state).expect(0).json()
+    assert again["coverage"]["messages"] == 0
+    file, position = tiny.place(tiny.log_end)
+    raw = bytearray(tiny.messages[-1].raw)
+    raw[28:36] = tiny.log_end.to_bytes(8, "big")
+    damage.write(tiny.root, file, position, bytes(raw))
+    grown = rmqctl("verify", tiny.root, *state).expect(1).json()
+    assert grown["coverage"]["messages"] == 1
+    assert "cq-behind" in {one["category"] for one in grown["findings"]} or (
+        grown["findings"][0]["category"] == "message-fields")
+
+
+def test_since_last_sees_damage_right_behind_the_place(tiny: tiny_stores.Tiny, rmqctl,
+                                                       state) -> None:
+    rmqctl("verify", tiny.root, *state).expect(0)
+    file, position = tiny.place(tiny.log_end)
+    damage.write(tiny.root, file, position, tiny.messages[-1].raw[:60])
+    for _ in range(2):  # and goes on to see it: the place does not move behind damage
+        found = rmqctl("verify", tiny.root, *state).expect(1).json()
+        assert [(one["category"], one["offset"]) for one in found["findings"]] == [
+            ("torn-tail", tiny.log_end)]
+
+
+def test_since_last_starts_anew_when_the_log_is_another(tiny: tiny_stores.Tiny, rmqctl,
+                                                        state) -> None:
+    rmqctl("verify", tiny.root, *state).expect(0)
+    last = tiny.messages[-1]
+    file, position = tiny.place(last.start)
+    damage.zero(tiny.root, file, position, len(last.raw))
+    run = rmqctl("verify", tiny.root, *state).expect(1)
+    assert run.json()["coverage"]["messages"] == len(tiny.messages) - 1
+    assert "checking everything" in run.err
+
+
+def test_a_sample_is_a_part_and_always_the_same(golden, rmqctl) -> None:
+    root = golden("5.3.3/basic/store")
+    whole = rmqctl("verify", root, "-o", "json").expect(0).json()["coverage"]
+    for seed in range(5):
+        words = ("--sample", "20%", "--seed", str(seed))
+        some = rmqctl("verify", root, "-o", "json", *words).expect(0).json()["coverage"]
+        assert 0 < some["messages"] < whole["messages"]
+        assert some["bytes_total"] == sum(some[name] for name in (
+            "bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged"))
+        again = rmqctl("verify", root, "-o", "json", *words).expect(0).json()["coverage"]
+        assert again == some
+    rmqctl("verify", root, "--sample", "20%", "--since-last").expect(2)
+
+
+def test_metrics(golden, rmqctl, tmp_path: Path) -> None:
+    file = tmp_path / "rmq.prom"
+    rmqctl("verify", golden("5.3.3/crash-crc/before"), "--format-prometheus", file).expect(1)
+    text = file.read_text()
+    assert "rmqctl_verify_ok{" in text
+    assert 'category="body-crc"' in text
+    assert os.listdir(tmp_path) == ["rmq.prom"]
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+(fcntl.lockf if sys.argv[2] == "fcntl" else fcntl.flock)(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("kind", ["fcntl", "flock"])
+def test_a_running_broker_makes_a_moving_picture(kind: str, tiny: tiny_stores.Tiny,
+                                                 rmqctl) -> None:
+    """A torn last record is then one in progress, and what is not dispatched yet no damage."""
+    file, position = tiny.place(tiny.log_end)
+    damage.write(tiny.root, file, position, tiny.messages[-1].raw[:70])
+    assert rmqctl("verify", tiny.root).code == 1
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tiny.root / "lock"), kind],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        run = rmqctl("verify", tiny.root, "-o", "json").expect(0)
+        assert str(holder.pid) in run.err
+        assert kind in run.err
+        assert [one["category"] for one in run.json()["findings"]] == ["in-progress"]
+        holder.kill()
+    assert fcntl.F_GETLK  # the probe needs nothing but the platform
+
+
+def test_not_a_store(tmp_path: Path, rmqctl) -> None:
+    assert rmqctl("verify", tmp_path / "none").expect(3).out == ""
+    assert rmqctl("verify", tmp_path).expect(3).out == ""
+    file = tmp_path / "file"
+    file.write_bytes(b"x")
+    assert rmqctl("verify", file).expect(3).out == ""
+    assert json.loads(rmqctl("commands", "-o", "json").expect(0).out)

@@ -1,0 +1,88 @@
+"""Digests: equal for equal content wherever it is stored, different after any change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmqctl.formats import message
+from rmqctl.scan import digests
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import BytesSource
+from rmqctl.scan.walk import Walk
+from tests.support import tiny as tiny_stores
+from tests.support.tiny import Placed
+
+SPECS = [replace(one, topic="x" * 200) if number == 2 else one
+         for number, one in enumerate(tiny_stores.DEFAULT)]
+V6 = "[2001:db8::1]:10911"
+
+
+def of(placed: Placed, raw: bytes | None = None) -> tuple[Array, Array]:
+    """(content, whole) of one record, as it lies or with other bytes."""
+    (batch,) = Walk(BytesSource(raw or placed.raw, placed.start))
+    return digests.content(batch), digests.whole(batch)
+
+
+def stored(folder: Path, **changes: object) -> tuple[Placed, ...]:
+    return tiny_stores.build(folder, SPECS, commitlog_file_size=2048, **changes).messages
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_content_does_not_know_where_it_is_stored(sealed: bool, tmp_path: Path) -> None:
+    here = stored(tmp_path / "a", append_crc=sealed)
+    moved = [tiny_stores.Spec("front", 0, b"in front"),
+             *(replace(one, store=V6, prepared_at=77) for one in SPECS)]
+    there = tiny_stores.build(tmp_path / "b", moved, commitlog_file_size=2048,
+                              append_crc=sealed).messages[1:]
+    for one, other in zip(here, there, strict=True):
+        record = replace(other.record, born_timestamp=one.record.born_timestamp,
+                         store_timestamp=one.record.store_timestamp)
+        content, whole = of(other, message.build(record))
+        assert content == of(one)[0]
+        assert whole != of(one)[1]
+
+
+def test_a_last_separator_says_nothing(tmp_path: Path) -> None:
+    one = stored(tmp_path / "a")[0]
+    cut = replace(one.record, properties=one.record.properties[:-1],
+                  total_size=one.record.total_size - 1)
+    assert of(one, message.build(cut))[0] == of(one)[0]
+
+
+@pytest.mark.parametrize("number", range(len(SPECS)))
+def test_any_other_change_shows(number: int, tmp_path: Path) -> None:
+    one = stored(tmp_path / "a")[number]
+    head = message.variant(0, one.record.magic)
+    content, whole = of(one)
+    place = {*range(64, 72), *range(76, 84)}  # store host, prepared transaction offset
+    key = {*range(12, 16), *range(20, 28)}  # what messages are paired by
+    topic = one.raw.index(one.record.topic, head.head_size + len(one.record.body))
+    key |= set(range(topic, topic + len(one.record.topic)))
+    tried = 0
+    for at in range(len(one.raw)):
+        raw = bytearray(one.raw)
+        raw[at] ^= 0x04
+        batches = list(Walk(BytesSource(bytes(raw), one.start)))
+        if not batches or not len(batches[0]):
+            continue  # no record any more
+        tried += 1
+        found, changed = of(one, bytes(raw))
+        assert changed != whole
+        assert (found == content) == (at in place | key), at
+    assert tried > len(one.raw) // 2
+
+
+def test_v6_addresses_count_in_full(tmp_path: Path) -> None:
+    spec = replace(SPECS[0], born="[2001:db8::7]:52011")
+    one = tiny_stores.build(tmp_path / "a", [spec]).messages[0]
+    seen = {int(of(one)[0][0])}
+    for at in range(48, 64):
+        raw = bytearray(one.raw)
+        raw[at] ^= 1
+        seen.add(int(of(one, bytes(raw))[0][0]))
+    assert len(seen) == 17
+    assert of(one)[0].dtype == np.uint64
