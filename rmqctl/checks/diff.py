@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
+from rmqctl.checks.common import plural
 from rmqctl.checks.diff_around import (
     QueueCount,
     checkpoints,
@@ -91,7 +92,8 @@ class Diff:
         compare = self._physical if self.summary["by"] == "physical" else self._queues
         compared = compare(self._a, self._b)
         if compared["damaged_alike"]:
-            self.remarks.append(f"{compared['damaged_alike']} damaged spans are alike in both")
+            spans = plural(compared["damaged_alike"], "span")
+            self.remarks.append(f"damaged alike in both: {spans}")
         count = QueueCount()
         for one in queue_differences(self._a.view, self._b.view, count, whole=self.options.whole):
             self.differences.add(one)
@@ -116,7 +118,7 @@ class Diff:
                 outside.append({"store": side.name, "where": "before", "from": side.start,
                                 "to": upto, "messages": count})
                 self.remarks.append(f"{other.name} starts at {other.start}, {side.name} has "
-                                    f"{_messages(count)} before, from {side.start} on")
+                                    f"{plural(count, 'message')} before, from {side.start} on")
         job.compare(end)
         for side, other in ((a, b), (b, a)):
             if side.end > max(end, start):
@@ -126,7 +128,7 @@ class Diff:
                     outside.append({"store": side.name, "where": "behind", "from": at,
                                     "to": side.end, "messages": count})
                     self.remarks.append(f"{other.name} ends at {other.end}, {side.name} goes on "
-                                        f"to {side.end}: {_messages(count)}")
+                                        f"to {side.end}: {plural(count, 'message')}")
         return {"compared": {"from": start, "to": max(start, end)}, "outside": outside,
                 **asdict(job.tally)}
 
@@ -153,8 +155,8 @@ class Diff:
                     outside.append({"store": side.name, "where": where, "from": None, "to": None,
                                     "messages": count})
                     verb = "begin" if where == "before" else "end"
-                    self.remarks.append(f"{side.name} has {_messages(count)} {where} where the "
-                                        f"queues of {other.name} {verb}")
+                    self.remarks.append(f"{side.name} has {plural(count, 'message')} {where} "
+                                        f"where the queues of {other.name} {verb}")
         return {"compared": None, **tally, "outside": outside}
 
 
@@ -164,10 +166,6 @@ def _about(side: Side) -> dict[str, Any]:
             "bytes_damaged": side.bytes_damaged}
 
 
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"
-
-
 def shares_offsets(a: Side, b: Side) -> bool:
     """Whether the logs hold the same messages at the same physical offsets, by a few samples.
 
@@ -175,8 +173,8 @@ def shares_offsets(a: Side, b: Side) -> bool:
     slave may have gone its own way later), logs cut into files of other sizes only when all do.
     """
     start, end = max(a.start, b.start), min(a.end, b.end)
-    if start >= end:
-        return True
+    if start >= end:  # nothing in common: only an empty log leaves nothing to pair by queue
+        return a.start >= a.end or b.start >= b.end
     samples = []
     for number in range(_PLACES):
         for batch in islice(a.log.walk(start + (end - start) * number // _PLACES, end), 1):

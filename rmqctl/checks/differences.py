@@ -6,7 +6,7 @@ The stores are called ``a`` and ``b``, as on the command line.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ PLACE = frozenset({"physical_offset", "store_host", "prepared_transaction_offset
                    "total_size"})
 """Fields that follow from where a message is stored; another store has others."""
 _SHOWN = 40
+_BYTES = 8
 _TOLD = 3
 
 
@@ -148,19 +149,24 @@ def _properties(a: bytes, b: bytes, *, exact: bool) -> dict[str, tuple[Any, Any]
 
 
 def _told(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) -> str:
-    said = [f"{name} {_value(left)} / {_value(right)}"
-            for name, (left, right) in list(differing.items())[:_TOLD]]
-    if len(differing) > _TOLD:
-        said.append(f"{len(differing) - _TOLD} more fields")
-    told = [", ".join(said)]
     bad = [name for name, one in (("a", a), ("b", b)) if one.body and not one.crc_ok]
-    if bad:
-        told.append(f"the body in {_and(bad)} does not match its CRC")
+    told = [f"the body in {' and in '.join(bad)} does not match its CRC"] if bad else []
+    told += [_pair(name, left, right) for name, (left, right) in list(differing.items())[:_TOLD]]
+    if len(differing) > _TOLD:
+        told.append(f"{len(differing) - _TOLD} more fields")
     return "; ".join(told)
 
 
-def _and(names: Iterable[str]) -> str:
-    return " and ".join(names)
+def _pair(name: str, left: Any, right: Any) -> str:
+    """``flag 0 / 7``; of bytes the place where they part."""
+    if not isinstance(left, bytes):
+        return f"{name} {_value(left)} / {_value(right)}"
+    shorter = min(len(left), len(right))
+    at = next((at for at in range(shorter) if left[at] != right[at]), shorter)
+    size = f"{len(left)} bytes" if len(left) == len(right) else (
+        f"{len(left)} / {len(right)} bytes")
+    return (f"{name} of {size}, other from byte {at} on: {left[at:at + _BYTES].hex() or 'end'} / "
+            f"{right[at:at + _BYTES].hex() or 'end'}")
 
 
 def _value(value: Any) -> str:
@@ -168,9 +174,6 @@ def _value(value: Any) -> str:
         return "none"
     if isinstance(value, tuple):
         return host_text(*value)
-    if isinstance(value, bytes):
-        shown = repr(value[:_SHOWN])[1:]
-        return f"{len(value)} bytes {shown}" + ("..." if len(value) > _SHOWN else "")
     if isinstance(value, str):
         return repr(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")
     return str(value)

@@ -141,8 +141,7 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
             known.append(one)
     if gaps:
         for a, b in pairwise(known):
-            if b.base > max(a.base + size, a.end):
-                yield from _missing(place, a, b.base, size, taken)
+            yield from _missing(place, a, b.base, size, taken)
 
 
 def _length(place: Place, one: StoreFile, size: int, unit: int, last: bool) -> Iterator[Finding]:

@@ -37,8 +37,7 @@ class Chains:
         units, position = page.units[rows], page.position[rows]
         previous = units["prev_pos"].astype(np.int64)
         known, time = self._log.times(previous)
-        broken = ((previous != _NONE) & known & (previous >= self._log.start)
-                  & (time != self._log.time_of(units)))
+        broken = (previous != _NONE) & known & (time != self._log.time_of(units))
         room = max(_MOST - len(self._broken), 0)
         self._broken += zip(position[broken].tolist()[:room], previous[broken].tolist()[:room],
                             strict=True)

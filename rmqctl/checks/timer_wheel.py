@@ -123,7 +123,7 @@ class Wheel:
         for name, column in (("last_pos", self.last), ("first_pos", self.first)):
             here = np.flatnonzero(self.sound & ~self.bad)
             known, time = log.times(column[here])
-            other = known & (column[here] >= log.start) & (time != self.time[here] & 0xFFFFFFFF)
+            other = known & (time != self.time[here] & 0xFFFFFFFF)
             yield name, here[other], column[here[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:

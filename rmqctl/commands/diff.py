@@ -154,11 +154,12 @@ def _warn(out: Output, store: OpenedStore, name: str) -> None:
 
 def _show(out: Output, run: Diff) -> None:
     from rmqctl.checks.differences import COLUMNS
+    from rmqctl.output.units import count_text
 
     found = run.differences
     if found.total > len(found.kept):
-        out.warn(f"{found.total - len(found.kept)} more differences are counted, not listed "
-                 "(--max-differences)")  # fmt: skip
+        more = count_text(found.total - len(found.kept))
+        out.warn(f"differences counted, but not listed: {more} (--max-differences)")
     rows = [one.as_dict() for one in found.kept]
     document: dict[str, Any] = {
         "equal": run.equal,

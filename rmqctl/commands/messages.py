@@ -30,6 +30,9 @@ Fields = Annotated[
 BRIEF = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags", "keys",
          "total_size", "body")
 """The columns for people when no fields were named."""
+_PREVIEW, _LEAST_PREVIEW = 64, 16
+_OTHER_COLUMNS = 130
+"""About what the brief columns without the body take on a terminal."""
 _NAMED = 5
 
 
@@ -42,7 +45,14 @@ def projection(out: Output, fields: str | None, body: str, decompress: bool) -> 
         return Projection(checked_fields(fields.split(",")), body, decompress)
     if out.is_data:
         return Projection(FIELDS, body, decompress)
-    return Projection(BRIEF, body, decompress, preview=body == "auto")
+    return Projection(BRIEF, body, decompress, preview=_preview(out) if body == "auto" else 0)
+
+
+def _preview(out: Output) -> int:
+    """Bytes of a body to show: what is left of a line of the terminal."""
+    if out.format != "table":
+        return _PREVIEW
+    return min(max(out.human().width - _OTHER_COLUMNS, _LEAST_PREVIEW), _PREVIEW)
 
 
 def show(out: Output, rows: Iterable[Mapping[str, Any]], made: Projection, tz: tzinfo, *,

@@ -42,7 +42,7 @@ class Page(ABC):
         """One of `INTEGERS` (int64), ``magic`` or ``crc_ok`` (bool)."""
 
     @abstractmethod
-    def raw(self, name: str) -> Sequence[bytes | memoryview]:
+    def raw(self, name: str) -> Sequence[bytes]:
         """The stored bytes of ``topic``, ``properties`` or ``body``."""
 
     @abstractmethod
@@ -79,14 +79,15 @@ class Page(ABC):
         if name == "magic":
             return [VERSIONS[one] for one in self.numbers("magic").tolist()]
         if name == "topic":
-            return [_known_text(bytes(one)) for one in self.raw("topic")]
+            return [_known_text(one) for one in self.raw("topic")]
         if name in ("born_host", "store_host"):
             return [_host(one) for one in self.hosts(name)]
         if name == "msg_id":
-            return [_id_head(host) + f"{offset:016X}" for host, offset in zip(
-                self.hosts("store_host"), self.column("physical_offset"), strict=True)]
+            digits = self.numbers("physical_offset").astype(">i8").tobytes().hex().upper()
+            return [_id_head(host) + digits[at:at + 16] for at, host in zip(
+                range(0, len(digits), 16), self.hosts("store_host"), strict=True)]
         if name == "properties_raw":
-            return [str(one, "utf-8", "surrogateescape") for one in self.raw("properties")]
+            return [text(one) for one in self.raw("properties")]
         if name == "properties":
             return [props.parse(one) for one in self.column("properties_raw")]
         found = self.column("properties")
@@ -97,7 +98,7 @@ class Page(ABC):
         if name == "keys":
             return [props.split_keys(one.get(props.KEYS)) for one in found]
         if name == "body":  # as text, for conditions; a projection words it
-            return [str(one, "utf-8", "surrogateescape") for one in self.raw("body")]
+            return [text(one) for one in self.raw("body")]
         if name == "body_encoding":
             return ["utf-8" if _is_utf8(one) else "base64" for one in self.raw("body")]
         raise KeyError(name)
@@ -121,9 +122,9 @@ def _has_any(raw: bytes, needles: Sequence[bytes]) -> bool:
     return any(needle in raw for needle in needles)
 
 
-def _is_utf8(raw: bytes | memoryview) -> bool:
+def _is_utf8(raw: bytes) -> bool:
     try:
-        str(raw, "utf-8")
+        raw.decode()
     except UnicodeDecodeError:
         return False
     return True
@@ -135,6 +136,7 @@ class BatchPage(Page):
     def __init__(self, batch: Batch) -> None:
         super().__init__()
         self.batch = batch
+        self._bytes: bytes | None = None
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -142,22 +144,29 @@ class BatchPage(Page):
     def numbers(self, name: str) -> Array:
         return self.batch.crc_ok() if name == "crc_ok" else self.batch.column(name)
 
-    def raw(self, name: str) -> Sequence[bytes | memoryview]:
-        start = self.batch.column(f"{name}_start")
-        end = start + self.batch.column(f"{name}_length")
-        view = self.batch.data.data
-        return [view[a:b] for a, b in zip(start.tolist(), end.tolist(), strict=True)]
+    def raw(self, name: str) -> Sequence[bytes]:
+        if not len(self):
+            return []
+        if self._bytes is None:  # one copy of the records, from which slices are cheap
+            end = int(self.batch.start[-1] + self.batch.column("total_size")[-1])
+            self._bytes = self.batch.data[int(self.batch.start[0]):end].tobytes()
+        whole = self._bytes
+        start = self.batch.column(f"{name}_start") - self.batch.start[0]
+        end_of = start + self.batch.column(f"{name}_length")
+        return [whole[a:b] for a, b in zip(start.tolist(), end_of.tolist(), strict=True)]
 
     def hosts(self, name: str) -> list[bytes]:
-        kind = (self.batch.column("sys_flag") & HOST_BITS)
-        found: Array = np.empty(len(kind), object)
-        for bits in np.unique(kind).tolist():
-            rows = np.flatnonzero(kind == bits)
+        kinds = self.batch.column("sys_flag") & HOST_BITS
+        found: Array = np.empty(len(kinds), object)
+        for bits in np.unique(kinds).tolist():
+            rows = np.flatnonzero(kinds == bits)
             # The version decides the topic's length field, which lies behind the hosts.
             at = layout.field(Message, f"{name}.address", sys_flag=bits, magic=MAGIC_V2)
             width = at.size + _PORT_SIZE
-            found[rows] = gather(self.batch.data, self.batch.start[rows] + at.offset,
-                                 width).tolist()
+            here = gather(self.batch.data, self.batch.start[rows] + at.offset, width).tolist()
+            if len(rows) == len(kinds):
+                return list(here)
+            found[rows] = here
         hosts: list[bytes] = found.tolist()
         return hosts
 
@@ -211,7 +220,7 @@ class RecordPage(Page):
                                 bool if name == "crc_ok" else np.int64)
         return found
 
-    def raw(self, name: str) -> Sequence[bytes | memoryview]:
+    def raw(self, name: str) -> Sequence[bytes]:
         return [getattr(one, name) for one in self._records]
 
     def hosts(self, name: str) -> list[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from rmqctl.errors import UsageError
@@ -16,7 +17,7 @@ from rmqctl.store.objects import FIELDS, encode_body, plain_body
 from rmqctl.store.pages import Page
 
 _BODY = ("body", "body_encoding")
-_PREVIEW_BYTES = 64
+_PREVIEW_HEX = 16
 
 
 def checked_fields(names: Sequence[str]) -> list[str]:
@@ -36,14 +37,14 @@ class Projection:
     """Which fields, and how bodies look.
 
     ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields); ``preview`` replaces
-    the body by the beginning of it, worded for people. With ``decompress`` a body that is not
+    the body by that many bytes of it, worded for people. With ``decompress`` a body that is not
     what its flag says stays as stored, and the row gets a ``body_problem``.
     """
 
     fields: Sequence[str] = FIELDS
     body: str = "auto"
     decompress: bool = False
-    preview: bool = False
+    preview: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -57,7 +58,7 @@ class Projection:
         if any(name in _BODY for name in names):
             bodies = self._bodies(page)
         columns = [bodies[name] if name in _BODY else self._column(page, name) for name in names]
-        made = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+        made = map(dict, map(zip, repeat(names), zip(*columns, strict=True)))
         problems = bodies.get("body_problem")
         if problems is None or not any(problems):
             return made
@@ -73,17 +74,16 @@ class Projection:
 
     def _bodies(self, page: Page) -> dict[str, list[Any]]:
         problems: list[str | None] | None = None
-        contents = [bytes(one) for one in page.raw("body")]
+        contents = page.raw("body")
         if self.decompress:
             made = [plain_body(flag, one)
                     for flag, one in zip(page.column("sys_flag"), contents, strict=True)]
             contents, problems = [one for one, _ in made], [problem for _, problem in made]
         if self.preview:
-            shown = [_preview(one, ok)
+            shown = [_preview(one, ok, self.preview)
                      for one, ok in zip(contents, page.column("crc_ok"), strict=True)]
             return {"body": shown, "body_encoding": ["utf-8"] * len(shown)}
-        mode = self.body
-        pairs = [encode_body(one, mode) for one in contents]
+        pairs = [encode_body(one, self.body) for one in contents]
         found: dict[str, list[Any]] = {"body": [one for one, _ in pairs],
                                        "body_encoding": [how for _, how in pairs]}
         if problems is not None:
@@ -91,9 +91,9 @@ class Projection:
         return found
 
 
-def _preview(content: bytes, crc_ok: bool) -> str:
-    """The beginning of a body in one short text; what is no text is shown in hex."""
-    head = content[:_PREVIEW_BYTES]
+def _preview(content: bytes, crc_ok: bool, length: int) -> str:
+    """The first ``length`` bytes of a body as one short text; what is no text is shown in hex."""
+    head = content[:length]
     try:
         # A character may be cut at the end of the preview: up to three of its bytes are there.
         shown = head.decode("utf-8", "ignore" if len(content) > len(head) else "strict")
@@ -102,5 +102,7 @@ def _preview(content: bytes, crc_ok: bool) -> str:
         if len(content) > len(head):
             shown += "…"
     except UnicodeDecodeError:
-        shown = f"{len(content)} bytes: {head[:16].hex()}" + ("…" if len(content) > 16 else "")
+        head = content[:min(max(length // 4, 2), _PREVIEW_HEX)]
+        more = "…" if len(content) > len(head) else ""
+        shown = f"{len(content)} bytes: {head.hex()}{more}"
     return shown if crc_ok else f"[bad CRC] {shown}"

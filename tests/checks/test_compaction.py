@@ -190,6 +190,16 @@ def test_the_last_row_was_never_written(base: int, number: int, severity: str,
     assert found.severity == severity
 
 
+def test_rows_missing_in_the_middle_of_the_last_file(store: Path) -> None:
+    found = changed(store, cq_file(66240), 3 * UNIT_SIZE, bytes(UNIT_SIZE))
+    assert [(one.category, one.severity) for one in found] == [("compaction", "error")] * 2
+
+
+def test_nothing_is_read_behind_the_end_unit(store: Path) -> None:
+    data = compaction.build(compaction.END_UNIT) + b"\x01" * UNIT_SIZE
+    assert changed(store, cq_file(66240), 10 * UNIT_SIZE, data) == []
+
+
 def test_garbage_in_the_unused_rows(store: Path) -> None:
     at = 15 * UNIT_SIZE
     _, what = one_of(changed(store, cq_file(66240), at + 21, b"\x01"), store)

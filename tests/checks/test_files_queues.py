@@ -39,6 +39,15 @@ def test_the_only_file_of_all_queues_may_be_wrong_too(tmp_path: Path) -> None:
     assert what[:2] == ("file-size", ROWS.format(0))
 
 
+def test_a_length_of_no_whole_rows_is_no_candidate(tmp_path: Path) -> None:
+    """One file in each of two queues: whole rows decide which of the lengths is right."""
+    specs = [tiny_stores.Spec("orders", queue, b"one") for queue in (0, 1)]
+    store = tiny_stores.build(tmp_path / "store", specs)
+    damage.change_length(store.root, ROWS.format(0), 7)
+    _, what = one_of(check(store.root), store.root)
+    assert what == ("file-size", ROWS.format(0), 60)
+
+
 def test_a_missing_queue_file(long_log: Path) -> None:
     damage.remove(long_log, ROWS.format(60))
     found, what = one_of(check(long_log), long_log)

@@ -54,15 +54,27 @@ def test_messages_of_an_expired_commitlog_are_legal(golden_copy: GoldenFolder) -
     assert run("timer", root) == []
 
 
-def test_a_slot_of_the_past_whose_lap_went_on_is_legal(changed: Changed) -> None:
-    """The next lap took the slot of a delivered message."""
-    slot = timer_wheel.SlotRecord(1795233764 + timer_wheel.SLOTS, 3636, 3636, 1)
-    found = changed((WHEEL, slot_place(1795233764000), timer_wheel.build(slot)),
-                    (LOGS[4], 52 + 12, struct.pack(">iqi", 3, 1795233764000,
-                                                   timer_wheel.SLOTS * 1000)),
-                    (LOGS[4], 52 + 4, struct.pack(">q", -1)),
-                    (WHEEL, slot_place(1795233767000, "last_pos"), struct.pack(">q", 2688)))
-    assert found == []
+def test_a_slot_that_a_later_lap_has_taken_is_legal(changed: Changed) -> None:
+    """Units 52, 104 and 1260 were delivered; their slot now leads to 3636, two weeks later."""
+    second, lap = 1795233765000, timer_wheel.SLOTS
+    slot = timer_wheel.SlotRecord(second // 1000 + lap, 3636, 3636, 1)
+    file, at = place(3636)
+    last = unit(changed.root, 3636)._replace(prev_pos=-1, magic=3, curr_write_time=second,
+                                             delay_time=lap * 1000)
+    assert changed((WHEEL, slot_place(second), timer_wheel.build(slot)),
+                   (file, at, UNIT.build(last)),
+                   (WHEEL, slot_place(1795233767000, "last_pos"), struct.pack(">q", 2688))) == []
+
+
+def test_a_closed_last_file_is_flushed_to_its_end(golden_copy: GoldenFolder) -> None:
+    root = golden_copy(SET)
+    damage.remove(root, LOGS[4])
+    damage.write(root, WHEEL, slot_place(1795235423000), bytes(timer_wheel.SLOT_SIZE))
+    damage.write(root, WHEEL, slot_place(1795233767000, "last_pos"), struct.pack(">q", 2688))
+    damage.write(root, CHECK, 8, struct.pack(">q", 3584))
+    assert run("timer", root) == []
+    damage.write(root, CHECK, 8, struct.pack(">q", 3585))
+    assert told(run("timer", root), root) == [("timer-check", CHECK, 8)]
 
 
 def test_what_is_behind_the_flushed_position_may_not_be_in_the_wheel(changed: Changed) -> None:

@@ -1,0 +1,76 @@
+"""What the tests of diff share: running it, and its answer in short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.checks.diff import Diff, Options
+from rmqctl.store import Store
+from tests.support import damage
+from tests.support import tiny as tiny_stores
+from tests.support.snapshot import copy_tree
+from tests.support.tiny import Placed, Spec, Tiny
+
+MIRROR = {"missing-in-a": "missing-in-b", "missing-in-b": "missing-in-a",
+          "damaged-in-a": "damaged-in-b", "damaged-in-b": "damaged-in-a"}
+Told = tuple[str, int | None]
+
+
+def diff(a: Path, b: Path, by: str = "auto", *, dirs: Sequence[str] = (),
+         dirs_b: Sequence[str] | None = None, **options: Any) -> Diff:
+    with Store.open(a, dirs) as left, Store.open(b, dirs if dirs_b is None else dirs_b) as right:
+        run = Diff(left, right, Options(by, **options))
+        run.run()
+        return run
+
+
+def told(run: Diff) -> list[Told]:
+    return [(one.kind, one.physical_offset) for one in run.differences.kept]
+
+
+def in_log(run: Diff) -> list[Told]:
+    return [(one.kind, one.physical_offset) for one in run.differences.kept
+            if one.structure == "commitlog"]
+
+
+def swapped(found: Iterable[Told]) -> list[Told]:
+    return [(MIRROR.get(kind, kind), offset) for kind, offset in found]
+
+
+def counts(run: Diff) -> tuple[int, int, int, int]:
+    return tuple(run.summary[name] for name in (  # type: ignore[return-value]
+        "equal", "different", "missing_in_a", "missing_in_b"))
+
+
+@pytest.fixture
+def pair(tiny: Tiny, tmp_path: Path) -> tuple[Tiny, Tiny]:
+    """The tiny store twice."""
+    return tiny, tiny.moved(copy_tree(tiny.root, tmp_path / "b"))
+
+
+@pytest.fixture
+def long_pair(tmp_path: Path) -> tuple[Tiny, Tiny]:
+    """Twelve messages over six files, twice."""
+    specs = [Spec("t", number % 2, bytes([number]) * 300) for number in range(12)]
+    a = tiny_stores.build(tmp_path / "a", specs)
+    assert len(a.files("commitlog")) == 6
+    return a, a.moved(copy_tree(a.root, tmp_path / "b"))
+
+
+def change(tiny: Tiny, one: Placed, at: int, bit: int = 0) -> None:
+    file, position = tiny.place(one.start + at)
+    damage.flip_bit(tiny.root, file, position, bit)
+
+
+def earlier(tiny: Tiny, only: Placed | None = None) -> None:
+    """Takes from all times the step that one more message in front has added."""
+    for one in tiny.messages if only is None else [only]:
+        file, position = tiny.place(one.start)
+        record = one.record
+        for at, value in ((40, record.born_timestamp), (56, record.store_timestamp)):
+            damage.write(tiny.root, file, position + at,
+                         (value - tiny_stores.STEP).to_bytes(8, "big"))
