@@ -11,7 +11,7 @@ from rmqctl.checks.index_keys import Entries, KeyCheck
 from rmqctl.checks.queue_rows import QueueKey, QueueRows, Rows
 from rmqctl.checks.results import RangeResult, Wanted
 from rmqctl.checks.textblock import Block
-from rmqctl.formats import layout, sysflag
+from rmqctl.formats import delay, layout, sysflag
 from rmqctl.formats import properties as props
 from rmqctl.formats.javahash import string_hash
 from rmqctl.formats.message import HostV4, HostV6, Message
@@ -118,7 +118,24 @@ class MessageChecks:
                 self._tag_codes.append(string_hash(raw.decode("utf-8", "replace")))
             out[row] = np.array(self._tag_codes, np.int64)[numbers]
             checked[row] += np.diff(text.values(tags)[0])
+        if props.SCHEDULE_TOPIC in self._names:
+            self._deliver_times(block, out)
         return out
+
+    def _deliver_times(self, block: Block, codes: Array) -> None:
+        """Delayed messages have their deliver time for a tags code (consumequeue.md §3)."""
+        delayed = block.topic == self._names.index(props.SCHEDULE_TOPIC)
+        row, levels = block.properties.find(props.DELAY)
+        for at, level in zip(row.tolist(), levels.to_pylist(), strict=True):
+            if not delayed[at]:
+                continue
+            try:
+                due = delay.deliver_time(level.decode("utf-8", "replace"),
+                                         int(block.store_timestamp[at]))
+            except ValueError:
+                continue
+            if due is not None:
+                codes[at] = due
 
     def _queue_numbers(self, block: Block) -> Array:
         """The number of each message's queue in `QueueRows` (int64)."""

@@ -45,6 +45,8 @@ class QueueTally:
     covered: list[tuple[int, int]] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     wrong_tags: list[Claim] = field(default_factory=list)
+    odd_tags: list[Claim] = field(default_factory=list)
+    agreeing: int = 0
     unkept: int = 0
     first_phy: int = 1 << 62
     next_offset: int = 0
@@ -62,6 +64,8 @@ class QueueTally:
             self.cover(start, end)
         self.claims += other.claims
         self.wrong_tags += other.wrong_tags
+        self.odd_tags += other.odd_tags
+        self.agreeing += other.agreeing
         self.unkept += other.unkept
         self.first_phy = min(self.first_phy, other.first_phy)
         self.next_offset = max(self.next_offset, other.next_offset)
@@ -187,6 +191,7 @@ class QueueRows:
             rows, units = rows.take(place), units[place]
         _cover(tally, rows.offset)
         differs = units["tags_code"] != rows.tags
+        tally.agreeing += len(rows) - int(differs.sum())
         if differs.any():
             self._tags(queue, tally, rows.take(differs), units[differs])
 
@@ -195,13 +200,16 @@ class QueueRows:
         code = units["tags_code"].astype(np.int64)
         wrong: Array = ~rows.damaged
         if queue.topic == props.SCHEDULE_TOPIC:
-            # The deliver time: store time plus the level's delay, in whole seconds in any table.
+            # A broker with a table of delays of its own: whole seconds, but other ones. Only if
+            # no row at all agrees with the default table is it believed.
             ahead = code - rows.store_time
-            wrong &= (ahead < 0) | (ahead % 1000 != 0)
+            other = wrong & (ahead >= 0) & (ahead % 1000 == 0)
+            self._keep_tags(tally.odd_tags, tally, rows, units, other)
+            wrong &= ~other
         linked = code <= ext.MAX_ADDRESS
         if linked.any():
             wrong[linked] &= ~self._units_agree(queue, rows.take(linked), code[linked])
-        self._keep_tags(tally, rows, units, wrong)
+        self._keep_tags(tally.wrong_tags, tally, rows, units, wrong)
 
     def _units_agree(self, queue: ConsumeQueue, rows: Rows, address: Array) -> Array:
         """Whether the extension units hold the messages' own tags code and store time."""
@@ -226,13 +234,14 @@ class QueueRows:
             self._kept += 1
             tally.claims.append(_claim(rows, units, index))
 
-    def _keep_tags(self, tally: QueueTally, rows: Rows, units: Array, which: Array) -> None:
+    def _keep_tags(self, into: list[Claim], tally: QueueTally, rows: Rows, units: Array,
+                   which: Array) -> None:
         for index in np.flatnonzero(which).tolist():
             if self._kept >= KEEP:
                 tally.unkept += 1
                 continue
             self._kept += 1
-            tally.wrong_tags.append(_claim(rows, units, index))
+            into.append(_claim(rows, units, index))
 
 
 def _claim(rows: Rows, units: Array | None, index: int) -> Claim:

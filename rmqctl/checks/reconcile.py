@@ -52,6 +52,12 @@ class Context:
             self.damage_starts.append(start)
             self.damage_ends.append(end)
 
+    @property
+    def default_delays(self) -> bool:
+        """Whether any delayed message was due as the default table of delays has it."""
+        return any(tally.agreeing for (topic, _), tally in self.result.queues.items()
+                   if topic == props.SCHEDULE_TOPIC)
+
     def in_damage(self, physical: int) -> bool:
         at = bisect_right(self.damage_starts, physical) - 1
         return at >= 0 and physical < self.damage_ends[at]
@@ -258,7 +264,7 @@ class QueueReconciler:
             return
         elsewhere = next((r for r, u in self._strays.items()
                           if u.physical_offset == claim.physical_offset), None)
-        if row not in self._strays:  # the row serves another message: this one's fields lie
+        if self.tally_covers(row):  # the row serves another message: this one's fields lie
             if elsewhere is not None and not self.queue.topic.startswith(props.LMQ_PREFIX):
                 yield self._fields(claim, elsewhere)
             elif elsewhere is None:
@@ -314,12 +320,12 @@ class QueueReconciler:
                 yield self.finding(
                     "cq-wrong-offset", f"row leads to {unit.physical_offset}: "
                     f"{self.context.store.log.explain(unit.physical_offset)}", row)
-            elif dispatched_to(record, self.queue.topic):
-                continue
             elif record.total_size != unit.size:
                 yield self.finding(
                     "cq-wrong-offset", f"row leads to {unit.physical_offset} with a size of "
                     f"{unit.size}; the message there has {record.total_size}", row)
+            elif dispatched_to(record, self.queue.topic):
+                continue
             elif self._same_queue(record) and self.tally_covers(record.queue_offset):
                 yield self.finding(
                     "cq-duplicate", f"row repeats the message of queue offset "
@@ -333,7 +339,8 @@ class QueueReconciler:
                     structure="commitlog", offset=unit.physical_offset)
 
     def _tags(self) -> Iterator[Finding]:
-        for claim in self.tally.wrong_tags:
+        odd = self.tally.odd_tags if self.context.default_delays else []
+        for claim in sorted([*self.tally.wrong_tags, *odd]):
             row = claim.row[2] if claim.row else None
             yield self.finding(
                 "cq-wrong-tag", f"row has the tags code {row}, the message at "

@@ -171,7 +171,7 @@ def _turned(raw: bytes, field: Field, at: int, bit: int) -> int:
 
 def _index_time_differs(tiny: Tiny, placed: Placed, timestamp: int) -> bool:
     """Whether an index entry of the message now says another second (or the header another ms)."""
-    if not placed.keys:
+    if not placed.keys or not flags.is_indexed(placed.record.sys_flag):
         return False
     indexed = [tiny.messages[entry.message].record for entry in tiny.entries]
     begin = indexed[0].store_timestamp
@@ -188,10 +188,11 @@ def _in_properties(placed: Placed, at: int, bit: int, has_row: bool) -> Judgemen
     before = _known(old)
     after = _known(bytes(turned))
     name = _property_at(old, at)
-    tags = before["tags"] != after["tags"] and has_row
+    delayed = placed.record.topic == properties.SCHEDULE_TOPIC.encode()
+    # A delayed message has its deliver time in the place of its tags' hash.
+    tags = before["tags"] != after["tags"] and has_row and not delayed
     keys = before["keys"] != after["keys"] and flags.is_indexed(placed.record.sys_flag)
-    delay = (before["delay"] != after["delay"]
-             and placed.record.topic == properties.SCHEDULE_TOPIC.encode())
+    delay = before["delay"] != after["delay"] and delayed
     return Judgement(Verdict.ALWAYS if tags or keys or delay else Verdict.EITHER,
                      f"property {name}")
 
