@@ -58,6 +58,11 @@ class Context:
         return any(tally.agreeing for (topic, _), tally in self.result.queues.items()
                    if topic == props.SCHEDULE_TOPIC)
 
+    def was_read(self, physical: int) -> bool:
+        """Whether this run looked at that part of the log."""
+        return self.looked_at is None or any(
+            start <= physical < end for start, end in self.looked_at)
+
     def in_damage(self, physical: int) -> bool:
         at = bisect_right(self.damage_starts, physical) - 1
         return at >= 0 and physical < self.damage_ends[at]
@@ -264,7 +269,8 @@ class QueueReconciler:
             return
         elsewhere = next((r for r, u in self._strays.items()
                           if u.physical_offset == claim.physical_offset), None)
-        if self.tally_covers(row):  # the row serves another message: this one's fields lie
+        known = self.context.was_read(unit.physical_offset)
+        if self.tally_covers(row) or not known:  # the row serves another message: this one's fields lie
             if elsewhere is not None and not self.queue.topic.startswith(props.LMQ_PREFIX):
                 yield self._fields(claim, elsewhere)
             elif elsewhere is None:

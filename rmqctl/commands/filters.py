@@ -13,6 +13,8 @@ from rmqctl.commands.parsing import parse_offset, parse_time
 from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from rmqctl.output import Output
+    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.conditions import Condition
 
 _CONDITION = re.compile(r"([^=!<>~]+)(==|!=|<=|>=|!~|=|<|>|~)(.*)", re.DOTALL)
@@ -99,3 +101,18 @@ AnswerView = Annotated[
         "disk.",
     ),
 ]
+
+
+def warn_of_cut(out: Output, store: OpenedStore, view: str) -> bool:
+    """Says what the broker's view leaves out; whether it does: damage hides what lies behind."""
+    from rmqctl.store.bounds import View as OpenedView
+    from rmqctl.store.lookup import cut_by_broker
+
+    if view != "broker":
+        return False
+    cut = cut_by_broker(OpenedView(store, view))
+    if cut is not None:
+        out.warn(f"a broker would end this log at {cut[0]}, at the first record it cannot read; "
+                 f"records up to {cut[1]} are left out (--view disk shows what is there, "
+                 "`rmqctl verify` what is wrong)")
+    return cut is not None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from datetime import tzinfo
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from rmqctl.commands.filters import AnswerView, warn_of_cut
 from rmqctl.commands.options import (
     CommitlogDirs,
     CommitlogFileSize,
@@ -35,13 +34,7 @@ _MOST_TROUBLES = 10
 
 def command(
     store: Store,
-    view: Annotated[
-        Literal["disk", "broker"],
-        typer.Option(
-            "--view",
-            help="Offsets as they lie on disk, or as a broker would leave them when it starts.",
-        ),
-    ] = "disk",
+    view: AnswerView = "auto",
     tz: Zone = "UTC",  # type: ignore[assignment]
     commitlog_dirs: CommitlogDirs = None,
     commitlog_file_size: CommitlogFileSize = None,
@@ -61,11 +54,13 @@ def command(
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
     from rmqctl.store.info import collect
+    from rmqctl.store.lookup import answering_kind
 
     out = open_output(output, quiet, verbose, no_progress)
     sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
     with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
-        found = collect(opened, view)
+        found = collect(opened, answering_kind(opened, view))
+        found["cut"] = warn_of_cut(out, opened, found["view"])
     out.document(found, lambda page: _Screen(page, found, tz, verbose > 0).show())
 
 
@@ -128,7 +123,7 @@ class _Screen:
         if not files:
             return "no files"
         text = f"{count_text(least)} {self._dash} {count_text(most)} ({size_text(most - least)})"
-        view = "" if self._found["view"] == "disk" else ", as a broker sees it"
+        view = ", as a broker sees it" if self._found["cut"] else ""
         return f"{text} in {_many(len(files), 'file')}{view}"
 
     def _span(self) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import tzinfo
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rmqctl.commands.filters import AnswerView, warn_of_cut
 from rmqctl.commands.options import (
     CommitlogDirs,
     CommitlogFileSize,
@@ -40,13 +41,7 @@ def command(
         typer.Option("--group", metavar="GROUP", help="This consumer group only."),
     ] = None,
     topic: Topic = None,
-    view: Annotated[
-        Literal["disk", "broker"],
-        typer.Option(
-            "--view",
-            help="Offsets as they lie on disk, or as a broker would leave them when it starts.",
-        ),
-    ] = "disk",
+    view: AnswerView = "auto",
     tz: Zone = "UTC",  # type: ignore[assignment]
     commitlog_dirs: CommitlogDirs = None,
     commitlog_file_size: CommitlogFileSize = None,
@@ -65,13 +60,15 @@ def command(
     """
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
-    from rmqctl.store.bounds import View
+    from rmqctl.store.lookup import answering_view
     from rmqctl.store.offsets import Lag
 
     out = open_output(output, quiet, verbose, no_progress)
     sizes = Sizes(commitlog_file_size, consumequeue_file_size)
     with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
-        lag = Lag(opened, View(opened, view), group, topic)
+        seen = answering_view(opened, view)
+        warn_of_cut(out, opened, seen.kind)
+        lag = Lag(opened, seen, group, topic)
         for file in lag.files:
             for problem in file.problems():
                 out.warn(problem)

@@ -98,7 +98,8 @@ def test_a_flock(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
 
 def test_the_view_of_a_broker(golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden("5.3.3/crash-crc/before")
-    disk = rmqctl("info", root, "-o", "json").json()["max_phy_offset"]
+    disk = rmqctl("info", root, "-o", "json", "--view", "disk").json()["max_phy_offset"]
+    assert "--view disk" in rmqctl("info", root).err
     broker = rmqctl("info", root, "-o", "json", "--view", "broker").json()["max_phy_offset"]
     assert broker < disk
     assert "as a broker sees it" in rmqctl("info", root, "-o", "plain", "--view", "broker").out
