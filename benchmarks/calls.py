@@ -6,10 +6,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.peers import Scan
+from rmqctl.checks.verify import Options, Verification
+from rmqctl.scan import heap
+from rmqctl.scan.source import FileSource
+from rmqctl.store import Store
+from rmqctl.store.ranges import Range, in_order, split, walk
 
 MIB = 1 << 20
 
@@ -45,3 +51,47 @@ def peer_struct_zlib(store: Path) -> Scan:
 def peer_struct_fields(store: Path) -> Scan:
     """All fields of every record, by struct."""
     return over_files(store, peers.struct_fields)
+
+
+@dataclass(frozen=True)
+class _Walked:
+    """One range walked: where its frames start and end, and what was counted in it."""
+
+    first: int
+    position: int
+    records: int
+    bytes: int
+    bad: int
+
+
+def _walk_range(part: Range) -> _Walked:
+    """The frame walk with the CRC of every body, over one range of a log file."""
+    records = size = bad = 0
+    with FileSource(part.file.path, part.file.base) as source:
+        frames = walk(part, source)
+        for batch in frames:
+            records += len(batch)
+            size += int(batch.column("total_size").sum())
+            bad += int((~batch.crc_ok()).sum())
+    return _Walked(frames.first, frames.position, records, size, bad)
+
+
+def walk_crc(store: Path, jobs: int) -> Scan:
+    """The frame walk of the whole log, CRC of every body included."""
+    heap.keep()
+    with Store.open(store) as opened:
+        # One process reads each file as a whole; several share it in ranges with checked seams.
+        size = 1 << 40 if jobs == 1 else 64 * MIB
+        parts = list(in_order(_walk_range, split(opened.log.files, size), jobs))
+    if any(part.bad for part in parts):
+        raise ValueError("the bench store is damaged")
+    return Scan(sum(part.records for part in parts), sum(part.bytes for part in parts))
+
+
+def verify_all(store: Path, jobs: int) -> Scan:
+    """Everything `rmqctl verify` checks, without the start of a process."""
+    with Store.open(store) as opened:
+        run = Verification(opened, Options(jobs=jobs))
+        if any(True for _ in run.findings()):
+            raise ValueError("the bench store is damaged")
+        return Scan(run.coverage.messages, run.coverage.bytes_in_messages)

@@ -25,6 +25,7 @@ ENGINE_COLUMNS = {"engine fresh": "4.9.3 walk, fresh JVM", "engine hot": "4.9.3 
 
 PEER_CONSTRUCT = "peer: construct parse"
 PEER_STRUCT = "peer: struct loop, isal CRC"
+PEER_FIELDS = "peer: struct, all fields"
 WALK = "walk+crc, jobs=1"  # the name verify is judged against
 RATIOS = {"construct": PEER_CONSTRUCT, "struct": PEER_STRUCT}  # columns: against which row
 
@@ -70,13 +71,43 @@ STREAM_MIB = 300.0
 MEASUREMENTS: tuple[Measurement, ...] = (
     Call(PEER_CONSTRUCT, "peer_construct", {"mib": 16}),
     Call("peer: struct loop, zlib CRC", "peer_struct_zlib"),
-    Call("peer: struct, all fields", "peer_struct_fields"),
+    Call(PEER_FIELDS, "peer_struct_fields"),
     Call(PEER_STRUCT, "peer_struct"),
+    Call(
+        WALK,
+        "walk_crc",
+        {"jobs": 1},
+        Goal(
+            mb_s={"1k": 1500.0, "100": 500.0},
+            peak_mib=STREAM_MIB,
+            ratio_to={PEER_CONSTRUCT: 30.0, PEER_FIELDS: 4.0},
+        ),
+    ),
+    Call("walk+crc, jobs=2", "walk_crc", {"jobs": 2}, Goal(mb_s={"1k": 3000.0, "100": 1000.0})),
+    Call(
+        "verify, in process, jobs=1",
+        "verify_all",
+        {"jobs": 1},
+        Goal(mb_s={"1k": 750.0, "100": 250.0}, peak_mib=STREAM_MIB),
+    ),
+    Call("verify, in process, jobs=2", "verify_all", {"jobs": 2}, Goal(peak_mib=STREAM_MIB)),
     Command(
         "verify",
         ("verify", "{store}", "-o", "json"),
         whole_log=True,
         goal=Goal(peak_mib=STREAM_MIB, ratio_to={WALK: 0.5}),
+    ),
+    Command(
+        "verify --jobs 2",
+        ("verify", "{store}", "-o", "json", "--jobs", "2"),
+        whole_log=True,
+        goal=Goal(peak_mib=STREAM_MIB),
+    ),
+    Command(
+        "recover table",
+        ("recover", "table", "{store}", "-o", "json"),
+        whole_log=True,
+        goal=Goal(peak_mib=STREAM_MIB),
     ),
     Command(
         "stats --by topic",

@@ -270,7 +270,8 @@ class QueueReconciler:
         elsewhere = next((r for r, u in self._strays.items()
                           if u.physical_offset == claim.physical_offset), None)
         known = self.context.was_read(unit.physical_offset)
-        if self.tally_covers(row) or not known:  # the row serves another message: this one's fields lie
+        if self.tally_covers(row) or not known:
+            # The row serves another message: it is this one's own fields that lie.
             if elsewhere is not None and not self.queue.topic.startswith(props.LMQ_PREFIX):
                 yield self._fields(claim, elsewhere)
             elif elsewhere is None:
