@@ -13,6 +13,9 @@ from rmqctl.checks.reconcile import Context
 from rmqctl.scan.frames import BLANK, ZERO, Span
 
 
+_GAP = "zeros to the end of the file, though the log goes on in a later one"
+
+
 def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
         Finding]:
     """Damage in physical order, then what was cut off the end of the log."""
@@ -60,14 +63,12 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
         if span.kind == BLANK:
             continue
         behind = span.offset >= log_end
-        if span.kind == ZERO:
-            if not behind:
-                yield _zero_gap(context, span)
-            continue
+        if span.kind == ZERO and behind:
+            continue  # the unused rest of the log
         rows = [context.lost[at] for at in
                 lost[bisect_left(lost, span.offset):bisect_left(lost, span.end)]]
         shown = span.field and span.field != UNREADABLE
-        detail = span.reason + (f" (field {span.field})" if shown else "")
+        detail = (span.reason or _GAP) + (f" (field {span.field})" if shown else "")
         where: dict[str, Any] = {}
         if rows:
             topic, queue_id, queue_offset = rows[0]
@@ -83,12 +84,6 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
                       **_place(context, span.offset), **where)
 
 
-def _zero_gap(context: Context, span: Span) -> Finding:
-    return Finding("zero-gap", "commitlog", "zeros up to the end of the file, though the log "
-                   "goes on in a later one", length=span.length,
-                   **_place(context, span.offset))
-
-
 def _category(context: Context, span: Span, behind: bool, log_end: int) -> str:
     if span.field == UNREADABLE:
         return "file-unreadable"
@@ -96,7 +91,7 @@ def _category(context: Context, span: Span, behind: bool, log_end: int) -> str:
         if context.live:
             return "in-progress"
         return "torn-tail" if span.offset == log_end else "garbage-tail"
-    if span.reason.startswith("zeros"):
+    if span.kind == ZERO or span.reason.startswith("zeros"):
         return "zero-gap"
     return "physical-offset" if span.field == "physical_offset" else "record-damaged"
 

@@ -97,6 +97,7 @@ class LogPass:
                 found.bytes_blank += span.length
             elif span.kind == ZERO:
                 found.bytes_zero += span.length
+                self._keep_span(span)  # damage, should the log go on behind it
             else:
                 found.bytes_damaged += span.length
                 self._keep_span(span)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 
-BLOCK = 1 << 14
+BLOCK = 1 << 15
 _COLUMNS = ("queue_id", "queue_offset", "sys_flag", "store_timestamp", "total_size",
             "properties_length")
 

@@ -197,7 +197,8 @@ def test_pages_in_the_wrong_place(how: str, number: int, golden_copy: GoldenFold
 
     chance = random.Random(seed)
     root = golden_copy(PAGED)
-    places = set(Model(root, "5.3.3").records)
+    records = Model(root, "5.3.3").records
+    places = set(records)
     name = f"commitlog/{chance.choice(sorted((root / 'commitlog').iterdir())[:5]).name}"
     data = (root / name).read_bytes()
     pages = [data[at:at + damage.PAGE] for at in range(0, len(data), damage.PAGE)]
@@ -211,6 +212,13 @@ def test_pages_in_the_wrong_place(how: str, number: int, golden_copy: GoldenFold
     else:
         damage.swap_pages(root, name, one, other)
     report = subject.verify(root)
+    after, base = (root / name).read_bytes(), int(Path(name).name)
+    spans = [(place - base, place - base + record.size) for place, record in records.items()
+             if base <= place < base + len(data)]
+    if all(data[start:end] == after[start:end] for start, end in spans):
+        # Only bytes behind the blank were hit: no broker looks at them, they may be anything.
+        assert report.coverage["messages"] == len(places)
+        return
     assert report.of("commitlog"), report.text()
     assert subject.every_byte_is_accounted_for(report)
     assert report.coverage["messages"] < len(places)
