@@ -12,7 +12,6 @@ from rmqctl.checks.logpass import UNREADABLE
 from rmqctl.checks.reconcile import Context
 from rmqctl.scan.frames import BLANK, ZERO, Span
 
-
 _GAP = "zeros to the end of the file, though the log goes on in a later one"
 
 
