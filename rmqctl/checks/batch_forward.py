@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rmqctl.checks.context import Context
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.queue_rows import QueueKey
-from rmqctl.checks.reconcile import Context
 from rmqctl.errors import StoreIOError
 from rmqctl.store.batch_queue import BatchQueue
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmqctl.checks.common import plural
+from rmqctl.checks.context import Context
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.index_keys import EntryPlace, KeyTally, OpenedFile
-from rmqctl.checks.reconcile import Context
 from rmqctl.formats import index_file as layout
 from rmqctl.formats import properties as props
 from rmqctl.formats.index_file import ENTRY

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from rmqctl.checks.context import Context
 from rmqctl.checks.findings import WARNING, Finding
 from rmqctl.checks.logpass import UNREADABLE
-from rmqctl.checks.reconcile import Context
 from rmqctl.scan.frames import BLANK, ZERO, Span
 
 _GAP = "zeros to the end of the file, though the log goes on in a later one"

@@ -6,66 +6,23 @@ messages whose row says something else. Slow and exact, and only run on what is 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from rmqctl.checks.common import plural
+from rmqctl.checks.context import Context
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.queue_rows import Claim, QueueKey, QueueTally, merged
-from rmqctl.checks.results import RangeResult
 from rmqctl.checks.topics import deleted
 from rmqctl.formats import properties as props
 from rmqctl.formats.consume_queue import FILLER, UNIT_SIZE, UnitRecord
 from rmqctl.formats.message import Record
 from rmqctl.scan.frames import Array
 from rmqctl.store.consume_queue import ConsumeQueue
-from rmqctl.store.store import Store
 
 SINGLE = 20_000
 """Left-over rows of one queue that are looked at one by one; the rest is counted."""
-
-
-@dataclass(slots=True)
-class Context:
-    """What the whole log showed, for looking up what a left-over row leads to."""
-
-    store: Store
-    result: RangeResult
-    log_end: int
-    live: bool = False
-    known_topics: frozenset[str] | None = None
-    looked_at: list[tuple[int, int]] | None = None
-    damage_starts: list[int] = field(default_factory=list)
-    damage_ends: list[int] = field(default_factory=list)
-    lost: dict[int, tuple[str, int, int]] = field(default_factory=dict)
-    strays: dict[int, tuple[QueueKey, int]] = field(default_factory=dict)
-    reported: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        holes = [(span.offset, span.end) for span in self.result.spans]
-        holes += [(bad.offset, bad.offset + bad.size) for bad in self.result.bad]
-        holes += [(gap.start, gap.end) for gap in self.store.log.gaps()]
-        for start, end in merged(holes):
-            self.damage_starts.append(start)
-            self.damage_ends.append(end)
-
-    @property
-    def default_delays(self) -> bool:
-        """Whether any delayed message was due as the default table of delays has it."""
-        return any(tally.agreeing for (topic, _), tally in self.result.queues.items()
-                   if topic == props.SCHEDULE_TOPIC)
-
-    def was_read(self, physical: int) -> bool:
-        """Whether this run looked at that part of the log."""
-        return self.looked_at is None or any(
-            start <= physical < end for start, end in self.looked_at)
-
-    def in_damage(self, physical: int) -> bool:
-        at = bisect_right(self.damage_starts, physical) - 1
-        return at >= 0 and physical < self.damage_ends[at]
 
 
 def uncovered(tally: QueueTally | None, first: int, end: int) -> Iterator[tuple[int, int]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rmqctl.checks import checkpoint, compaction, config, extras, files, timer
+from rmqctl.checks.context import Context
 from rmqctl.checks.findings import Finding
-from rmqctl.checks.reconcile import Context
 from rmqctl.store.store import Store
 
 _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",

@@ -13,12 +13,13 @@ from typing import Any
 from rmqctl.checks import index_structure, ranges
 from rmqctl.checks.advice import advised
 from rmqctl.checks.batch_forward import batch_forward
+from rmqctl.checks.context import Context
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.index_findings import index_findings
 from rmqctl.checks.index_keys import Entries
 from rmqctl.checks.log_findings import log_findings
 from rmqctl.checks.queue_rows import QueueKey
-from rmqctl.checks.reconcile import Context, QueueReconciler, missing_queue
+from rmqctl.checks.reconcile import QueueReconciler, missing_queue
 from rmqctl.checks.registry import small_checks
 from rmqctl.checks.results import RangeResult, Wanted
 from rmqctl.checks.topics import known_topics
