@@ -16,6 +16,7 @@ from rmqctl.scan import heap
 from rmqctl.scan.source import FileSource
 from rmqctl.store import Store
 from rmqctl.store.ranges import Range, in_order, split, walk
+from rmqctl.store.stats import Query, collect
 
 MIB = 1 << 20
 
@@ -95,3 +96,10 @@ def verify_all(store: Path, jobs: int) -> Scan:
         if any(True for _ in run.findings()):
             raise ValueError("the bench store is damaged")
         return Scan(run.coverage.messages, run.coverage.bytes_in_messages)
+
+
+def stats_by_topic(store: Path, jobs: int) -> Scan:
+    """Messages and bytes by topic, without the start of a process."""
+    with Store.open(store) as opened:
+        sums = collect(opened, Query("topic"), jobs)
+        return Scan(sum(one.messages for one in sums.groups().values()), sums.bytes_in_messages)

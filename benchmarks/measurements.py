@@ -91,6 +91,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         Goal(mb_s={"1k": 750.0, "100": 250.0}, peak_mib=STREAM_MIB),
     ),
     Call("verify, in process, jobs=2", "verify_all", {"jobs": 2}, Goal(peak_mib=STREAM_MIB)),
+    Call("stats by topic, in process", "stats_by_topic", {"jobs": 1}, Goal(mb_s={"1k": 2000.0})),
     Command(
         "verify",
         ("verify", "{store}", "-o", "json"),
@@ -113,7 +114,6 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "stats --by topic",
         ("stats", "{store}", "--by", "topic", "-o", "json"),
         whole_log=True,
-        goal=Goal(mb_s={"1k": 2000.0}),
     ),
     Command(
         "query key",
