@@ -429,12 +429,12 @@ def test_run_measures_in_processes_of_their_own(
 def test_results_judge_goals_and_show_failures() -> None:
     rows = [
         Row("peer: construct parse", "1k", wall_s=1.0, cpu_s=1.0, mb_s=30.0, mrec_s=0.03),
-        Row("stats --by topic", "1k", wall_s=0.5, cpu_s=0.5, mb_s=2400.0, mrec_s=2.0),
+        Row("stats by topic, in process", "1k", wall_s=0.5, cpu_s=0.5, mb_s=2400.0, mrec_s=2.0),
         Row("query id", "1k", wall_s=0.9, cpu_s=0.8),
         Row("verify", "1k", error="exit 1: a finding"),
     ]
     lines = {line.split(" | ")[0].strip("| "): line for line in markdown(rows).splitlines()}
-    assert "| 80.00 |" in lines["stats --by topic"]
-    assert ">= 2000 MB/s: yes" in lines["stats --by topic"]
+    assert "| 80.00 |" in lines["stats by topic, in process"]
+    assert ">= 2000 MB/s: yes" in lines["stats by topic, in process"]
     assert "< 0.4 s of CPU: NO" in lines["query id"]
     assert "exit 1: a finding" in lines["verify"]
