@@ -99,6 +99,8 @@ def command(
     sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
     with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
         place = state or states.default_path(opened.root)
+        _outside(opened.root, {"--format-prometheus": prometheus,
+                               "--state": place if since_last else None})
         before: Place | None = None
         if since_last:
             before = states.load(place, opened.root)
@@ -124,6 +126,16 @@ def command(
             _metrics(prometheus, run, counts)
     if not run.ok:
         raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _outside(root: str, files: dict[str, str | None]) -> None:
+    """Refuses to write into the store: this command is read-only, wherever its files should go."""
+    import os
+
+    real = os.path.realpath(root)
+    for option, file in files.items():
+        if file is not None and os.path.commonpath([real, os.path.realpath(file)]) == real:
+            raise UsageError(f"{option} {file}: lies in the store, which verify does not write to")
 
 
 def _structures(only: str | None) -> frozenset[str] | None:

@@ -153,6 +153,16 @@ def test_metrics(golden, rmqctl, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["rmq.prom"]
 
 
+@pytest.mark.parametrize("words", [["--format-prometheus", "x.prom"],
+                                   ["--since-last", "--state", "config/place.json"]])
+def test_it_writes_nothing_into_the_store(words: list[str], tiny: tiny_stores.Tiny,
+                                          rmqctl) -> None:
+    before = sorted(path for path in tiny.root.rglob("*"))
+    run = rmqctl("verify", tiny.root, *words[:-1], tiny.root / words[-1]).expect(2)
+    assert "lies in the store" in run.err
+    assert sorted(path for path in tiny.root.rglob("*")) == before
+
+
 HOLD = """
 import fcntl, sys
 file = open(sys.argv[1], "r+b")
