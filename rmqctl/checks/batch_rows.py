@@ -16,9 +16,9 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats import batch_consume_queue as layout
 from rmqctl.formats import properties as props
 from rmqctl.formats.batch_consume_queue import NOT_COMPACTED, UNIT, UNIT_SIZE
-from rmqctl.formats.delay import java_int
 from rmqctl.formats.message import Record
 from rmqctl.scan import text
+from rmqctl.scan.derived import batch_range, batch_ranges
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.source import FileSource
 from rmqctl.store.batch_queue import BatchQueue
@@ -29,7 +29,6 @@ STRUCTURE = "batchconsumequeue"
 _FIX = "rmqctl recover STORE --only consumequeue"
 _PAGE = 1 << 15
 _SINGLE = 1000
-_INT16 = 16
 
 Wrong = tuple[str, str, str]
 """(category, field, words)."""
@@ -42,13 +41,8 @@ def batch_expected(record: Record) -> tuple[int, int]:
     ValueError where a broker could not read the numbers.
     """
     found = props.parse(record.properties.decode("utf-8", "replace"))
-    return _expected(record.queue_offset, found.get(props.INNER_BASE), found.get(props.INNER_NUM))
-
-
-def _expected(queue_offset: int, base: str | None, count: str | None) -> tuple[int, int]:
-    if base is None or count is None:
-        return queue_offset, 1
-    return java_int(base, 64), java_int(count, _INT16)
+    return batch_range(record.queue_offset, found.get(props.INNER_BASE),
+                       found.get(props.INNER_NUM))
 
 
 def valid(rows: Array) -> Array:
@@ -219,7 +213,7 @@ class _Rows:
         tags: Array = np.zeros(len(batch), np.int64)
         at, values = found.find(props.TAGS)
         tags[at] = text.java_hash(values)
-        base, count = _covered(found, batch)
+        base, count = batch_ranges(found, batch.column("queue_offset"))
         topic = self._queue.topic.encode("utf-8", "surrogateescape")
         other = np.array([raw != topic for raw in text.topics(batch).to_pylist()], bool)
         other |= batch.column("queue_id") != self._queue.queue_id
@@ -240,20 +234,3 @@ class _Rows:
                          if name == "physical_offset"
                          else f"{value}, the message says {int(column[row])}")
                 yield int(number[row]), (category, name, words)
-
-
-def _covered(found: text.Properties, batch: Batch) -> tuple[Array, Array]:
-    """(first queue offset, how many) of each record: `batch_expected` by column."""
-    base = batch.column("queue_offset").copy()
-    count: Array = np.ones(len(batch), np.int64)
-    base_rows, bases = found.find(props.INNER_BASE)
-    number_rows, numbers = found.find(props.INNER_NUM)
-    known = dict(zip(number_rows.tolist(), numbers.to_pylist(), strict=True))
-    for row, raw in zip(base_rows.tolist(), bases.to_pylist(), strict=True):
-        if row in known:
-            try:
-                base[row], count[row] = _expected(0, raw.decode("utf-8", "replace"),
-                                                  known[row].decode("utf-8", "replace"))
-            except ValueError:  # a broker drops such a message from the queue
-                base[row] = count[row] = -1
-    return base, count

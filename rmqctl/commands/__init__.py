@@ -50,6 +50,7 @@ class GroupSpec:
 
 _INSPECT = "Inspect"
 _CHECK = "Check"
+_WRITE = "Write"
 _ABOUT = "About rmqctl"
 
 
@@ -62,6 +63,7 @@ def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  #
 GROUPS: tuple[GroupSpec, ...] = (
     GroupSpec(("query",), "Find messages by key, id, time or physical offset", _INSPECT),
     GroupSpec(("recover",), "Work out again what a store has lost", _CHECK),
+    GroupSpec(("topic",), "Topics of a store", _WRITE),
 )
 
 REGISTRY: tuple[CommandSpec, ...] = (
@@ -79,5 +81,10 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("verify", "read-only", _CHECK, "Check everything that can be checked, byte by byte"),
     _spec("diff", "read-only", _CHECK, "Compare two stores: missing, extra, different messages"),
     _spec("recover table", "read-only", _CHECK, "The topicQueueTable, rebuilt from the commitlog"),
+    _spec("init", "mutates", _WRITE, "Make an empty store"),
+    _spec("write", "mutates", _WRITE, "Put one message, the way a broker does"),
+    _spec("append", "mutates", _WRITE, "Put many messages, from JSON lines"),
+    _spec("flush", "mutates", _WRITE, "Force everything to disk, then the checkpoint"),
+    _spec("topic create", "mutates", _WRITE, "Enter a topic into config/topics.json, or change it"),
     _spec("commands", "read-only", _ABOUT, "Every command with its effect, arguments and options"),
 )

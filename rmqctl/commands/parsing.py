@@ -95,6 +95,24 @@ def parse_field_value(text: str | FieldValue) -> FieldValue:
     return FieldValue(field.strip(), value)
 
 
+def parse_integer(text: str | int) -> int:
+    """A whole number: decimal, or ``0x`` and hexadecimal digits."""
+    if isinstance(text, int):
+        return text
+    try:
+        return int(text, 16 if text.strip().lower().removeprefix("-").startswith("0x") else 10)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a whole number") from None
+
+
+def parse_property(text: str) -> tuple[str, str]:
+    """``NAME=VALUE`` of a message's property; the value may hold further ``=``."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise UsageError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
 def parse_zone(text: str | tzinfo) -> tzinfo:
     """A time zone: ``UTC``, ``local``, an offset (``+08:00``) or a name (``Asia/Shanghai``)."""
     if isinstance(text, tzinfo):

@@ -114,7 +114,8 @@ class Batch:
         self.spans: list[Span] = []
         self._groups = groups
         self._columns = columns
-        self._heads: list[Array] | None = None
+        self.heads: list[Array] | None = None
+        """The fixed parts by group, once somebody gathered them."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -134,11 +135,11 @@ class Batch:
         known = self._columns.get(name)
         if known is not None:
             return known
-        if self._heads is None:
-            self._heads = [gather(self.data, self.start[rows], shaped.head_size).view(shaped.dtype)
+        if self.heads is None:
+            self.heads = [gather(self.data, self.start[rows], shaped.head_size).view(shaped.dtype)
                            for rows, shaped in self._groups]
         out: Array = np.empty(len(self.start), np.int64)
-        for (rows, _), head in zip(self._groups, self._heads, strict=True):
+        for (rows, _), head in zip(self._groups, self.heads, strict=True):
             out[rows] = head[name]
         self._columns[name] = out
         return out
@@ -201,31 +202,44 @@ def examine(data: Array, base: int, start: Array) -> tuple[Batch, Array]:
         "body_start", "body_length", "topic_start", "topic_length", "properties_start",
         "properties_length")}
     groups: list[tuple[Any, Shape]] = []
+    heads: list[Array] = []
     kind = bits + (magic == MAGIC_V2)
     kinds = [int(kind[0])] if inside and (kind == kind[0]).all() else np.unique(kind).tolist()
     for one in kinds:
         shaped = shape(one & HOST_BITS, MAGIC_V2 if one & 1 else MAGIC_V1)
         everything = len(kinds) == 1 and good.all()
         rows: Any = slice(0, inside) if everything else np.flatnonzero((kind == one) & good)
-        passed = _lengths(data, start[rows], total[rows], shaped, lengths, rows)
-        ok[rows] = passed
+        head = _heads(data, start[rows], shaped)
+        if head is not None:
+            ok[rows] = _lengths(data, start[rows], total[rows], head, shaped, lengths, rows)
+            heads.append(head)
         groups.append((rows, shaped))
     if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
         groups = [(slice(None), groups[0][1])]
     columns = {"total_size": total, **lengths}
-    return Batch(data, base, start, groups, columns), ok
+    batch = Batch(data, base, start, groups, columns)
+    if len(heads) == len(groups) and sum(map(len, heads)) == count:
+        batch.heads = heads
+    return batch, ok
 
 
-def _lengths(data: Array, start: Array, total: Array, shaped: Shape, out: dict[str, Array],
-             rows: Any) -> Array:
+def _heads(data: Array, start: Array, shaped: Shape) -> Array | None:
+    """The fixed parts of records of one shape; None where the data is too short for any.
+
+    A row too near to the end of the data, which is no record, gets some other bytes.
+    """
+    last = len(data) - shaped.head_size
+    if last < 0:
+        return None
+    return gather(data, np.minimum(start, last), shaped.head_size).view(shaped.dtype)
+
+
+def _lengths(data: Array, start: Array, total: Array, head: Array, shaped: Shape,
+             out: dict[str, Array], rows: Any) -> Array:
     """Fills the variable part's places for records of one shape; True where they add up."""
     end = start + total
-    last = len(data)
     ok: Array = total >= shaped.fixed_size
-    if last < shaped.head_size:
-        return ok & False
-    head = gather(data, np.minimum(start, last - shaped.head_size), shaped.head_size)
-    body_length = head.view(shaped.dtype)["body_length"].astype(np.int64)
+    body_length = head["body_length"].astype(np.int64)
     body_start = start + shaped.head_size
     ok &= (body_length >= 0) & (body_length <= total - shaped.fixed_size)
     topic_start = body_start + body_length + shaped.topic_length_size

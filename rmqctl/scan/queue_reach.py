@@ -23,7 +23,7 @@ from rmqctl.scan.frames import Array, Batch
 QueueKey = tuple[bytes, int]
 _UNROWED = sysflag.TRANSACTION_PREPARED
 """The bit that PREPARED and ROLLBACK share and that NONE and COMMIT lack."""
-_NOT_DISPATCHED = (b"%RETRY%", b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
+NOT_DISPATCHED = (b"%RETRY%", b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
 """Topics (by their beginning) whose messages a 5.x broker does not multi-dispatch."""
 _LMQ = props.LMQ_PREFIX.encode()
 _DISPATCHED = re.compile(re.escape(props.MULTI_QUEUE_OFFSET.encode()))
@@ -146,7 +146,7 @@ class QueueReach:
         if _DISPATCHED.search(text.values(raw)[1].data) is None:
             return
         if self._generation >= 5:
-            left_out = [one.startswith(_NOT_DISPATCHED) for one in self._numbers.topics]
+            left_out = [one.startswith(NOT_DISPATCHED) for one in self._numbers.topics]
             rowed = rowed & ~np.array(left_out, bool)[topic]
         row, names, offsets = dispatched_rows(text.Properties(raw), rowed)
         if len(row):
@@ -180,12 +180,15 @@ def dispatched_rows(found: text.Properties, which: Array) -> tuple[
     entry that is no number gives none (spec: consumequeue.md §10).
     """
     name_row, names = found.find(props.MULTI_DISPATCH)
+    if not len(name_row):
+        return name_row, names, np.zeros(0, np.int64)
     offset_row, offsets = found.find(props.MULTI_QUEUE_OFFSET)
     both, at, where = np.intersect1d(name_row, offset_row, assume_unique=True, return_indices=True)
-    kept = which[both]
+    kept = which[both] & np.asarray(pc.match_substring_regex(names.take(pa.array(at)), r"\S"))
     both, at, where = both[kept], at[kept], where[kept]
-    parts = pc.split_pattern(names.take(pa.array(at)), pattern=",")
-    numbers = pc.split_pattern(offsets.take(pa.array(where)), pattern=",")
+    # Java's split has no empty parts at the end.
+    parts = pc.split_pattern(_closed(names.take(pa.array(at))), pattern=",")
+    numbers = pc.split_pattern(_closed(offsets.take(pa.array(where))), pattern=",")
     length = np.asarray(pc.list_value_length(parts)).astype(np.int64)
     same = length == np.asarray(pc.list_value_length(numbers))
     if not same.all():
@@ -199,6 +202,10 @@ def dispatched_rows(found: text.Properties, which: Array) -> tuple[
         mask = pa.array(good)
         name, number, record = name.filter(mask), number.filter(mask), record[good]
     return record, name, _integers(number)
+
+
+def _closed(lists: pa.BinaryArray) -> pa.BinaryArray:
+    return pc.replace_substring_regex(lists, pattern=",+$", replacement="")
 
 
 def _whole(row: Array, values: pa.BinaryArray) -> tuple[Array, Array]:

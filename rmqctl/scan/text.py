@@ -6,21 +6,17 @@ by comparing the first bytes of all segments at once.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmqctl.formats import properties as props
-from rmqctl.formats.javahash import string_hash
+from rmqctl.scan import places
 from rmqctl.scan.frames import Array, Batch, gather
 
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()[0]
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
 _WORD = 8
-_MAX_POWER = 1 << 15
 _CLOSE = pa.scalar(bytes([_SEPARATOR]), pa.binary())
 _NOTHING = pa.scalar(b"", pa.binary())
 
@@ -53,6 +49,7 @@ class Dictionary:
     def __init__(self) -> None:
         self.texts: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
+        self._codes = places.Codes()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -72,6 +69,14 @@ class Dictionary:
         known = np.array([self.number(one) for one in coded.dictionary.to_pylist()], np.int64)
         found: Array = known[np.asarray(coded.indices)]
         return found
+
+    def encode_places(self, data: Array, start: Array, length: Array) -> Array:
+        """The number of each text that lies in ``data`` (int64): cheaper for few, short texts.
+
+        Texts must be ascending and must not overlap.
+        """
+        found = self._codes.encode(data, start, length, self.number)
+        return self.encode(slices(data, start, length)) if found is None else found
 
 
 def topics(batch: Batch) -> pa.BinaryArray:
@@ -104,11 +109,17 @@ class Properties:
             self._start[0] = 0
             self._start[1:] = self._end[:-1] + 1
         segments = np.searchsorted(self._end, offsets[1:] - first)
-        self._row = np.repeat(np.arange(self._count), np.diff(segments, prepend=0))
+        segments[1:] -= segments[:-1].copy()
+        self._row = np.repeat(np.arange(self._count), segments)
         self._words = gather(self._data, self._start, _WORD).view(">u8").astype(np.uint64)
 
-    def find(self, name: str) -> tuple[Array, pa.BinaryArray]:
-        """(row numbers ascending, values) of the records which have the property.
+    @property
+    def data(self) -> Array:
+        """The bytes (uint8) that `places` leads into."""
+        return self._data
+
+    def places(self, name: str) -> tuple[Array, Array, Array]:
+        """(row numbers ascending, starts in `data`, lengths) of the values of a property.
 
         As a 4.9.1+ broker reads it: an empty value is no property, the last of several counts.
         """
@@ -131,6 +142,11 @@ class Properties:
             if again.any():
                 keep = np.append(~again, True)
                 row, start, length = row[keep], start[keep], length[keep]
+        return row, start, length
+
+    def find(self, name: str) -> tuple[Array, pa.BinaryArray]:
+        """(row numbers ascending, values) of the records which have the property: see `places`."""
+        row, start, length = self.places(name)
         return row, slices(self._data, start, length)
 
 
@@ -142,56 +158,17 @@ def _all_closed(offsets: Array, content: Array) -> bool:
 
 def java_hash(array: pa.BinaryArray) -> Array:
     """``String.hashCode`` (int64 holding a signed 32-bit value) of each UTF-8 text."""
+    return _hashes(array)[0]
+
+
+def utf16_length(array: pa.BinaryArray) -> Array:
+    """The number of UTF-16 units of each UTF-8 text (int64), as Java's ``length()`` counts."""
+    return _hashes(array)[1]
+
+
+def _hashes(array: pa.BinaryArray) -> tuple[Array, Array]:
     offsets, content = values(array)
-    out: Array = np.zeros(len(array), np.int64)
-    if not len(array):
-        return out
-    length = np.diff(offsets)
-    start = offsets[:-1].astype(np.int64)
-    wide = bool(len(content)) and bool((content[start[0]:offsets[-1]] & 0x80).any())
-    for width in np.unique(length).tolist():
-        if not width:
-            continue
-        rows: Any = slice(None) if (length == width).all() else np.flatnonzero(length == width)
-        texts = gather(content, start[rows], width).view(np.uint8).reshape(-1, width)
-        out[rows] = _polynomial(texts)
-    if wide:
-        for number, raw in enumerate(array.to_pylist()):
-            if not raw.isascii():
-                out[number] = string_hash(raw.decode("utf-8", "replace"))
-    return out
-
-
-def _polynomial(texts: Array) -> Array:
-    """The hashes of equally long ASCII texts (uint8 [n, width]) as signed 32-bit values.
-
-    ``einsum`` is numpy's own loop: no BLAS and no threads of its own beside the workers'.
-    """
-    width = texts.shape[1]
-    powers = _power_table()[width - 1::-1] if width <= _MAX_POWER else np.array(
-        [pow(31, width - 1 - at, 1 << 32) for at in range(width)], np.uint32)
-    found: Array = np.einsum("ij,j->i", texts.astype(np.uint32), powers).view(np.int32)
-    return found
-
-
-def split_keys(array: pa.BinaryArray) -> tuple[Array, pa.BinaryArray]:
-    """(row of the array each key comes from, keys): KEYS values split on one space, no empties."""
-    lists = pc.split_pattern(array, pattern=" ")
-    keys = lists.flatten()
-    row = np.asarray(lists.value_parent_indices()) if hasattr(
-        lists, "value_parent_indices") else np.asarray(pc.list_parent_indices(lists))
-    filled = np.asarray(pc.greater(pc.binary_length(keys), 0))
-    if not filled.all():
-        keys, row = keys.filter(pa.array(filled)), row[filled]
-    return row.astype(np.int64), keys
-
-
-@cache
-def _power_table() -> Array:
-    """31 to the power of 0 … 32767 (no property is longer), modulo 2^32."""
-    factors = np.full(_MAX_POWER, 31, np.uint32)
-    factors[0] = 1
-    return np.multiply.accumulate(factors, dtype=np.uint32)
+    return places.hashes(content, offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64))
 
 
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
@@ -200,20 +177,9 @@ def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
     ``topic_hash`` is of ``topic#`` (with the sharp), so hash(topic#key) follows from it by
     31 to the power of the key's length in UTF-16 units.
     """
-    power = _power_table()[key_length]
+    power = places.power_table()[key_length]
     total = topic_hash.astype(np.uint32) * power + key_hash.astype(np.uint32)
     signed = total.view(np.int32).astype(np.int64)
     found: Array = np.abs(signed)
     found[found == 1 << 31] = 0
     return found
-
-
-def utf16_length(array: pa.BinaryArray) -> Array:
-    """The number of UTF-16 units of each UTF-8 text (int64), as Java's ``length()`` counts."""
-    offsets, content = values(array)
-    out = np.diff(offsets).astype(np.int64)
-    if len(array) and (content[int(offsets[0]):int(offsets[-1])] & 0x80).any():
-        for number, raw in enumerate(array.to_pylist()):
-            if not raw.isascii():
-                out[number] = len(raw.decode("utf-8", "replace").encode("utf-16-be")) // 2
-    return out

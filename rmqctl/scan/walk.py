@@ -63,7 +63,7 @@ class Walk:
                     if not filled:
                         return
             data = np.frombuffer(buffer, np.uint8, filled)
-            start = _hop(buffer, at, filled, burst)
+            start = hop(buffer, at, filled, burst)
             batch, ok = examine(data, self.source.base + filled_from, start)
             good = len(start) if ok.all() else int(ok.argmin())
             good = min(good, int(np.searchsorted(start, self.end - filled_from)))
@@ -103,8 +103,8 @@ class Walk:
         return total
 
 
-def _hop(buffer: bytearray, at: int, filled: int, most: int) -> Array:
-    """Positions reached by following the sizes from ``at``: at most ``most`` of them."""
+def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int) -> Array:
+    """Positions (int64) reached by following the sizes from ``at``: at most ``most`` of them."""
     unpack = _SIZE.unpack_from
     starts: list[int] = []
     append = starts.append

@@ -141,7 +141,7 @@ def broker_log_end(store: Store, generation: int) -> int:
     log = store.log
     if not log.files:
         return 0
-    number = _start_file(store, generation)
+    number = recovery_start(store, generation)
     end = log.files[number].base
     for at in range(number, len(log.files)):
         one = log.files[at]
@@ -161,7 +161,11 @@ def broker_log_end(store: Store, generation: int) -> int:
     return end
 
 
-def _start_file(store: Store, generation: int) -> int:
+def recovery_start(store: Store, generation: int) -> int:
+    """The number of the log file in which a broker of this generation begins its recovery.
+
+    spec: recovery.md §3 and §4: after a clean exit by the version's rule, else by the checkpoint.
+    """
     log = store.log
     if store.has_abort:
         found = store.checkpoint

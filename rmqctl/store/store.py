@@ -1,7 +1,8 @@
 """A store directory opened read-only: discovery of everything that lies in it.
 
 ``Store.open`` finds sizes, multi-path logs, queues, index files and who holds the lock, and
-writes nothing. What is missing or unreadable is part of the picture (`troubles`).
+writes nothing. What is missing or unreadable is part of the picture (`troubles`). What `init`
+remembered of a store (`rmqctl.store.remembered`) fills in only where no file says it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
 from rmqctl.formats import checkpoint as checkpoint_format
 from rmqctl.formats.checkpoint import CheckpointRecord
 from rmqctl.formats.index_file import Shape
+from rmqctl.formats.index_shape import candidates, fits
 from rmqctl.formats.names import INDEX_DIGITS
 from rmqctl.scan.source import FileSource
 from rmqctl.store.batch_queue import BatchQueue
@@ -26,6 +28,7 @@ from rmqctl.store.consume_queue import ConsumeQueue
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
 from rmqctl.store.index_files import IndexFile, open_index
 from rmqctl.store.lockprobe import LockState, probe
+from rmqctl.store.remembered import LOG_FOLDERS, recall
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
@@ -44,6 +47,18 @@ class Sizes:
     index_max: int | None = None
 
 
+def _remembered_folders(root: str) -> list[str]:
+    """The log's folders as `init` was told them; none where ``commitlog/`` holds a file."""
+    try:
+        with os.scandir(os.path.join(root, "commitlog")) as entries:
+            if any(entry.is_file() for entry in entries):
+                return []
+    except (OSError, ValueError):
+        pass
+    found: list[str] = recall(root).values.get(LOG_FOLDERS, [])
+    return found
+
+
 class Store:
     """The read-only view of one store root. Use `open`; it is a context manager."""
 
@@ -57,7 +72,8 @@ class Store:
         """Opens a store root. NotAStoreError if nothing of a store lies there.
 
         ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or
-        absolute); without it the log is ``commitlog/``.
+        absolute); without it the log is ``commitlog/`` or, where that holds no file, in the
+        folders the store was made with.
         """
         root = os.fspath(path)
         try:
@@ -73,7 +89,8 @@ class Store:
             raise NotAStoreError(f"{root}: not a directory, so no store (a single file is shown "
                                  "by `rmqctl dump`)")
         named = list(commitlog_dirs)
-        folders = [os.path.join(root, one) for one in named] or [os.path.join(root, "commitlog")]
+        where = named or _remembered_folders(root) or ["commitlog"]
+        folders = [os.path.join(root, one) for one in where]
         for one in folders if named else ():
             if not os.path.isdir(one):
                 raise NotAStoreError(f"{one}: no such commitlog directory")
@@ -89,6 +106,11 @@ class Store:
     def path(self, *parts: str) -> str:
         return os.path.join(self.root, *parts)
 
+    @cached_property
+    def remembered(self) -> dict[str, Any]:
+        """What `init` noted of the store, by the names of `rmqctl.store.remembered.KEYS`."""
+        return recall(self.root).values
+
     # -- commitlog ----------------------------------------------------------------------------
 
     @cached_property
@@ -98,7 +120,10 @@ class Store:
     @cached_property
     def log(self) -> CommitLog:
         files = [one for found in self._log_listings for one in found.files]
-        return CommitLog(files, self.sizes.commitlog_file)
+        size = self.sizes.commitlog_file
+        if size is None and not files:
+            size = self.remembered.get("commitlog_file_size")
+        return CommitLog(files, size)
 
     @property
     def log_troubles(self) -> list[Trouble]:
@@ -149,6 +174,9 @@ class Store:
 
     def open_index(self, file: StoreFile) -> IndexFile:
         """FormatError when the file's shape cannot be told, StoreIOError when unreadable."""
+        hinted = self._hinted_index(file)
+        if hinted is not None:
+            return hinted
         try:
             return open_index(file, self.sizes.index_slots, self.sizes.index_max)
         except FormatError:
@@ -156,6 +184,25 @@ class Store:
             if shape is None:
                 raise
             return open_index(file, shape.slots, shape.max_entries)
+
+    def _hinted_index(self, file: StoreFile) -> IndexFile | None:
+        """The file in the remembered shape, if its size fits and its content proves no other."""
+        if self.sizes.index_slots is not None or self.sizes.index_max is not None:
+            return None
+        slots, most = self.remembered.get("index_slots"), self.remembered.get("index_max")
+        if slots is None or most is None or Shape(slots, most).file_size != file.size:
+            return None
+        shape = Shape(slots, most)
+        index = open_index(file, *shape)
+        try:
+            header, read = index.header, index.source.read
+            if header.entries and not fits(shape, header, read):
+                index.shape = next((one for one in candidates(file.size)
+                                    if fits(one, header, read)), shape)
+        except BaseException:
+            index.close()
+            raise
+        return index
 
     def _sibling_shape(self, damaged: StoreFile) -> Shape | None:
         """The shape of another file of the same size: all files of a store have the same."""

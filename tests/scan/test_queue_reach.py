@@ -69,8 +69,9 @@ def by_hand(puts: Iterable[Put], *, plain: bool = False) -> dict[tuple[bytes, in
                 first, last = int(base), int(base) + max(int(number), 1) - 1
         if first >= 0:
             count(put.topic, put.queue_id, first, last)
-        names = known.get("INNER_MULTI_DISPATCH", "").split(",")
-        offsets = known.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
+        # As Java's split: no empty parts at the end.
+        names = known.get("INNER_MULTI_DISPATCH", "").rstrip(",").split(",")
+        offsets = known.get("INNER_MULTI_QUEUE_OFFSET", "").rstrip(",").split(",")
         if plain or len(names) != len(offsets) or put.topic.startswith("%RETRY%"):
             continue
         for name, offset in zip(names, offsets, strict=True):

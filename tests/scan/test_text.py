@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rmqctl.formats import index_file, properties
 from rmqctl.formats.javahash import string_hash
-from rmqctl.scan import text
+from rmqctl.scan import places, text
 
 ALPHABET = "ab=é€\U0001f600 "
 RAW = st.lists(st.sampled_from(
@@ -46,11 +46,46 @@ def test_a_hash_of_min_value_becomes_zero() -> None:
 
 
 @given(st.lists(st.text(alphabet="ab ", max_size=12), max_size=8))
-def test_keys_are_split_on_single_spaces(values: list[str]) -> None:
-    row, keys = text.split_keys(pa.array([value.encode() for value in values], pa.binary()))
-    told = [(at, key.encode()) for at, value in enumerate(values)
+def test_keys_are_split_on_single_spaces(words: list[str]) -> None:
+    data, start, length = laid_out(words)
+    of, begin, size = places.split(data, start, length)
+    told = [(at, key.encode()) for at, value in enumerate(words)
             for key in properties.split_keys(value)]
-    assert list(zip(row.tolist(), keys.to_pylist(), strict=True)) == told
+    assert [(at, data[first:first + many].tobytes()) for at, first, many in zip(
+        of.tolist(), begin.tolist(), size.tolist(), strict=True)] == told
+
+
+def laid_out(words: list[str], between: str = " x ") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The texts behind each other in a buffer, the last one at its very end."""
+    data, start, length = b"", [], []
+    for word in words:
+        data += between.encode()
+        start.append(len(data))
+        length.append(len(word.encode()))
+        data += word.encode()
+    return (np.frombuffer(data, np.uint8), np.array(start, np.int64), np.array(length, np.int64))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(alphabet=ALPHABET, max_size=70), max_size=10))
+def test_hashes_of_texts_where_they_lie(words: list[str]) -> None:
+    found, units = places.hashes(*laid_out(words))
+    assert found.tolist() == [string_hash(word) for word in words]
+    assert units.tolist() == [len(word.encode("utf-16-be")) // 2 for word in words]
+
+
+TOPICS = st.sampled_from(["a", "b", "ab", "Aa", "BB", "AaAa", "BBBB", "AaBB", "é", "x" * 64,
+                          "y" * 65, "z\x00", "z", ""])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(TOPICS, max_size=8), max_size=4))
+def test_texts_are_numbered_where_they_lie(batches: list[list[str]]) -> None:
+    known = text.Dictionary()
+    for words in batches:
+        numbers = known.encode_places(*laid_out(words))
+        assert [known.texts[number].decode() for number in numbers.tolist()] == words
+    assert len(set(known.texts)) == len(known.texts)
 
 
 def test_a_dictionary_keeps_its_numbers() -> None:

@@ -1,0 +1,147 @@
+"""``rmqctl topic create``: a topic in ``config/topics.json``."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.engine_options import BrokerVersion, DryRun, settings_from
+from rmqctl.commands.options import (
+    CommitlogDirs,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Store,
+    Verbose,
+    open_output,
+)
+from rmqctl.commands.parsing import FieldValue, parse_field_value
+from rmqctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.engine.topics import Change
+    from rmqctl.output import Human, Output
+
+NAME = ("topic", "create")
+EFFECT = "mutates"
+
+_LETTERS = {"w": 2, "r": 4}
+
+
+def parse_perm(text: str | int) -> int:
+    """``2`` (write), ``4`` (read), ``6`` (both), or letters as brokers show them: ``rw``, ``R--``.
+
+    UsageError for anything else.
+    """
+    if isinstance(text, int):
+        return text
+    word = text.strip().lower()
+    if word in ("2", "4", "6"):
+        return int(word)
+    letters = word.replace("-", "")
+    if letters and set(letters) <= _LETTERS.keys() and len(set(letters)) == len(letters):
+        return sum(_LETTERS[one] for one in letters)
+    raise UsageError(f"{text!r} is no permission; write 2 (w), 4 (r) or 6 (rw)")
+
+
+def command(
+    store: Store,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.", show_default=False)],
+    read_queues: Annotated[
+        int | None,
+        typer.Option("--read-queues", metavar="N", min=1, max=(1 << 31) - 1,
+                     help="Queues to read from  [default for a new topic: 8]"),
+    ] = None,
+    write_queues: Annotated[
+        int | None,
+        typer.Option("--write-queues", metavar="N", min=1, max=(1 << 31) - 1,
+                     help="Queues to write to  [default for a new topic: 8]"),
+    ] = None,
+    perm: Annotated[
+        int | None,
+        typer.Option("--perm", metavar="PERM", parser=parse_perm,
+                     help="2 (w), 4 (r) or 6 (rw)  [default for a new topic: 6]"),
+    ] = None,
+    attribute: Annotated[
+        list[FieldValue] | None,
+        typer.Option(
+            "--attribute", metavar="NAME=VALUE", parser=parse_field_value,
+            help="A topic attribute of 5.x (queue.type, cleanup.policy, message.type, "
+            "reserve.time); repeatable.",
+        ),
+    ] = None,
+    order: Annotated[
+        bool | None,
+        typer.Option("--order/--no-order", help="Whether it is an ordered topic."),
+    ] = None,
+    dry_run: DryRun = False,
+    broker_version: BrokerVersion = None,
+    commitlog_dirs: CommitlogDirs = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Enter a topic into config/topics.json, or change one that is there.
+
+    What is not given stays as the topic has it. All else in the file stays as it is; its old
+    content becomes topics.json.bak. Names and system topics that a broker refuses are refused.
+    The queues themselves are made when messages come. No broker may be running on the store.
+
+        rmqctl topic create STORE orders --read-queues 8 --write-queues 8 --perm rw
+    """
+    from rmqctl.engine.store_lock import StoreLock
+    from rmqctl.engine.topics import Topics
+
+    out = open_output(output, quiet, verbose, no_progress)
+    settings = settings_from(
+        store, version=broker_version, commitlog_dirs=commitlog_dirs, files=False
+    )
+    attributes = dict(attribute or ())
+    with nullcontext() if dry_run else StoreLock(store):
+        topics = Topics(store, settings, lambda: time.time_ns() // 1_000_000)
+        for note in topics.notes:
+            out.note(note)
+        change = topics.plan(name, read_queues, write_queues, perm, attributes, order)
+        _warn_of_loss(out, change)
+        if not dry_run:
+            topics.create(name, read_queues, write_queues, perm, attributes, order)
+    if dry_run:
+        out.note("dry run: nothing was changed")
+    document = {
+        "topic": name,
+        "action": change.action,
+        "file": "config/topics.json",
+        "before": change.before,
+        "after": change.after,
+        "data_version": topics.data_version or None,
+        "dry_run": dry_run,
+    }
+    out.document(document, lambda page: _show(page, document))
+
+
+def _warn_of_loss(out: Output, change: Change) -> None:
+    before = change.before or {}
+    old, new = before.get("readQueueNums"), change.after["readQueueNums"]
+    if isinstance(old, int) and old > new:
+        out.warn(f"{change.topic} had {old} read queues: consumers no longer see what lies in "
+                 f"queue {new} and above")
+
+
+def _show(page: Human, document: dict[str, Any]) -> None:
+    from rmqctl.store.config_rows import perm_text
+
+    words = {"create": "new topic", "change": "topic changed", "none": "topic as it was"}
+    after = document["after"]
+    perm, attributes = after["perm"], after.get("attributes")
+    page.pairs({
+        words[document["action"]]: document["topic"],
+        "queues": f"{after['readQueueNums']} to read, {after['writeQueueNums']} to write",
+        "perm": perm_text(perm) if isinstance(perm, int) else str(perm),
+        **({"order": "yes"} if after.get("order") is True else {}),
+        **({"attributes": ", ".join(f"{k}={v}" for k, v in attributes.items())}
+           if isinstance(attributes, dict) and attributes else {}),
+    })

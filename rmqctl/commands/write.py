@@ -1,0 +1,219 @@
+"""``rmqctl write``: one message, put the way a broker puts it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rmqctl.commands.engine_options import (
+    AppendCrc,
+    BrokerVersion,
+    Cluster,
+    ConsumequeueExt,
+    DryRun,
+    FlushMode,
+    Lmq,
+    MultiDispatch,
+    Watermark,
+    settings_from,
+)
+from rmqctl.commands.gently import Gently
+from rmqctl.commands.options import (
+    CommitlogDirs,
+    CommitlogFileSize,
+    ConsumequeueFileSize,
+    IndexMax,
+    IndexSlots,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    RequiredTopic,
+    Store,
+    Verbose,
+    open_output,
+)
+from rmqctl.commands.parsing import parse_integer, parse_property
+from rmqctl.errors import ExitCode, StoreIOError, UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.engine.message import Outgoing
+    from rmqctl.engine.settings import Host, Settings
+
+NAME = ("write",)
+EFFECT = "mutates"
+_TRANSACTIONS = {"prepared": 0x4, "commit": 0x8, "rollback": 0xC}
+
+
+def command(
+    store: Store,
+    topic: RequiredTopic,
+    queue: Annotated[int, typer.Option("--queue", metavar="N", help="Queue id.")] = 0,
+    body: Annotated[
+        str | None, typer.Option("--body", metavar="TEXT", help="Body, as UTF-8 text.")
+    ] = None,
+    body_file: Annotated[
+        str | None,
+        typer.Option("--body-file", metavar="FILE", help="Body from a file; - is stdin."),
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option("--tag", metavar="TAG", help="The TAGS property.")
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", metavar="KEY", help="A key; repeatable.")
+    ] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="NAME=VALUE", help="A property; repeatable."),
+    ] = None,
+    delay_level: Annotated[
+        int | None,
+        typer.Option("--delay-level", metavar="N", min=0, help="Delay level: the DELAY property."),
+    ] = None,
+    flag: Annotated[
+        int, typer.Option("--flag", metavar="N", parser=parse_integer, help="The client's flag.")
+    ] = 0,
+    sys_flag: Annotated[
+        int,
+        typer.Option(
+            "--sys-flag", metavar="N", parser=parse_integer,
+            help="The sysFlag bits, decimal or 0x…; the address bits follow from the hosts.",
+        ),
+    ] = 0,
+    transaction: Annotated[
+        Literal["prepared", "commit", "rollback"] | None,
+        typer.Option("--transaction", help="Transaction type, set in the sysFlag."),
+    ] = None,
+    prepared_offset: Annotated[
+        int,
+        typer.Option(
+            "--prepared-offset", metavar="OFFSET", min=0,
+            help="preparedTransactionOffset of a commit or rollback.",
+        ),
+    ] = 0,
+    born_host: Annotated[
+        str | None,
+        typer.Option("--born-host", metavar="HOST:PORT", help="Who sent it [default: 127.0.0.1:0]"),
+    ] = None,
+    store_host: Annotated[
+        str | None,
+        typer.Option(
+            "--store-host", metavar="HOST:PORT",
+            help="The broker's address, part of the message id [default: 127.0.0.1:10911]",
+        ),
+    ] = None,
+    auto_create_topic: Annotated[
+        bool,
+        typer.Option(
+            "--auto-create-topic",
+            help="Enter a topic that is not known into config/topics.json, as a broker does.",
+        ),
+    ] = False,
+    flush: FlushMode = "sync",
+    cluster: Cluster = None,
+    broker_version: BrokerVersion = None,
+    lmq: Lmq = None,
+    multi_dispatch: MultiDispatch = None,
+    consumequeue_ext: ConsumequeueExt = None,
+    append_crc: AppendCrc = None,
+    disk_watermark: Watermark = None,
+    dry_run: DryRun = False,
+    commitlog_dir: CommitlogDirs = None,
+    commitlog_file_size: CommitlogFileSize = None,
+    consumequeue_file_size: ConsumequeueFileSize = None,
+    index_slots: IndexSlots = None,
+    index_max: IndexMax = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> int:
+    """Put one message into a store that no broker is running on.
+
+    The message goes a broker's whole way: checks, delay rewrite, encoding, the log (with its
+    END_OF_FILE record and the next file), consumequeue and index, flush, checkpoint. What comes
+    back is the broker's answer. A message the store may not take gets its status, exit code 6,
+    and not a byte is written.
+
+        rmqctl write STORE --topic orders --body 'hello' --tag A --key order-17
+    """
+    from rmqctl.engine.session import open_session
+    from rmqctl.formats.message import HOST_BITS
+
+    out = open_output(output, quiet, verbose, no_progress)
+    payload = _body(body, body_file)
+    settings = settings_from(
+        store, version=broker_version, cluster=cluster, lmq=lmq, multi_dispatch=multi_dispatch,
+        consumequeue_ext=consumequeue_ext, append_properties_crc=append_crc, flush=flush,
+        disk_watermark=disk_watermark, commitlog_file_size=commitlog_file_size,
+        consumequeue_file_size=consumequeue_file_size, index_slots=index_slots,
+        index_max=index_max, commitlog_dirs=commitlog_dir,
+    )
+    if transaction is not None:
+        sys_flag |= _TRANSACTIONS[transaction]
+    message = _message(settings, topic, payload, _properties(properties, tag, key, delay_level))
+    message.queue_id, message.flag, message.sys_flag = queue, flag, sys_flag & ~HOST_BITS
+    message.prepared_transaction_offset = prepared_offset
+    message.born_host, message.store_host = _host(born_host, "--born-host"), _host(
+        store_host, "--store-host")
+    with Gently(), open_session(store, settings, commitlog_dir or (), dry_run=dry_run,
+                                auto_create_topic=auto_create_topic) as session:  # fmt: skip
+        for said in session.notes:
+            out.note(said)
+        result = session.put([message])[0]
+    if session.unknown:
+        out.note(f"config/topics.json does not know {topic}: a broker will not let clients use it "
+                 "(--auto-create-topic enters it)")  # fmt: skip
+    if dry_run:
+        out.note("dry run: nothing was written")
+    out.document(result.as_dict())
+    if not result.stored:
+        out.warn(f"{result.status}: {result.reason}; nothing was written")
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def _body(text: str | None, file: str | None) -> bytes:
+    if (text is None) == (file is None):
+        raise UsageError("a body is needed: --body TEXT or --body-file FILE (one of them)")
+    if text is not None:
+        return os.fsencode(text)
+    assert file is not None
+    try:
+        with open(0 if file == "-" else file, "rb", closefd=file != "-") as source:
+            return source.read()
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, file, "read") from None
+
+
+def _properties(given: list[str] | None, tag: str | None, keys: list[str] | None,
+                delay_level: int | None) -> dict[str, str]:
+    found = dict(parse_property(one) for one in given or ())
+    shorthand: dict[str, Any] = {"TAGS": tag, "KEYS": " ".join(keys) if keys else None,
+                                 "DELAY": delay_level}
+    for name, value in shorthand.items():
+        if value is not None:
+            found[name] = str(value)
+    return found
+
+
+def _message(settings: Settings, topic: str, body: bytes, properties: dict[str, str]) -> Outgoing:
+    from rmqctl.engine.ingest import prepare, unique_ids
+    from rmqctl.engine.message import Outgoing
+
+    try:
+        return Outgoing(topic, body, prepare(properties, settings, unique_ids()))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _host(text: str | None, option: str) -> Host | None:
+    from rmqctl.formats.message import host_bytes
+
+    if text is None:
+        return None
+    try:
+        return host_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {text!r} is no HOST:PORT ({error})") from None

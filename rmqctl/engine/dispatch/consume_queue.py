@@ -1,0 +1,251 @@
+"""Writer of plain consumequeues: a broker's put algorithm, many rows at a time.
+
+spec: consumequeue.md §4 and §6.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
+from rmqctl.errors import StoreIOError
+from rmqctl.formats import consume_queue as layout
+from rmqctl.formats.consume_queue import FILLER, UNIT_SIZE
+from rmqctl.formats.consume_queue_ext import MAX_ADDRESS
+from rmqctl.scan.derived import QueueKey
+from rmqctl.store.consume_queue import ConsumeQueue
+from rmqctl.store.files import Trouble, listing
+from rmqctl.store.store import Sizes, Store
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FOLDER = "consumequeue"
+_LONG_MAX = (1 << 63) - 1
+_SMALL = 1 << 16
+_LAST_ROWS = 1 << 16
+_UNITS = layout.dtype()
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows in log order as int64 columns: queue (number), queue offset, place, size, tags code."""
+
+    queue: Array
+    offset: Array
+    physical: Array
+    size: Array
+    tags_code: Array
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def take(self, which: Any) -> Rows:
+        return Rows(self.queue[which], self.offset[which], self.physical[which],
+                    self.size[which], self.tags_code[which])
+
+
+@dataclass(slots=True)
+class Queue:
+    """One queue in memory. ``max_physic`` is the end of its last row's record, -1 for none."""
+
+    key: QueueKey
+    files: QueueFiles
+    max_physic: int = -1
+    min_offset: int = 0
+
+    @property
+    def end(self) -> int:
+        """The queue offset behind the last row."""
+        return layout.queue_offset(self.files.position) if self.files.base is not None else 0
+
+
+Codes = Callable[[Queue, Array], Array]
+"""Tags codes for the rows with these numbers, asked only for rows that are really written."""
+
+
+class ConsumeQueues:
+    """All plain consumequeues of a store root.
+
+    ``gaps`` counts rows whose queue offset left a gap: they are written at the queue's end all
+    the same, as a broker does. ``refused`` counts rows whose queue offset no queue can have.
+    """
+
+    def __init__(self, root: str, file_size: int, pool: FilePool,
+                 log_end: int | None = None, *, as_broker: bool = False) -> None:
+        """Finds all queues on disk; rows that lead behind ``log_end`` are cut off.
+
+        They are wiped out with the first `put`, unless ``as_broker``.
+        """
+        self._folder = os.path.join(root, FOLDER)
+        self._file_size, self._pool, self._log_end = layout.file_size(file_size), pool, log_end
+        self._as_broker = as_broker
+        self.queues: list[Queue] = []
+        self._numbers: dict[QueueKey, int] = {}
+        self._cut: list[Queue] = []
+        self.gaps = 0
+        self.refused = 0
+        self._greatest = (_LONG_MAX - self._file_size) // UNIT_SIZE
+        self._filler = layout.build(FILLER)
+        refuse_unreadable(listing(self._folder).troubles)
+        store = Store(root, [], Sizes(consumequeue_file=self._file_size))
+        for key, found in store.queues.items():
+            self._take(key, found)
+
+    def number(self, key: QueueKey) -> int:
+        """The number that stands for a queue in `Rows.queue`."""
+        found = self._numbers.get(key)
+        if found is None:
+            folder = os.path.join(self._folder, key[0], str(key[1]))
+            there = listing(folder)
+            found = self._take(key, ConsumeQueue(*key, folder, there.files, there.troubles,
+                                                 self._file_size))
+        return found
+
+    def _take(self, key: QueueKey, found: ConsumeQueue) -> int:
+        refuse_unreadable(found.troubles)
+        queue = Queue(key, QueueFiles(found.folder, self._file_size, self._pool))
+        with closing(found):
+            self._load(queue, found)
+        number = self._numbers[key] = len(self.queues)
+        self.queues.append(queue)
+        return number
+
+    def _load(self, queue: Queue, found: ConsumeQueue) -> None:
+        """The state that a broker's recovery leaves (spec §6)."""
+        if not found.files:
+            return
+        end = stale = found.written
+        kept = True
+        if self._log_end is not None and found.max_physical(end) > self._log_end:
+            end = found.truncated(self._log_end)
+            kept, stale = end > 0, found.disk_end
+            if not self._as_broker:
+                self._cut.append(queue)
+        queue.files.load(found.files, layout.byte_offset(end) if kept else None,
+                         layout.byte_offset(stale))
+        queue.min_offset = found.first_index
+        last = found.unit(end - 1) if end > found.first_index else None
+        # A queue of fillers only would pass for dispatched up to 2 GiB, and lose its rows.
+        if last is not None and not last.is_filler:
+            queue.max_physic = found.max_physical(end)
+
+    def last_address(self, queue: Queue) -> int | None:
+        """The last extension address among a queue's rows (the last many thousand of them)."""
+        folder = queue.files.folder
+        there = listing(folder)
+        with closing(ConsumeQueue(*queue.key, folder, there.files, there.troubles,
+                                  self._file_size)) as found:
+            first = max(found.first_index, queue.end - _LAST_ROWS)
+            codes = found.units(first, queue.end - first)["tags_code"]
+        linked = np.flatnonzero(codes <= MAX_ADDRESS)
+        return int(codes[linked[-1]]) if len(linked) else None
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def put(self, rows: Rows, codes: Codes | None = None) -> None:
+        """Writes the rows of one chunk of the log; a queue's rows in the order they are given.
+
+        StoreIOError when a file cannot be written: giving the same rows again is then harmless.
+        """
+        while self._cut:
+            self._cut[-1].files.wipe()
+            self._cut.pop()
+        wild = (rows.offset < 0) | (rows.offset > self._greatest)
+        if wild.any():
+            self.refused += int(wild.sum())
+            kept = np.flatnonzero(~wild)
+            rows = rows.take(kept)
+            if codes is not None:
+                codes = _renumbered(codes, kept)
+        count = len(rows)
+        if not count:
+            return
+        # Small numbers: numpy sorts 16-bit integers by radix, many times faster.
+        small = len(self.queues) < _SMALL
+        order = np.argsort(rows.queue.astype(np.uint16) if small else rows.queue, kind="stable")
+        rows = rows.take(order)
+        end = rows.physical + rows.size
+        units = np.empty(count, _UNITS)
+        units["physical_offset"], units["size"] = rows.physical, rows.size
+        units["tags_code"] = rows.tags_code
+        # Runs: rows of one queue that follow each other in the queue and in the log.
+        breaks = np.flatnonzero((rows.queue[1:] != rows.queue[:-1])
+                                | (rows.offset[1:] != rows.offset[:-1] + 1)
+                                | (end[1:] <= end[:-1])) + 1
+        stops = [*breaks.tolist(), count]
+        run = _Run(units, units.view(np.uint8).data, order, rows.offset, end, codes)
+        start = 0
+        for stop in stops:
+            self._run(self.queues[int(rows.queue[start])], run, start, stop)
+            start = stop
+
+    def _run(self, queue: Queue, run: _Run, at: int, stop: int) -> None:
+        """The put algorithm for rows ``[at, stop)`` with consecutive queue offsets."""
+        files = queue.files
+        while at < stop:
+            if run.end[at] <= queue.max_physic:
+                at += int(np.searchsorted(run.end[at:stop], queue.max_physic, "right"))
+                continue
+            index = int(run.offset[at])
+            expected = layout.byte_offset(index)
+            blank = 0
+            if files.base is None:
+                room = expected % self._file_size
+                files.start(expected - room)
+                if index:
+                    queue.min_offset, blank = index, room // UNIT_SIZE
+            elif files.full:
+                files.roll()
+            current = files.position + blank * UNIT_SIZE
+            upto = stop
+            if not index:
+                # Index 0 is never checked, so it alone is taken wherever the queue stands.
+                upto = stop if current == 0 else at + 1
+            elif expected < current:
+                at = min(stop, at + layout.queue_offset(current - expected))
+                continue
+            elif expected > current:
+                self.gaps += stop - at
+            self._append(queue, run, at, upto, blank)
+            at = upto
+
+    def _append(self, queue: Queue, run: _Run, at: int, stop: int, blank: int) -> None:
+        if run.codes is not None:
+            run.units["tags_code"][at:stop] = run.codes(queue, run.order[at:stop])
+        data = run.raw[at * UNIT_SIZE:stop * UNIT_SIZE]
+        before = queue.files.position
+        try:
+            queue.files.append(self._filler * blank + bytes(data) if blank else data)
+        finally:
+            # Also after an error: rows that did get there must count as there.
+            done = layout.queue_offset(queue.files.position - before) - blank
+            if done > 0:
+                queue.max_physic = int(run.end[at + done - 1])
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows sorted by queue; ``raw`` are the bytes of ``units``."""
+
+    units: Array
+    raw: memoryview
+    order: Array
+    offset: Array
+    end: Array
+    codes: Codes | None
+
+
+def _renumbered(codes: Codes, kept: Array) -> Codes:
+    return lambda queue, rows: codes(queue, kept[rows])
+
+
+def refuse_unreadable(troubles: list[Trouble]) -> None:
+    """StoreIOError for a folder or file that could not be looked at: its queue is not empty."""
+    for one in troubles:
+        if one.unreadable:
+            raise StoreIOError(f"cannot list {one.path}: {one.reason}")

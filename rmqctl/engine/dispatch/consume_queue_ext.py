@@ -1,0 +1,105 @@
+"""Writer of the consumequeue extension of one queue (spec: consumequeue.md §8)."""
+
+from __future__ import annotations
+
+import os
+
+from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
+from rmqctl.errors import FormatError
+from rmqctl.formats import consume_queue_ext as layout
+from rmqctl.formats import layout as layouts
+from rmqctl.formats.consume_queue_ext import END_BLANK, END_MARK, HEAD_SIZE, MAX_SIZE, Unit
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, listing
+
+FOLDER = "consumequeue_ext"
+_SIZE = layouts.reader(Unit, "size")
+_PAGE = 1 << 20
+
+
+class ConsumeQueueExt:
+    """The units of one queue; their files are joined by end marks."""
+
+    def __init__(self, root: str, key: QueueKey, file_size: int, pool: FilePool,
+                 last_address: int | None = None) -> None:
+        """Goes on where the queue's files end on disk.
+
+        ``last_address``: the greatest address that the consumequeue holds; what lies behind its
+        unit belongs to rows that are gone, and is written over.
+        """
+        folder = os.path.join(root, FOLDER, key[0], str(key[1]))
+        self._files = QueueFiles(folder, file_size, pool)
+        files = listing(folder).files
+        if files:
+            self._files.load(files, _find_end(files, last_address))
+
+    def put(self, tags_code: int, store_timestamp: int, bit_map: bytes | None) -> int | None:
+        """Appends a unit; the address that stands for it in a consumequeue row.
+
+        None when no address can be made: a bit map too large, or the address space used up.
+        """
+        unit = layout.make(tags_code, store_timestamp, bit_map or b"")
+        files = self._files
+        if unit.size > min(MAX_SIZE, files.file_size - END_BLANK):
+            return None
+        if files.base is None:
+            files.start(0)
+        elif files.full:
+            files.roll()
+        assert files.base is not None
+        if unit.size > files.base + files.file_size - files.position - END_BLANK:
+            self._close_file()
+        try:
+            address = layout.address(files.position)
+            layout.address(files.position + unit.size)
+        except ValueError:
+            return None
+        files.append(layout.build(unit))
+        return address
+
+    def _close_file(self) -> None:
+        files = self._files
+        assert files.base is not None
+        files.write_at(files.position, END_MARK)
+        files.advance(files.base + files.file_size - files.position)
+        files.roll()
+
+
+def _find_end(files: list[StoreFile], last_address: int | None) -> int:
+    """The byte offset where a broker's recovery goes on: behind the last row's unit, if there."""
+    if last_address is not None:
+        offset = layout.byte_offset(last_address)
+        for one in files:
+            if one.base <= offset < one.end:
+                size = _unit_size(one, offset - one.base)
+                if size is not None:
+                    return offset + size
+    last = files[-1]
+    return last.base + _used(last)
+
+
+def _unit_size(file: StoreFile, at: int) -> int | None:
+    with FileSource(file.path) as source:
+        data = source.read(at, MAX_SIZE)
+    try:
+        return layout.decode(data).size
+    except FormatError:
+        return None
+
+
+def _used(file: StoreFile) -> int:
+    """Bytes that the sizes of the units lead over, from the start of a file."""
+    at = start = 0
+    data = b""
+    with FileSource(file.path) as source:
+        while at + HEAD_SIZE <= source.size:
+            if not start <= at <= start + len(data) - _SIZE.size:
+                start, data = at, source.read(at, _PAGE)
+                if len(data) < _SIZE.size:
+                    break
+            size = _SIZE.unpack_from(data, at - start)[0]
+            if size <= 0:
+                break
+            at += size
+    return min(at, file.size)

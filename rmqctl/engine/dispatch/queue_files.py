@@ -1,0 +1,311 @@
+"""Files that are written by position: bounded descriptors, what must be fsynced, queues of files.
+
+Every failed call becomes a StoreIOError which names the file and what was attempted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from contextlib import suppress
+
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.formats import names
+from rmqctl.store.files import StoreFile
+
+MOST_OPEN = 256
+_FLAGS = os.O_RDWR | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_MODE = 0o666
+
+
+class FilePool:
+    """Open descriptors of many files, at most ``most`` at a time, least recently used out first.
+
+    It remembers which files have unwritten pages and which folders got a new entry; `flush` fsyncs
+    just those. Once an fsync has failed nothing says which pages are on disk, and the system
+    reports it only once, so every later `flush` fails the same way.
+    """
+
+    def __init__(self, most: int = MOST_OPEN) -> None:
+        self._most = most
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._dirty: dict[str, None] = {}
+        self._folders: dict[str, None] = {}
+        self._failed: str | None = None
+
+    @property
+    def dirty(self) -> list[str]:
+        """Files and folders that `flush` would fsync."""
+        return [*self._dirty, *self._folders]
+
+    def create(self, path: str, size: int) -> None:
+        """Makes a file of ``size`` zero bytes (sparse) and the folders above it.
+
+        A file of that name is taken as it is when it has that size; an empty one, left where a
+        process died between creating and sizing it, gets its size. RefusedError for any other.
+        """
+        fd = self._open_file(path, os.O_CREAT, "create")
+        try:
+            there = os.fstat(fd).st_size
+            if there == 0:
+                os.ftruncate(fd, size)
+        except OSError as error:
+            os.close(fd)
+            with suppress(OSError):  # an empty file would keep a broker from starting
+                os.unlink(path)
+            raise StoreIOError.from_oserror(error, path, f"give {size} bytes to") from None
+        if there not in {0, size}:
+            os.close(fd)
+            raise wrong_size(path, there, size)
+        self._keep(path, fd)
+        self._dirty[path] = None
+        self._folders[os.path.dirname(path)] = None
+
+    def write(self, path: str, data: bytes | memoryview, at: int, *, unused: bool = False) -> None:
+        """Writes all of ``data`` at position ``at`` of a file that exists.
+
+        ``unused``: nothing of value was there, so a write that fails half way is wiped out again:
+        no half unit may pass for a whole one.
+        """
+        fd = self._descriptor(path)
+        self._dirty[path] = None
+        done = 0
+        try:
+            done = os.pwrite(fd, data, at)
+            while done < len(data):
+                done += os.pwrite(fd, memoryview(data)[done:], at + done)
+        except OSError as error:
+            if unused and done:
+                with suppress(OSError):
+                    os.pwrite(fd, bytes(done), at)
+            raise StoreIOError.from_oserror(
+                error, path, f"write {len(data)} bytes at offset {at} of") from None
+
+    def read(self, path: str, length: int, at: int) -> bytes:
+        """Up to ``length`` bytes at position ``at``."""
+        fd = self._descriptor(path)
+        try:
+            return os.pread(fd, length, at)
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, path, f"read at offset {at} of") from None
+
+    def remove(self, path: str) -> None:
+        """Deletes a file, if it is there."""
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+        self._dirty.pop(path, None)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, path, "delete") from None
+        self._folders[os.path.dirname(path)] = None
+
+    def flush(self) -> None:
+        """Fsyncs what was written or created since the last time, files first."""
+        for path in list(self._dirty):
+            self._sync_file(path)
+        for folder in list(self._folders):
+            self._sync_folder(folder)
+
+    def sync(self, path: str) -> None:
+        """Fsyncs one file and the folder it is in, if they need it."""
+        if path in self._dirty:
+            self._sync_file(path)
+        folder = os.path.dirname(path)
+        if folder in self._folders:
+            self._sync_folder(folder)
+
+    def close(self) -> None:
+        """Closes all descriptors. Fsyncs nothing."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _descriptor(self, path: str) -> int:
+        fd = self._open.get(path)
+        if fd is None:
+            fd = self._open_file(path, 0, "open")
+            self._keep(path, fd)
+        else:
+            self._open.move_to_end(path)
+        return fd
+
+    def _keep(self, path: str, fd: int) -> None:
+        old = self._open.pop(path, None)
+        if old is not None:
+            os.close(old)
+        self._open[path] = fd
+        while len(self._open) > self._most:
+            os.close(self._open.popitem(last=False)[1])
+
+    def _open_file(self, path: str, more: int, doing: str) -> int:
+        try:
+            return os.open(path, _FLAGS | more, _MODE)
+        except FileNotFoundError as error:
+            if not more:
+                raise StoreIOError.from_oserror(error, path, doing) from None
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, path, doing) from None
+        self._make_folder(os.path.dirname(path))
+        try:
+            return os.open(path, _FLAGS | more, _MODE)
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, path, doing) from None
+
+    def _make_folder(self, folder: str) -> None:
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            return
+        except FileNotFoundError as error:
+            above = os.path.dirname(folder)
+            if above in {folder, ""}:
+                raise StoreIOError.from_oserror(error, folder, "create the folder") from None
+            self._make_folder(above)
+            self._make_folder(folder)
+            return
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, folder, "create the folder") from None
+        self._folders[folder] = None
+        self._folders[os.path.dirname(folder)] = None
+
+    def _sync_file(self, path: str) -> None:
+        self._fsync(self._descriptor(path), path)
+        self._dirty.pop(path, None)
+
+    def _sync_folder(self, folder: str) -> None:
+        try:
+            fd = os.open(folder or ".", _FOLDER_FLAGS)
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, folder, "open the folder") from None
+        try:
+            self._fsync(fd, folder)
+        finally:
+            os.close(fd)
+        self._folders.pop(folder, None)
+
+    def _fsync(self, fd: int, path: str) -> None:
+        if self._failed is not None:
+            raise StoreIOError(self._failed)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            failed = StoreIOError.from_oserror(error, path, "bring to the disk (fsync)")
+            self._failed = str(failed)
+            raise failed from None
+
+
+def wrong_size(path: str, there: int, wanted: int) -> RefusedError:
+    """Files of another size than configured: a broker would not start on them either."""
+    return RefusedError(f"{path}: has {there} bytes, but the settings say {wanted}; files of "
+                        "different sizes cannot be mixed")
+
+
+class QueueFiles:
+    """The files of one queue: equal sizes, named by the offset of their first byte in the queue.
+
+    ``base`` is the start of the last file (None: there is no file), ``position`` where the next
+    unit goes (bytes from the queue's start). Sizes are whole units, so no unit is cut in two.
+    """
+
+    __slots__ = ("_behind", "_path", "_pool", "_stale", "base", "file_size", "folder", "position")
+
+    def __init__(self, folder: str, file_size: int, pool: FilePool) -> None:
+        self.folder, self.file_size, self._pool = folder, file_size, pool
+        self.base: int | None = None
+        self.position = 0
+        self._path = ""
+        self._behind: list[str] = []
+        self._stale = 0
+
+    def load(self, files: list[StoreFile], position: int | None, stale: int = 0) -> None:
+        """Goes on with files found on disk. ``position`` None: none of them is to be kept.
+
+        Files that start behind ``position`` are deleted when the queue is next written, as a
+        broker deletes them, or by `wipe`, which also zeroes the units from ``position`` up to
+        ``stale``. RefusedError when a file has another size.
+        """
+        for number, one in enumerate(files):
+            empty_last = one.size == 0 and number == len(files) - 1
+            if one.size != self.file_size and not empty_last:
+                raise wrong_size(one.path, one.size, self.file_size)
+        kept = [one for one in files if position is not None and one.base <= position]
+        self._behind = [one.path for one in files if position is None or one.base > position]
+        if position is None or not kept:
+            return
+        self.base, self._path, self.position = kept[-1].base, kept[-1].path, position
+        self._stale = min(stale, self.base + self.file_size)
+        if kept[-1].size == 0:
+            self._enter(self.base)
+
+    @property
+    def full(self) -> bool:
+        """Whether the last file has no room (False without a file)."""
+        return self.base is not None and self.position >= self.base + self.file_size
+
+    def start(self, base: int) -> None:
+        """Makes the first file; the next unit goes to its start."""
+        self._enter(base)
+        self.position = base
+
+    def roll(self) -> None:
+        """Makes the file behind the last, which must be full."""
+        assert self.base is not None
+        self._enter(self.base + self.file_size)
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Writes whole units from ``position`` on, over as many files as it takes.
+
+        After an error ``position`` says how far it came.
+        """
+        done, length = 0, len(data)
+        while done < length:
+            if self.base is None or self.full:
+                self._enter(self.position if self.base is None else self.base + self.file_size)
+            if self._behind:
+                self._clear()
+            base = self.base
+            assert base is not None
+            room = base + self.file_size - self.position
+            part = data if not done and length <= room else data[done:done + room]
+            self._pool.write(self._path, part, self.position - base, unused=True)
+            self.position += len(part)
+            done += len(part)
+
+    def advance(self, length: int) -> None:
+        """Leaves ``length`` bytes as they are."""
+        self.position += length
+
+    def write_at(self, position: int, data: bytes) -> None:
+        """Overwrites bytes inside the last file."""
+        assert self.base is not None
+        self._pool.write(self._path, data, position - self.base)
+
+    def wipe(self) -> None:
+        """Takes away what was cut off: units of records that are no longer in the log.
+
+        A broker leaves them where they are, and takes them for rows once the log has grown over
+        the places they lead to.
+        """
+        self._clear()
+        if self.base is not None and self._stale > self.position:
+            self.write_at(self.position, bytes(self._stale - self.position))
+        self._stale = 0
+
+    def _enter(self, base: int) -> None:
+        if self._behind:
+            self._clear()
+        path = os.path.join(self.folder, names.build_offset(base))
+        self._pool.create(path, self.file_size)
+        self.base, self._path = base, path
+
+    def _clear(self) -> None:
+        # The last first: what is left after an error is still without a hole.
+        while self._behind:
+            self._pool.remove(self._behind[-1])
+            self._behind.pop()

@@ -1,0 +1,306 @@
+"""The dispatcher: takes the log's records in order and writes what a broker derives from them.
+
+spec: recovery.md §6, consumequeue.md §3-§10, index.md §5-§7.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rmqctl.engine.dispatch import batch_queue
+from rmqctl.engine.dispatch.batch_queue import BatchQueues
+from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, Queue, Rows
+from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
+from rmqctl.engine.dispatch.index import IndexWriter
+from rmqctl.engine.dispatch.queue_files import FilePool
+from rmqctl.engine.settings import Settings
+from rmqctl.errors import InternalError
+from rmqctl.formats import delay, sysflag
+from rmqctl.formats import properties as props
+from rmqctl.formats.index_file import Shape
+from rmqctl.scan import text
+from rmqctl.scan.derived import (
+    IndexKeys,
+    QueueKey,
+    QueueTable,
+    TagsCodes,
+    batch_ranges,
+    is_queue_name,
+)
+from rmqctl.scan.frames import Array, Batch, examine
+from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
+from rmqctl.scan.walk import hop
+
+BitMaps = Mapping[int, bytes | None]
+"""Physical offset -> filter bit map of the message there."""
+
+_ALL = 1 << 62
+_LMQ = props.LMQ_PREFIX.encode()
+_NOWHERE, _PLAIN, _BATCH = range(3)
+
+
+class Dispatcher:
+    """Consumequeues (plain, extended, batch, of light queues) and index of one store root.
+
+    ``log_end``: where the log ends; rows that lead behind it are cut off on opening, as a broker's
+    recovery cuts them. ``wall_clock`` (ms) names index files. ``batch_topics`` says of a topic
+    whether its queues are batch queues; it is asked once for each topic.
+
+    Records that are already there change nothing. ``as_broker`` does again what a broker does
+    again (extension units of rows that are there, entries of the last indexed message), and
+    leaves rows that were cut off where they are.
+
+    StoreIOError from any method: a file could not be read or written; the same records may be
+    dispatched again. RefusedError on opening: files have other sizes than the settings.
+    """
+
+    def __init__(self, root: str, settings: Settings, wall_clock: Callable[[], int],
+                 batch_topics: Callable[[str], bool], log_end: int | None = None, *,
+                 as_broker: bool = False) -> None:
+        self._root, self._settings, self._profile = root, settings, settings.profile
+        self._is_batch, self._as_broker = batch_topics, as_broker
+        self._pool = FilePool()
+        self._topics = text.Dictionary()
+        self._kinds: Array = np.zeros(0, np.int8)
+        self._tags = TagsCodes(self._topics, delay.parse_levels(settings.message_delay_level))
+        self._keys = IndexKeys(self._topics)
+        self._queues = ConsumeQueues(root, settings.consumequeue_file_size, self._pool, log_end,
+                                    as_broker=as_broker)
+        self._batches = BatchQueues(root, settings.batch_consumequeue_file_size, self._pool,
+                                    log_end, as_broker=as_broker)
+        self._numbers = QueueTable(self._topics, self._queues.number)
+        self._further = text.Dictionary()
+        self._further_numbers = QueueTable(self._further, self._queues.number)
+        self._batch_numbers = QueueTable(self._topics, self._batches.number)
+        self._ext: dict[QueueKey, ConsumeQueueExt] = {}
+        self._index: IndexWriter | None = None
+        if settings.message_index:
+            self._index = IndexWriter(root, Shape(settings.index_slots, settings.index_max),
+                                      self._pool, wall_clock, as_broker=as_broker,
+                                      counts_empty=self._profile.generation >= 5)
+        self._failed = False
+        self.logics_timestamp = 0
+        """Store time of the message that was last put into a consumequeue; 0 if none was."""
+        self.unplaceable = 0
+        """Rows that were left out: their topic's name can be no folder (``a/b``, ``..``)."""
+
+    # -- what there is ----------------------------------------------------------------------------
+
+    @property
+    def index_timestamp(self) -> int:
+        """The end of the newest index file that is full and brought to the disk; 0 if none."""
+        return 0 if self._index is None else self._index.index_timestamp
+
+    @property
+    def gaps(self) -> int:
+        """Rows that were written though their queue offset left a gap before them."""
+        return self._queues.gaps
+
+    @property
+    def refused(self) -> int:
+        """Rows that were left out: no queue can have their queue offset."""
+        return self._queues.refused + self._batches.refused
+
+    def next_offsets(self) -> dict[QueueKey, int]:
+        """The next queue offset of every queue: the topicQueueTable as recovery makes it."""
+        found = {queue.key: queue.end for queue in self._queues.queues}
+        found.update({queue.key: queue.next_offset for queue in self._batches.queues})
+        return found
+
+    def max_physic(self) -> int:
+        """How far the log was dispatched by the queues' own account; -1 if there is no row.
+
+        The end of the last record with a row; of a batch queue only its start is known.
+        """
+        known = [queue.max_physic for queue in self._queues.queues]
+        known += [batch.max_physic for batch in self._batches.queues]
+        return max(known, default=-1)
+
+    # -- dispatch ---------------------------------------------------------------------------------
+
+    def dispatch(self, data: bytes | bytearray | memoryview, base: int,
+                 bit_maps: BitMaps | None = None, starts: Sequence[int] | None = None) -> None:
+        """Writes what follows from whole, valid records that lie one behind the other in ``data``.
+
+        ``base`` is the physical offset of ``data[0]``; blanks are left out by the caller.
+        ``starts`` are the positions of the records in ``data``, if the caller knows them (that
+        spares a walk). InternalError when ``data`` holds anything else than records.
+        """
+        if not len(data):
+            return
+        at = hop(data, 0, len(data), _ALL) if starts is None else np.array(starts, np.int64)
+        batch, ok = examine(np.frombuffer(data, np.uint8), base, at)
+        behind = at + batch.column("total_size")
+        if not (len(at) and ok.all() and at[0] == 0 and behind[-1] == len(data)
+                and (behind[:-1] == at[1:]).all()):
+            raise InternalError(f"what is dispatched from physical offset {base} on is not whole "
+                                "records")
+        topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
+                                           batch.column("topic_length"))
+        self._know_topics()
+        found = text.Properties(batch)
+        kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
+        self._failed = True
+        self._put_rows(batch, topic, found, kind, bit_maps or {})
+        if self._index is not None:
+            self._put_keys(self._index, batch, topic, found, kind)
+        self._failed = False
+
+    def _know_topics(self) -> None:
+        new = self._topics.texts[len(self._kinds):]
+        if new:
+            kinds = [self._kind(os.fsdecode(raw)) for raw in new]
+            self._kinds = np.concatenate([self._kinds, np.array(kinds, np.int8)])
+
+    def _kind(self, topic: str) -> int:
+        if not is_queue_name(topic):
+            return _NOWHERE
+        return _BATCH if self._profile.batch_queues and self._is_batch(topic) else _PLAIN
+
+    def _put_rows(self, batch: Batch, topic: Array, found: text.Properties, kind: Array,
+                  bit_maps: BitMaps) -> None:
+        when = batch.column("store_timestamp")
+        tags = self._tags.codes(found, topic, when)[0]
+        rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
+        kinds = self._kinds[topic]
+        plain = rowed & (kinds == _PLAIN)
+        if plain.all():
+            which: Any = slice(None)
+        else:
+            which = np.flatnonzero(plain)
+            batched = np.flatnonzero(rowed & (kinds == _BATCH))
+            if len(batched):
+                self._put_batches(batch, topic, found, tags, batched)
+            self.unplaceable += int(np.count_nonzero(rowed & (kinds == _NOWHERE)))
+        rows = Rows(self._numbers.encode(topic[which], batch.column("queue_id")[which]),
+                    batch.column("queue_offset")[which], batch.offset[which],
+                    batch.column("total_size")[which], tags[which])
+        codes = None
+        if self._settings.consumequeue_ext:
+            codes = self._ext_codes(tags[which], when[which], rows.physical, bit_maps)
+            if self._as_broker:
+                rows.tags_code = self._all_codes(rows, codes)
+                codes = None
+        if self._settings.multi_dispatch:
+            rows, codes = self._with_dispatched(rows, codes, batch, topic, found, tags, plain)
+        self._queues.put(rows, codes)
+        if rowed.any():
+            self.logics_timestamp = int(when[np.flatnonzero(rowed)[-1]])
+
+    def _put_batches(self, batch: Batch, topic: Array, found: text.Properties, tags: Array,
+                     which: Array) -> None:
+        first, count = batch_ranges(found, batch.column("queue_offset"))
+        self._batches.put(batch_queue.Rows(
+            self._batch_numbers.encode(topic[which], batch.column("queue_id")[which]),
+            batch.offset[which], batch.column("total_size")[which], tags[which],
+            batch.column("store_timestamp")[which], first[which], count[which]))
+
+    def _put_keys(self, index: IndexWriter, batch: Batch, topic: Array, found: text.Properties,
+                  kind: Array) -> None:
+        keys = self._keys.keys(found, topic)
+        row, hashes = keys.row, keys.key_hash
+        rollback = kind == sysflag.TRANSACTION_ROLLBACK
+        if rollback.any():
+            kept = ~rollback[row]
+            row, hashes = row[kept], hashes[kept]
+        index.put(batch.offset, row, hashes, batch.column("store_timestamp"))
+
+    # -- rows that only some messages have --------------------------------------------------------
+
+    def _ext_codes(self, tags: Array, when: Array, physical: Array, bit_maps: BitMaps) -> Codes:
+        def codes(queue: Queue, rows: Array) -> Array:
+            out: Array = np.empty(len(rows), np.int64)
+            for at, row in enumerate(rows.tolist()):
+                code = int(tags[row])
+                address = self._ext_of(queue).put(code, int(when[row]),
+                                                  bit_maps.get(int(physical[row])))
+                out[at] = code if address is None else address
+            return out
+        return codes
+
+    def _ext_of(self, queue: Queue) -> ConsumeQueueExt:
+        found = self._ext.get(queue.key)
+        if found is None:
+            found = self._ext[queue.key] = ConsumeQueueExt(
+                self._root, queue.key, self._settings.consumequeue_ext_file_size, self._pool,
+                self._queues.last_address(queue))
+        return found
+
+    def _all_codes(self, rows: Rows, codes: Codes) -> Array:
+        out: Array = np.empty(len(rows), np.int64)
+        for row, number in enumerate(rows.queue.tolist()):
+            out[row] = codes(self._queues.queues[number], np.array([row]))[0]
+        return out
+
+    def _with_dispatched(self, rows: Rows, codes: Codes | None, batch: Batch, topic: Array,
+                         found: text.Properties, tags: Array, plain: Array) -> tuple[
+                             Rows, Codes | None]:
+        """The rows and those of multi-dispatched messages, a message's own row first (spec §10)."""
+        message, queue, offset = self._dispatched(batch, topic, found, plain)
+        if not len(message):
+            return rows, codes
+        own, count = np.flatnonzero(plain), len(rows)
+        extra = rows.take(np.searchsorted(own, message))
+        extra.queue, extra.offset, extra.tags_code = queue, offset, tags[message]
+        both = Rows(*(np.concatenate([getattr(rows, name), getattr(extra, name)])
+                      for name in ("queue", "offset", "physical", "size", "tags_code")))
+        order = np.argsort(both.physical, kind="stable")
+        both = both.take(order)
+        if codes is None:
+            return both, None
+        own_codes = codes
+
+        def mixed(queue: Queue, asked: Array) -> Array:
+            out: Array = both.tags_code[asked]
+            mine = np.flatnonzero(order[asked] < count)  # further rows have plain codes
+            if len(mine):
+                out[mine] = own_codes(queue, order[asked[mine]])
+            return out
+
+        return both, mixed
+
+    def _dispatched(self, batch: Batch, topic: Array, found: text.Properties,
+                    plain: Array) -> tuple[Array, Array, Array]:
+        """(message, queue number, queue offset) of the further rows."""
+        if self._profile.generation >= 5:
+            left_out = [one.startswith(NOT_DISPATCHED) for one in self._topics.texts]
+            plain = plain & ~np.array(left_out, bool)[topic]
+        message, names, offset = dispatched_rows(found, plain)
+        if not len(message):
+            return message, offset, offset
+        name = self._further.encode(names)
+        known = self._further.texts
+        safe = np.array([is_queue_name(os.fsdecode(one)) for one in known], bool)[name]
+        if not safe.all():
+            self.unplaceable += int(np.count_nonzero(~safe))
+            message, name, offset = message[safe], name[safe], offset[safe]
+        queue_id = batch.column("queue_id")[message]
+        if self._settings.lmq:
+            light = np.array([one.startswith(_LMQ) for one in known], bool)[name]
+            queue_id = np.where(light, 0, queue_id)
+        return message, self._further_numbers.encode(name, queue_id), offset
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Brings everything that was written to the disk."""
+        failed, self._failed = self._failed, True
+        if self._index is not None:
+            self._index.sync_to_file()
+        self._pool.flush()
+        self._failed = failed
+
+    def close(self) -> None:
+        """Writes what is only in memory and closes all files. Fsyncs nothing: see `flush`.
+
+        After an error it writes nothing more: the next opening takes the files as they are.
+        """
+        try:
+            if self._index is not None and not self._failed:
+                self._index.close()
+        finally:
+            self._pool.close()

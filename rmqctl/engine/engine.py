@@ -1,0 +1,295 @@
+"""The engine: a store directory opened for appending, the way a broker has it open.
+
+`Engine.open` takes the store's lock, finds the end of the log and refuses where appending would
+harm. Nothing is written before the first message is accepted; then the store looks like one of
+a running broker (``abort``), until `close` leaves it like one that was shut down cleanly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Self
+
+from rmqctl.engine import abort_file, admission, disk
+from rmqctl.engine.checkpoint_file import CheckpointFile
+from rmqctl.engine.dispatch.reput import Dispatcher
+from rmqctl.engine.flush import FlushService, GroupCommit
+from rmqctl.engine.log_files import LogFiles
+from rmqctl.engine.message import Outgoing
+from rmqctl.engine.opening import LogState, examine, set_index_aside, stretches
+from rmqctl.engine.put import Message, PutPath, Stretch
+from rmqctl.engine.result import FLUSH_DISK_TIMEOUT, PutResult
+from rmqctl.engine.settings import Settings
+from rmqctl.engine.store_lock import StoreLock
+from rmqctl.engine.topics import Topics
+from rmqctl.errors import RefusedError, RmqctlError
+from rmqctl.store.store import Sizes, Store
+
+GROUP_MESSAGES = 1024
+GROUP_BYTES = 1 << 20
+DISPATCH_BYTES = 1 << 20
+_DISK_CHECK_SECONDS = 1.0
+
+
+def now_ms() -> int:
+    """The wall clock in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Engine:
+    """One store, open for appending. Safe to use from several threads. Use `open`."""
+
+    def __init__(self, root: str, settings: Settings, lock: StoreLock, state: LogState,
+                 store: Store, clock: Callable[[], int], keep_queue_offsets: bool) -> None:
+        self.root, self.settings, self.state = root, settings, state
+        self.clock = clock
+        self._lock, self._store = lock, store
+        self._put_lock = threading.Lock()
+        self._locked_since = 0.0
+        self._log_folders = list(store.log_folders)
+        self._batch_topics = settings.batch_topics | Topics(root, settings, clock).batch_topics()
+        self._checkpoint = CheckpointFile(root, settings.profile.generation)
+        self._running = self._failed = self._closed = False
+        self._group: GroupCommit | None = None
+        self._service: FlushService | None = None
+        self._backlog: list[Stretch] = []
+        self._backlog_bytes = 0
+        self._next_disk_check = 0.0
+        self._disk_full = False
+        self.recovered = 0
+        """Messages dispatched once more when the store was opened."""
+        self.log = LogFiles(store.log_folders, settings, state.end, store.log.files)
+        again = state.end
+        if not state.clean:
+            self._begin()
+            again = set_index_aside(store, self._checkpoint.record.index_msg_timestamp, state.end)
+        self._dispatcher = Dispatcher(root, settings, now_ms, self.is_batch_topic, state.end)
+        self._path = PutPath(settings, self.log, self._dispatcher.next_offsets(),
+                             self.is_batch_topic, clock, self._begin, keep_queue_offsets)
+        self._catch_up(again)
+
+    @classmethod
+    def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
+             commitlog_dirs: Iterable[str] = (), clock: Callable[[], int] = now_ms,
+             keep_queue_offsets: bool = False) -> Engine:
+        """Opens a store for appending and takes its lock.
+
+        ``settings`` must hold the sizes the store has. ``clock`` gives the store time (ms) of
+        messages that bring none. NotAStoreError, StoreHeldError while a broker or another
+        rmqctl has it, RefusedError where appending would harm, StoreIOError.
+        """
+        settings = settings or Settings()
+        path = os.fspath(root)
+        Store.open(path, commitlog_dirs)
+        lock = StoreLock(path)
+        lock.acquire()
+        try:
+            sizes = Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
+                          settings.index_slots, settings.index_max)
+            store = Store.open(path, commitlog_dirs, sizes)
+            state = examine(store, settings.profile.generation)
+            return cls(path, settings, lock, state, store, clock, keep_queue_offsets)
+        except BaseException:
+            lock.release()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def is_batch_topic(self, topic: str) -> bool:
+        """Whether a topic has ``queue.type=BatchCQ``."""
+        return self.settings.profile.batch_queues and topic in self._batch_topics
+
+    # -- putting ------------------------------------------------------------------------------
+
+    def put(self, message: Message) -> PutResult:
+        """Puts one message, batch or recorded record. With ``flush=sync`` it is on disk then."""
+        return self.put_many([message])[0]
+
+    def append_many(self, messages: Iterable[Message]) -> Iterator[PutResult]:
+        """Puts messages as they come, a group at a time; a result for each, in order.
+
+        With ``flush=sync`` the messages of a group share one fsync, and their results come
+        after it. Memory is bounded by one group (1024 messages).
+        """
+        several = iter(messages)
+        while group := list(islice(several, GROUP_MESSAGES)):
+            yield from self.put_many(group)
+
+    def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
+        """Puts a group of messages with one write (and one fsync); a result for each.
+
+        With ``stop`` the first refused message ends the group: its result is the last.
+        """
+        wrong = self._not_now()
+        if wrong is not None:
+            return [wrong] * (1 if stop else len(messages))
+        with self._put_lock:
+            self._usable()
+            self._locked_since = time.monotonic()
+            try:
+                results, written = self._path.put(messages, stop=stop)
+                self._dispatch_later(written)
+            except BaseException:
+                # What of the group reached the file is not known: only a recovery may judge.
+                self._failed = True
+                raise
+            finally:
+                self._locked_since = 0.0
+            end = self.log.position
+        if written:
+            self._settle(results, end)
+        return results
+
+    def _settle(self, results: list[PutResult], end: int) -> None:
+        """Waits until everything before ``end`` is on disk, if puts are to be synchronous."""
+        if self._group is not None:
+            try:
+                done = self._group.wait(end, self.settings.sync_flush_timeout)
+            except BaseException:
+                self._failed = True
+                raise
+            if not done:
+                for one in results:
+                    if one.stored:
+                        one.status = FLUSH_DISK_TIMEOUT
+
+    def _not_now(self) -> PutResult | None:
+        """checkStoreStatus, before the put lock is asked for."""
+        since = self._locked_since
+        held = int((time.monotonic() - since) * 1000) if since else 0
+        state = admission.StoreState(shutdown=self._closed, role=self.settings.role,
+                                     writeable=not self._is_disk_full(), lock_held_ms=held)
+        return admission.check_store(state, self.settings)
+
+    def _is_disk_full(self) -> bool:
+        now = time.monotonic()
+        if now >= self._next_disk_check:
+            self._next_disk_check = now + _DISK_CHECK_SECONDS
+            self._disk_full = disk.over_watermark(self._log_folders,
+                                                  self.settings.disk_watermark)
+        return self._disk_full
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise RefusedError(f"{self.root}: the store was closed")
+        if self._failed:
+            raise RefusedError(f"{self.root}: a write failed before; open the store again, "
+                               "which recovers it")
+
+    # -- running ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Before the first byte: the store is marked as one in use."""
+        if self._running:
+            return
+        abort_file.create(self.root, os.getpid() if self.settings.profile.abort_has_pid else None)
+        self._running = True
+        if self.settings.flush == "sync":
+            self._group = GroupCommit(self.log)
+        else:
+            self._service = FlushService(self.log, self.settings)
+
+    def _catch_up(self, start: int) -> None:
+        """Dispatches what the last run left undispatched, as a broker's start does.
+
+        After a clean end that is what lies behind the newest row, if any of it has a row at all.
+        """
+        start = min(start, max(self._dispatcher.max_physic(), 0))
+        if self.state.clean:
+            if not any(one.last_row for one in stretches(self._store, start, self.state.end)):
+                return
+            self._begin()
+        else:
+            start = min(start, self.state.start)
+        for one in stretches(self._store, start, self.state.end):
+            self._dispatcher.dispatch(one.data, one.base)
+            self.recovered += one.count
+            self._path.last_timestamp = one.last_timestamp
+        self._path.table.update(self._dispatcher.next_offsets())
+
+    def _dispatch_later(self, written: list[Stretch]) -> None:
+        self._backlog += written
+        self._backlog_bytes += sum(len(one.data) for one in written)
+        if self._backlog_bytes >= DISPATCH_BYTES:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        for one in self._backlog:
+            self._dispatcher.dispatch(one.data, one.base, one.bit_maps)
+        self._backlog, self._backlog_bytes = [], 0
+
+    def reput(self) -> None:
+        """Dispatches everything appended so far to consumequeues and index."""
+        with self._put_lock:
+            self._usable()
+            self._dispatch()
+
+    def flush(self) -> None:
+        """Everything to disk: log, consumequeues, index, then the checkpoint."""
+        with self._put_lock:
+            self._usable()
+            if self._running:
+                self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self._dispatch()
+            self.log.commit()
+            self.log.sync()
+            self._dispatcher.flush()
+            self._checkpoint.advance(physic=self._path.last_timestamp,
+                                     logics=self._dispatcher.logics_timestamp,
+                                     index=self._dispatcher.index_timestamp)
+            self._checkpoint.flush()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def close(self) -> None:
+        """Ends cleanly: everything flushed, ``abort`` removed, the lock given back.
+
+        After a failed write the ``abort`` file stays, so that the next start recovers.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        clean = self._running and not self._failed
+        try:
+            for service in (self._group, self._service):
+                if service is not None:
+                    with contextlib.suppress(*((RmqctlError,) if self._failed else ())):
+                        service.stop()
+            if clean:
+                with self._put_lock:
+                    self._flush()
+                self.log.remove_unused()
+                abort_file.remove(self.root)
+        finally:
+            self.log.close()
+            self._dispatcher.close()
+            self._store.close()
+            self._lock.release()
+
+    @property
+    def renumbered(self) -> int:
+        """Recorded messages that got another queue offset than the recorded one."""
+        return self._path.renumbered
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write failed; then nothing more can be put."""
+        return self._failed
+
+
+__all__ = ["Engine", "Outgoing", "now_ms"]

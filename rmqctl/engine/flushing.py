@@ -1,0 +1,155 @@
+"""Forcing a whole store to disk, then its checkpoint (``rmqctl flush``; spec: recovery.md §11).
+
+What is dirty is only known to the system, so every file and folder is forced; that costs
+nothing for one that is clean. The checkpoint moves forward only as far as what is on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.engine.checkpoint_file import CheckpointFile
+from rmqctl.engine.opening import examine, stretches
+from rmqctl.engine.settings import Settings
+from rmqctl.engine.storage import open_file, sync, sync_folder
+from rmqctl.engine.store_lock import StoreLock
+from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
+from rmqctl.formats.checkpoint import CheckpointRecord
+from rmqctl.store.store import Sizes, Store
+
+STRUCTURES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
+
+
+@dataclass(slots=True)
+class Flushed:
+    """What was forced: files by structure, the log's end, and the checkpoint before and after."""
+
+    files: dict[str, int] = field(default_factory=dict)
+    flushed_to: int | None = None
+    before: CheckpointRecord | None = None
+    checkpoint: CheckpointRecord | None = None
+    dry_run: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        named = None if self.checkpoint is None else self.checkpoint._asdict()
+        return {"files": self.files, "flushed_to": self.flushed_to, "checkpoint": named,
+                "checkpoint_moved": self.before != self.checkpoint, "dry_run": self.dry_run}
+
+
+def flush_store(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (), *,
+                dry_run: bool = False,
+                progress: Callable[[int], None] = lambda _: None) -> Flushed:
+    """Forces everything, then moves the checkpoint forward. Takes the store's lock.
+
+    ``progress`` is told of each file. After an unclean end, or where the log's end is damaged,
+    the checkpoint stays: a recovery relies on it. StoreHeldError, StoreIOError.
+    """
+    dirs = list(commitlog_dirs)
+    store = Store.open(root, dirs)
+    if dry_run:
+        if store.lock.held:
+            raise StoreHeldError(f"{root}: the store is held by another process")
+        return _flush(store, settings, dirs, progress, dry_run=True)
+    with StoreLock(root):
+        return _flush(store, settings, dirs, progress, dry_run=False)
+
+
+def _flush(store: Store, settings: Settings, dirs: list[str], progress: Callable[[int], None],
+           *, dry_run: bool) -> Flushed:
+    done = Flushed(dry_run=dry_run)
+    for structure, folders in (("commitlog", store.log_folders),
+                               *((one, [store.path(one)]) for one in STRUCTURES)):
+        for folder in folders:
+            for path, is_folder in _below(folder):
+                if not is_folder:
+                    done.files[structure] = done.files.get(structure, 0) + 1
+                    progress(1)
+                if dry_run:
+                    continue
+                if is_folder:
+                    sync_folder(path)
+                else:
+                    _force(path)
+    checkpoint = CheckpointFile(store.root, settings.profile.generation)
+    done.before = checkpoint.record
+    sizes = Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
+                  settings.index_slots, settings.index_max)
+    with Store.open(store.root, dirs, sizes) as opened:
+        _advance(opened, settings, checkpoint, done)
+    if not dry_run and done.before != checkpoint.record:
+        checkpoint.flush()
+    done.checkpoint = checkpoint.record
+    return done
+
+
+def _below(folder: str) -> Iterator[tuple[str, bool]]:
+    """(path, is a folder) of everything below, each folder behind what is in it."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda one: one.name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, folder, "list") from None
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _below(entry.path)
+        elif entry.is_file():
+            yield entry.path, False
+    yield folder, True
+
+
+def _force(path: str) -> None:
+    # A descriptor opened for reading is enough to force a file.
+    fd = open_file(path, os.O_RDONLY)
+    try:
+        sync(fd, path, whole=True)
+    finally:
+        os.close(fd)
+
+
+def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
+             done: Flushed) -> None:
+    """Moves the checkpoint's times to what the store now holds on disk."""
+    try:
+        state = examine(store, settings.profile.generation)
+    except RefusedError as error:
+        done.notes.append(f"the checkpoint stays as it is: {error}")
+        return
+    done.flushed_to = state.end
+    if not state.clean:
+        done.notes.append("the last run did not end cleanly: the checkpoint stays as it is, "
+                          "because a recovery relies on it")
+        return
+    physic = logics = 0
+    for one in stretches(store, state.start, state.end):
+        physic = one.last_timestamp
+        logics = one.last_timestamp if _has_last_row(store, one.last_row) else logics
+    checkpoint.advance(physic=physic, logics=logics, index=_full_until(store))
+
+
+def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
+    """Whether the row of the newest message that has one is in its consumequeue."""
+    if row is None:
+        return False
+    topic, queue_id, queue_offset, physical = row
+    queue = store.queue(topic, queue_id)
+    unit = queue.unit(queue_offset) if queue is not None else None
+    return unit is not None and unit.physical_offset == physical
+
+
+def _full_until(store: Store) -> int:
+    """The end time of the newest index file that is full; 0 if none is."""
+    newest = 0
+    for file in store.index_listing.files:
+        try:
+            index = store.open_index(file)
+        except (FormatError, StoreIOError):
+            continue
+        if index.header.index_count >= index.shape.max_entries:
+            newest = max(newest, index.header.end_timestamp)
+        index.close()
+    return newest

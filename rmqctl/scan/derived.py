@@ -1,0 +1,172 @@
+"""What messages lead to besides the log, by column: tags codes, index keys, queues, batch ranges.
+
+The same rules serve the check of a store and the dispatch that writes it (spec: consumequeue.md
+§3 and §9, index.md §5).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmqctl.formats import delay
+from rmqctl.formats import properties as props
+from rmqctl.formats.javahash import string_hash
+from rmqctl.scan import places, text
+from rmqctl.scan.frames import Array
+
+QueueKey = tuple[str, int]
+"""Topic (as the file system names it) and queue id."""
+
+_DENSE = 64
+"""Queue ids below this are looked up in a table; others (damage, mostly) one by one."""
+_NAME_MAX = 255
+_INT16 = 16
+
+
+class QueueTable:
+    """The caller's number of each message's queue: ``number`` is asked once for each queue."""
+
+    def __init__(self, topics: text.Dictionary, number: Callable[[QueueKey], int]) -> None:
+        self._topics, self._number = topics, number
+        self._table: Array = np.zeros(0, np.int32)
+
+    def encode(self, topic: Array, queue_id: Array) -> Array:
+        """Numbers (int64) from topic numbers of the dictionary and queue ids."""
+        short = len(self._topics) * _DENSE - len(self._table)
+        if short > 0:
+            self._table = np.concatenate([self._table, np.full(short, -1, np.int32)])
+        dense = (queue_id >= 0) & (queue_id < _DENSE)
+        at = topic * _DENSE + np.where(dense, queue_id, 0)
+        found: Array = self._table[at].astype(np.int64)
+        unknown = dense & (found < 0)
+        if unknown.any():
+            for cell in np.unique(at[unknown]).tolist():
+                self._table[cell] = self._number((self._name(cell // _DENSE), cell % _DENSE))
+            found = self._table[at].astype(np.int64)
+        for index in np.flatnonzero(~dense).tolist():
+            found[index] = self._number((self._name(int(topic[index])), int(queue_id[index])))
+        return found
+
+    def _name(self, topic: int) -> str:
+        return os.fsdecode(self._topics.texts[topic])
+
+
+class TagsCodes:
+    """Tags codes of messages: the hash of the tags, or the deliver time of a delayed message."""
+
+    def __init__(self, topics: text.Dictionary,
+                 levels: delay.Levels = delay.DEFAULT_LEVELS) -> None:
+        self._topics, self._levels = topics, levels
+        self._schedule = -1
+        self._looked = 0
+
+    def codes(self, found: text.Properties, topic: Array, store_timestamp: Array) -> tuple[
+            Array, Array, Array]:
+        """(code of each message, rows which have tags, the tags' lengths in bytes), all int64.
+
+        A DELAY that is no number leaves the tags' hash (a broker takes such a record for damage).
+        """
+        row, start, length = found.places(props.TAGS)
+        out: Array = np.zeros(len(topic), np.int64)
+        out[row] = places.hashes(found.data, start, length)[0]
+        for at in range(self._looked, len(self._topics)):
+            if self._topics.texts[at] == props.SCHEDULE_TOPIC.encode():
+                self._schedule = at
+        self._looked = len(self._topics)
+        if self._schedule >= 0:
+            self._deliver_times(found, topic == self._schedule, store_timestamp, out)
+        return out, row, length
+
+    def _deliver_times(self, found: text.Properties, delayed: Array, store_timestamp: Array,
+                       out: Array) -> None:
+        if not delayed.any():
+            return
+        row, levels = found.find(props.DELAY)
+        for at, level in zip(row.tolist(), levels.to_pylist(), strict=True):
+            if not delayed[at]:
+                continue
+            try:
+                due = delay.deliver_time(level.decode("utf-8", "replace"),
+                                         int(store_timestamp[at]), self._levels)
+            except ValueError:
+                continue
+            if due is not None:
+                out[at] = due
+
+
+@dataclass(slots=True)
+class Keys:
+    """Index keys in index order: each message's unique key, then its keys, message by message.
+
+    ``row`` is the message of each key, ``key_hash`` what its entry holds, ``size`` its bytes (all
+    int64).
+    """
+
+    row: Array
+    key_hash: Array
+    size: Array
+
+
+class IndexKeys:
+    """The keys of messages as an index has them, whatever the messages' transaction types."""
+
+    def __init__(self, topics: text.Dictionary) -> None:
+        self._topics = topics
+        self._sharp: Array = np.zeros(0, np.int64)
+
+    def keys(self, found: text.Properties, topic: Array) -> Keys:
+        """``topic``: the number of each message's topic in the dictionary."""
+        new = self._topics.texts[len(self._sharp):]
+        if new:
+            hashes = [string_hash(raw.decode("utf-8", "replace") + "#") for raw in new]
+            self._sharp = np.concatenate([self._sharp, np.array(hashes, np.int64)])
+        unique = found.places(props.UNIQUE_KEY)
+        row, start, length = found.places(props.KEYS)
+        of, start, length = places.split(found.data, start, length)
+        row = np.concatenate([unique[0], row[of]])
+        order = np.argsort(row, kind="stable")
+        row = row[order]
+        start = np.concatenate([unique[1], start])[order]
+        length = np.concatenate([unique[2], length])[order]
+        key_hash, units = places.hashes(found.data, start, length)
+        return Keys(row, text.index_hash(self._sharp[topic[row]], key_hash, units), length)
+
+
+def batch_range(queue_offset: int, base: str | None, count: str | None) -> tuple[int, int]:
+    """(first queue offset, how many) a record covers in a batch queue.
+
+    Only one with both INNER_BASE and INNER_NUM covers more than its own queue offset.
+    ValueError where a broker could not read the numbers.
+    """
+    if base is None or count is None:
+        return queue_offset, 1
+    return delay.java_int(base, 64), delay.java_int(count, _INT16)
+
+
+def batch_ranges(found: text.Properties, queue_offset: Array) -> tuple[Array, Array]:
+    """`batch_range` by column (int64); -1 and -1 where a broker could not read the numbers."""
+    base = queue_offset.copy()
+    count: Array = np.ones(len(queue_offset), np.int64)
+    base_rows, bases = found.find(props.INNER_BASE)
+    if not len(base_rows):
+        return base, count
+    number_rows, numbers = found.find(props.INNER_NUM)
+    known = dict(zip(number_rows.tolist(), numbers.to_pylist(), strict=True))
+    for row, raw in zip(base_rows.tolist(), bases.to_pylist(), strict=True):
+        if row in known:
+            try:
+                base[row], count[row] = batch_range(0, raw.decode("utf-8", "replace"),
+                                                    known[row].decode("utf-8", "replace"))
+            except ValueError:
+                base[row] = count[row] = -1
+    return base, count
+
+
+def is_queue_name(name: str) -> bool:
+    """Whether a topic or queue name can be a folder under ``consumequeue/``, and no other place."""
+    return (name not in {"", ".", ".."} and "/" not in name and "\0" not in name
+            and len(os.fsencode(name)) <= _NAME_MAX)

@@ -1,0 +1,100 @@
+"""Failing system calls, and small logs to fail with."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+from rmqctl.engine.log_files import LogFiles
+from rmqctl.engine.settings import Settings
+from rmqctl.store.files import listing
+
+CALLS = ("pwrite", "pwritev", "ftruncate", "fsync", "fdatasync", "rename", "mkdir", "open",
+         "posix_fallocate", "link", "unlink")
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT)
+FILE_SIZE = 8192
+
+
+@dataclass
+class Faults:
+    """What was called, and whether the fault came."""
+
+    calls: list[str] = field(default_factory=list)
+    fired: str = ""
+
+
+@contextmanager
+def failing(at: int, error: int, names: tuple[str, ...] = CALLS, *,
+            for_ever: bool = False) -> Iterator[Faults]:
+    """The call number ``at`` (from 1 on) of the named functions of ``os`` fails with ``error``.
+
+    With ``for_ever`` so do all that come after it: a disk that is full stays full.
+    """
+    faults = Faults()
+
+    def wrap(name):
+        real = getattr(os, name)
+
+        def call(*args, **kwargs):
+            faults.calls.append(name)
+            count = len(faults.calls)
+            if count == at or (for_ever and count > at):
+                faults.fired = faults.fired or name
+                raise OSError(error, os.strerror(error))
+            return real(*args, **kwargs)
+
+        return call
+
+    with mock.patch.multiple(os, **{name: wrap(name) for name in names}):
+        yield faults
+
+
+@contextmanager
+def short_writes(limit: int) -> Iterator[list[int]]:
+    """No call writes more than ``limit`` bytes; the list of what each wrote."""
+    real, seen = os.pwrite, []
+
+    def pwrite(fd, data, offset):
+        seen.append(real(fd, memoryview(data)[:limit], offset))
+        return seen[-1]
+
+    def pwritev(fd, parts, offset):
+        return pwrite(fd, b"".join(parts), offset)
+
+    with mock.patch.multiple(os, pwrite=pwrite, pwritev=pwritev):
+        yield seen
+
+
+def settings(**changed) -> Settings:
+    return Settings(**{"commitlog_file_size": FILE_SIZE, **changed})
+
+
+def open_log(folder: Path, end: int = 0, **changed) -> LogFiles:
+    """A log in one folder, with the files that are there."""
+    return LogFiles([str(folder)], settings(**changed), end, listing(str(folder)).files)
+
+
+def put(log: LogFiles, data: bytes) -> int:
+    """Appends as a broker does: room for the blank is kept. The physical offset."""
+    if len(data) + 8 > log.room():
+        if log.room():
+            log.close_with_blank()
+        log.roll()
+    at = log.position
+    log.append([data])
+    return at
+
+
+def whole(folder: Path, size: int = FILE_SIZE) -> bytes:
+    """The bytes of a log folder; every file of it has its name and its length."""
+    found = listing(str(folder))
+    assert not found.troubles
+    assert not found.folders
+    assert [one.size for one in found.files] == [size] * len(found.files)
+    assert [one.base for one in found.files] == [n * size for n in range(len(found.files))]
+    return b"".join(Path(one.path).read_bytes() for one in found.files)

@@ -1,0 +1,260 @@
+"""``store.json``: what is written is what is read, and what is odd harms no reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmqctl.engine import store_json
+from rmqctl.engine.profile import PROFILES
+from rmqctl.engine.resolve import resolve
+from rmqctl.engine.settings import DELAY_LEVELS, Settings
+from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
+from rmqctl.formats.index_file import HEADER, Shape
+from rmqctl.store import Sizes, Store
+from rmqctl.store.remembered import KEYS, LOG_FOLDERS, recall, remembered
+from tests.conftest import GoldenFolder
+from tests.engine_write.faults import failing
+
+SIZES = st.integers(1, (1 << 31) - 1)
+SETTINGS = st.builds(
+    Settings, version=st.sampled_from(sorted(PROFILES)), commitlog_file_size=SIZES,
+    consumequeue_file_size=SIZES, consumequeue_ext_file_size=SIZES,
+    batch_consumequeue_file_size=SIZES, index_slots=SIZES, index_max=SIZES,
+    consumequeue_ext=st.booleans(), lmq=st.booleans(), multi_dispatch=st.booleans(),
+    append_properties_crc=st.booleans(),
+    message_delay_level=st.sampled_from([DELAY_LEVELS, "1s", "5d 2h"]))
+
+
+def note(root: Path, text: str | bytes) -> Path:
+    folder = root / ".rmqctl"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "store.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return root
+
+
+def test_the_keys_are_those_of_the_settings() -> None:
+    names = {one.name for one in dataclasses.fields(Settings)}
+    assert set(KEYS) - names == {LOG_FOLDERS}
+    sound = {name: test(getattr(Settings(), name)) for name, (test, _) in KEYS.items()
+             if name in names}
+    assert all(sound.values()), sound
+
+
+@given(settings=SETTINGS, folders=st.lists(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1),
+    max_size=3))
+def test_what_is_written_is_read(settings: Settings, folders: list[str],
+                                 tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = note(tmp_path_factory.getbasetemp() / "one", store_json.content(settings, folders))
+    values = {name: getattr(settings, name) for name in KEYS if name != LOG_FOLDERS}
+    assert recall(str(root)).notes == ()
+    assert remembered(str(root)) == values | ({LOG_FOLDERS: folders} if folders else {})
+
+
+@given(data=st.one_of(
+    st.binary(max_size=60),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+                 lambda inner: st.lists(inner) | st.dictionaries(
+                     st.sampled_from([*KEYS, "format", "x"]), inner), max_leaves=8,
+                 ).map(lambda value: json.dumps(value).encode()),
+    st.dictionaries(st.sampled_from([*KEYS]), st.none() | st.integers() | st.text() | st.booleans()
+                    | st.lists(st.integers() | st.text())).map(
+        lambda value: json.dumps({"format": 1, **value}).encode())))
+def test_a_reader_never_fails(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = note(tmp_path_factory.getbasetemp() / "odd", data)
+    found = recall(str(root))
+    for name, value in found.values.items():
+        assert KEYS[name][0](value)
+    try:
+        known = json.loads(data)
+    except ValueError:
+        assert found.notes
+    else:
+        if not isinstance(known, dict) or known.get("format") != 1:
+            assert found.values == {}
+            assert found.notes
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "empty"), ("{", "ends in the middle"), ("[]", "no JSON object"), ("{}", "format is None"),
+    ('{"format":2,"lmq":true}', "format is 2"), ('{"format":1,"lmq":1}', "lmq is not true or"),
+    ('{"format":1,"index_slots":true}', "index_slots is not a count"),
+    ('{"format":1,"index_slots":-4}', "index_slots is not a count"),
+    ('{"format":1,"commitlog_dirs":[]}', "commitlog_dirs is not a list"),
+    ('{"format":1,"commitlog_dirs":["a\\u0000"]}', "commitlog_dirs is not a list"),
+    ('{"format":1,"message_delay_level":"soon"}', "not a list of delay levels"),
+    ("x" * 65537, "65536 are read")])
+def test_what_is_wrong_is_said(tmp_path: Path, text: str, said: str) -> None:
+    found = recall(str(note(tmp_path, text)))
+    assert found.values == {}
+    assert len(found.notes) == 1
+    assert said in found.notes[0]
+    assert str(tmp_path) in found.notes[0]
+
+
+def test_a_wrong_value_does_not_hide_the_others(tmp_path: Path) -> None:
+    found = recall(str(note(tmp_path, '{"format":1,"lmq":0,"index_slots":7,"new":[1]}')))
+    assert found.values == {"index_slots": 7}
+    assert len(found.notes) == 1
+
+
+def test_odd_places(tmp_path: Path) -> None:
+    assert recall(str(tmp_path)) == recall(str(tmp_path / "nowhere"))
+    assert recall(str(tmp_path)).notes == ()
+    (tmp_path / ".rmqctl" / "store.json").mkdir(parents=True)
+    assert "directory" in recall(str(tmp_path)).notes[0]
+    (tmp_path / ".rmqctl" / "store.json").rmdir()
+    os.mkfifo(tmp_path / ".rmqctl" / "store.json")
+    assert "not a regular file" in recall(str(tmp_path)).notes[0]
+    (tmp_path / "file").write_text("")
+    assert recall(str(tmp_path / "file")).values == {}
+
+
+def test_writing_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    store_json.write(str(tmp_path), Settings(index_slots=4))
+    with failing(None) as counter:
+        store_json.write(str(tmp_path), Settings(index_slots=5))
+    assert counter.calls > 4
+    for number in range(counter.calls):
+        store_json.write(str(tmp_path), Settings(index_slots=5))
+        with failing(number), pytest.raises(StoreIOError, match=r"\.rmqctl"):
+            store_json.write(str(tmp_path), Settings(index_slots=6))
+        assert remembered(str(tmp_path))["index_slots"] in (5, 6)
+
+
+# -- what readers make of it ----------------------------------------------------------------------
+
+
+def remember(root: Path, folders: list[str] | tuple[str, ...] = (), **values: object) -> None:
+    note(root, store_json.content(Settings(**values), folders))
+
+
+def test_a_multi_path_log_is_found_again(golden_copy: GoldenFolder, rmqctl) -> None:
+    root = golden_copy("5.3.3/multipath/store")
+    without = rmqctl("read", root, "-o", "jsonl").expect(0, 1).jsonl()
+    assert without == []
+    remember(root, ["cl1", "cl2"])
+    found = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
+    named = rmqctl("read", root, "-o", "jsonl", "--commitlog-dir", "cl1", "--commitlog-dir",
+                   "cl2").expect(0).jsonl()
+    assert len(found) > 200
+    assert found == named
+    assert rmqctl("verify", root, "-o", "json").expect(0).json()["ok"]
+    assert rmqctl("verify", root, "-o", "json", "--jobs", "2").expect(0).json()["findings"] == []
+
+
+def test_what_is_named_and_what_lies_there_wins(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/multipath/store")
+    remember(root, ["elsewhere"])
+    assert len(Store.open(root, ["cl1"]).log.files) == 4
+    assert Store.open(root).log_folders == [str(root / "elsewhere")]
+    (root / "cl1").rename(root / "commitlog")
+    assert Store.open(root).log_folders == [str(root / "commitlog")]
+    assert len(Store.open(root).log.files) == 4
+
+
+def test_a_damaged_memory_is_no_trouble_to_readers(golden_copy: GoldenFolder, rmqctl) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    before = rmqctl("read", root, "-o", "jsonl").expect(0).out
+    for text in ("", "{", '{"format":1,"commitlog_dirs":"cl1","index_slots":"many"}', "\0" * 99):
+        note(root, text)
+        assert rmqctl("read", root, "-o", "jsonl").expect(0).out == before
+        assert rmqctl("verify", root, "-o", "json").expect(0).json()["findings"] == []
+        assert rmqctl("info", root).expect(0)
+
+
+def test_sizes_of_the_files_win(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    remember(root, commitlog_file_size=4096, consumequeue_file_size=20)
+    store = Store.open(root)
+    assert store.log.file_size == 65536
+    assert Store.open(root, sizes=Sizes(commitlog_file=131072)).log.file_size == 131072
+
+
+def test_the_shape_an_index_proves_wins(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    right, other = Shape(100, 400), Shape(600, 300)
+    assert right.file_size == other.file_size
+    remember(root, index_slots=other.slots, index_max=other.max_entries)
+    store = Store.open(root)
+    file = store.index_listing.files[0]
+    with open(file.path, "rb") as source:
+        assert HEADER.decode(source.read(HEADER.size)).entries
+    assert store.open_index(file).shape == right
+    # Without entries nothing is proven: then the memory counts.
+    Path(file.path).write_bytes(bytes(other.file_size))
+    assert Store.open(root).open_index(file).shape == other
+    # An option is no hint.
+    assert Store.open(root, sizes=Sizes(index_slots=100)).open_index(file).shape == right
+    Path(file.path).write_bytes(bytes(other.file_size + 2100))
+    file = Store.open(root).index_listing.files[0]
+    assert Store.open(root).open_index(file).shape == Shape(125, 500)
+
+
+def test_a_shape_of_another_ratio_is_remembered(tmp_path: Path) -> None:
+    shape = Shape(7, 33)
+    remember(tmp_path, index_slots=7, index_max=33)
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "20231114221320000").write_bytes(bytes(shape.file_size))
+    store = Store.open(tmp_path)
+    assert store.open_index(store.index_listing.files[0]).shape == shape
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("5.3.3/basic", (65536, 380, 100, 400)), ("4.9.3/cqext", (32768, 340, 100, 400)),
+    ("5.3.3/batchcq", (49152, 480, 100, 400)), ("5.3.3/crash-base", (32768, 440, 100, 200))])
+def test_the_files_say_the_sizes(name: str, sizes: tuple[int, ...], golden: GoldenFolder) -> None:
+    part = "store" if (golden(name) / "store").exists() else "before"
+    found = resolve(str(golden(f"{name}/{part}")), {})
+    assert (found.commitlog_file_size, found.consumequeue_file_size, found.index_slots,
+            found.index_max) == sizes
+    assert found.version == "5.3.3"
+    if name.endswith("batchcq"):
+        assert found.batch_consumequeue_file_size == 736
+    if name.endswith("cqext"):
+        assert found.consumequeue_ext_file_size == 2048
+
+
+def test_given_wins_over_remembered_over_files_over_defaults(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    note(root, '{"format":1,"version":"4.9.3","consumequeue_file_size":400,"lmq":true}')
+    found = resolve(str(root), {"lmq": None, "commitlog_file_size": 1 << 20, "flush": "sync"})
+    assert found == Settings(version="4.9.3", commitlog_file_size=1 << 20, lmq=True, flush="sync",
+                             consumequeue_file_size=400, index_slots=100, index_max=400)
+    assert resolve(str(root), {"version": "5.3.3", "lmq": False}).version == "5.3.3"
+    assert not resolve(str(root), {"version": "5.3.3", "lmq": False}).lmq
+    # Half a shape is none; what is given decides about the other half.
+    note(root, '{"format":1,"index_slots":50}')
+    assert resolve(str(root), {}).index_slots == 100
+    found = resolve(str(root), {"index_slots": 600})
+    assert (found.index_slots, found.index_max) == (600, 300)
+
+
+def test_files_are_not_asked_where_they_need_not(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    assert resolve(str(root), {}, files=False) == Settings()
+
+
+def test_an_unreliable_memory_keeps_from_writing(golden_copy: GoldenFolder) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    note(root, "{")
+    with pytest.raises(RefusedError, match=r"store\.json"):
+        resolve(str(root), {})
+    note(root, '{"format":1,"version":"7.0.0"}')
+    with pytest.raises(RefusedError, match=r"7\.0\.0"):
+        resolve(str(root), {})
+    assert resolve(str(root), {"version": "4.9.3"}).version == "4.9.3"
+    with pytest.raises(UsageError, match="no profile"):
+        resolve(str(root), {"version": "1.0"})
+    with pytest.raises(NotAStoreError):
+        resolve(str(root / "nowhere"), {})

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmqctl.engine import storage
+from rmqctl.errors import InternalError, StoreIOError
+from tests.engine_write.files_support import ERRORS, failing, short_writes
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "file"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    yield fd, path
+    os.close(fd)
+
+
+@given(parts=st.lists(st.binary(max_size=40), min_size=1, max_size=20), at=st.integers(0, 50),
+       limit=st.integers(1, 64), most=st.integers(1, 5))
+def test_parts_lie_behind_each_other_whatever_the_system_takes(tmp_path_factory, parts, at,
+                                                               limit, most):
+    path = tmp_path_factory.mktemp("parts") / "file"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        with short_writes(limit), mock.patch.object(storage, "IOV_MAX", most):
+            assert storage.write_parts(fd, parts, at, str(path)) == len(b"".join(parts))
+    finally:
+        os.close(fd)
+    joined = b"".join(parts)
+    assert path.read_bytes() == (bytes(at) + joined if joined else b"")
+
+
+def test_more_parts_than_one_call_takes(file):
+    fd, path = file
+    parts = [b"%05d" % n for n in range(storage.IOV_MAX * 2 + 3)]
+    assert storage.write_parts(fd, parts, 0, str(path)) == len(parts) * 5
+    assert path.read_bytes() == b"".join(parts)
+
+
+def test_views_are_written_as_they_are(file):
+    fd, path = file
+    storage.write_parts(fd, [memoryview(b"abc")[1:], bytearray(b"d")], 0, str(path))
+    assert path.read_bytes() == b"bcd"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_failed_write_leaves_no_torn_bytes_behind(file, error, at):
+    fd, path = file
+    os.pwrite(fd, b"before" + bytes(94), 0)
+    real, calls = os.pwrite, []
+
+    def pwrite(fd, data, offset):
+        calls.append(offset)
+        if len(calls) == at:
+            raise OSError(error, os.strerror(error))
+        return real(fd, memoryview(data)[:10], offset)
+
+    with mock.patch.object(os, "pwrite", pwrite), pytest.raises(StoreIOError) as caught:
+        storage.write_parts(fd, [b"x" * 50], 6, str(path))
+    assert str(path) in str(caught.value)
+    assert "cannot write to" in str(caught.value)
+    assert errno.errorcode[error] in str(caught.value)
+    assert path.read_bytes() == b"before" + bytes(94)
+
+
+def test_a_failure_in_a_later_chunk_takes_the_earlier_ones_back(file):
+    fd, path = file
+    with (mock.patch.object(storage, "IOV_MAX", 2),
+          failing(2, errno.ENOSPC, ("pwritev",)), pytest.raises(StoreIOError)):
+        storage.write_parts(fd, [b"aa", b"bb", b"cc", b"dd"], 0, str(path))
+    assert path.read_bytes().strip(b"\0") == b""
+
+
+def test_a_write_that_makes_no_progress_is_an_error(file):
+    fd, path = file
+    with mock.patch.object(os, "pwrite", return_value=0), pytest.raises(StoreIOError, match="EIO"):
+        storage.write_all(fd, b"abc", 0, str(path))
+
+
+@pytest.mark.parametrize(("call", "done"), [("fdatasync", False), ("fsync", True)])
+@pytest.mark.parametrize("error", ERRORS)
+def test_what_cannot_be_forced_is_named(file, call, done, error):
+    fd, path = file
+    with failing(1, error, (call,)) as faults, pytest.raises(StoreIOError) as caught:
+        storage.sync(fd, str(path), whole=done)
+    assert faults.fired == call
+    assert f"cannot force to disk {path}" in str(caught.value)
+
+
+def test_folders_are_made_and_each_name_is_forced(tmp_path):
+    synced, real = [], storage.sync_folder
+    with mock.patch.object(storage, "sync_folder", lambda path: (synced.append(path), real(path))):
+        storage.make_folders(str(tmp_path / "a" / "b" / "c"))
+        storage.make_folders(str(tmp_path / "a" / "b" / "c"))
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert synced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+
+
+def test_a_file_in_the_way_of_a_folder(tmp_path):
+    (tmp_path / "a").write_text("")
+    with pytest.raises(StoreIOError, match="cannot make the folder"):
+        storage.make_folders(str(tmp_path / "a" / "b"))
+    with pytest.raises(StoreIOError, match="cannot make the folder"):
+        storage.make_folders(str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "nothing", "nul"])
+def test_only_regular_files_are_opened(tmp_path, kind):
+    path = str(tmp_path / "x")
+    if kind == "folder":
+        os.mkdir(path)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "nul":
+        path += "\0"
+    with pytest.raises(StoreIOError, match="cannot open"):
+        storage.open_file(path, os.O_RDWR)
+
+
+# -- publish -------------------------------------------------------------------------------------
+
+
+def test_publish_makes_the_folder_and_leaves_nothing_staged(tmp_path):
+    target = tmp_path / "config" / "topics.json"
+    assert storage.publish(str(target), b"new", store=str(tmp_path)) is None
+    assert target.read_bytes() == b"new"
+    assert list((tmp_path / ".rmqctl").iterdir()) == []
+
+
+def test_publish_keeps_mode_and_link(tmp_path):
+    real = tmp_path / "elsewhere.json"
+    real.write_bytes(b"old")
+    real.chmod(0o600)
+    link = tmp_path / "topics.json"
+    link.symlink_to(real)
+    storage.publish(str(link), b"new", store=str(tmp_path))
+    assert link.is_symlink()
+    assert real.read_bytes() == b"new"
+    assert real.stat().st_mode & 0o777 == 0o600
+
+
+def test_replaced_files_are_kept_when_asked_for(tmp_path):
+    target = tmp_path / "config" / "topics.json"
+    kept = [storage.publish(str(target), b"%d" % n, store=str(tmp_path), keep=True)
+            for n in range(4)]
+    assert kept[0] is None
+    assert [Path(one).read_bytes() for one in kept[1:]] == [b"0", b"1", b"2"]
+    assert all(one.startswith(str(tmp_path / ".rmqctl" / "kept" / "config")) for one in kept[1:])
+    assert target.read_bytes() == b"3"
+
+
+def test_kept_files_are_copied_where_there_are_no_links(tmp_path):
+    target = tmp_path / "a.json"
+    target.write_bytes(b"old")
+    with failing(1, errno.EPERM, ("link",), for_ever=True):
+        kept = [storage.publish(str(target), b"%d" % n, store=str(tmp_path), keep=True)
+                for n in range(2)]
+    assert [Path(one).read_bytes() for one in kept] == [b"old", b"0"]
+
+
+@pytest.mark.parametrize("staging", ["commitlog", "consumequeue/T/0", "index/x", "commitlog/.t"])
+def test_nothing_is_staged_where_a_broker_looks(tmp_path, staging):
+    with pytest.raises(InternalError):
+        storage.publish(str(tmp_path / "a"), b"", store=str(tmp_path),
+                        staging=str(tmp_path / staging))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("keep", [False, True])
+def test_publish_is_all_or_nothing_at_every_call(tmp_path, error, keep):
+    for number in range(1, 40):
+        store = tmp_path / str(number)
+        store.mkdir()
+        target = store / "config" / "topics.json"
+        storage.publish(str(target), b"old", store=str(store))
+        with failing(number, error) as faults:
+            try:
+                storage.publish(str(target), b"new!", store=str(store), keep=keep)
+                failed = False
+            except StoreIOError as caught:
+                failed = True
+                assert str(store) in str(caught)
+        assert target.read_bytes() in ((b"old", b"new!") if failed else (b"new!",))
+        assert [one.name for one in target.parent.iterdir()] == ["topics.json"]
+        if not faults.fired:
+            assert number > 5
+            return
+        assert failed or faults.fired == "link", "link alone has another way"
+    pytest.fail("never ran without a fault")
+
+
+def test_things_are_moved_aside_and_never_onto_something(tmp_path):
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("2")
+    target = tmp_path / "x" / "y"
+    storage.move_aside(str(tmp_path / "a"), str(target))
+    assert target.read_text() == "1"
+    with pytest.raises(StoreIOError, match="exists already"):
+        storage.move_aside(str(tmp_path / "b"), str(target))
+    assert target.read_text() == "1"
+    assert (tmp_path / "b").read_text() == "2"
+    with pytest.raises(StoreIOError, match="no such file"):
+        storage.move_aside(str(tmp_path / "a"), str(tmp_path / "z"))
