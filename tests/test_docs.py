@@ -87,7 +87,7 @@ def commands_in(text: str):
         for line in block.splitlines():
             match = re.match(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*/)?rmqctl (.*)", line)
             if match:
-                yield match[1]
+                yield from match[1].split(" | rmqctl ")
     yield from re.findall(r"`rmqctl ([^`]+)`", text)
 
 
@@ -120,6 +120,23 @@ def test_pages_show_only_commands_that_exist(page):
     assert wrong == []
 
 
+PROGRAMS = [(page, *found) for page in PAGES for found in
+            re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+@pytest.mark.parametrize(("page", "program", "said"), PROGRAMS,
+                         ids=[str(page.relative_to(ROOT)) for page, _, _ in PROGRAMS])
+def test_python_examples_say_what_the_page_shows(page, program, said, tmp_path, monkeypatch,
+                                                 capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, page.name, "exec"), {"__name__": "example"})  # noqa: S102
+    assert capsys.readouterr().out == said
+
+
+def test_every_python_example_is_run():
+    assert len(PROGRAMS) == sum(page.read_text().count("```python\n") for page in PAGES) > 0
+
+
 def test_every_dependency_is_explained():
     text = (DOCS / "dependencies.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -145,7 +162,5 @@ def test_the_checks_can_fail():
     assert unknown("commands --frobnicate") == "--frobnicate"
     assert unknown("commands -o json | jq .") is None
     assert unknown("--help") is None
-    assert list(commands_in("x `rmqctl info S` y\n```console\n$ A=b rmqctl dump F\n```\n")) == [
-        "dump F",
-        "info S",
-    ]
+    text = "x `rmqctl info S` y\n```console\n$ A=b rmqctl dump F | rmqctl append G\n```\n"
+    assert list(commands_in(text)) == ["dump F", "append G", "info S"]

@@ -28,6 +28,7 @@ PAGES = sorted(
     if "```console\n" in p.read_text()
 )
 ENVIRONMENT = {"COLUMNS": "100"}
+_FILE = re.compile(r"```\w+ ([\w.-]+)")
 _DIRECTIVE = re.compile(r"(?P<open><!-- )?(store|run|mask)(?: ([\w.-]+))?: +(.+?)(?(open) -->)")
 
 
@@ -59,21 +60,39 @@ class Directive:
 
 
 @dataclass
+class File:
+    """A fenced block with a name: what the reader saves under it. ``fence`` opens the block."""
+
+    fence: str
+    name: str
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Prose:
     """A line that is only read by people."""
 
     line: str
 
 
-Step = Command | Directive | Prose
+Step = Command | Directive | File | Prose
 
 
 def parse(text: str, *, console: bool = False) -> list[Step]:
     """Split a transcript; ``console`` means the whole file is one console block (``.txt``)."""
     steps: list[Step] = []
     inside = console
+    file: File | None = None
     for number, line in enumerate(text.splitlines(), 1):
-        if not console and line.startswith("```"):
+        if file is not None:
+            if line == "```":
+                file = None
+            else:
+                file.lines.append(line)
+        elif not console and (match := _FILE.fullmatch(line)):
+            file = File(line, match[1])
+            steps.append(file)
+        elif not console and line.startswith("```"):
             inside = not inside and line.strip() == "```console"
             steps.append(Prose(line))
         elif inside and line.startswith("$ "):
@@ -87,8 +106,8 @@ def parse(text: str, *, console: bool = False) -> list[Step]:
             raise TranscriptError(f"line {number}: output before the first '$ rmqctl' of a block")
         else:
             steps.append(Prose(line))
-    if inside and not console:
-        raise TranscriptError("a console block is not closed")
+    if (inside and not console) or file is not None:
+        raise TranscriptError("a block is not closed")
     return steps
 
 
@@ -102,14 +121,28 @@ def render(steps: list[Step]) -> str:
             lines.append(f"<!-- {line} -->" if step.hidden else line)
         elif isinstance(step, Command):
             lines += [step.line, *step.expected]
+        elif isinstance(step, File):
+            lines += [step.fence, *step.lines, "```"]
         else:
             lines.append(step.line)
     return "\n".join(lines) + "\n"
 
 
-def words_of(command: Command) -> tuple[dict[str, str], list[str]]:
-    """The variables in front of ``rmqctl`` and the arguments after it."""
+def stages_of(command: Command) -> tuple[list[list[str]], str | None]:
+    """The words of each program of a pipe, and the file that takes what the last one says."""
     words = shlex.split(command.line[2:])
+    target = words[-1] if words[-2:-1] == [">"] else None
+    stages: list[list[str]] = [[]]
+    for word in words[:-2] if target else words:
+        if word == "|":
+            stages.append([])
+        else:
+            stages[-1].append(word)
+    return stages, target
+
+
+def words_of(command: Command, words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables in front of ``rmqctl`` and the arguments after it."""
     environment = {}
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         name, _, value = words.pop(0).partition("=")
@@ -119,9 +152,25 @@ def words_of(command: Command) -> tuple[dict[str, str], list[str]]:
     return environment, words[1:]
 
 
-def output_of(result: cli.Result) -> list[str]:
-    """What a command said, as it stands in a transcript."""
-    lines = [line.rstrip() for line in (*result.out.splitlines(), *result.err.splitlines())]
+def outcome(command: Command) -> list[str]:
+    """What a command says, as it stands in a transcript; of a pipe, what all say on stderr."""
+    stages, target = stages_of(command)
+    said: list[str] = []
+    out = ""
+    for number, words in enumerate(stages):
+        named, arguments = words_of(command, words)
+        environment = ENVIRONMENT | named
+        if number:  # what reads from a pipe reads a descriptor, which only a process has
+            result = cli.run_process(*arguments, env={"PYTHONPATH": str(ROOT), **environment},
+                                     stdin=out.encode())
+        else:
+            result = cli.run(*arguments, env=environment)
+        out = result.out
+        said += result.err.splitlines()
+    if target is not None:
+        Path(target).write_text(out)
+        out = ""
+    lines = [line.rstrip() for line in (*out.splitlines(), *said)]
     return lines + ([f"[exit {result.code}]"] if result.code else [])
 
 
@@ -183,9 +232,10 @@ def play(path, request, *, keep_masked):
             else:
                 pattern, _, replacement = step.text.partition(" -> ")
                 masks.append((pattern, replacement))
+        elif isinstance(step, File):
+            Path(step.name).write_text("\n".join(step.lines) + "\n")
         elif isinstance(step, Command):
-            environment, words = words_of(step)
-            real = output_of(cli.run(*words, env=ENVIRONMENT | environment))
+            real = outcome(step)
             said = masked(real, masks)
             # Blank lines at the end of a block separate it from what follows; they are no output.
             shown = list(step.expected)
@@ -213,10 +263,13 @@ def test_a_transcript_survives_an_update_that_changes_nothing(path):
 
 
 def test_what_breaks_the_rules_is_refused():
-    for text in ("```console\n$ rm -rf store\n```\n", "```console\n$ RMQCTL_STORE=x\n```\n"):
+    for line in ("$ rm -rf store", "$ RMQCTL_STORE=x", "$ rmqctl commands | rm -rf store",
+                 "$ rmqctl commands |"):
+        command = Command(1, line)
         with pytest.raises(TranscriptError):
-            words_of(next(s for s in parse(text) if isinstance(s, Command)))
-    for text in ("```console\nstray output\n```\n", "```console\n$ rmqctl info\n"):
+            words_of(command, stages_of(command)[0][-1])
+    for text in ("```console\nstray output\n```\n", "```console\n$ rmqctl info\n",
+                 "```json one.jsonl\n{}\n"):
         with pytest.raises(TranscriptError):
             parse(text)
     for text in ("run: no_such_helper store\n", "run: _patching store\n"):
@@ -229,6 +282,7 @@ def test_parsing():
         "# T\nstore: 5.3.3/basic\nmask: [0-9]+ s -> N s\n"
         "<!-- store disk: examples/store -->\n<!-- a comment: nothing more -->\n```console\n"
         "$ A=b rmqctl info 'x y'\nout\n[exit 1]\n$ rmqctl\n```\nend\n"
+        "```json one.jsonl\n{}\n$ no command\n```\n```sh\nno file\n```\n"
     )
     directives = [s for s in steps if isinstance(s, Directive)]
     commands = [s for s in steps if isinstance(s, Command)]
@@ -238,9 +292,14 @@ def test_parsing():
         ("store", "disk", "examples/store"),
     ]
     assert [d.hidden for d in directives] == [False, False, True]
-    assert words_of(commands[0]) == ({"A": "b"}, ["info", "x y"])
+    assert stages_of(commands[0]) == ([["A=b", "rmqctl", "info", "x y"]], None)
+    assert words_of(commands[0], ["A=b", "rmqctl", "info", "x y"]) == ({"A": "b"}, ["info", "x y"])
     assert commands[0].expected == ["out", "[exit 1]"]
     assert commands[1].expected == []
+    assert [s for s in steps if isinstance(s, File)] == [
+        File("```json one.jsonl", "one.jsonl", ["{}", "$ no command"])]
+    assert stages_of(Command(1, "$ rmqctl read '|' | rmqctl append > x")) == (
+        [["rmqctl", "read", "|"], ["rmqctl", "append"]], "x")
 
 
 def test_helpers_get_numbers_and_names(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from rmqctl.commands.engine_options import DryRun, settings_from
 from rmqctl.commands.options import (
     CommitlogDirs,
@@ -16,6 +18,9 @@ from rmqctl.commands.options import (
     Verbose,
     open_output,
 )
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human
 
 NAME = ("flush",)
 EFFECT = "mutates"
@@ -55,4 +60,23 @@ def command(
                            progress=progress.advance)  # fmt: skip
     for said in done.notes:
         out.note(said)
-    out.document(done.as_dict())
+    if dry_run:
+        out.note("dry run: nothing was forced to disk")
+    document = done.as_dict()
+    out.document(document, lambda page: _show(page, document))
+
+
+def _show(page: Human, done: dict[str, Any]) -> None:
+    from rmqctl.output.units import count_text, time_text
+
+    files, checkpoint = done["files"], done["checkpoint"]
+    moved = "moves" if done["dry_run"] else "moved"
+    times = {name.split("_")[0]: value for name, value in checkpoint.items()
+             if name.endswith("_timestamp")}
+    page.pairs({
+        "files": ", ".join(f"{name} {count_text(count)}" for name, count in files.items())
+        or "none",
+        **({"log ends at": done["flushed_to"]} if done["flushed_to"] is not None else {}),
+        "checkpoint": f"{moved} forward" if done["checkpoint_moved"] else "stays as it is",
+        **{f"  {name}": time_text(value) if value else "0" for name, value in times.items()},
+    })

@@ -35,11 +35,12 @@ from rmqctl.commands.options import (
     open_output,
 )
 from rmqctl.commands.parsing import parse_integer, parse_property
-from rmqctl.errors import ExitCode, StoreIOError, UsageError
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.engine.message import Outgoing
     from rmqctl.engine.settings import Host, Settings
+    from rmqctl.output import Human
 
 NAME = ("write",)
 EFFECT = "mutates"
@@ -128,7 +129,7 @@ def command(
     quiet: Quiet = 0,
     verbose: Verbose = 0,
     no_progress: NoProgress = False,
-) -> int:
+) -> None:
     """Put one message into a store that no broker is running on.
 
     The message goes a broker's whole way: checks, delay rewrite, encoding, the log (with its
@@ -140,6 +141,8 @@ def command(
     """
     from rmqctl.engine.session import open_session
     from rmqctl.formats.message import HOST_BITS
+    from rmqctl.formats.properties import SCHEDULE_TOPIC
+    from rmqctl.formats.sysflag import has_consume_queue_row
 
     out = open_output(output, quiet, verbose, no_progress)
     payload = _body(body, body_file)
@@ -167,11 +170,39 @@ def command(
                  "(--auto-create-topic enters it)")  # fmt: skip
     if dry_run:
         out.note("dry run: nothing was written")
-    out.document(result.as_dict())
+    if result.stored and _is_delayed(message):
+        out.note(f"delayed: it waits in {SCHEDULE_TOPIC} until a broker delivers it")
+    document = result.as_dict()
+    has_row = has_consume_queue_row(message.sys_flag)
+    out.document(document, lambda page: _show(page, document, has_row=has_row))
     if not result.stored:
-        out.warn(f"{result.status}: {result.reason}; nothing was written")
-        return ExitCode.FAILED
-    return ExitCode.OK
+        raise RefusedError(f"{result.status}: {result.reason}; nothing was written")
+
+
+def _show(page: Human, result: dict[str, Any], *, has_row: bool) -> None:
+    """What was stored; of a refused message the error line says all there is."""
+    from rmqctl.output.units import count_text, time_text
+
+    if result["physical_offset"] is None:
+        return
+    page.pairs({
+        "status": result["status"],
+        "message id": result["msg_id"],
+        "physical offset": f"{result['physical_offset']} ({count_text(result['wrote_bytes'])} "
+        "bytes)",
+        "queue offset": result["queue_offset"] if has_row
+        else "none (this transaction type has no row in a consumequeue)",
+        "stored": time_text(result["store_timestamp"]),
+    })
+
+
+def _is_delayed(message: Outgoing) -> bool:
+    from rmqctl.engine.delay import delay_level_of
+    from rmqctl.formats import properties as props
+    from rmqctl.formats.sysflag import has_consume_queue_row
+
+    return has_consume_queue_row(message.sys_flag) and delay_level_of(
+        props.parse(message.properties)) > 0
 
 
 def _body(text: str | None, file: str | None) -> bytes:

@@ -8,11 +8,12 @@ a running broker (``abort``), until `close` leaves it like one that was shut dow
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -21,8 +22,16 @@ from rmqctl.engine.checkpoint_file import CheckpointFile
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.flush import FlushService, GroupCommit
 from rmqctl.engine.log_files import LogFiles
-from rmqctl.engine.message import Outgoing
-from rmqctl.engine.opening import LogState, examine, set_index_aside, stretches
+from rmqctl.engine.message import Outgoing, OutgoingBatch
+from rmqctl.engine.opening import (
+    LogState,
+    clear_torn_tail,
+    done_again,
+    examine,
+    set_aside,
+    stretches,
+    untrusted_index,
+)
 from rmqctl.engine.put import Message, PutPath, Stretch
 from rmqctl.engine.result import FLUSH_DISK_TIMEOUT, PutResult
 from rmqctl.engine.settings import Settings
@@ -49,8 +58,11 @@ class Engine:
                  store: Store, clock: Callable[[], int], keep_queue_offsets: bool) -> None:
         self.root, self.settings, self.state = root, settings, state
         self.clock = clock
-        self._lock, self._store = lock, store
+        self._store = store
         self._put_lock = threading.Lock()
+        self._settled = threading.Condition(self._put_lock)
+        self._settling = 0
+        """Puts that have appended and wait for the disk."""
         self._locked_since = 0.0
         self._log_folders = list(store.log_folders)
         self._batch_topics = settings.batch_topics | Topics(root, settings, clock).batch_topics()
@@ -61,18 +73,29 @@ class Engine:
         self._backlog: list[Stretch] = []
         self._backlog_bytes = 0
         self._next_disk_check = 0.0
+        self._next_checkpoint = math.inf
         self._disk_full = False
         self.recovered = 0
         """Messages dispatched once more when the store was opened."""
-        self.log = LogFiles(store.log_folders, settings, state.end, store.log.files)
-        again = state.end
-        if not state.clean:
-            self._begin()
-            again = set_index_aside(store, self._checkpoint.record.index_msg_timestamp, state.end)
-        self._dispatcher = Dispatcher(root, settings, now_ms, self.is_batch_topic, state.end)
-        self._path = PutPath(settings, self.log, self._dispatcher.next_offsets(),
-                             self.is_batch_topic, clock, self._begin, keep_queue_offsets)
-        self._catch_up(again)
+        with ExitStack() as held:
+            held.callback(lock.release)
+            held.callback(store.close)
+            self.log = LogFiles(store.log_folders, settings, state.end, store.log.files)
+            held.callback(self.log.close)
+            held.callback(self._give_up_services)
+            doubtful, again = untrusted_index(store, state,
+                                              self._checkpoint.record.index_msg_timestamp)
+            if doubtful or not state.clean:
+                self._begin()
+                clear_torn_tail(store, state.end)
+                set_aside(store, doubtful, again)
+            self._dispatcher = Dispatcher(root, settings, now_ms, self.is_batch_topic, state.end)
+            held.callback(self._dispatcher.close)
+            self._path = PutPath(settings, self.log, self._dispatcher.next_offsets(),
+                                 self.is_batch_topic, clock, self._begin, keep_queue_offsets)
+            self._catch_up(again)
+            self._held = held.pop_all()
+            """What is given back at the end, the lock last."""
 
     @classmethod
     def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
@@ -93,8 +116,12 @@ class Engine:
             sizes = Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
                           settings.index_slots, settings.index_max)
             store = Store.open(path, commitlog_dirs, sizes)
-            state = examine(store, settings.profile.generation)
-            return cls(path, settings, lock, state, store, clock, keep_queue_offsets)
+            try:
+                state = examine(store, settings.profile.generation)
+                return cls(path, settings, lock, state, store, clock, keep_queue_offsets)
+            except BaseException:
+                store.close()
+                raise
         except BaseException:
             lock.release()
             raise
@@ -120,10 +147,18 @@ class Engine:
         """Puts messages as they come, a group at a time; a result for each, in order.
 
         With ``flush=sync`` the messages of a group share one fsync, and their results come
-        after it. Memory is bounded by one group (1024 messages).
+        after it. Memory is bounded by one group: 1024 messages, or 1 MiB of bodies and one message.
         """
-        several = iter(messages)
-        while group := list(islice(several, GROUP_MESSAGES)):
+        group: list[Message] = []
+        size = 0
+        for message in messages:
+            group.append(message)
+            size += (sum(len(one.body) for one in message.messages)
+                     if isinstance(message, OutgoingBatch) else len(message.body))
+            if size >= GROUP_BYTES or len(group) >= GROUP_MESSAGES:
+                yield from self.put_many(group)
+                group, size = [], 0
+        if group:
             yield from self.put_many(group)
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
@@ -135,6 +170,8 @@ class Engine:
         if wrong is not None:
             return [wrong] * (1 if stop else len(messages))
         with self._put_lock:
+            if self._closed and (wrong := self._not_now()):  # while this waited for the lock
+                return [wrong] * (1 if stop else len(messages))
             self._usable()
             self._locked_since = time.monotonic()
             try:
@@ -147,22 +184,28 @@ class Engine:
             finally:
                 self._locked_since = 0.0
             end = self.log.position
+            self._settling += bool(written)
         if written:
             self._settle(results, end)
         return results
 
     def _settle(self, results: list[PutResult], end: int) -> None:
         """Waits until everything before ``end`` is on disk, if puts are to be synchronous."""
-        if self._group is not None:
-            try:
+        done = True
+        try:
+            if self._group is not None:
                 done = self._group.wait(end, self.settings.sync_flush_timeout)
-            except BaseException:
-                self._failed = True
-                raise
-            if not done:
-                for one in results:
-                    if one.stored:
-                        one.status = FLUSH_DISK_TIMEOUT
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            with self._settled:
+                self._settling -= 1
+                self._settled.notify_all()
+        if not done:
+            for one in results:
+                if one.stored:
+                    one.status = FLUSH_DISK_TIMEOUT
 
     def _not_now(self) -> PutResult | None:
         """checkStoreStatus, before the put lock is asked for."""
@@ -186,6 +229,8 @@ class Engine:
         if self._failed:
             raise RefusedError(f"{self.root}: a write failed before; open the store again, "
                                "which recovers it")
+        if self._service is not None:
+            self._service.check()
 
     # -- running ------------------------------------------------------------------------------
 
@@ -195,38 +240,45 @@ class Engine:
             return
         abort_file.create(self.root, os.getpid() if self.settings.profile.abort_has_pid else None)
         self._running = True
+        self._plan_checkpoint()
         if self.settings.flush == "sync":
             self._group = GroupCommit(self.log)
         else:
             self._service = FlushService(self.log, self.settings)
 
-    def _catch_up(self, start: int) -> None:
+    def _catch_up(self, index_from: int) -> None:
         """Dispatches what the last run left undispatched, as a broker's start does.
 
         After a clean end that is what lies behind the newest row, if any of it has a row at all.
         """
-        start = min(start, max(self._dispatcher.max_physic(), 0))
-        if self.state.clean:
-            if not any(one.last_row for one in stretches(self._store, start, self.state.end)):
-                return
-            self._begin()
-        else:
+        start = min(index_from, max(self._dispatcher.max_physic(), 0))
+        if not self.state.clean:
             start = min(start, self.state.start)
+        if not self._running and not any(
+                one.last_row for one in stretches(self._store, start, self.state.end)):
+            return
+        self._begin()
         for one in stretches(self._store, start, self.state.end):
             self._dispatcher.dispatch(one.data, one.base)
             self.recovered += one.count
             self._path.last_timestamp = one.last_timestamp
         self._path.table.update(self._dispatcher.next_offsets())
 
+    def _plan_checkpoint(self) -> None:
+        self._next_checkpoint = (time.monotonic()
+                                 + self.settings.flush_consumequeue_thorough_interval / 1000)
+
     def _dispatch_later(self, written: list[Stretch]) -> None:
         self._backlog += written
         self._backlog_bytes += sum(len(one.data) for one in written)
         if self._backlog_bytes >= DISPATCH_BYTES:
             self._dispatch()
+            if time.monotonic() >= self._next_checkpoint:
+                self._flush()
 
     def _dispatch(self) -> None:
         for one in self._backlog:
-            self._dispatcher.dispatch(one.data, one.base, one.bit_maps)
+            self._dispatcher.dispatch(one.data, one.base, one.bit_maps, one.starts)
         self._backlog, self._backlog_bytes = [], 0
 
     def reput(self) -> None:
@@ -252,6 +304,8 @@ class Engine:
                                      logics=self._dispatcher.logics_timestamp,
                                      index=self._dispatcher.index_timestamp)
             self._checkpoint.flush()
+            done_again(self.root)
+            self._plan_checkpoint()
         except BaseException:
             self._failed = True
             raise
@@ -261,25 +315,26 @@ class Engine:
 
         After a failed write the ``abort`` file stays, so that the next start recovers.
         """
-        if self._closed:
-            return
-        self._closed = True
-        clean = self._running and not self._failed
-        try:
+        with self._settled:
+            if self._closed:
+                return
+            self._closed = True
+            self._settled.wait_for(lambda: not self._settling)
+        with self._held:
             for service in (self._group, self._service):
-                if service is not None:
-                    with contextlib.suppress(*((RmqctlError,) if self._failed else ())):
-                        service.stop()
-            if clean:
-                with self._put_lock:
-                    self._flush()
+                if service is not None and not self._failed:
+                    service.stop()
+            if self._running and not self._failed:
+                self._flush()
                 self.log.remove_unused()
                 abort_file.remove(self.root)
-        finally:
-            self.log.close()
-            self._dispatcher.close()
-            self._store.close()
-            self._lock.release()
+
+    def _give_up_services(self) -> None:
+        """Ends the threads, if they still run; what went wrong in them has been told."""
+        for service in (self._group, self._service):
+            if service is not None:
+                with contextlib.suppress(RmqctlError):
+                    service.stop()
 
     @property
     def renumbered(self) -> int:

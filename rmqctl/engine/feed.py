@@ -7,9 +7,8 @@ out, as the caller chose; what was written before stays.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from rmqctl.engine import ingest, objects
@@ -46,14 +45,17 @@ class Tally:
     stopped_at_line: int | None = None
     started: float = field(default_factory=time.monotonic)
 
-    def count(self, result: PutResult) -> None:
-        if result.physical_offset is None or result.wrote_bytes is None:
+    def count(self, results: Sequence[PutResult]) -> None:
+        """Takes the results of a group into account, in the order of the log."""
+        stored = [one for one in results if one.physical_offset is not None]
+        if not stored:
             return
-        self.messages += len(result.physical_offsets) or 1
-        self.bytes_written += result.wrote_bytes
+        self.messages += sum([len(one.physical_offsets) or 1 for one in stored])
+        self.bytes_written += sum([one.wrote_bytes or 0 for one in stored])
         if self.first_physical_offset is None:
-            self.first_physical_offset = result.physical_offset
-        self.end_physical_offset = result.physical_offset + result.wrote_bytes
+            self.first_physical_offset = stored[0].physical_offset
+        last = stored[-1]
+        self.end_physical_offset = (last.physical_offset or 0) + (last.wrote_bytes or 0)
 
     def as_dict(self) -> dict[str, Any]:
         """The summary of the command line."""
@@ -81,9 +83,9 @@ def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = F
         return objects.Recorded(trailing=trailing).line
     if replay:
         return objects.Replay(trailing=trailing).line
-    made = partial(ingest.prepare, settings=settings, unique_id=ingest.unique_ids())
+    made = ingest.preparer(settings, ingest.unique_ids())
     return objects.Plain(made, item=objects.joined(trailing=trailing),
-                         batch=partial(made, batch=True)).line
+                         batch=ingest.preparer(settings, ingest.unique_ids(), batch=True)).line
 
 
 class Feed:
@@ -105,8 +107,8 @@ class Feed:
         """Whether a fault ended the run."""
         return self.tally.stopped_at_line is not None
 
-    def put(self, lines: Sequence[tuple[int, Line]]) -> list[tuple[int, PutResult]]:
-        """Puts one group; (line number, result) of all that reached the store's checks.
+    def put(self, lines: Sequence[tuple[int, Line]]) -> Iterator[tuple[int, PutResult]]:
+        """Puts one group at once; (line number, result) of all that reached the store's checks.
 
         When everything is to stop at a fault, nothing behind the faulty line is put.
         """
@@ -116,17 +118,15 @@ class Feed:
             messages, sources = self._join(messages, sources)
         results = self._session.put(messages, stop=self._stop,
                                     obey_topics=self._obey_topics) if messages else []
-        told = []
+        self.tally.count(results)
         for (number, raw), result in zip(sources, results, strict=False):
-            self.tally.count(result)
             if result.physical_offset is None:
                 self._fault(Fault(number, result.reason or result.status, result.status, raw))
-            told.append((number, result))
         if not self.stopped or not self._stop:
             for one in broken:
                 self._fault(one)
         self.faults.sort(key=lambda one: one.line)
-        return told
+        return ((source[0], result) for source, result in zip(sources, results, strict=False))
 
     def _read(self, lines: Sequence[tuple[int, Line]]) -> tuple[
             list[Message], list[tuple[int, Line]], list[Fault]]:

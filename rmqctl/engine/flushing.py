@@ -51,8 +51,10 @@ def flush_store(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (
     dirs = list(commitlog_dirs)
     store = Store.open(root, dirs)
     if dry_run:
-        if store.lock.held:
-            raise StoreHeldError(f"{root}: the store is held by another process")
+        held = store.lock
+        if held.held:
+            who = f"process {held.pid}" if held.pid else "another process"
+            raise StoreHeldError(f"{root}: the store is held by {who} ({held.kind})")
         return _flush(store, settings, dirs, progress, dry_run=True)
     with StoreLock(root):
         return _flush(store, settings, dirs, progress, dry_run=False)

@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
-from functools import lru_cache
 from operator import add, itemgetter
 from struct import Struct
 from typing import NamedTuple
 
 from rmqctl.engine.delay import delay_level_of
 from rmqctl.engine.message import Outgoing
-from rmqctl.engine.profile import profile_of
 from rmqctl.engine.rewrite import WAIT, moved
 from rmqctl.engine.settings import LOCALHOST, Settings
 from rmqctl.formats import properties as props
@@ -37,6 +35,7 @@ _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 _FIXED = Struct(">Hi")
 _MOVING = Struct(">iH")
 _CLOCK_SET_BACK = 1_000_000
+_PLANS = 1024
 
 
 def _now_ms() -> int:
@@ -91,12 +90,6 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
     recognised. ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, and
     what is no text.
     """
-    if not isinstance(properties, str):
-        plan = _plan(tuple(properties), settings.version, settings.cluster, batch)
-        if plan is not None:
-            text = plan.text(properties, unique_id)
-            if text is not None:
-                return text if settings.profile.trailing_separator else text[:-1]
     found = props.parse(properties) if isinstance(properties, str) else _pairs(properties)
     profile = settings.profile
     if profile.ensures_unique_key:
@@ -114,6 +107,30 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
                     for number in ordered(keys, profile.map_capacity)
                     if keys[number] != left_out])
     return text if profile.trailing_separator else text[:-1]
+
+
+def preparer(settings: Settings, unique_id: Callable[[], str], *,
+             batch: bool = False) -> Callable[[Mapping[str, str] | str], str]:
+    """`prepare` for many messages: what does not depend on values is worked out once for each
+    set of names.
+    """
+    plans: dict[tuple[str, ...], _Plan | None] = {}
+    cut = None if settings.profile.trailing_separator else -1
+
+    def made(properties: Mapping[str, str] | str) -> str:
+        if not isinstance(properties, str):
+            names = tuple(properties)
+            if names not in plans:
+                if len(plans) >= _PLANS:
+                    plans.clear()
+                plans[names] = _plan(names, settings, batch)
+            plan = plans[names]
+            text = plan.text(properties, unique_id) if plan is not None else None
+            if text is not None:
+                return text[:cut]
+        return prepare(properties, settings, unique_id, batch=batch)
+
+    return made
 
 
 class _Plan(NamedTuple):
@@ -141,10 +158,9 @@ class _Plan(NamedTuple):
         return text
 
 
-@lru_cache(maxsize=1024)
-def _plan(names: tuple[str, ...], version: str, cluster: str, batch: bool) -> _Plan | None:
+def _plan(names: tuple[str, ...], settings: Settings, batch: bool) -> _Plan | None:
     """The plan for properties of these names; None where a value decides, or a name is wrong."""
-    profile = profile_of(version)
+    profile = settings.profile
     special = {props.DELAY, POP_CHECKPOINT, CLUSTER}
     if not (batch or profile.stores_wait):
         special.add(WAIT)
@@ -155,7 +171,7 @@ def _plan(names: tuple[str, ...], version: str, cluster: str, batch: bool) -> _P
     heads, wanted, held = [], [], ""
     for number in ordered(keys, profile.map_capacity):
         if keys[number] == CLUSTER:
-            held = f"{CLUSTER}{_NAME}{cluster}{_END}"
+            held = f"{CLUSTER}{_NAME}{settings.cluster}{_END}"
             continue
         heads.append(f"{held}{keys[number]}{_NAME}")
         wanted.append(keys[number])

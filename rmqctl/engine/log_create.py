@@ -11,7 +11,13 @@ from collections.abc import Collection, Sequence
 
 from rmqctl.engine.log_file import ChannelFile, LogFile, MappedFile, PooledFile
 from rmqctl.engine.log_pool import BufferPool
-from rmqctl.engine.storage import FILE_MODE, failed, make_folders, open_file
+from rmqctl.engine.storage import (
+    FILE_MODE,
+    failed,
+    give_to_owner_of,
+    make_folders,
+    open_file,
+)
 from rmqctl.errors import RefusedError
 from rmqctl.scan.source import FileSource
 
@@ -140,11 +146,13 @@ class Maker:
     def _unnamed(folder: str, path: str) -> int:
         """A file without a name in ``folder``; -1 where the file system knows no such thing."""
         try:
-            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+            fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             if error.errno in _NO_UNNAMED:
                 return -1
             raise failed(error, path, "make") from None
+        give_to_owner_of(folder, fd)
+        return fd
 
     def _lay_out(self, fd: int, path: str) -> None:
         """Gives the file its length, never a smaller one."""

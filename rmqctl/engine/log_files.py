@@ -185,7 +185,8 @@ class LogFiles:
                 file.commit()
 
     def sync(self, least_pages: int = 0) -> int:
-        """Forces the files in order, each that has ``least_pages`` unforced pages; `synced`.
+        """Forces the files in order, the last one if it has ``least_pages`` unforced pages; the
+        answer is `synced`.
 
         With 0 everything that was appended. StoreIOError, which comes again on every later
         call: see `LogFile.sync`.
@@ -195,8 +196,6 @@ class LogFiles:
                 if _due(file, least_pages):
                     file.sync()
                     self.syncs += 1
-                elif file.wrote > file.synced:
-                    break
                 self._leave(file)
             return self.synced
 

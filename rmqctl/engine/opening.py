@@ -12,14 +12,28 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rmqctl.engine.storage import make_folders, move_aside
+from rmqctl.engine.storage import (
+    STAGING,
+    failed,
+    make_folders,
+    move_aside,
+    open_file,
+    publish,
+    sync,
+    write_all,
+)
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
+from rmqctl.formats.names import build_offset
 from rmqctl.formats.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from rmqctl.scan.frames import Batch
+from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.bounds import broker_log_end, recovery_start
 from rmqctl.store.files import StoreFile
+from rmqctl.store.log_end import used_size
 from rmqctl.store.store import Store
+
+_AGAIN = "index-again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,32 +126,102 @@ def _row(batch: Batch, number: int) -> tuple[str, int, int, int]:
             int(batch.column("queue_offset")[number]), int(batch.offset[number]))
 
 
-def set_index_aside(store: Store, trusted_until: int, log_end: int) -> int:
-    """After an unclean end: moves index files a broker would destroy out of its way.
+def untrusted_index(store: Store, state: LogState,
+                    trusted_until: int) -> tuple[list[StoreFile], int]:
+    """(index files that cannot be relied on, the physical offset to index again from).
 
-    These are the files that end later than the checkpoint's index time: what is in them may be
-    torn. A broker indexes only what its recovery walks over, so keys get lost; here the caller
-    indexes again from the returned physical offset on, where the first of them began.
-    ``log_end`` is returned when all files are trusted.
+    After an unclean end these are the files that end later than ``trusted_until``, the
+    checkpoint's index time: what is in them may be torn. A broker destroys them and indexes only
+    what its recovery walks over, so keys get lost. After any end, a file that knows messages
+    behind the end of the log is another: a broker would not index what is appended below its
+    end. The offset is where the first of them began, the end of the log when all are sound.
     """
-    start = log_end
-    moved: list[StoreFile] = []
+    start = _noted(store, state.end)
+    found: list[StoreFile] = []
     for file in store.index_listing.files:
         try:
-            header = store.open_index(file).header
+            index = store.open_index(file)
         except (FormatError, StoreIOError):
-            start, moved = min(start, store.log.min_offset), [*moved, file]
+            start, found = min(start, store.log.min_offset), [*found, file]
             continue
-        if header.end_timestamp > trusted_until or not header.entries:
-            moved.append(file)
-            inside = store.log.min_offset <= header.begin_phy_offset <= log_end
+        header = index.header
+        # One that is not full yet may end in the very millisecond that is trusted.
+        torn = not state.clean and (header.end_timestamp > trusted_until or not header.entries
+                                    or header.index_count < index.shape.max_entries)
+        ahead = header.entries > 0 and header.end_phy_offset >= state.end
+        if torn or ahead:
+            found.append(file)
+            inside = store.log.min_offset <= header.begin_phy_offset <= state.end
             start = min(start, header.begin_phy_offset if inside else store.log.min_offset)
-    if moved:
-        # What follows an untrusted file was made after it, and goes with it.
-        first = min(file.name for file in moved)
-        moved = [file for file in store.index_listing.files if file.name >= first]
-        aside = store.path(".rmqctl", "aside", f"{time.time_ns()}-{os.getpid()}", "index")
-        make_folders(aside)
-        for file in moved:
-            move_aside(file.path, os.path.join(aside, file.name))
-    return start
+    if found:
+        # What follows such a file was made after it, and goes with it.
+        first = min(file.name for file in found)
+        found = [file for file in store.index_listing.files if file.name >= first]
+    return found, start
+
+
+def set_aside(store: Store, files: list[StoreFile], again: int) -> None:
+    """Moves index files to ``.rmqctl/aside``: nothing is deleted. StoreIOError.
+
+    That it has to be indexed again from physical offset ``again`` on is noted first, for whoever
+    comes after a kill and finds no trace of the files; `done_again` takes the note away.
+    """
+    if not files:
+        return
+    publish(store.path(STAGING, _AGAIN), str(again).encode(), store=store.root)
+    aside = _aside(store, "index")
+    for file in files:
+        move_aside(file.path, os.path.join(aside, file.name))
+
+
+def _noted(store: Store, end: int) -> int:
+    """From where it has to be indexed again since a recovery did not come to its end."""
+    try:
+        with FileSource(store.path(STAGING, _AGAIN)) as source:
+            text = source.read(0, 32)
+    except StoreIOError:
+        return end
+    if not text.isdigit():
+        return store.log.min_offset
+    return min(max(int(text), store.log.min_offset), end)
+
+
+def done_again(root: str) -> None:
+    """What had to be indexed again is on disk. StoreIOError."""
+    path = os.path.join(root, STAGING, _AGAIN)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise failed(error, path, "remove") from None
+
+
+def clear_torn_tail(store: Store, end: int) -> None:
+    """Zeros behind the end of the log in its file; what was there is kept in ``.rmqctl/aside``.
+
+    It is what a killed process left of its last write, or the END_OF_FILE record of a file that
+    has no next one. A broker leaves it, and a short record appended over it would have a part of
+    it behind: damage to anyone who looks later. StoreIOError.
+    """
+    place = store.log.file_of(end)
+    if place is None:
+        return
+    at = end - place.base
+    with FileSource(place.path) as source:
+        torn = source.read(at, max(0, used_size(source) - at))
+    if not torn:
+        return
+    publish(os.path.join(_aside(store, "commitlog"), build_offset(end)), torn, store=store.root)
+    fd = open_file(place.path, os.O_RDWR)
+    try:
+        write_all(fd, bytes(len(torn)), at, place.path)
+        sync(fd, place.path)
+    finally:
+        os.close(fd)
+
+
+def _aside(store: Store, name: str) -> str:
+    folder = store.path(STAGING, "aside", f"{time.time_ns()}-{os.getpid()}", name)
+    make_folders(folder)
+    return folder

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from isal.isal_zlib import crc32
 
 from rmqctl.engine import admission, rewrite
-from rmqctl.engine.encoder import Encoder, TopicPart, body_crc, host_flags
+from rmqctl.engine.encoder import Encoder, body_crc, host_flags
 from rmqctl.engine.faults import INT, LONG, MAX_PROPERTIES
 from rmqctl.engine.message import Outgoing, OutgoingBatch
 from rmqctl.engine.recorded import Recorder
@@ -63,7 +63,7 @@ class AppendLog(Protocol):
 
 
 _KNOWN = 8192
-"""Topics and pairs of hosts that are remembered."""
+"""Kinds of records that are remembered."""
 
 
 @dataclass(slots=True)
@@ -72,17 +72,26 @@ class Stretch:
 
     base: int
     data: bytes
+    starts: list[int] = field(default_factory=list)
+    """Where in ``data`` each record starts."""
     bit_maps: dict[int, bytes | None] = field(default_factory=dict)
 
 
-class Shape(NamedTuple):
-    """What all records of one pair of hosts and one version share."""
+class Kind(NamedTuple):
+    """What all records of one topic, set of flags and pair of hosts share."""
 
-    flags: int
-    pack: Callable[..., bytes]
+    magic: int
+    topic: bytes
+    """Behind its length, as stored."""
     fixed: int
-    born_host: Host
-    store_host: Host
+    """Bytes of everything but body and properties."""
+    pack: Callable[..., bytes]
+    sys_flag: int
+    has_row: bool
+    born_address: bytes
+    born_port: int
+    store_address: bytes
+    store_port: int
 
 
 class PutPath:
@@ -99,12 +108,12 @@ class PutPath:
         self._begin = begin
         self._profile = settings.profile
         self._parts: list[bytes] = []
+        self._starts: list[int] = []
         self._base = self._position = 0
         self._end = 0
         self._bit_maps: dict[int, bytes | None] = {}
         self._stretches: list[Stretch] = []
-        self._topics: dict[str, TopicPart] = {}
-        self._shapes: dict[tuple[Host | None, Host | None, int, int], Shape] = {}
+        self._kinds: dict[tuple[str, int, Host | None, Host | None], Kind] = {}
         self._reserved = self.encoder.reserved
         self._rules = rewrite.Rewriter(settings)
         self._recorder = Recorder(table, keep_queue_offsets)
@@ -122,7 +131,7 @@ class PutPath:
         """
         self._position = self._base = self.log.position
         self._end = self._position + self.log.room()
-        self._parts, self._stretches, self._bit_maps = [], [], {}
+        self._parts, self._starts, self._stretches, self._bit_maps = [], [], [], {}
         results: list[PutResult] = []
         for message in messages:
             if isinstance(message, Outgoing):
@@ -140,23 +149,21 @@ class PutPath:
     # -- one message --------------------------------------------------------------------------
 
     def _put_one(self, message: Outgoing) -> PutResult:
-        settings = self.settings
-        properties = message.properties
-        topic = self._topics.get(message.topic)
-        shape = self._shapes.get((message.born_host, message.store_host, message.sys_flag
-                                  & HOST_BITS, topic.magic)) if topic is not None else None
+        properties, body = message.properties, message.body
+        queue_id, flag, now = message.queue_id, message.flag, message.store_timestamp
+        born, again = message.born_timestamp, message.reconsume_times
+        prepared = message.prepared_transaction_offset
+        kind = self._kinds.get((message.topic, message.sys_flag, message.born_host,
+                                message.store_host))
         # What has been seen to be right before, and numbers and texts that can only be right,
         # need no further look.
-        if (topic is None or shape is None or not properties.isascii()
-                or len(properties) > MAX_PROPERTIES
-                or (message.queue_id | message.flag | message.sys_flag
-                    | message.reconsume_times) >> INT
-                or (message.prepared_transaction_offset | (message.born_timestamp or 0)
-                    | (message.store_timestamp or 0)) >> LONG):
-            wrong = admission.check_message(message, settings, hooks=settings.broker_checks)
+        if (kind is None or not properties.isascii() or len(properties) > MAX_PROPERTIES
+                or (queue_id | flag | again) >> INT
+                or (prepared | (born or 0) | (now or 0)) >> LONG):
+            wrong = admission.check_message(message, self.settings,
+                                            hooks=self.settings.broker_checks)
             if wrong is not None:
                 return wrong
-        now = message.store_timestamp
         if now is None:
             now = self.clock()
         inner = 1
@@ -168,40 +175,35 @@ class PutPath:
                 return found
             message, inner, advancing = found.message, found.message_number, found.advancing
             checked = found.multi_dispatch
-            properties = message.properties
-            topic = self._topics.get(message.topic)
-        if topic is None:
-            topic = self._know_topic(message.topic)
-        if shape is None:
-            shape = self._know_hosts(message, topic.magic)
-        body = message.body
+            properties, queue_id = message.properties, message.queue_id
+            kind = self._kinds.get((message.topic, message.sys_flag, message.born_host,
+                                    message.store_host))
+        (magic, topic, fixed, pack, sys_flag, has_row, born_address, born_port, store_address,
+         store_port) = kind or self._know(message)
         raw = (properties.encode() if not self._reserved and properties.isascii()
                else self.encoder.properties_part(properties))
-        properties_size = len(raw) + self._reserved
-        size = shape.fixed + topic.length + len(body) + properties_size
-        if (properties_size > MAX_PROPERTIES or len(body) > self._body_limit
+        body_size, properties_size = len(body), len(raw) + self._reserved
+        size = fixed + body_size + properties_size
+        if (properties_size > MAX_PROPERTIES or body_size > self._body_limit
                 or size > self._record_limit):
-            wrong = None if checked else admission.check_sizes(settings, len(body),
+            wrong = None if checked else admission.check_sizes(self.settings, body_size,
                                                                properties_size, size)
             wrong = wrong or self._does_not_fit(size)
             if wrong is not None:
                 return wrong
-        sys_flag = message.sys_flag | shape.flags
-        key = message.topic, message.queue_id
-        has_row = has_consume_queue_row(sys_flag)
+        key = message.topic, queue_id
         queue_offset = self.table.get(key, 0) if has_row else 0
         if size + BLANK_SIZE > self._end - self._position:
             self._roll()
         physical = self._position
-        born = message.born_timestamp
         record = b"".join((
-            shape.pack(size, topic.magic, crc32(body) & CRC_MASK, message.queue_id, message.flag,
-                       queue_offset, physical, sys_flag, now if born is None else born,
-                       *shape.born_host, now, *shape.store_host, message.reconsume_times,
-                       message.prepared_transaction_offset, len(body)),
-            body, topic.prefixed, properties_size.to_bytes(PROPERTIES_LENGTH_SIZE, "big"), raw))
-        self._parts.append(record if not self._reserved else append_crc.seal(
-            record + bytes(self._reserved)))
+            pack(size, magic, crc32(body) & CRC_MASK, queue_id, flag, queue_offset, physical,
+                 sys_flag, now if born is None else born, born_address, born_port, now,
+                 store_address, store_port, again, prepared, body_size),
+            body, topic, properties_size.to_bytes(PROPERTIES_LENGTH_SIZE, "big"), raw))
+        self._starts.append(physical - self._base)
+        self._parts.append(append_crc.seal(record + bytes(self._reserved)) if self._reserved
+                           else record)
         self._position = physical + size
         if self._with_maps:
             self._bit_maps[physical] = message.filter_bit_map
@@ -210,25 +212,22 @@ class PutPath:
         for one in advancing:
             self.table[one] = self.table.get(one, 0) + 1
         self.last_timestamp = now
-        return PutResult(PUT_OK, physical, size, queue_offset, inner, now, shape.store_host)
+        return PutResult(PUT_OK, physical, size, queue_offset, inner, now,
+                         (store_address, store_port))
 
-    def _know_topic(self, name: str) -> TopicPart:
-        if len(self._topics) >= _KNOWN:
-            self._topics.clear()
-        found = self._topics[name] = self.encoder.topic_part(name)
-        return found
-
-    def _know_hosts(self, message: Outgoing, magic: int) -> Shape:
-        """How records from and for these hosts look; they have been checked."""
-        if len(self._shapes) >= _KNOWN:
-            self._shapes.clear()
+    def _know(self, message: Outgoing) -> Kind:
+        """What the records of this topic, these flags and hosts share; they were checked."""
+        if len(self._kinds) >= _KNOWN:
+            self._kinds.clear()
         born = message.born_host or self.settings.born_host
         store = message.store_host or self.settings.store_host
-        bits = message.sys_flag & HOST_BITS
-        flags = host_flags(bits, born, store)
-        found = variant(flags, magic)
-        made = Shape(flags, found.head.pack, found.fixed_size, born, store)
-        self._shapes[message.born_host, message.store_host, bits, magic] = made
+        topic = self.encoder.topic_part(message.topic)
+        sys_flag = host_flags(message.sys_flag, born, store)
+        shape = variant(sys_flag & HOST_BITS, topic.magic)
+        made = Kind(topic.magic, topic.prefixed, shape.fixed_size + topic.length,
+                    shape.head.pack, sys_flag, has_consume_queue_row(sys_flag), *born, *store)
+        self._kinds[message.topic, message.sys_flag, message.born_host,
+                    message.store_host] = made
         return made
 
     def _does_not_fit(self, size: int) -> PutResult | None:
@@ -271,6 +270,7 @@ class PutPath:
         for number, (one, tail, size) in enumerate(zip(batch.messages, tails, sizes,
                                                        strict=True)):
             places.append(self._position)
+            self._starts.append(self._position - self._base)
             self._parts.append(encoder.record(Record(
                 size, topic.magic, body_crc(one.body), batch.queue_id, one.flag, first + number,
                 self._position, sys_flag, born, born_host, now, store_host,
@@ -304,6 +304,7 @@ class PutPath:
         if size + BLANK_SIZE > self._end - self._position or closed_early:
             self._roll()
         physical = self._position
+        self._starts.append(physical - self._base)
         self._parts.append(self._recorder.encode(placed, physical))
         self._position = physical + size
         if self._with_maps:
@@ -347,6 +348,6 @@ class PutPath:
         self._begin()
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self.log.append([data])
-        self._stretches.append(Stretch(self._base, data, self._bit_maps))
-        self._parts, self._bit_maps = [], {}
+        self._stretches.append(Stretch(self._base, data, self._starts, self._bit_maps))
+        self._parts, self._starts, self._bit_maps = [], [], {}
         self._base = self._position

@@ -66,7 +66,7 @@ class Rehearsal:
         table = consumequeue_ends(store, View(store, "broker", settings.profile.generation),
                                   lambda _: None)
         self.log = RehearsedLog(state, store.log, settings.commitlog_file_size)
-        self._store = store
+        self._store, self.state = store, state
         self._path = PutPath(
             settings, self.log, table,
             lambda topic: settings.profile.batch_queues and topic in batch, clock, lambda: None,

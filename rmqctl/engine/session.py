@@ -35,8 +35,9 @@ class Session:
     def notes(self) -> Iterator[str]:
         """What the user should know of the store before anything is written."""
         if self.engine.recovered:
-            yield (f"the last run did not end cleanly: {self.engine.recovered} messages of the "
-                   "log were dispatched again")
+            why = ("consumequeues or index lacked some of the log" if self.engine.state.clean
+                   else "the last run did not end cleanly")
+            yield f"{why}: {self.engine.recovered} messages of the log were dispatched again"
 
     def put(self, messages: Sequence[Message], *, stop: bool = False,
             obey_topics: bool = True) -> list[PutResult]:
@@ -47,6 +48,9 @@ class Session:
         """
         if not obey_topics:
             return self.engine.put_many(messages, stop=stop)
+        queues = {(one.topic, one.queue_id) for one in messages}
+        if queues <= self._allowed:
+            return self._put(messages, stop)
         results: list[PutResult] = []
         start = 0
         for number, message in enumerate(messages):
@@ -66,9 +70,10 @@ class Session:
         if not messages:
             return []
         results = self.engine.put_many(messages, stop=stop)
-        for message, result in zip(messages, results, strict=False):
-            if result.stored:
-                self._note_topic(message)
+        if not {one.topic for one in messages} <= self._seen:
+            for message, result in zip(messages, results, strict=False):
+                if result.stored:
+                    self._note_topic(message)
         return results
 
     def _forbidden(self, message: Message) -> PutResult | None:

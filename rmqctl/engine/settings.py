@@ -57,6 +57,8 @@ class Settings:
     flush_interval: int = 500
     flush_least_pages: int = 4
     flush_thorough_interval: int = 10_000
+    flush_consumequeue_thorough_interval: int = 60_000
+    """How often consumequeues, index and then the checkpoint are forced."""
     mapped: bool = False
     """Write the commitlog through a memory map instead of positional writes."""
     preallocate: bool = False

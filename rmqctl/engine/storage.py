@@ -44,10 +44,25 @@ def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE)
         raise failed(error, path, doing) from None
     except ValueError as error:  # a NUL in the name
         raise StoreIOError(f"cannot {doing} {path!r}: {error}") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode):
         os.close(fd)
         raise StoreIOError(f"cannot {doing} {path}: not a regular file")
+    if flags & os.O_CREAT and not about.st_size:
+        give_to_owner_of(os.path.dirname(path) or ".", fd)
     return fd
+
+
+def give_to_owner_of(folder: str, made: int | str) -> None:
+    """What the administrator makes in somebody's store is that somebody's: a broker that runs as
+    another user must be able to write to it. ``made`` is a new file's descriptor or a path.
+    """
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(OSError):
+        owner, mine = os.stat(folder), os.stat(made)
+        if mine.st_uid == 0 and (owner.st_uid, owner.st_gid) != (mine.st_uid, mine.st_gid):
+            os.chown(made, owner.st_uid, owner.st_gid)
 
 
 def write_all(fd: int, data: Part, offset: int, path: str) -> None:
@@ -148,6 +163,7 @@ def make_folders(path: str) -> None:
                 raise failed(error, folder, "make the folder") from None
         except OSError as error:
             raise failed(error, folder, "make the folder") from None
+        give_to_owner_of(os.path.dirname(folder), folder)
         sync_folder(os.path.dirname(folder))
 
 

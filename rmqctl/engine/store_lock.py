@@ -23,7 +23,7 @@ from typing import Self
 from rmqctl.engine.storage import failed, open_file, sync, sync_folder, write_all
 from rmqctl.errors import StoreHeldError, StoreIOError
 from rmqctl.formats import lock as lock_format
-from rmqctl.store.lockprobe import probe
+from rmqctl.store.lockprobe import OWN, probe
 
 _REFUSED = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
 _REPLACED = "replaced"
@@ -32,8 +32,6 @@ _PAUSE = 0.02
 """Seconds between tries at the flock: one who only asks holds it for a moment."""
 
 _guard = threading.Lock()
-_held: dict[tuple[int, int], int] = {}
-"""(device, inode) of the lock files held, with the process they were taken in."""
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -47,7 +45,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 def held_here(path: str | os.PathLike[str]) -> bool:
     """Whether this process holds the lock file at ``path``; asked without opening it."""
     found = _identity(os.fspath(path))
-    return found is not None and _held.get(found) == os.getpid()
+    return found is not None and OWN.get(found) == os.getpid()
 
 
 class StoreLock:
@@ -62,7 +60,6 @@ class StoreLock:
         self.root = os.fspath(root)
         self.path = os.path.join(self.root, "lock")
         self._fd = -1
-        self._owner: int | None = None
         self._key: tuple[int, int] = (0, 0)
 
     @property
@@ -97,9 +94,8 @@ class StoreLock:
                         sync(fd, self.path, whole=True)
                     if new:
                         sync_folder(self.root)
-                    self._fd, self._owner = fd, os.getpid()
-                    self._key = about.st_dev, about.st_ino
-                    _held[self._key] = self._owner
+                    self._fd, self._key = fd, (about.st_dev, about.st_ino)
+                    OWN[self._key] = os.getpid()
                     taken = True
                     return True
         finally:
@@ -134,13 +130,14 @@ class StoreLock:
         return StoreHeldError(f"{self.root}: the store is held by {who} ({kind})")
 
     def release(self) -> None:
-        """Gives both locks up. In a forked child it only forgets them: they are the parent's."""
+        """Gives both locks up. In a forked child it only forgets them: they are the parent's,
+        and stay so because nothing is unlocked here, only closed.
+        """
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
         with _guard:
-            if self._owner == os.getpid():
-                _held.pop(self._key, None)
+            OWN.pop(self._key, None)
             try:
                 os.close(fd)
             except OSError as error:

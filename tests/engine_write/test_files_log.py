@@ -197,6 +197,25 @@ def test_the_first_sync_makes_the_name_last_too(tmp_path, way):
     assert [one for one in faults.calls if "sync" in one] == ["fsync", "fsync", "fdatasync"]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_what_comes_while_a_sync_is_under_way_is_not_counted(tmp_path, way):
+    with closing(new(way, tmp_path)) as file:
+        file.append([b"x"], 0)
+        real = os.fsync
+
+        def slow(fd):
+            if file.wrote == 1:
+                file.append([b"y"], 1)
+                file.commit()
+            return real(fd)
+
+        with mock.patch.object(os, "fsync", slow):
+            file.sync()
+        assert (file.synced, file.committed) == (1, 2)
+        file.sync()
+        assert file.synced == 2
+
+
 def test_commits_take_what_the_system_takes(tmp_path):
     with closing(new("pooled", tmp_path)) as file, short_writes(7) as seen:
         file.append([b"0123456789"], 0)

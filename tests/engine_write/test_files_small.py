@@ -14,7 +14,7 @@ from rmqctl.engine.checkpoint_file import CheckpointFile
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import checkpoint as page
 from rmqctl.formats.checkpoint import CheckpointRecord
-from tests.engine_write.files_support import ERRORS, failing
+from tests.engine_write.files_support import ERRORS, failing, watched
 
 
 def content(folder):
@@ -73,6 +73,16 @@ def test_abort_at_every_call(tmp_path, error, old):
             assert number > 8
             return
     pytest.fail("never ran without a fault")
+
+
+def test_abort_is_made_and_removed_for_good(tmp_path):
+    with watched() as seen:
+        abort_file.create(str(tmp_path), 5)
+    assert seen == ["fsync abort.bak", "pwrite abort", "fsync abort", f"fsync {tmp_path.name}"]
+    with watched() as seen:
+        abort_file.remove(str(tmp_path))
+        abort_file.remove(str(tmp_path))
+    assert seen == ["unlink abort", f"fsync {tmp_path.name}", "unlink abort"]
 
 
 def test_abort_that_cannot_be_removed(tmp_path):
@@ -139,6 +149,15 @@ def test_a_short_checkpoint_is_filled_up(tmp_path, length):
     assert found.record == expected
     found.flush()
     assert (tmp_path / "checkpoint").read_bytes() == page.build(expected)
+
+
+def test_a_checkpoint_is_forced_and_a_new_ones_name_too(tmp_path):
+    found = CheckpointFile(tmp_path, 5)
+    with watched() as seen:
+        found.flush()
+        found.flush()
+    assert seen == ["pwrite checkpoint", "fsync checkpoint", f"fsync {tmp_path.name}",
+                    "pwrite checkpoint", "fsync checkpoint"]
 
 
 def test_a_checkpoint_nobody_can_read(tmp_path):

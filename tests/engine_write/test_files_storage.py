@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmqctl.engine import storage
 from rmqctl.errors import InternalError, StoreIOError
-from tests.engine_write.files_support import ERRORS, failing, short_writes
+from tests.engine_write.files_support import ERRORS, failing, short_writes, watched
 
 
 @pytest.fixture
@@ -164,6 +164,16 @@ def test_kept_files_are_copied_where_there_are_no_links(tmp_path):
         kept = [storage.publish(str(target), b"%d" % n, store=str(tmp_path), keep=True)
                 for n in range(2)]
     assert [Path(one).read_bytes() for one in kept] == [b"old", b"0"]
+
+
+def test_publish_forces_each_step_before_the_next(tmp_path):
+    target = tmp_path / "config" / "a.json"
+    storage.publish(str(target), b"old", store=str(tmp_path), keep=True)
+    (tmp_path / ".rmqctl" / "kept" / "config").mkdir(parents=True)
+    with watched() as seen:
+        storage.publish(str(target), b"new", store=str(tmp_path), keep=True)
+    assert seen == ["pwrite a.json.new", "fsync a.json.new", "link a.json", "fsync config",
+                    "rename a.json.new", "fsync config"]
 
 
 @pytest.mark.parametrize("staging", ["commitlog", "consumequeue/T/0", "index/x", "commitlog/.t"])

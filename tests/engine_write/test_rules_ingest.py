@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.ingest import half_message, prepare, unique_ids
+from rmqctl.engine.ingest import half_message, prepare, preparer, unique_ids
 from rmqctl.engine.message import Outgoing
 from rmqctl.engine.settings import Settings
 from rmqctl.formats.java_map import JavaMap
@@ -172,3 +172,27 @@ def test_a_half_message(settings: Settings, sys_flag: int) -> None:
 
 def test_a_half_message_without_an_id() -> None:
     assert "__transactionId__" not in half_message(Outgoing("T", b""), V533).properties
+
+
+NAMES = st.text(st.sampled_from("ABUWKEYSTAG%_\x01\x02é"), max_size=6) | st.sampled_from(
+    ["UNIQ_KEY", "WAIT", "DELAY", "CLUSTER", "TAGS", "KEYS", "POP_CK", "a%sb"])
+VALUES = st.text(st.sampled_from("abc%\x01\x02 é"), max_size=4)
+
+
+@given(st.lists(st.dictionaries(NAMES, VALUES, max_size=5), max_size=4),
+       st.sampled_from(["4.9.3", "5.3.3"]), st.booleans())
+def test_preparing_many_gives_what_preparing_one_gives(several, version, batch):
+    settings = Settings(version=version)
+    many = preparer(settings, lambda: "ID", batch=batch)
+
+    def one(properties):
+        return prepare(properties, settings, lambda: "ID", batch=batch)
+
+    def said(make, properties):
+        try:
+            return make(properties)
+        except ValueError as error:
+            return str(error)
+
+    for properties in several * 2:
+        assert said(many, properties) == said(one, properties)

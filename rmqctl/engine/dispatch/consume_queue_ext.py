@@ -22,17 +22,17 @@ class ConsumeQueueExt:
     """The units of one queue; their files are joined by end marks."""
 
     def __init__(self, root: str, key: QueueKey, file_size: int, pool: FilePool,
-                 last_address: int | None = None) -> None:
+                 last_address: int | None = None, *, unused: bool = False) -> None:
         """Goes on where the queue's files end on disk.
 
-        ``last_address``: the greatest address that the consumequeue holds; what lies behind its
-        unit belongs to rows that are gone, and is written over.
+        ``last_address``: the last address that the consumequeue holds; what lies behind its unit
+        belongs to rows that are not there, and is written over. ``unused``: all of it does.
         """
         folder = os.path.join(root, FOLDER, key[0], str(key[1]))
         self._files = QueueFiles(folder, file_size, pool)
         files = listing(folder).files
         if files:
-            self._files.load(files, _find_end(files, last_address))
+            self._files.load(files, files[0].base if unused else _find_end(files, last_address))
 
     def put(self, tags_code: int, store_timestamp: int, bit_map: bytes | None) -> int | None:
         """Appends a unit; the address that stands for it in a consumequeue row.

@@ -12,6 +12,7 @@ import numpy as np
 from rmqctl.engine.dispatch.consume_queue import refuse_unreadable
 from rmqctl.engine.dispatch.index_file import (
     IndexFile,
+    header_of,
     last_hashes,
     newest_full_end,
 )
@@ -47,6 +48,8 @@ class IndexWriter:
         self._paths = [one.path for one in found.files]
         if self._paths:
             self._file = IndexFile.load(self._paths[-1], shape, pool, heal=not as_broker)
+            if self._file.is_blank and len(self._paths) > 1:
+                self._file.follow(header_of(self._paths[-2]))
         self.index_timestamp = newest_full_end(self._paths[:-1], shape)
         """The end of the newest file that is full and was rolled; 0 if none."""
 

@@ -63,16 +63,21 @@ class IndexFile:
     @classmethod
     def create(cls, path: str, shape: Shape, pool: FilePool, before: Header | None) -> IndexFile:
         """A new file; its header starts with the end of the file ``before`` (spec §7)."""
-        header = Header()
-        if before is not None:
-            if before.end_phy_offset > 0:
-                header.begin_phy_offset = header.end_phy_offset = before.end_phy_offset
-            if before.end_timestamp > 0:
-                header.begin_timestamp = header.end_timestamp = before.end_timestamp
         pool.create(path, shape.file_size)
-        made = cls(path, shape, pool, header, np.zeros(shape.slots, _SLOTS))
+        made = cls(path, shape, pool, Header(), np.zeros(shape.slots, _SLOTS))
         made._header_dirty = made.touched = True
+        if before is not None:
+            made.follow(before)
+            made.sync_to_file()  # else, after a crash, nobody knew what is indexed already
         return made
+
+    def follow(self, before: Header) -> None:
+        """Starts an empty file's header with the end of the file before it."""
+        if before.end_phy_offset > 0:
+            self.header.begin_phy_offset = self.header.end_phy_offset = before.end_phy_offset
+        if before.end_timestamp > 0:
+            self.header.begin_timestamp = self.header.end_timestamp = before.end_timestamp
+        self._header_dirty = True
 
     @classmethod
     def load(cls, path: str, shape: Shape, pool: FilePool, *, heal: bool) -> IndexFile:
@@ -115,6 +120,11 @@ class IndexFile:
             behind[at] = np.where((linked >= 0) & (linked < behind[at]), linked, 0)
         self._table[over] = behind
         self._mark(over)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the process that made it died before its header was written."""
+        return self.header == Header()
 
     @property
     def room(self) -> int:
@@ -194,7 +204,7 @@ class IndexFile:
                 breaks = (np.flatnonzero(np.diff(pages) > 1) + 1).tolist()
                 for start, stop in zip([0, *breaks], [*breaks, len(pages)], strict=True):
                     self._write_pages(int(pages[start]), int(pages[stop - 1]) + 1)
-        if self._header_dirty or counted:
+        if self._header_dirty or (counted and self.header.index_count <= 1):
             raw = layout.build_header(self.header.record(counted=counted))
             self._pool.write(self.path, raw, 0)
             self._header_dirty = False
@@ -234,11 +244,16 @@ def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
 def newest_full_end(paths: list[str], shape: Shape) -> int:
     """The end timestamp of the newest file that is full, 0 if none is."""
     for path in reversed(paths):
-        with FileSource(path) as source:
-            header = HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0"))
+        header = header_of(path)
         if header.index_count >= shape.max_entries:
             return header.end_timestamp
     return 0
+
+
+def header_of(path: str) -> Header:
+    """The header of a file on disk; that of an unused one where it is too short for any."""
+    with FileSource(path) as source:
+        return Header(*HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0")))
 
 
 def _seconds(store_timestamp: Array, begin: int) -> Array:

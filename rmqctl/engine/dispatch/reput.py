@@ -63,30 +63,38 @@ class Dispatcher:
                  as_broker: bool = False) -> None:
         self._root, self._settings, self._profile = root, settings, settings.profile
         self._is_batch, self._as_broker = batch_topics, as_broker
-        self._pool = FilePool()
         self._topics = text.Dictionary()
         self._kinds: Array = np.zeros(0, np.int8)
         self._tags = TagsCodes(self._topics, delay.parse_levels(settings.message_delay_level))
         self._keys = IndexKeys(self._topics)
-        self._queues = ConsumeQueues(root, settings.consumequeue_file_size, self._pool, log_end,
-                                    as_broker=as_broker)
-        self._batches = BatchQueues(root, settings.batch_consumequeue_file_size, self._pool,
-                                    log_end, as_broker=as_broker)
-        self._numbers = QueueTable(self._topics, self._queues.number)
         self._further = text.Dictionary()
-        self._further_numbers = QueueTable(self._further, self._queues.number)
-        self._batch_numbers = QueueTable(self._topics, self._batches.number)
         self._ext: dict[QueueKey, ConsumeQueueExt] = {}
         self._index: IndexWriter | None = None
-        if settings.message_index:
-            self._index = IndexWriter(root, Shape(settings.index_slots, settings.index_max),
-                                      self._pool, wall_clock, as_broker=as_broker,
-                                      counts_empty=self._profile.generation >= 5)
         self._failed = False
         self.logics_timestamp = 0
         """Store time of the message that was last put into a consumequeue; 0 if none was."""
         self.unplaceable = 0
         """Rows that were left out: their topic's name can be no folder (``a/b``, ``..``)."""
+        self._pool = FilePool()
+        try:
+            self._open(wall_clock, log_end)
+        except BaseException:
+            self._pool.close()
+            raise
+
+    def _open(self, wall_clock: Callable[[], int], log_end: int | None) -> None:
+        root, settings, as_broker = self._root, self._settings, self._as_broker
+        self._queues = ConsumeQueues(root, settings.consumequeue_file_size, self._pool, log_end,
+                                     as_broker=as_broker)
+        self._batches = BatchQueues(root, settings.batch_consumequeue_file_size, self._pool,
+                                    log_end, as_broker=as_broker)
+        self._numbers = QueueTable(self._topics, self._queues.number)
+        self._further_numbers = QueueTable(self._further, self._queues.number)
+        self._batch_numbers = QueueTable(self._topics, self._batches.number)
+        if settings.message_index:
+            self._index = IndexWriter(root, Shape(settings.index_slots, settings.index_max),
+                                      self._pool, wall_clock, as_broker=as_broker,
+                                      counts_empty=self._profile.generation >= 5)
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -227,7 +235,8 @@ class Dispatcher:
         if found is None:
             found = self._ext[queue.key] = ConsumeQueueExt(
                 self._root, queue.key, self._settings.consumequeue_ext_file_size, self._pool,
-                self._queues.last_address(queue))
+                self._queues.last_address(queue),
+                unused=queue.end == 0 and not self._as_broker)
         return found
 
     def _all_codes(self, rows: Rows, codes: Codes) -> Array:

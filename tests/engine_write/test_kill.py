@@ -1,0 +1,260 @@
+"""SIGKILL and power failures: no acknowledged message is lost, and a broker can start."""
+
+from __future__ import annotations
+
+import os
+import random
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Runner
+from tests.engine_write.crashing import MODES, NEWEST, Crasher
+from tests.engine_write.durable import (
+    acknowledged,
+    append,
+    assert_recovers,
+    assert_whole,
+    lines,
+    new_store,
+    numbers_in_log,
+    old_lines,
+)
+from tests.support.cli import DROPPED_ENV, QUIET_ENV
+
+APPEND = ("-", "--flush", "sync", "-o", "jsonl")
+MANY = 120
+"""Messages of a short run: two files of the log and of the index, many of the queues."""
+
+
+@pytest.fixture(scope="module")
+def crasher() -> Iterator[Crasher]:
+    made = Crasher()
+    yield made
+    made.close()
+
+
+class Place:
+    """Stores that begin alike, one for each kill."""
+
+    def __init__(self, folder: Path, rmqctl: Runner, version: str, before: int = 0) -> None:
+        self.folder, self.rmqctl = folder, rmqctl
+        self.first = new_store(rmqctl, folder / "first", version=version)
+        self.before = before
+        self.old = []
+        if before:
+            self.old = append(rmqctl, self.first, old_lines(0, before), "--as-recorded")
+            assert len(self.old) == before
+        self.store = folder / "store"
+
+    def fresh(self) -> Path:
+        shutil.rmtree(self.store, ignore_errors=True)
+        return shutil.copytree(self.first, self.store)
+
+
+def kill_and_check(place: Place, crasher: Crasher, at: int, mode: str, *,
+                   count: int = MANY) -> bool:
+    """One run that dies at its call ``at``; False when it came to its end before."""
+    store = place.fresh()
+    killed, printed, _ = crasher.run("append", store, *APPEND, at=at, mode=mode,
+                                     data=lines(place.before, count), folder=place.folder)
+    acks = [*place.old, *acknowledged(printed, place.before)]
+    if killed:
+        assert_recovers(place.rmqctl, store, acks)
+    else:
+        assert len(acks) == place.before + count
+    return killed
+
+
+def calls_of_a_run(place: Place, crasher: Crasher, count: int = MANY) -> int:
+    killed, _, calls = crasher.run("append", place.fresh(), *APPEND,
+                                   data=lines(place.before, count), folder=place.folder)
+    assert not killed
+    return calls
+
+
+# -- at chosen system calls -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+@pytest.mark.parametrize("before", [0, 70])
+def test_killed_at_some_calls(tmp_path, rmqctl, crasher, seed, version, before):
+    place = Place(tmp_path, rmqctl, version, before)
+    calls = calls_of_a_run(place, crasher)
+    assert calls > MANY
+    chosen = random.Random(seed).sample(range(1, calls), 5)
+    for number, at in enumerate([1, *sorted(chosen)]):
+        assert kill_and_check(place, crasher, at, MODES[number % 3]), at
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_at_every_call(tmp_path, rmqctl, crasher, mode):
+    place = Place(tmp_path, rmqctl, "5.3.3", 70)
+    calls = calls_of_a_run(place, crasher, 50)
+    for at in range(1, calls + 1):
+        killed = kill_and_check(place, crasher, at, mode, count=50)
+        # The order of calls of the flush thread and the main thread may differ from run to run.
+        assert killed or at > calls - 3
+
+
+def kill_twice(place: Place, crasher: Crasher, first: int, second: int, mode: str) -> bool:
+    """A kill while the store recovers from a kill; False when the second one came too late."""
+    store = place.fresh()
+    killed, printed, _ = crasher.run("append", store, *APPEND, at=first, folder=place.folder,
+                                     data=lines(place.before, MANY))
+    assert killed
+    acks = [*place.old, *acknowledged(printed, place.before)]
+    killed, printed, _ = crasher.run("append", store, *APPEND, at=second, mode=mode,
+                                     data=lines(1000, 3), folder=place.folder)
+    acks += acknowledged(printed, 1000)
+    assert_recovers(place.rmqctl, store, acks)
+    return killed
+
+
+def test_killed_while_recovering(tmp_path, rmqctl, crasher, seed):
+    place = Place(tmp_path, rmqctl, "5.3.3", 300)
+    chosen = random.Random(seed)
+    for number in range(6):
+        kill_twice(place, crasher, 50 + chosen.randrange(100), 1 + chosen.randrange(40),
+                   MODES[number % 3])
+
+
+@pytest.mark.exhaustive
+def test_killed_at_every_call_of_a_recovery(tmp_path, rmqctl, crasher):
+    place = Place(tmp_path, rmqctl, "5.3.3", 300)
+    at = 1
+    while kill_twice(place, crasher, 140, at, MODES[at % 3]):
+        at += 1
+    assert at > 15
+
+
+# -- power failures -------------------------------------------------------------------------------
+
+
+def cut_power(place: Place, crasher: Crasher, at: int) -> bool:
+    """A power failure at a call, with what the system may have written by itself by then."""
+    store = place.fresh()
+    power = place.folder / "power"
+    killed, printed, _ = crasher.run("append", store, *APPEND, at=at, folder=place.folder,
+                                     data=lines(place.before, MANY), power=str(power))
+    acks = [*place.old, *acknowledged(printed, place.before)]
+    for name in NEWEST if killed else ():
+        left = Path(f"{power}-{name}")
+        assert_recovers(place.rmqctl, left, acks)
+        shutil.rmtree(left)
+    return killed
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_power_fails_at_some_calls(tmp_path, rmqctl, crasher, seed, version):
+    place = Place(tmp_path, rmqctl, version, 70)
+    for at in random.Random(seed).sample(range(20, calls_of_a_run(place, crasher)), 3):
+        assert cut_power(place, crasher, at), at
+
+
+@pytest.mark.exhaustive
+def test_power_fails_at_many_calls(tmp_path, rmqctl, crasher, seed):
+    place = Place(tmp_path, rmqctl, "5.3.3", 70)
+    calls = calls_of_a_run(place, crasher)
+    for at in range(1 + seed % 5, calls, 5):
+        assert cut_power(place, crasher, at) or at > calls - 3
+
+
+# -- at random moments, in a process of its own ---------------------------------------------------
+
+
+def feed(target, data: bytes, chosen: random.Random) -> None:
+    """Line by line or in bursts, with pauses, until there is nobody to read it."""
+    rows = data.splitlines(keepends=True)
+    at = 0
+    try:
+        while at < len(rows):
+            burst = chosen.choice((1, 1, 3, 20))
+            target.write(b"".join(rows[at:at + burst]))
+            target.flush()
+            at += burst
+            time.sleep(chosen.choice((0, 0, 0.002)))
+        target.close()
+    except (BrokenPipeError, ValueError, OSError):
+        pass
+
+
+def killed_process(store: Path, first: int, chosen: random.Random) -> bytes:
+    """What a process printed before it was killed; the clock runs from its first line on."""
+    wait = chosen.uniform(0, 0.25)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rmqctl", "append", store, *APPEND], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items()
+             if name not in DROPPED_ENV} | QUIET_ENV)
+    writer = threading.Thread(target=feed, args=(process.stdin, lines(first, 900),
+                                                 random.Random(chosen.random())))
+    writer.start()
+    printed = b""
+    until = None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while until is None or time.monotonic() < until:
+            if not selector.select(20 if until is None else max(0, until - time.monotonic())):
+                break
+            data = os.read(process.stdout.fileno(), 1 << 16)
+            if not data:
+                break
+            printed += data
+            until = until or time.monotonic() + wait
+    process.send_signal(signal.SIGKILL)
+    printed += process.stdout.read()
+    said = process.stderr.read()
+    process.wait(20)
+    process.stdout.close()
+    process.stderr.close()
+    writer.join(20)
+    assert b"error" not in said, said
+    return printed
+
+
+def kill_at_random(folder: Path, rmqctl: Runner, chosen: random.Random, kills: int) -> None:
+    """Again and again the same store: each run recovers from the one before."""
+    store = new_store(rmqctl, folder / "store", version=chosen.choice(("4.9.3", "5.3.3")))
+    acks = []
+    for number in range(kills):
+        first = number * 1000
+        acks += acknowledged(killed_process(store, first, chosen), first)
+        if number % 3 != 1:  # else the next append is what recovers
+            assert_recovers(rmqctl, store, acks)
+    acks += append(rmqctl, store, lines(900_000, 5), first=900_000)
+    assert_whole(rmqctl, store, acks)
+
+
+def test_killed_at_a_few_random_moments(tmp_path, rmqctl, seed):
+    kill_at_random(tmp_path, rmqctl, random.Random(seed), 4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(5))
+def test_killed_at_fifty_random_moments(tmp_path, rmqctl, seed, part):
+    kill_at_random(tmp_path, rmqctl, random.Random(seed + part), 10)
+
+
+# -- what is printed and what is not --------------------------------------------------------------
+
+
+def test_what_is_not_printed_is_there_wholly_or_not_at_all(tmp_path, rmqctl, crasher, seed):
+    """The log never holds messages out of order or twice, or one behind a missing one."""
+    place = Place(tmp_path, rmqctl, "5.3.3")
+    for at in random.Random(seed).sample(range(10, 200), 4):
+        store = place.fresh()
+        _, printed, _ = crasher.run("append", store, *APPEND, at=at, mode="torn",
+                                    data=lines(0, MANY), folder=place.folder)
+        found = numbers_in_log(store)
+        assert found == list(range(len(found)))
+        assert len(found) >= len(acknowledged(printed, 0))
