@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -58,6 +59,65 @@ def test_the_demo_notices_a_program_that_finds_nothing(tmp_path):
     assert "demo: exit code 0 where 1 was promised: rmqctl verify" in done.stderr
 
 
+# -- make-fixture.sh and reinject.sh ---------------------------------------------------------------
+
+
+@needs_bash
+def test_two_fixtures_are_the_same(tmp_path, rmqctl):
+    for name in ("one", "two"):
+        done = run(EXAMPLES / "make-fixture.sh", name, cwd=tmp_path, PYTHONPATH=str(ROOT))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "no damage found" in done.stdout
+    one, two = (contents(tmp_path / name) for name in ("one", "two"))
+    assert {name for name in one if one[name] != two.get(name)} <= {
+        *(name for name in one if name.startswith("index/")), "config/topics.json",
+        "config/topics.json.bak"}  # the clock names index files and dates the configuration
+    assert rmqctl("diff", tmp_path / "one", tmp_path / "two").code == 0
+
+
+@needs_bash
+def test_the_fixture_has_what_it_promises(tmp_path, rmqctl):
+    assert run(EXAMPLES / "make-fixture.sh", cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
+    found = rmqctl("read", tmp_path / "fixture", "-o", "jsonl").jsonl()
+    topics = {one["topic"] for one in found}
+    assert topics == {"orders", "bills", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"}
+    half, whole = found[-2:]
+    assert half["topic"] == "RMQ_SYS_TRANS_HALF_TOPIC"
+    assert whole["prepared_transaction_offset"] == half["physical_offset"]
+    assert whole["sys_flag"] == 8
+    again = run(EXAMPLES / "make-fixture.sh", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert again.returncode == 1
+    assert "not empty" in again.stderr
+
+
+@needs_bash
+def test_messages_are_put_into_other_stores(tmp_path, rmqctl):
+    with snapshot.assert_unchanged(STORE):
+        done = run(EXAMPLES / "reinject.sh", "work", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "195 messages, 194 of them sound" in done.stdout
+
+    def message(store):
+        return rmqctl("read", tmp_path / "work" / store, "--key", "stock-120", "--topic",
+                      "TP_fraud_Topic", "-o", "jsonl").jsonl()[-1]
+
+    was, salvaged, new = (message(store) for store in ("damaged", "salvaged", "running"))
+    assert (was["queue_offset"], salvaged["queue_offset"], new["queue_offset"]) == (26, 25, 132)
+    assert salvaged["store_timestamp"] == was["store_timestamp"] < new["store_timestamp"]
+    assert salvaged["properties_raw"] == was["properties_raw"]
+    assert {one["unique_key"] for one in (was, salvaged, new)} == {was["unique_key"]}
+
+
+@needs_bash
+def test_the_stores_of_a_reinjection_are_removed_unless_a_folder_is_named(tmp_path):
+    done = run(EXAMPLES / "reinject.sh", cwd=tmp_path, TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- cron ------------------------------------------------------------------------------------------
+
+
 @pytest.fixture
 def nightly(tmp_path):
     """Runs the cron script on a copy of the example; returns (what it did, state, metrics)."""
@@ -106,3 +166,74 @@ def test_the_nightly_check_says_why_it_could_not(nightly, tmp_path):
     assert "is no store" in done.stdout
     assert not metrics.exists()
     assert once("--ful").returncode == 2
+
+
+@pytest.fixture
+def beat(tmp_path, rmqctl):
+    """Runs the heartbeat on a store of its own; returns (what it did, the store, metrics)."""
+    if shutil.which("timeout") is None:
+        pytest.skip("no timeout here")
+    program = tmp_path / "rmqctl"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rmqctl "$@"\n')
+    program.chmod(0o755)
+    store = tmp_path / "store"
+    rmqctl("init", store, "--index-slots", "100", "--index-max", "400").expect(0)
+    rmqctl("topic", "create", store, "heartbeat").expect(0)
+    metrics = tmp_path / "beat.prom"
+
+    def once(**variables):
+        return run(EXAMPLES / "cron" / "heartbeat.sh", cwd=tmp_path, PYTHONPATH=str(ROOT),
+                   **{"RMQCTL": str(program), "RMQCTL_STORE": str(store),
+                      "RMQCTL_METRICS": str(metrics), **variables})
+
+    return once, store, metrics
+
+
+@needs_bash
+def test_the_heartbeat_is_silent_when_it_got_there(beat, rmqctl):
+    once, store, metrics = beat
+    for _ in range(2):
+        done = once()
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = rmqctl("read", store, "--topic", "heartbeat", "-o", "jsonl").jsonl()
+    assert [one["queue_offset"] for one in found] == [0, 1]
+    assert f'rmqctl_heartbeat_exit_code{{store="{store}"}} 0\n' in metrics.read_text()
+
+
+@needs_bash
+def test_the_heartbeat_says_who_holds_the_store(beat):
+    once, store, metrics = beat
+    with (store / "lock").open("r+b") as held, snapshot.assert_unchanged(store):
+        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        done = once()
+    assert done.returncode == 4
+    assert f"{store} is held" in done.stdout
+    assert f"process {os.getpid()}" in done.stdout
+    assert f'rmqctl_heartbeat_exit_code{{store="{store}"}} 4\n' in metrics.read_text()
+
+
+@needs_bash
+def test_the_heartbeat_says_what_a_store_does_not_take(beat, rmqctl):
+    once, store, _ = beat
+    rmqctl("topic", "create", store, "heartbeat", "--perm", "r").expect(0)
+    with snapshot.assert_unchanged(store):
+        done = once()
+    assert done.returncode == 6
+    assert "not writable" in done.stdout
+    assert once(RMQCTL_STORE=str(store / "config")).returncode == 3
+
+
+@needs_bash
+@pytest.mark.parametrize(("script", "code", "said"), [
+    ("echo 'rmqctl: error: no space' >&2; exit 5", 5, "disk full"),
+    ("exec sleep 60", 124, "took longer than 1 s"), ("exit 70", 70, "exit code 70")])
+def test_the_heartbeat_passes_on_what_went_wrong(beat, tmp_path, script, code, said):
+    once, _, metrics = beat
+    program = tmp_path / "broken"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    done = once(RMQCTL=str(program), RMQCTL_SECONDS="1")
+    assert done.returncode == code
+    assert said in done.stdout
+    assert f"}} {code}\n" in metrics.read_text()
+    assert once(RMQCTL_METRICS=str(tmp_path / "no" / "m.prom")).returncode == 5

@@ -298,8 +298,8 @@ def test_parsing():
     assert commands[1].expected == []
     assert [s for s in steps if isinstance(s, File)] == [
         File("```json one.jsonl", "one.jsonl", ["{}", "$ no command"])]
-    assert stages_of(Command(1, "$ rmqctl read '|' | rmqctl append > x")) == (
-        [["rmqctl", "read", "|"], ["rmqctl", "append"]], "x")
+    assert stages_of(Command(1, "$ A=b rmqctl read x | rmqctl append > y")) == (
+        [["A=b", "rmqctl", "read", "x"], ["rmqctl", "append"]], "y")
 
 
 def test_helpers_get_numbers_and_names(monkeypatch):

@@ -18,21 +18,20 @@ from types import TracebackType
 from typing import Self
 
 from rmqctl.engine import abort_file, admission, disk
+from rmqctl.engine.aside import Aside
 from rmqctl.engine.checkpoint_file import CheckpointFile
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.flush import FlushService, GroupCommit
 from rmqctl.engine.log_files import LogFiles
 from rmqctl.engine.message import Outgoing, OutgoingBatch
-from rmqctl.engine.opening import (
-    LogState,
+from rmqctl.engine.opening import LogState, catch_up_start, examine, stretches
+from rmqctl.engine.put import Message, PutPath, Stretch
+from rmqctl.engine.recovering import (
     clear_torn_tail,
     done_again,
-    examine,
     set_aside,
-    stretches,
     untrusted_index,
 )
-from rmqctl.engine.put import Message, PutPath, Stretch
 from rmqctl.engine.result import FLUSH_DISK_TIMEOUT, PutResult
 from rmqctl.engine.settings import Settings
 from rmqctl.engine.store_lock import StoreLock
@@ -77,6 +76,8 @@ class Engine:
         self._disk_full = False
         self.recovered = 0
         """Messages dispatched once more when the store was opened."""
+        self.aside = Aside(root)
+        """Where what is replaced is kept."""
         with ExitStack() as held:
             held.callback(lock.release)
             held.callback(store.close)
@@ -87,9 +88,10 @@ class Engine:
                                               self._checkpoint.record.index_msg_timestamp)
             if doubtful or not state.clean:
                 self._begin()
-                clear_torn_tail(store, state.end)
-                set_aside(store, doubtful, again)
-            self._dispatcher = Dispatcher(root, settings, now_ms, self.is_batch_topic, state.end)
+                clear_torn_tail(store, state.end, self.aside)
+                set_aside(store, doubtful, again, self.aside)
+            self._dispatcher = Dispatcher(root, settings, now_ms, self.is_batch_topic, state.end,
+                                          aside=self.aside)
             held.callback(self._dispatcher.close)
             self._path = PutPath(settings, self.log, self._dispatcher.next_offsets(),
                                  self.is_batch_topic, clock, self._begin, keep_queue_offsets)
@@ -251,9 +253,7 @@ class Engine:
 
         After a clean end that is what lies behind the newest row, if any of it has a row at all.
         """
-        start = min(index_from, max(self._dispatcher.max_physic(), 0))
-        if not self.state.clean:
-            start = min(start, self.state.start)
+        start = min(index_from, catch_up_start(self.state, self._dispatcher.max_physic()))
         if not self._running and not any(
                 one.last_row for one in stretches(self._store, start, self.state.end)):
             return

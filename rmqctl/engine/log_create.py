@@ -4,26 +4,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 from collections.abc import Collection, Sequence
 
 from rmqctl.engine.log_file import ChannelFile, LogFile, MappedFile, PooledFile
 from rmqctl.engine.log_pool import BufferPool
-from rmqctl.engine.storage import (
-    FILE_MODE,
-    failed,
-    give_to_owner_of,
-    make_folders,
-    open_file,
-)
+from rmqctl.engine.new_file import lay_out, new_file
+from rmqctl.engine.storage import make_folders, open_file
 from rmqctl.errors import RefusedError
 from rmqctl.scan.source import FileSource
 
 _READ = 1 << 20
-_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
-_NO_NAMING = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.EINVAL)
 
 
 def place(folders: Sequence[str], start: int, file_size: int, *,
@@ -74,7 +65,8 @@ class Maker:
             if size != self.file_size:
                 raise RefusedError(f"{path}: is {size} bytes long, not {self.file_size}: the "
                                    "store needs to be recovered first")
-            self._reserve(fd, path)
+            # For a mapping the space itself: a hole of a full disk would be a SIGBUS.
+            self._lay_out(fd, path)
             return self._wrap(fd, path, base, position)
         except BaseException:
             os.close(fd)
@@ -117,75 +109,8 @@ class Maker:
         return ChannelFile(fd, path, base, size, position, fresh=fresh)
 
     def _create(self, path: str) -> int:
-        """A new file of full length. It gets its name when it has its length, where possible:
-        a broker refuses to start on a file that is shorter, so a kill must not leave one.
-        """
-        folder = os.path.dirname(path)
-        make_folders(folder)
-        fd = self._unnamed(folder, path)
-        if fd >= 0:
-            try:
-                self._lay_out(fd, path)
-                if _give_name(fd, path):
-                    return fd
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
-        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make")
-        try:
-            self._lay_out(fd, path)
-        except BaseException:
-            os.close(fd)
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            raise
-        return fd
-
-    @staticmethod
-    def _unnamed(folder: str, path: str) -> int:
-        """A file without a name in ``folder``; -1 where the file system knows no such thing."""
-        try:
-            fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
-        except OSError as error:
-            if error.errno in _NO_UNNAMED:
-                return -1
-            raise failed(error, path, "make") from None
-        give_to_owner_of(folder, fd)
-        return fd
+        make_folders(os.path.dirname(path))
+        return new_file(path, self.file_size, self.mapped)
 
     def _lay_out(self, fd: int, path: str) -> None:
-        """Gives the file its length, never a smaller one."""
-        try:
-            if os.fstat(fd).st_size < self.file_size:
-                os.ftruncate(fd, self.file_size)
-        except OSError as error:
-            raise failed(error, path, f"make room for {self.file_size} bytes in") from None
-        self._reserve(fd, path)
-
-    def _reserve(self, fd: int, path: str) -> None:
-        """For a mapping the space itself: a hole of a full disk would be a SIGBUS."""
-        if not self.mapped:
-            return
-        try:
-            os.posix_fallocate(fd, 0, self.file_size)
-        except OSError as error:
-            raise failed(error, path, f"reserve {self.file_size} bytes for") from None
-
-
-def _give_name(fd: int, path: str) -> bool:
-    """Names a file that has none; False where that cannot be done here."""
-    folder = os.path.dirname(path) or "."
-    try:
-        # With a folder's descriptor Python uses linkat(2), which can follow /proc's link.
-        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.link(f"/proc/self/fd/{fd}", os.path.basename(path), src_dir_fd=at, dst_dir_fd=at,
-                    follow_symlinks=True)
-        finally:
-            os.close(at)
-    except OSError as error:
-        if error.errno in _NO_NAMING:
-            return False
-        raise failed(error, path, "make") from None
-    return True
+        lay_out(fd, path, self.file_size, self.mapped)

@@ -7,33 +7,16 @@ appending there would overwrite them.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
-from rmqctl.engine.storage import (
-    STAGING,
-    failed,
-    make_folders,
-    move_aside,
-    open_file,
-    publish,
-    sync,
-    write_all,
-)
-from rmqctl.errors import FormatError, RefusedError, StoreIOError
-from rmqctl.formats.names import build_offset
+from rmqctl.errors import RefusedError
 from rmqctl.formats.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from rmqctl.scan.frames import Batch
-from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
-from rmqctl.store.bounds import broker_log_end, recovery_start
-from rmqctl.store.files import StoreFile
-from rmqctl.store.log_end import used_size
+from rmqctl.store.bounds import View, broker_log_end, recovery_start
 from rmqctl.store.store import Store
-
-_AGAIN = "index-again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,102 +109,20 @@ def _row(batch: Batch, number: int) -> tuple[str, int, int, int]:
             int(batch.column("queue_offset")[number]), int(batch.offset[number]))
 
 
-def untrusted_index(store: Store, state: LogState,
-                    trusted_until: int) -> tuple[list[StoreFile], int]:
-    """(index files that cannot be relied on, the physical offset to index again from).
+def catch_up_start(state: LogState, dispatched_to: int) -> int:
+    """The physical offset to dispatch from again.
 
-    After an unclean end these are the files that end later than ``trusted_until``, the
-    checkpoint's index time: what is in them may be torn. A broker destroys them and indexes only
-    what its recovery walks over, so keys get lost. After any end, a file that knows messages
-    behind the end of the log is another: a broker would not index what is appended below its
-    end. The offset is where the first of them began, the end of the log when all are sound.
+    ``dispatched_to`` is how far the newest row of all consumequeues reaches, -1 without rows.
     """
-    start = _noted(store, state.end)
-    found: list[StoreFile] = []
-    for file in store.index_listing.files:
-        try:
-            index = store.open_index(file)
-        except (FormatError, StoreIOError):
-            start, found = min(start, store.log.min_offset), [*found, file]
-            continue
-        header = index.header
-        # One that is not full yet may end in the very millisecond that is trusted.
-        torn = not state.clean and (header.end_timestamp > trusted_until or not header.entries
-                                    or header.index_count < index.shape.max_entries)
-        ahead = header.entries > 0 and header.end_phy_offset >= state.end
-        if torn or ahead:
-            found.append(file)
-            inside = store.log.min_offset <= header.begin_phy_offset <= state.end
-            start = min(start, header.begin_phy_offset if inside else store.log.min_offset)
-    if found:
-        # What follows such a file was made after it, and goes with it.
-        first = min(file.name for file in found)
-        found = [file for file in store.index_listing.files if file.name >= first]
-    return found, start
+    start = min(max(dispatched_to, 0), state.end)
+    return start if state.clean else min(start, state.start)
 
 
-def set_aside(store: Store, files: list[StoreFile], again: int) -> None:
-    """Moves index files to ``.rmqctl/aside``: nothing is deleted. StoreIOError.
-
-    That it has to be indexed again from physical offset ``again`` on is noted first, for whoever
-    comes after a kill and finds no trace of the files; `done_again` takes the note away.
-    """
-    if not files:
-        return
-    publish(store.path(STAGING, _AGAIN), str(again).encode(), store=store.root)
-    aside = _aside(store, "index")
-    for file in files:
-        move_aside(file.path, os.path.join(aside, file.name))
-
-
-def _noted(store: Store, end: int) -> int:
-    """From where it has to be indexed again since a recovery did not come to its end."""
-    try:
-        with FileSource(store.path(STAGING, _AGAIN)) as source:
-            text = source.read(0, 32)
-    except StoreIOError:
-        return end
-    if not text.isdigit():
-        return store.log.min_offset
-    return min(max(int(text), store.log.min_offset), end)
-
-
-def done_again(root: str) -> None:
-    """What had to be indexed again is on disk. StoreIOError."""
-    path = os.path.join(root, STAGING, _AGAIN)
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise failed(error, path, "remove") from None
-
-
-def clear_torn_tail(store: Store, end: int) -> None:
-    """Zeros behind the end of the log in its file; what was there is kept in ``.rmqctl/aside``.
-
-    It is what a killed process left of its last write, or the END_OF_FILE record of a file that
-    has no next one. A broker leaves it, and a short record appended over it would have a part of
-    it behind: damage to anyone who looks later. StoreIOError.
-    """
-    place = store.log.file_of(end)
-    if place is None:
-        return
-    at = end - place.base
-    with FileSource(place.path) as source:
-        torn = source.read(at, max(0, used_size(source) - at))
-    if not torn:
-        return
-    publish(os.path.join(_aside(store, "commitlog"), build_offset(end)), torn, store=store.root)
-    fd = open_file(place.path, os.O_RDWR)
-    try:
-        write_all(fd, bytes(len(torn)), at, place.path)
-        sync(fd, place.path)
-    finally:
-        os.close(fd)
-
-
-def _aside(store: Store, name: str) -> str:
-    folder = store.path(STAGING, "aside", f"{time.time_ns()}-{os.getpid()}", name)
-    make_folders(folder)
-    return folder
+def dispatched_to(store: Store, generation: int) -> int:
+    """How far the log was dispatched by the plain consumequeues' own account; -1 without rows."""
+    view = View(store, "broker", generation)
+    most = -1
+    for queue in store.queues.values():
+        with closing(queue):
+            most = max(most, queue.max_physical(view.bounds(queue).end))
+    return most

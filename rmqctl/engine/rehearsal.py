@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from rmqctl.engine.opening import LogState, examine
+from rmqctl.engine.opening import LogState, catch_up_start, dispatched_to, examine
 from rmqctl.engine.put import Message, PutPath
 from rmqctl.engine.result import PutResult
 from rmqctl.engine.settings import Settings
 from rmqctl.engine.topics import Topics
 from rmqctl.errors import StoreHeldError
+from rmqctl.scan.queue_reach import QueueReach
 from rmqctl.store.bounds import View
 from rmqctl.store.commit_log import CommitLog
 from rmqctl.store.store import Sizes, Store
@@ -63,8 +64,7 @@ class Rehearsal:
     def __init__(self, root: str, settings: Settings, store: Store, state: LogState,
                  clock: Callable[[], int], keep_queue_offsets: bool) -> None:
         batch = settings.batch_topics | Topics(root, settings, clock).batch_topics()
-        table = consumequeue_ends(store, View(store, "broker", settings.profile.generation),
-                                  lambda _: None)
+        table = _table(store, settings, state)
         self.log = RehearsedLog(state, store.log, settings.commitlog_file_size)
         self._store, self.state = store, state
         self._path = PutPath(
@@ -116,3 +116,17 @@ class Rehearsal:
     @property
     def renumbered(self) -> int:
         return self._path.renumbered
+
+
+def _table(store: Store, settings: Settings, state: LogState) -> dict[tuple[str, int], int]:
+    """The topicQueueTable as it is when a real run has dispatched what the last one left."""
+    generation = settings.profile.generation
+    table = consumequeue_ends(store, View(store, "broker", generation), lambda _: None)
+    reach = QueueReach(generation)
+    start = catch_up_start(state, dispatched_to(store, generation))
+    for batch in store.log.walk(start, state.end):
+        reach.add(batch)
+    for (topic, queue_id), found in reach.found().items():
+        key = os.fsdecode(topic), queue_id
+        table[key] = max(table.get(key, 0), found.end)
+    return table

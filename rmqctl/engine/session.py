@@ -37,7 +37,10 @@ class Session:
         if self.engine.recovered:
             why = ("consumequeues or index lacked some of the log" if self.engine.state.clean
                    else "the last run did not end cleanly")
-            yield f"{why}: {self.engine.recovered} messages of the log were dispatched again"
+            yield (f"{why}: the last {self.engine.recovered} messages of the log were looked at "
+                   "again, and what was missing of their rows and keys was written")
+        if isinstance(self.engine, Engine) and self.engine.aside.used:
+            yield f"what was replaced by that is kept in {self.engine.aside.folder}"
 
     def put(self, messages: Sequence[Message], *, stop: bool = False,
             obey_topics: bool = True) -> list[PutResult]:

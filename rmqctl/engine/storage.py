@@ -145,8 +145,11 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def make_folders(path: str) -> None:
-    """Makes a folder and those above it that are missing, each name forced to the device."""
+def make_folders(path: str, *, durable: bool = True) -> list[str]:
+    """Makes a folder and those above it that are missing; which these were, outermost first.
+
+    Their names are forced to the device, unless the caller does that (``durable`` False).
+    """
     missing = []
     at = os.path.abspath(path)
     while not os.path.isdir(at):
@@ -164,7 +167,9 @@ def make_folders(path: str) -> None:
         except OSError as error:
             raise failed(error, folder, "make the folder") from None
         give_to_owner_of(os.path.dirname(folder), folder)
-        sync_folder(os.path.dirname(folder))
+        if durable:
+            sync_folder(os.path.dirname(folder))
+    return list(reversed(missing))
 
 
 def publish(path: str, data: bytes, *, store: str, staging: str | None = None,

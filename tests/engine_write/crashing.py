@@ -12,7 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ class Crasher:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, cwd=Path(__file__).parents[2])
+            text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[2])
 
     def run(self, *args: str | Path, at: int = 0, mode: str = "before", data: bytes = b"",
             folder: Path, power: str | None = None) -> tuple[bool, bytes, int]:
@@ -193,6 +196,10 @@ def _child(job: dict[str, Any], tell: Callable[[int], None]) -> int:
     return code
 
 
+def _tell(fd: int, calls: int) -> None:
+    os.write(fd, str(calls).encode())
+
+
 def _serve() -> None:
     import rmqctl.cli
     import rmqctl.commands.append
@@ -206,9 +213,8 @@ def _serve() -> None:
         child = os.fork()
         if not child:
             try:
-                code = _child(job, lambda calls: os.write(write, str(calls).encode()) and None)
-            except BaseException:
-                import traceback
+                code = _child(job, partial(_tell, write))
+            except BaseException:  # noqa: BLE001  # nothing may get back into the loop
                 traceback.print_exc()
                 code = 99
             sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmqctl.engine.aside import Aside
 from rmqctl.engine.dispatch import index_file
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
@@ -89,7 +91,7 @@ POOLS: list[FilePool] = []
 def writer(folder: Path | str, shape: Shape = SHAPE, clock: int = 0, **more: bool) -> IndexWriter:
     while len(POOLS) > 2:
         POOLS.pop(0).close()
-    POOLS.append(FilePool(2))
+    POOLS.append(FilePool(Aside(str(folder)), 2))
     return IndexWriter(str(folder), shape, POOLS[-1], lambda: clock, **more)
 
 
@@ -220,12 +222,12 @@ def test_a_full_file_is_on_disk_before_it_is_told(tmp_path, monkeypatch):
     made = writer(tmp_path)
     give(made, [(0, 5000, tuple(range(7)), False)])
     synced = []
-    real = index_file.FilePool._fsync
-    monkeypatch.setattr(index_file.FilePool, "_fsync",
-                        lambda self, fd, path: (synced.append(path), real(self, fd, path)))
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (
+        synced.append(os.fstat(fd).st_ino), real(fd)))
     (file,) = (tmp_path / "index").iterdir()
     give(made, [(10, 6000, (), False)])
-    assert synced == [str(file), str(file.parent)]
+    assert synced == [file.stat().st_ino, file.parent.stat().st_ino]
     made.close()
 
 

@@ -175,8 +175,9 @@ def test_some_calls_of_append(tmp_path, rmqctl, name, seed):
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
 @pytest.mark.parametrize("name", ["write", "append", "append-sync"])
 def test_every_call(tmp_path, rmqctl, name, version):
+    """Every second call for each version, and so all for both."""
     case = Case(tmp_path, rmqctl, *RUNS[name], old=OLD, version=version)
-    assert at_every_call(case) > 20
+    assert at_every_call(case, 2, 1 + (version > "5")) > 20
 
 
 @pytest.mark.parametrize("name", ["write", "append-sync"])
@@ -231,11 +232,14 @@ def test_a_file_system_that_is_read_only(tmp_path, rmqctl, words):
     assert "read-only" in done.err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 @pytest.mark.parametrize("words", [RUNS["write"], RUNS["append"], RUNS["topic-create"]])
 def test_a_folder_nobody_may_write_to(tmp_path, rmqctl, words):
     case = Case(tmp_path, rmqctl, *words, old=OLD)
     shutil.copytree(case.first, case.root)
+    closed = tmp_path / "closed"
+    closed.mkdir(0o500)
+    if os.access(closed, os.W_OK):
+        pytest.skip("root may write anywhere")
     everything = [case.root, *case.root.rglob("*")]
     modes = {one: one.stat().st_mode for one in everything}
     for one in everything:

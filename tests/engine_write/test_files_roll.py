@@ -283,7 +283,7 @@ def test_a_next_file_with_data_is_refused_and_left(tmp_path, ahead):
 @pytest.mark.parametrize("changed", SETTINGS)
 def test_a_roll_that_fails_can_be_tried_again(tmp_path, changed, error):
     with closing(open_log(tmp_path, **changed)) as log:
-        with (mock.patch.object(creating.Maker, "_lay_out",
+        with (mock.patch.object(creating, "new_file",
                                 side_effect=StoreIOError("no space")),
               pytest.raises(StoreIOError, match="no space")):
             log.append([b"a"])

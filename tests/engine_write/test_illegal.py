@@ -90,7 +90,7 @@ ILLEGAL = {
     "properties-long": Illegal(("--topic", "T1", "--body", "x", "--property", f"A={LONG}"),
                                "MESSAGE_ILLEGAL|PROPERTIES_SIZE_EXCEEDED"),
     "body-does-not-fit": Illegal(("--topic", "T1", "--body", "x" * 65536)),
-    "queue-negative": Illegal(("--topic", "T1", "--body", "x", "--queue", str(1 << 31))),
+    "queue-too-large": Illegal(("--topic", "T1", "--body", "x", "--queue", str(1 << 31))),
     "inner-number": Illegal(("--topic", "T1", "--body", "x", "--property", "INNER_NUM=2")),
     "delay-no-number": Illegal(("--topic", "T1", "--body", "x", "--property", "DELAY=x")),
 }
@@ -116,7 +116,7 @@ def test_write_says_the_status_and_touches_nothing(store, rmqctl, name):
     {"topic": "t" * 256, "body": "x"}, {"topic": "", "body": "x"}, {"topic": "a/b", "body": "x"},
     {"topic": "T1", "body": "x" * 65536}, {"topic": "T1", "body": "x", "queue_id": 1 << 31},
     {"topic": "T1", "body": "x", "properties": {"A": LONG}},
-    {"topic": "T1", "body": "x", "born_host": "1.2.3.4:70000"},
+    {"topic": "T1", "body": "x", "flag": 1 << 40},
     {"topic": 7, "body": "x"}, {"body": "x"}, {"topic": "T1"}, [], "x", None])
 @pytest.mark.parametrize("manner", [(), ("--on-error", "skip")])
 def test_append_of_nothing_but_illegal_lines_touches_nothing(store, tmp_path, rmqctl, given,

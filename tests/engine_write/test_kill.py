@@ -33,6 +33,8 @@ from tests.support.cli import DROPPED_ENV, QUIET_ENV
 APPEND = ("-", "--flush", "sync", "-o", "jsonl")
 MANY = 120
 """Messages of a short run: two files of the log and of the index, many of the queues."""
+FEW = 30
+"""Enough to roll the log, an index file and queues that are nearly full."""
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +97,20 @@ def test_killed_at_some_calls(tmp_path, rmqctl, crasher, seed, version, before):
         assert kill_and_check(place, crasher, at, MODES[number % 3]), at
 
 
+def test_a_torn_record_leaves_nothing_behind_the_next_one(tmp_path, rmqctl, crasher):
+    """A dozen calls in a row: some of them write the log."""
+    place = Place(tmp_path, rmqctl, "5.3.3")
+    for at in range(40, 52):
+        assert kill_and_check(place, crasher, at, "torn"), at
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_at_every_call(tmp_path, rmqctl, crasher, mode):
     place = Place(tmp_path, rmqctl, "5.3.3", 70)
-    calls = calls_of_a_run(place, crasher, 50)
+    calls = calls_of_a_run(place, crasher, FEW)
     for at in range(1, calls + 1):
-        killed = kill_and_check(place, crasher, at, mode, count=50)
+        killed = kill_and_check(place, crasher, at, mode, count=FEW)
         # The order of calls of the flush thread and the main thread may differ from run to run.
         assert killed or at > calls - 3
 
@@ -130,7 +139,7 @@ def test_killed_while_recovering(tmp_path, rmqctl, crasher, seed):
 
 @pytest.mark.exhaustive
 def test_killed_at_every_call_of_a_recovery(tmp_path, rmqctl, crasher):
-    place = Place(tmp_path, rmqctl, "5.3.3", 300)
+    place = Place(tmp_path, rmqctl, "5.3.3", 200)
     at = 1
     while kill_twice(place, crasher, 140, at, MODES[at % 3]):
         at += 1
@@ -165,7 +174,7 @@ def test_power_fails_at_some_calls(tmp_path, rmqctl, crasher, seed, version):
 def test_power_fails_at_many_calls(tmp_path, rmqctl, crasher, seed):
     place = Place(tmp_path, rmqctl, "5.3.3", 70)
     calls = calls_of_a_run(place, crasher)
-    for at in range(1 + seed % 5, calls, 5):
+    for at in range(1 + seed % 9, calls, 9):
         assert cut_power(place, crasher, at) or at > calls - 3
 
 

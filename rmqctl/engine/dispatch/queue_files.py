@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from contextlib import suppress
 
+from rmqctl.engine.aside import Aside
+from rmqctl.engine.new_file import lay_out, new_file
+from rmqctl.engine.storage import (
+    failed,
+    make_folders,
+    open_file,
+    sync,
+    sync_folder,
+    wipe,
+    write_all,
+)
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.formats import names
 from rmqctl.store.files import StoreFile
 
 MOST_OPEN = 256
-_FLAGS = os.O_RDWR | os.O_CLOEXEC
-_FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
-_MODE = 0o666
 
 
 class FilePool:
@@ -27,8 +34,8 @@ class FilePool:
     reports it only once, so every later `flush` fails the same way.
     """
 
-    def __init__(self, most: int = MOST_OPEN) -> None:
-        self._most = most
+    def __init__(self, aside: Aside, most: int = MOST_OPEN) -> None:
+        self._most, self._aside = most, aside
         self._open: OrderedDict[str, int] = OrderedDict()
         self._dirty: dict[str, None] = {}
         self._folders: dict[str, None] = {}
@@ -45,22 +52,27 @@ class FilePool:
         A file of that name is taken as it is when it has that size; an empty one, left where a
         process died between creating and sizing it, gets its size. RefusedError for any other.
         """
-        fd = self._open_file(path, os.O_CREAT, "create")
-        try:
+        folder = os.path.dirname(path)
+        if not os.path.lexists(path):
+            if not os.path.isdir(folder):
+                for made in make_folders(folder, durable=False):
+                    self._folders[made] = None
+                    self._folders[os.path.dirname(made)] = None
+            fd, there = new_file(path, size), size
+        else:
+            fd = open_file(path, os.O_RDWR)
             there = os.fstat(fd).st_size
+        try:
             if there == 0:
-                os.ftruncate(fd, size)
-        except OSError as error:
+                lay_out(fd, path, size)
+            elif there != size:
+                raise wrong_size(path, there, size)
+        except BaseException:
             os.close(fd)
-            with suppress(OSError):  # an empty file would keep a broker from starting
-                os.unlink(path)
-            raise StoreIOError.from_oserror(error, path, f"give {size} bytes to") from None
-        if there not in {0, size}:
-            os.close(fd)
-            raise wrong_size(path, there, size)
+            raise
         self._keep(path, fd)
         self._dirty[path] = None
-        self._folders[os.path.dirname(path)] = None
+        self._folders[folder] = None
 
     def write(self, path: str, data: bytes | memoryview, at: int, *, unused: bool = False) -> None:
         """Writes all of ``data`` at position ``at`` of a file that exists.
@@ -70,17 +82,12 @@ class FilePool:
         """
         fd = self._descriptor(path)
         self._dirty[path] = None
-        done = 0
         try:
-            done = os.pwrite(fd, data, at)
-            while done < len(data):
-                done += os.pwrite(fd, memoryview(data)[done:], at + done)
-        except OSError as error:
-            if unused and done:
-                with suppress(OSError):
-                    os.pwrite(fd, bytes(done), at)
-            raise StoreIOError.from_oserror(
-                error, path, f"write {len(data)} bytes at offset {at} of") from None
+            write_all(fd, data, at, path)
+        except StoreIOError:
+            if unused:
+                wipe(fd, at, len(data))
+            raise
 
     def read(self, path: str, length: int, at: int) -> bytes:
         """Up to ``length`` bytes at position ``at``."""
@@ -88,21 +95,20 @@ class FilePool:
         try:
             return os.pread(fd, length, at)
         except OSError as error:
-            raise StoreIOError.from_oserror(error, path, f"read at offset {at} of") from None
+            raise failed(error, path, f"read at offset {at} of") from None
 
-    def remove(self, path: str) -> None:
-        """Deletes a file, if it is there."""
+    def set_aside(self, path: str) -> None:
+        """Moves a file out of its queue: nothing is deleted."""
         fd = self._open.pop(path, None)
         if fd is not None:
             os.close(fd)
         self._dirty.pop(path, None)
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, path, "delete") from None
+        self._aside.move(path)
         self._folders[os.path.dirname(path)] = None
+
+    def keep(self, path: str, at: int, data: bytes) -> None:
+        """Keeps bytes that are about to be overwritten."""
+        self._aside.keep(path, at, data)
 
     def flush(self) -> None:
         """Fsyncs what was written or created since the last time, files first."""
@@ -129,7 +135,7 @@ class FilePool:
     def _descriptor(self, path: str) -> int:
         fd = self._open.get(path)
         if fd is None:
-            fd = self._open_file(path, 0, "open")
+            fd = open_file(path, os.O_RDWR)
             self._keep(path, fd)
         else:
             self._open.move_to_end(path)
@@ -143,61 +149,30 @@ class FilePool:
         while len(self._open) > self._most:
             os.close(self._open.popitem(last=False)[1])
 
-    def _open_file(self, path: str, more: int, doing: str) -> int:
-        try:
-            return os.open(path, _FLAGS | more, _MODE)
-        except FileNotFoundError as error:
-            if not more:
-                raise StoreIOError.from_oserror(error, path, doing) from None
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, path, doing) from None
-        self._make_folder(os.path.dirname(path))
-        try:
-            return os.open(path, _FLAGS | more, _MODE)
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, path, doing) from None
-
-    def _make_folder(self, folder: str) -> None:
-        try:
-            os.mkdir(folder)
-        except FileExistsError:
-            return
-        except FileNotFoundError as error:
-            above = os.path.dirname(folder)
-            if above in {folder, ""}:
-                raise StoreIOError.from_oserror(error, folder, "create the folder") from None
-            self._make_folder(above)
-            self._make_folder(folder)
-            return
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, folder, "create the folder") from None
-        self._folders[folder] = None
-        self._folders[os.path.dirname(folder)] = None
-
     def _sync_file(self, path: str) -> None:
         self._fsync(self._descriptor(path), path)
         self._dirty.pop(path, None)
 
     def _sync_folder(self, folder: str) -> None:
+        self._check()
         try:
-            fd = os.open(folder or ".", _FOLDER_FLAGS)
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, folder, "open the folder") from None
-        try:
-            self._fsync(fd, folder)
-        finally:
-            os.close(fd)
+            sync_folder(folder)
+        except StoreIOError as error:
+            self._failed = str(error)
+            raise
         self._folders.pop(folder, None)
 
     def _fsync(self, fd: int, path: str) -> None:
+        self._check()
+        try:
+            sync(fd, path, whole=True)
+        except StoreIOError as error:
+            self._failed = str(error)
+            raise
+
+    def _check(self) -> None:
         if self._failed is not None:
             raise StoreIOError(self._failed)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            failed = StoreIOError.from_oserror(error, path, "bring to the disk (fsync)")
-            self._failed = str(failed)
-            raise failed from None
 
 
 def wrong_size(path: str, there: int, wanted: int) -> RefusedError:
@@ -226,8 +201,8 @@ class QueueFiles:
     def load(self, files: list[StoreFile], position: int | None, stale: int = 0) -> None:
         """Goes on with files found on disk. ``position`` None: none of them is to be kept.
 
-        Files that start behind ``position`` are deleted when the queue is next written, as a
-        broker deletes them, or by `wipe`, which also zeroes the units from ``position`` up to
+        Files that start behind ``position``, which a broker deletes, are moved aside when the
+        queue is next written, or by `wipe`, which also zeroes the units from ``position`` up to
         ``stale``. RefusedError when a file has another size.
         """
         for number, one in enumerate(files):
@@ -294,7 +269,9 @@ class QueueFiles:
         """
         self._clear()
         if self.base is not None and self._stale > self.position:
-            self.write_at(self.position, bytes(self._stale - self.position))
+            at, length = self.position - self.base, self._stale - self.position
+            self._pool.keep(self._path, at, self._pool.read(self._path, length, at))
+            self.write_at(self.position, bytes(length))
         self._stale = 0
 
     def _enter(self, base: int) -> None:
@@ -307,5 +284,5 @@ class QueueFiles:
     def _clear(self) -> None:
         # The last first: what is left after an error is still without a hole.
         while self._behind:
-            self._pool.remove(self._behind[-1])
+            self._pool.set_aside(self._behind[-1])
             self._behind.pop()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rmqctl.engine.aside import Aside
 from rmqctl.engine.dispatch import batch_queue
 from rmqctl.engine.dispatch.batch_queue import BatchQueues
 from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, Queue, Rows
@@ -60,7 +61,7 @@ class Dispatcher:
 
     def __init__(self, root: str, settings: Settings, wall_clock: Callable[[], int],
                  batch_topics: Callable[[str], bool], log_end: int | None = None, *,
-                 as_broker: bool = False) -> None:
+                 as_broker: bool = False, aside: Aside | None = None) -> None:
         self._root, self._settings, self._profile = root, settings, settings.profile
         self._is_batch, self._as_broker = batch_topics, as_broker
         self._topics = text.Dictionary()
@@ -75,7 +76,7 @@ class Dispatcher:
         """Store time of the message that was last put into a consumequeue; 0 if none was."""
         self.unplaceable = 0
         """Rows that were left out: their topic's name can be no folder (``a/b``, ``..``)."""
-        self._pool = FilePool()
+        self._pool = FilePool(aside or Aside(root))
         try:
             self._open(wall_clock, log_end)
         except BaseException:
