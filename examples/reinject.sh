@@ -26,8 +26,8 @@ say "In the store 'damaged' one bit of one body is not what it was. All messages
   "JSON lines: exit code 1, because of that one."
 run 1 read "$folder/damaged" --topic $topic -o jsonl --body base64 >"$folder/all.jsonl"
 
-say "Those whose body matches its CRC. Do not leave this out: a plain append computes a new CRC," \
-  "and then nobody can see any more that the body is not what its producer sent."
+say "Those whose body matches its CRC. append would refuse the others: with a new CRC nobody could" \
+  "see any more that a body is not what its producer sent."
 run 0 read "$folder/damaged" --topic $topic -o jsonl --body base64 --where crc_ok=true \
   >"$folder/sound.jsonl"
 printf '%s messages, %s of them sound\n' $(wc -l <"$folder/all.jsonl") $(wc -l <"$folder/sound.jsonl")

@@ -6,8 +6,7 @@ import gc
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -160,7 +159,7 @@ def command(
         index_max=index_max, commitlog_dirs=commitlog_dir,
         broker_checks=False if replay else None,
     )  # fmt: skip
-    with Gently() as gently, open_lines(file) as reader, _kept(kept) as keep:
+    with Gently() as gently, open_lines(file) as reader, _Kept(kept) as keep:
         run = None
         try:
             with open_session(store, settings, commitlog_dir or (), dry_run=dry_run,
@@ -198,24 +197,40 @@ def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, st
     return manner, file, collect
 
 
-@contextmanager
-def _kept(path: str | None) -> Iterator[IO[bytes] | None]:
-    if path is None:
-        yield None
-        return
-    try:
-        file = open(path, "xb")  # noqa: SIM115  # never over something that is there
-    except OSError as error:
-        raise StoreIOError.from_oserror(error, path, "make") from None
-    with file:
-        yield file
+class _Kept:
+    """The file for bad lines; it is made when the first one comes."""
+
+    def __init__(self, path: str | None) -> None:
+        if path is not None and os.path.lexists(path):
+            raise UsageError(f"{path} exists already; bad lines go to a new file")
+        if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
+            raise StoreIOError(f"cannot make {path}: no such folder")
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def add(self, line: bytes) -> None:
+        if self._path is None:
+            return
+        try:
+            if self._file is None:
+                self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115
+            self._file.write(line + b"\n")
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, self._path, "write to") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 class _Run:
     """One run over the input: rows or a summary, notes, progress."""
 
     def __init__(self, out: Output, session: Session, feed: Feed, reader: LineReader,
-                 gently: Gently, keep: IO[bytes] | None, *, dry_run: bool) -> None:
+                 gently: Gently, keep: _Kept, *, dry_run: bool) -> None:
         self._out, self._session, self._feed, self._reader = out, session, feed, reader
         self._gently, self._keep, self._dry_run = gently, keep, dry_run
         self._told = 0
@@ -254,12 +269,8 @@ class _Run:
             done = self._reader.taken
 
     def _tell(self, fault: Fault) -> None:
-        if self._keep is not None and isinstance(fault.raw, bytes):
-            try:
-                self._keep.write(fault.raw + b"\n")
-                self._keep.flush()
-            except OSError as error:
-                raise StoreIOError.from_oserror(error, self._keep.name, "write to") from None
+        if isinstance(fault.raw, bytes):
+            self._keep.add(fault.raw)
         status = f"{fault.status}: " if fault.status else ""
         text = f"line {fault.line}: {status}{fault.reason}"
         if self._feed.stopped:
@@ -287,6 +298,10 @@ class _Run:
             many = "1 message" if engine.renumbered == 1 else f"{engine.renumbered} messages"
             self._out.warn(f"{many} got new queue offsets, because the queues here do not go on "
                            "at the recorded ones")  # fmt: skip
+        if engine.misplaced:
+            self._out.warn(f"{engine.misplaced} messages kept a queue offset at which their queue "
+                           "does not go on: consumers will not find them there, or find others "
+                           "moved")  # fmt: skip
         if self._session.unknown:
             named = ", ".join(sorted(self._session.unknown)[:5])
             self._out.note(f"config/topics.json does not know {named}: a broker will not let "

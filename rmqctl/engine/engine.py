@@ -342,6 +342,11 @@ class Engine:
         return self._path.renumbered
 
     @property
+    def misplaced(self) -> int:
+        """Recorded messages that kept a queue offset at which their queue does not go on."""
+        return self._path.misplaced
+
+    @property
     def failed(self) -> bool:
         """Whether a write failed; then nothing more can be put."""
         return self._failed

@@ -43,6 +43,7 @@ class _Item(msgspec.Struct, gc=False):
     delay_level: Int32 | None = None
     flag: Int32 | None = None
     filter_bit_map: str | None = None
+    crc_ok: bool | None = None
 
 
 class _Message(_Item, gc=False):
@@ -226,6 +227,9 @@ def _shown(text: str) -> str:
 
 def _body(found: _Item, at: str = "") -> bytes:
     text, encoding = found.body or "", found.body_encoding
+    if found.crc_ok is False and found.body:
+        raise InputError(f"field {at}crc_ok: the body was found damaged; stored again it would "
+                         "get a CRC that fits it and look sound (leave the field out to do so)")
     if encoding is None or encoding == "utf-8":
         try:
             return text.encode()

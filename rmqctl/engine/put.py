@@ -318,6 +318,11 @@ class PutPath:
         """Recorded messages whose queue offset had to be another than the recorded one."""
         return self._recorder.renumbered
 
+    @property
+    def misplaced(self) -> int:
+        """Recorded messages that kept a queue offset at which their queue does not go on."""
+        return self._recorder.misplaced
+
     def _is_empty(self) -> bool:
         return self.log.current is None and not self.log.files and not self._parts
 

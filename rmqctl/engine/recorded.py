@@ -37,6 +37,9 @@ class Recorder:
     def __init__(self, table: dict[tuple[str, int], int], keep_offsets: bool = False) -> None:
         self._table, self._keep = table, keep_offsets
         self.renumbered = 0
+        """Rows that got another queue offset than the recorded one."""
+        self.misplaced = 0
+        """Rows that kept one at which their queue does not go on."""
 
     def place(self, record: Record) -> Placed:
         """Settles version, CRC and queue offsets. Takes the record over and changes it."""
@@ -67,9 +70,10 @@ class Recorder:
     def _continue(self, key: tuple[str, int], given: int) -> int:
         """The queue offset for a row: the given one, unless the queue goes on elsewhere."""
         expected = self._table.get(key)
-        if given >= 0 and (expected is None or self._keep):
-            return given
-        return expected or 0
+        if given < 0 or (expected is not None and not self._keep):
+            return expected or 0
+        self.misplaced += expected is not None and given != expected
+        return given
 
     def _inner_batch(self, record: Record, moved: bool) -> int:
         """How many queue offsets an inner batch covers; its base follows the queue offset."""

@@ -117,6 +117,11 @@ class Rehearsal:
     def renumbered(self) -> int:
         return self._path.renumbered
 
+    @property
+    def misplaced(self) -> int:
+        """Recorded messages that kept a queue offset at which their queue does not go on."""
+        return self._path.misplaced
+
 
 def _table(store: Store, settings: Settings, state: LogState) -> dict[tuple[str, int], int]:
     """The topicQueueTable as it is when a real run has dispatched what the last one left."""
