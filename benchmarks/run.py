@@ -22,6 +22,7 @@ if not __package__:
 from benchmarks import process
 from benchmarks.measurements import MEASUREMENTS, Call, Command, Measurement
 from benchmarks.report import Row, machine, markdown, table
+from benchmarks.writing import MARK
 
 PROFILES = ("1k", "100")
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
@@ -148,7 +149,9 @@ def main(arguments: list[str] | None = None) -> None:
         document = {"machine": machine(), "rows": [vars(row) for row in rows]}
         given.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     if given.write_results:
-        RESULTS.write_text(markdown(rows), encoding="utf-8")
+        # The section on writing is another script's.
+        _, mark, writing = RESULTS.read_text(encoding="utf-8").partition(MARK)
+        RESULTS.write_text(markdown(rows) + mark + writing, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -265,6 +265,8 @@ class _Run:
                 yield FLUSH
             for fault in self._feed.faults:
                 self._tell(fault)
+            if self._reader.waits:  # time enough to let consumers and queries see it
+                self._session.engine.reput()
             progress.advance(self._reader.taken - done)
             done = self._reader.taken
 

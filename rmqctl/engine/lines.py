@@ -7,13 +7,14 @@ what the fast way refuses once more slowly: that one knows half surrogates and w
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import select
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 import msgspec
@@ -73,6 +74,14 @@ class LineReader:
         if group := self._numbered([self._whole()] if self._held or self._beyond else []):
             yield group
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next read would have to wait for input."""
+        try:
+            return not select.select([self.fd], [], [], 0)[0]
+        except (OSError, ValueError):
+            return False
+
     def _numbered(self, lines: list[Line]) -> list[tuple[int, Line]]:
         group: list[tuple[int, Line]] = []
         for number, line in enumerate(lines, self._number + 1):
@@ -124,6 +133,8 @@ def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReade
         if sys.stdin is None:
             # Descriptor 0 may be a file of the store by now.
             raise StoreIOError(f"cannot read {STANDARD_INPUT}: it is closed")
+        with suppress(OSError):  # a larger pipe, fewer and larger groups; a file is none
+            fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, READ_SIZE)
         yield LineReader(0, limit=limit)
         return
     try:

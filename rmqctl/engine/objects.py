@@ -43,7 +43,7 @@ class _Item(msgspec.Struct, gc=False):
     delay_level: Int32 | None = None
     flag: Int32 | None = None
     filter_bit_map: str | None = None
-    crc_ok: bool | None = None
+    crc_ok: Any = None  # only whether it is false matters
 
 
 class _Message(_Item, gc=False):

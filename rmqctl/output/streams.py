@@ -82,7 +82,17 @@ class Sink:
         if self._buffer is None:
             self._guard(self._stream.write, data.decode(self.encoding))
         else:
-            self._guard(self._buffer.write, data)
+            self._guard(self._write_all, data)
+
+    def _write_all(self, data: bytes) -> None:
+        """Where stdout is not buffered, a signal may cut a write to a full pipe short."""
+        assert self._buffer is not None
+        rest = memoryview(data)
+        while rest:
+            done: int | None = self._buffer.write(rest)
+            if not done:  # whoever shares the pipe made it non-blocking, and it is full
+                select.select([], [self._buffer.fileno()], [])
+            rest = rest[done or 0:]
 
     def flush(self) -> None:
         """Hand everything written so far to the system."""

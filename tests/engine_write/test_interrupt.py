@@ -178,7 +178,6 @@ def test_a_second_signal_does_not_tear_the_end(store, tmp_path, rmqctl):
     check(rmqctl, store, first + b"".join(parts))
 
 
-@pytest.mark.xfail(reason="output.streams.Sink takes one write for the whole text", strict=True)
 def test_no_result_is_lost_where_stdout_is_not_buffered():
     """With PYTHONUNBUFFERED a signal cuts a write to a full pipe short: the rest must follow."""
 

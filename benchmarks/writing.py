@@ -1,0 +1,248 @@
+"""How fast messages are put into a store, beside a plain file.write of the same bytes.
+
+python -m benchmarks.writing --dir DIR [--count N] [--rounds N] [--write-results]
+
+Every measurement is a process of its own, on one core (its flush thread too), on a new store with
+a broker's default sizes; the rounds are interleaved and the best pass counts. What is timed is
+everything from the open store to the end of `close`: encoding, the log, consumequeues, index, all
+fsyncs. For the commands the start of the process is in it as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
+MARK = "\n## Writing\n"
+TOPICS, QUEUES, HOST = 3, 4, ("10.0.0.7:52011", "10.0.0.1:10911")
+FIRST = 1_700_000_000_000
+CONSTRUCT_MESSAGES = 20_000
+ENGINE = {1024: "4.9.3 226,000, 5.3.3 206,000", 100: "4.9.3 567,000, 5.3.3 412,000"}
+
+Pass = tuple[int, int]
+"""Messages, and bytes of records they take."""
+
+
+def body(size: int, number: int) -> str:
+    """A body of ASCII text, another for each message."""
+    text = f"{number:08d}" + "abcdefghijklmnopqrstuvwxyz0123456789 " * (size // 37 + 1)
+    return text[:size]
+
+
+def properties(number: int) -> str:
+    """The properties string that reaches the put path."""
+    return (f"UNIQ_KEY\x017F0000011911184BFAA868CC{number:08X}\x02CLUSTER\x01DefaultCluster\x02"
+            f"TAGS\x01{'ABC'[number % 3]}\x02KEYS\x01order-{number}\x02WAIT\x01true\x02")
+
+
+def outgoing(count: int, size: int) -> Iterator[Any]:
+    """The messages, made as they are asked for, as a program would make them."""
+    from rmqctl.engine.message import Outgoing
+
+    for number in range(count):
+        yield Outgoing(f"topic{number % TOPICS}", body(size, number).encode(), properties(number),
+                       number % QUEUES, born_timestamp=FIRST + number)
+
+
+def json_lines(path: Path, count: int, size: int) -> None:
+    """The input of `append`: what a client would send."""
+    with path.open("w") as out:
+        for number in range(count):
+            out.write(json.dumps({
+                "topic": f"topic{number % TOPICS}", "queue_id": number % QUEUES,
+                "properties": {"TAGS": "ABC"[number % 3], "KEYS": f"order-{number}",
+                               "UNIQ_KEY": f"7F0000011911184BFAA868CC{number:08X}"},
+                "born_timestamp": FIRST + number, "body": body(size, number)}) + "\n")
+
+
+# -- what is measured: each gets (folder, count, body size) ---------------------------------------
+
+
+def engine(folder: Path, count: int, size: int, **changes: Any) -> Callable[[], Pass]:
+    """The Python API, with other settings where ``changes`` names them."""
+    from rmqctl.engine.create import create_store
+    from rmqctl.engine.engine import Engine
+    from rmqctl.engine.settings import Settings
+
+    settings = Settings(disk_watermark=1.0, **changes)
+    create_store(str(folder / "store"), settings)
+    opened = Engine.open(folder / "store", settings)
+
+    def run() -> Pass:
+        written = 0
+        with opened:
+            for result in opened.append_many(outgoing(count, size)):
+                assert result.stored
+                written += result.wrote_bytes or 0
+        return count, written
+
+    return run
+
+
+def command(folder: Path, count: int, size: int, *options: str) -> Callable[[], Pass]:
+    """``rmqctl append`` from JSON lines in a file."""
+    rmqctl = [sys.executable, "-m", "rmqctl"]
+    store, source = str(folder / "store"), folder / "input.jsonl"
+    json_lines(source, count, size)
+    subprocess.run([*rmqctl, "init", store, "-q"], check=True, stdout=subprocess.DEVNULL)
+
+    def run() -> Pass:
+        done = subprocess.run([*rmqctl, "append", store, str(source), "-o", "json",
+                               "--disk-watermark", "100%", *options],
+                              check=True, stdout=subprocess.PIPE)
+        told = json.loads(done.stdout)
+        return told["messages"], told["bytes"]
+
+    return run
+
+
+def plain_write(folder: Path, count: int, size: int) -> Callable[[], Pass]:
+    """The same bytes handed to file.write in pieces of 1 MiB, and one fsync."""
+    piece = os.urandom(1 << 20)
+    record = size + 91 + 6 + len(properties(0))
+    total = count * record
+
+    def run() -> Pass:
+        with (folder / "plain").open("wb", buffering=0) as out:
+            for at in range(0, total, len(piece)):
+                out.write(piece[:min(len(piece), total - at)])
+            os.fsync(out.fileno())
+        return count, total
+
+    return run
+
+
+def construct_encoder(folder: Path, count: int, size: int) -> Callable[[], Pass]:
+    """Each record built from its construct declaration and written to a file; nothing else."""
+    import zlib
+
+    from rmqctl.formats.message import CRC_MASK, MAGIC_V1, Record, build, size_of
+
+    host = bytes([10, 0, 0, 7]), 52011
+    count = min(count, CONSTRUCT_MESSAGES)  # it is slow, and equally slow for more
+
+    def run() -> Pass:
+        written = 0
+        with (folder / "construct").open("wb") as out:
+            for number, message in enumerate(outgoing(count, size)):
+                raw, topic = message.properties.encode(), message.topic.encode()
+                length = size_of(0, MAGIC_V1, size, len(topic), len(raw))
+                out.write(build(Record(
+                    length, MAGIC_V1, zlib.crc32(message.body) & CRC_MASK, message.queue_id, 0,
+                    number, written, 0, FIRST, host, FIRST, host, 0, 0, message.body, topic,
+                    raw)))
+                written += length
+        return count, written
+
+    return run
+
+
+MEASUREMENTS: dict[str, Callable[[Path, int, int], Callable[[], Pass]]] = {
+    "file.write": plain_write,
+    "construct-only encoder": construct_encoder,
+    "Engine.append_many, async": engine,
+    "Engine.append_many, sync": lambda *given: engine(*given, flush="sync"),
+    "Engine.append_many, mapped": lambda *given: engine(*given, mapped=True),
+    "Engine.append_many, mapped, warm": lambda *given: engine(*given, mapped=True, warm=True),
+    "Engine.append_many, preallocate": lambda *given: engine(*given, preallocate=True),
+    "Engine.append_many, transient pool": lambda *given: engine(*given, transient_pool=2),
+    "append, async": command,
+    "append, sync": lambda *given: command(*given, "--flush", "sync"),
+    "append --replay": lambda *given: command(*given, "--replay"),
+}
+
+
+def one(name: str, folder: Path, count: int, size: int) -> None:
+    """Runs one measurement here and prints its figures."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    run = MEASUREMENTS[name](folder, count, size)
+    before = os.times()
+    started = time.perf_counter()
+    messages, written = run()
+    wall, after = time.perf_counter() - started, os.times()
+    who = resource.RUSAGE_CHILDREN if name.startswith("append") else resource.RUSAGE_SELF
+    print(json.dumps({
+        "messages": messages, "bytes": written, "wall": wall,
+        "cpu": sum(after[:4]) - sum(before[:4]),
+        "rss": resource.getrusage(who).ru_maxrss / 1024}))
+
+
+def measure(where: Path, count: int, size: int, rounds: int) -> dict[str, dict[str, float]]:
+    """The best pass of every measurement."""
+    best: dict[str, dict[str, float]] = {}
+    for number in range(rounds):
+        for name in MEASUREMENTS:
+            folder = where / "writing"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.writing", "--one", name, "--dir", str(folder),
+                 "--count", str(count), "--size", str(size)],
+                check=True, stdout=subprocess.PIPE)
+            found = json.loads(done.stdout)
+            print(f"{number + 1} {name:38} {found['messages'] / found['wall']:10,.0f} messages/s",
+                  file=sys.stderr)
+            if name not in best or found["wall"] < best[name]["wall"]:
+                best[name] = found
+            shutil.rmtree(folder)
+            os.sync()  # the next one shall not wait for what this one left to write
+    return best
+
+
+def table(found: dict[str, dict[str, float]], size: int) -> list[str]:
+    """One section of RESULTS.md."""
+    plain = found["file.write"]
+    plain_rate = plain["bytes"] / plain["wall"]
+    lines = [f"### Bodies of {size} bytes", "",
+             f"The real engine, one thread, async flush: {ENGINE[size]} messages/s.", "",
+             "| measurement | messages/s | MB/s | of file.write | CPU us a message | RSS MiB |",
+             "| --- | --- | --- | --- | --- | --- |"]
+    for name, one_ in found.items():
+        rate = one_["bytes"] / one_["wall"]
+        lines.append(
+            f"| {name} | {one_['messages'] / one_['wall']:,.0f} | {rate / 1e6:.0f} | "
+            f"{rate / plain_rate:.2f} | {one_['cpu'] / one_['messages'] * 1e6:.1f} | "
+            f"{one_['rss']:.0f} |")
+    return [*lines, ""]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True, help="where stores may be made")
+    parser.add_argument("--count", type=int, default=400_000)
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one", choices=sorted(MEASUREMENTS))
+    parser.add_argument("--write-results", action="store_true")
+    given = parser.parse_args()
+    if given.one:
+        one(given.one, given.dir, given.count, given.size)
+        return
+    from benchmarks.report import machine
+
+    about = ("Made by `python -m benchmarks.writing --dir DIR --write-results`: "
+             f"{given.count:,} messages, {TOPICS} topics of {QUEUES} queues, UNIQ_KEY, one key "
+             "and tags; everything on one core, until the store is closed and forced to disk. "
+             f"{machine()}")
+    lines = [MARK.strip("\n"), "", about, ""]
+    for size in (1024, 100):
+        lines += table(measure(given.dir, given.count, size, given.rounds), size)
+    print("\n".join(lines))
+    if given.write_results:
+        kept = RESULTS.read_text(encoding="utf-8").partition(MARK)[0].rstrip("\n")
+        RESULTS.write_text(kept + "\n\n" + "\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
