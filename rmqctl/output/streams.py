@@ -7,6 +7,7 @@ every locale and no character ever fails to encode.
 from __future__ import annotations
 
 import os
+import select
 import shutil
 from collections.abc import Callable, Mapping
 from typing import IO, Any
