@@ -20,12 +20,13 @@ from typing import Self
 from rmqctl.engine import abort_file, admission, disk
 from rmqctl.engine.aside import Aside
 from rmqctl.engine.checkpoint_file import CheckpointFile
+from rmqctl.engine.cursor import Stretch
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.flush import FlushService, GroupCommit
 from rmqctl.engine.log_files import LogFiles
 from rmqctl.engine.message import Outgoing, OutgoingBatch
 from rmqctl.engine.opening import LogState, catch_up_start, examine, stretches
-from rmqctl.engine.put import Message, PutPath, Stretch
+from rmqctl.engine.put import Message, PutPath
 from rmqctl.engine.recovering import (
     clear_torn_tail,
     done_again,

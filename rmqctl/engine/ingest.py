@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
-from operator import add, itemgetter
+from operator import itemgetter
 from struct import Struct
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ TRANSACTION_ID = "__transactionId__"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 
 _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
+_EMPTY = _NAME + _END
 _FIXED = Struct(">Hi")
 _MOVING = Struct(">iH")
 _CLOCK_SET_BACK = 1_000_000
@@ -109,6 +110,19 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
     return text if profile.trailing_separator else text[:-1]
 
 
+class _Plan(NamedTuple):
+    """How the properties of these names are joined: everything that no value changes."""
+
+    form: str
+    values: Callable[[Mapping[str, str]], tuple[str, ...]]
+    pairs: int
+    unique_at: int | None
+    """Which value is the unique key, where it is to be made."""
+
+
+_UNKNOWN = _Plan("", lambda _: (), 0, None)
+
+
 def preparer(settings: Settings, unique_id: Callable[[], str], *,
              batch: bool = False) -> Callable[[Mapping[str, str] | str], str]:
     """`prepare` for many messages: what does not depend on values is worked out once for each
@@ -120,42 +134,23 @@ def preparer(settings: Settings, unique_id: Callable[[], str], *,
     def made(properties: Mapping[str, str] | str) -> str:
         if not isinstance(properties, str):
             names = tuple(properties)
-            if names not in plans:
+            plan = plans.get(names, _UNKNOWN)
+            if plan is _UNKNOWN:
                 if len(plans) >= _PLANS:
                     plans.clear()
-                plans[names] = _plan(names, settings, batch)
-            plan = plans[names]
-            text = plan.text(properties, unique_id) if plan is not None else None
-            if text is not None:
-                return text[:cut]
+                plan = plans[names] = _plan(names, settings, batch)
+            if plan is not None:
+                form, values_of, pairs, unique_at = plan
+                values = values_of(properties)
+                if unique_at is not None:
+                    values = (*values[:unique_at], unique_id(), *values[unique_at:])
+                text = form % values
+                # Not what was planned for: a separator in a value, or an empty value.
+                if text.count(_END) == pairs and _EMPTY not in text:
+                    return text[:cut]
         return prepare(properties, settings, unique_id, batch=batch)
 
     return made
-
-
-class _Plan(NamedTuple):
-    """How the properties of these names are joined: everything that no value changes."""
-
-    heads: tuple[str, ...]
-    """What stands before each value, in stored order."""
-    tail: str
-    values: Callable[[Mapping[str, str]], tuple[str, ...]]
-    pairs: int
-    unique_at: int | None
-    """Which value is the unique key, where it is to be made."""
-
-    def text(self, given: Mapping[str, str], unique_id: Callable[[], str]) -> str | None:
-        """The string; None where a value is no text, empty, or holds a separator."""
-        values = self.values(given)
-        if self.unique_at is not None:
-            values = (*values[:self.unique_at], unique_id(), *values[self.unique_at:])
-        try:
-            text = _END.join(map(add, self.heads, values)) + self.tail
-        except TypeError:
-            return None
-        if text.count(_END) != self.pairs or _NAME + _END in text:
-            return None
-        return text
 
 
 def _plan(names: tuple[str, ...], settings: Settings, batch: bool) -> _Plan | None:
@@ -168,21 +163,23 @@ def _plan(names: tuple[str, ...], settings: Settings, batch: bool) -> _Plan | No
         return None
     unique = profile.ensures_unique_key and not batch and props.UNIQUE_KEY not in names
     keys = (*names, *([props.UNIQUE_KEY] if unique else []), CLUSTER)
-    heads, wanted, held = [], [], ""
+    form, wanted = [], []
     for number in ordered(keys, profile.map_capacity):
-        if keys[number] == CLUSTER:
-            held = f"{CLUSTER}{_NAME}{settings.cluster}{_END}"
-            continue
-        heads.append(f"{held}{keys[number]}{_NAME}")
-        wanted.append(keys[number])
-        held = ""
+        name = keys[number]
+        form.append(f"{name}{_NAME}".replace("%", "%%"))
+        if name == CLUSTER:
+            form.append(settings.cluster.replace("%", "%%"))
+        else:
+            form.append("%s")
+            wanted.append(name)
+        form.append(_END)
     at = wanted.index(props.UNIQUE_KEY) if unique else None
     if at is not None:
         del wanted[at]
     if len(wanted) == 1:
         (only,) = wanted
-        return _Plan(tuple(heads), _END + held, lambda given: (given[only],), len(keys), at)
-    return _Plan(tuple(heads), _END + held, itemgetter(*wanted), len(keys), at)
+        return _Plan("".join(form), lambda given: (given[only],), len(keys), at)
+    return _Plan("".join(form), itemgetter(*wanted), len(keys), at)
 
 
 def _is_name(given: object) -> bool:

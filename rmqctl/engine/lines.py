@@ -83,8 +83,14 @@ class LineReader:
             return False
 
     def _numbered(self, lines: list[Line]) -> list[tuple[int, Line]]:
+        first = self._number + 1
+        ordinary = [one for one in lines
+                    if isinstance(one, bytes) and one.startswith(b"{") and len(one) <= self._limit]
+        if len(ordinary) == len(lines):
+            self._number += len(lines)
+            return list(enumerate(lines, first))
         group: list[tuple[int, Line]] = []
-        for number, line in enumerate(lines, self._number + 1):
+        for number, line in enumerate(lines, first):
             if isinstance(line, bytes):
                 if len(line) > self._limit:
                     group.append((number, self._too_long()))

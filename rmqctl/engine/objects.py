@@ -29,6 +29,7 @@ Prepare = Callable[[dict[str, str] | str], str]
 
 _MAX_PORT = (1 << 8 * layout.field(message.HostV4, "port").size - 1) - 1
 _SHOWN = 60
+_NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -106,16 +107,18 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
     def _make(self, found: _Fields) -> Outgoing | OutgoingBatch:
         if found.messages is not None:
             return self._make_batch(found, found.messages)
-        topic = found.topic
-        if topic is None or found.body is None:
+        topic, text = found.topic, found.body
+        if topic is None or text is None:
             raise _missing(found, ("topic", "body"))
+        born, stored = found.born_host, found.store_host
         return Outgoing(
-            topic, _body(found), _prepared(self._single, found), found.queue_id or 0,
+            topic, text.encode() if found.body_encoding is None and found.crc_ok is None
+            and text.isascii() else _body(found),
+            _prepared(self._single, found), found.queue_id or 0,
             found.flag or 0, found.sys_flag or 0, found.born_timestamp,
-            None if found.born_host is None else _host("born_host", found.born_host),
-            self._stored_at(found),
-            None if found.store_host is None else _host("store_host", found.store_host),
-            found.reconsume_times or 0, found.prepared_transaction_offset or 0,
+            None if born is None else _host("born_host", born), self._stored_at(found),
+            None if stored is None else _host("store_host", stored), found.reconsume_times or 0,
+            found.prepared_transaction_offset or 0,
             None if found.filter_bit_map is None else _bit_map(found))
 
     def _make_batch(self, found: _Fields, items: list[_Item]) -> OutgoingBatch:
@@ -210,7 +213,15 @@ class Recorded(_Way[_Stored, Record]):
 def joined(*, trailing: bool) -> Prepare:
     """Properties in the order they are given; a string as it is."""
     def join(given: dict[str, str] | str) -> str:
-        return given if isinstance(given, str) else props.build(given, trailing=trailing)
+        if isinstance(given, str):
+            return given
+        text = props.build(given, trailing=trailing)
+        # A separator too many, or an empty name: one of the pairs holds it.
+        if text.count(_END) != len(given) - (not trailing and bool(given)) or "" in given:
+            raise ValueError("separators in names or values")
+        if any(_NAME in name for name in given):
+            raise ValueError("separators in names")
+        return text
     return join
 
 
@@ -261,31 +272,27 @@ def _properties(found: _Item, at: str = "") -> dict[str, str] | str:
         pairs.setdefault(props.KEYS, keys)
     if found.delay_level:
         pairs.setdefault(props.DELAY, str(found.delay_level))
-    names = "".join(pairs)
-    if (props.NAME_VALUE_SEPARATOR in names or props.PROPERTY_SEPARATOR in names or "" in pairs
-            or props.PROPERTY_SEPARATOR in "".join(pairs.values())):
-        raise _unstorable(pairs, at)
     return pairs
 
 
 def _prepared(prepare: Prepare, found: _Item, at: str = "") -> str:
+    given = _properties(found, at)
     try:
-        return prepare(_properties(found, at))
-    except InputError:
-        raise
+        return prepare(given)
     except ValueError as error:
-        raise InputError(f"field {at}properties: {error}") from None
+        reason = None if isinstance(given, str) else _unstorable(given)
+        raise InputError(f"field {at}properties: {reason or error}") from None
 
 
-def _unstorable(pairs: dict[str, str], at: str) -> InputError:
+def _unstorable(pairs: Mapping[str, str]) -> str | None:
+    """Why pairs cannot be joined to a string; None when they can."""
     for name, value in pairs.items():
-        if not name or props.NAME_VALUE_SEPARATOR in name or props.PROPERTY_SEPARATOR in name:
-            return InputError(f"field {at}properties: {_shown(name)} cannot be a name: it is empty "
-                              "or holds a separator (U+0001, U+0002)")
-        if props.PROPERTY_SEPARATOR in value:
-            break
-    return InputError(f"field {at}properties: the value of {_shown(name)} holds the separator "
-                      "U+0002")
+        if not name or _NAME in name or _END in name:
+            return (f"{_shown(name)} cannot be a name: it is empty or holds a separator (U+0001, "
+                    "U+0002)")
+        if _END in value:
+            return f"the value of {_shown(name)} holds the separator U+0002"
+    return None
 
 
 def _bit_map(found: _Item, at: str = "") -> bytes | None:

@@ -6,6 +6,7 @@ every locale and no character ever fails to encode.
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import shutil
@@ -91,9 +92,11 @@ class Sink:
         rest = memoryview(data)
         while rest:
             done: int | None = self._buffer.write(rest)
-            if not done:  # whoever shares the pipe made it non-blocking, and it is full
+            if done is None and isinstance(self._buffer, io.RawIOBase):
+                # Whoever shares the pipe made it non-blocking, and it is full.
                 select.select([], [self._buffer.fileno()], [])
-            rest = rest[done or 0:]
+                done = 0
+            rest = rest[len(rest) if done is None else done:]
 
     def flush(self) -> None:
         """Hand everything written so far to the system."""
