@@ -45,9 +45,8 @@ class Tally:
     stopped_at_line: int | None = None
     started: float = field(default_factory=time.monotonic)
 
-    def count(self, results: Sequence[PutResult]) -> None:
-        """Takes the results of a group into account, in the order of the log."""
-        stored = [one for one in results if one.physical_offset is not None]
+    def count(self, stored: Sequence[PutResult]) -> None:
+        """Takes stored messages into account, in the order of the log."""
         if not stored:
             return
         self.messages += sum([len(one.physical_offsets) or 1 for one in stored])
@@ -118,10 +117,12 @@ class Feed:
             messages, sources = self._join(messages, sources)
         results = self._session.put(messages, stop=self._stop,
                                     obey_topics=self._obey_topics) if messages else []
-        self.tally.count(results)
-        for (number, raw), result in zip(sources, results, strict=False):
-            if result.physical_offset is None:
-                self._fault(Fault(number, result.reason or result.status, result.status, raw))
+        stored = [one for one in results if one.physical_offset is not None]
+        self.tally.count(stored)
+        if len(stored) < len(results):
+            for (number, raw), result in zip(sources, results, strict=False):
+                if result.physical_offset is None:
+                    self._fault(Fault(number, result.reason or result.status, result.status, raw))
         if not self.stopped or not self._stop:
             for one in broken:
                 self._fault(one)

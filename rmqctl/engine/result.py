@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from rmqctl.engine.settings import Host
 from rmqctl.formats.message import message_id
@@ -20,8 +21,7 @@ FIELDS = ("status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset", 
           "store_timestamp", "reason")
 
 
-@dataclass(slots=True)
-class PutResult:
+class PutResult(msgspec.Struct, gc=False):
     """What one put led to. Offsets are None when nothing was written; then ``reason`` says why.
 
     For a batch ``physical_offsets`` holds the place of every message, ``wrote_bytes`` their sum.
