@@ -19,6 +19,7 @@ from typing import Self
 
 from rmqctl.engine import abort_file, admission, disk
 from rmqctl.engine.aside import Aside
+from rmqctl.engine.backlog import Backlog
 from rmqctl.engine.checkpoint_file import CheckpointFile
 from rmqctl.engine.cursor import Stretch
 from rmqctl.engine.dispatch.reput import Dispatcher
@@ -42,7 +43,6 @@ from rmqctl.store.store import Sizes, Store
 
 GROUP_MESSAGES = 1024
 GROUP_BYTES = 1 << 20
-DISPATCH_BYTES = 1 << 20
 _DISK_CHECK_SECONDS = 1.0
 
 
@@ -70,8 +70,7 @@ class Engine:
         self._running = self._failed = self._closed = False
         self._group: GroupCommit | None = None
         self._service: FlushService | None = None
-        self._backlog: list[Stretch] = []
-        self._backlog_bytes = 0
+        self._backlog = Backlog(self._dispatch)
         self._next_disk_check = 0.0
         self._next_checkpoint = math.inf
         self._disk_full = False
@@ -179,7 +178,10 @@ class Engine:
             self._locked_since = time.monotonic()
             try:
                 results, written = self._path.put(messages, stop=stop)
-                self._dispatch_later(written)
+                if self._backlog.add(written):
+                    self._backlog.clear()
+                    if time.monotonic() >= self._next_checkpoint:
+                        self._flush()
             except BaseException:
                 # What of the group reached the file is not known: only a recovery may judge.
                 self._failed = True
@@ -269,24 +271,14 @@ class Engine:
         self._next_checkpoint = (time.monotonic()
                                  + self.settings.flush_consumequeue_thorough_interval / 1000)
 
-    def _dispatch_later(self, written: list[Stretch]) -> None:
-        self._backlog += written
-        self._backlog_bytes += sum(len(one.data) for one in written)
-        if self._backlog_bytes >= DISPATCH_BYTES:
-            self._dispatch()
-            if time.monotonic() >= self._next_checkpoint:
-                self._flush()
-
-    def _dispatch(self) -> None:
-        for one in self._backlog:
-            self._dispatcher.dispatch(one.data, one.base, one.bit_maps, one.starts)
-        self._backlog, self._backlog_bytes = [], 0
+    def _dispatch(self, one: Stretch) -> None:
+        self._dispatcher.dispatch(one.data, one.base, one.bit_maps, one.starts)
 
     def reput(self) -> None:
         """Dispatches everything appended so far to consumequeues and index."""
         with self._put_lock:
             self._usable()
-            self._dispatch()
+            self._backlog.clear()
 
     def flush(self) -> None:
         """Everything to disk: log, consumequeues, index, then the checkpoint."""
@@ -297,7 +289,7 @@ class Engine:
 
     def _flush(self) -> None:
         try:
-            self._dispatch()
+            self._backlog.clear()
             self.log.commit()
             self.log.sync()
             self._dispatcher.flush()

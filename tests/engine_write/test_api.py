@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from rmqctl.engine import disk
+from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.engine import Engine
 from rmqctl.engine.flush import GroupCommit
 from rmqctl.engine.message import Outgoing
@@ -331,3 +332,16 @@ def test_a_flush_that_takes_too_long(root, rmqctl):
         assert late.stored
     assert list(places(root).values()) == [0, 1]
     assert_whole(rmqctl, root, [])
+
+
+def test_single_puts_are_dispatched_together(root, monkeypatch):
+    """A round of dispatch has a cost of its own: one for each message would be a crawl."""
+    calls = []
+    real = Dispatcher.dispatch
+    monkeypatch.setattr(Dispatcher, "dispatch", lambda self, data, *more: (
+        calls.append(len(data)), real(self, data, *more)))
+    with Engine.open(root, settings()) as engine:
+        for number in range(300):
+            assert engine.put(message(number)).stored
+    assert len(calls) == len(list((root / "commitlog").iterdir()))
+    assert sorted(places(root).values()) == list(range(300))
