@@ -18,7 +18,11 @@ from rmqctl.commands.engine_options import (
     DryRun,
     FlushMode,
     Lmq,
+    Mapped,
     MultiDispatch,
+    Preallocate,
+    TransientPool,
+    Warm,
     Watermark,
     settings_from,
 )
@@ -114,6 +118,10 @@ def command(
         ),
     ] = False,
     flush: FlushMode = "async",
+    mapped: Mapped = False,
+    warm: Warm = False,
+    preallocate: Preallocate = False,
+    transient_pool: TransientPool = 0,
     cluster: Cluster = None,
     broker_version: BrokerVersion = None,
     lmq: Lmq = None,
@@ -146,6 +154,10 @@ def command(
     from rmqctl.engine.lines import open_lines
     from rmqctl.engine.session import open_session
 
+    if warm and not mapped:
+        raise UsageError("--warm is for memory maps: it goes with --mapped")
+    if transient_pool and (mapped or flush == "sync"):
+        raise UsageError("--transient-pool goes with neither --mapped nor --flush sync")
     if as_recorded + replay + batch * as_recorded > 1:
         raise UsageError("--as-recorded stores records as they are: neither --replay nor --batch "
                          "goes with it")  # fmt: skip
@@ -157,7 +169,8 @@ def command(
         disk_watermark=disk_watermark, commitlog_file_size=commitlog_file_size,
         consumequeue_file_size=consumequeue_file_size, index_slots=index_slots,
         index_max=index_max, commitlog_dirs=commitlog_dir,
-        broker_checks=False if replay else None,
+        broker_checks=False if replay else None, mapped=mapped, warm=warm,
+        preallocate=preallocate, transient_pool=transient_pool,
     )  # fmt: skip
     with Gently() as gently, open_lines(file) as reader, _Kept(kept) as keep:
         run = None

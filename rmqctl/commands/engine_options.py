@@ -107,6 +107,44 @@ FlushMode = Annotated[
 ]
 
 
+_WRITING = "How the commitlog is written"
+Mapped = Annotated[
+    bool,
+    typer.Option(
+        "--mapped",
+        help="Through a memory map, as a broker does, instead of positional writes.",
+        rich_help_panel=_WRITING,
+    ),
+]
+Warm = Annotated[
+    bool,
+    typer.Option(
+        "--warm",
+        help="With --mapped: touch, lock (mlock) and announce (madvise) the pages of a new file.",
+        rich_help_panel=_WRITING,
+    ),
+]
+Preallocate = Annotated[
+    bool,
+    typer.Option(
+        "--preallocate",
+        help="Make the next file ahead, in the background.",
+        rich_help_panel=_WRITING,
+    ),
+]
+TransientPool = Annotated[
+    int,
+    typer.Option(
+        "--transient-pool",
+        metavar="N",
+        min=0,
+        help="Gather messages in N buffers of a file's size and commit them from there "
+        "(transientStorePoolEnable; not with --flush sync).",
+        rich_help_panel=_WRITING,
+    ),
+]
+
+
 def parse_watermark(text: str | float) -> float:
     """The share of a disk above which puts are refused: ``90%`` up to ``100%`` (never)."""
     if isinstance(text, int | float):

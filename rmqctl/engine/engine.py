@@ -21,11 +21,12 @@ from rmqctl.engine import abort_file, admission, disk
 from rmqctl.engine.aside import Aside
 from rmqctl.engine.backlog import Backlog
 from rmqctl.engine.checkpoint_file import CheckpointFile
+from rmqctl.engine.clock import now_ms
 from rmqctl.engine.cursor import Stretch
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.flush import FlushService, GroupCommit
 from rmqctl.engine.log_files import LogFiles
-from rmqctl.engine.message import Outgoing, OutgoingBatch
+from rmqctl.engine.message import OutgoingBatch
 from rmqctl.engine.opening import LogState, catch_up_start, examine, stretches
 from rmqctl.engine.put import Message, PutPath
 from rmqctl.engine.recovering import (
@@ -46,16 +47,12 @@ GROUP_BYTES = 1 << 20
 _DISK_CHECK_SECONDS = 1.0
 
 
-def now_ms() -> int:
-    """The wall clock in milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
 class Engine:
     """One store, open for appending. Safe to use from several threads. Use `open`."""
 
     def __init__(self, root: str, settings: Settings, lock: StoreLock, state: LogState,
-                 store: Store, clock: Callable[[], int], keep_queue_offsets: bool) -> None:
+                 store: Store, clock: Callable[[], int], wall_clock: Callable[[], int],
+                 keep_queue_offsets: bool) -> None:
         self.root, self.settings, self.state = root, settings, state
         self.clock = clock
         self._store = store
@@ -90,8 +87,8 @@ class Engine:
                 self._begin()
                 clear_torn_tail(store, state.end, self.aside)
                 set_aside(store, doubtful, again, self.aside)
-            self._dispatcher = Dispatcher(root, settings, now_ms, self.is_batch_topic, state.end,
-                                          aside=self.aside)
+            self._dispatcher = Dispatcher(root, settings, wall_clock, self.is_batch_topic,
+                                          state.end, aside=self.aside)
             held.callback(self._dispatcher.close)
             self._path = PutPath(settings, self.log, self._dispatcher.next_offsets(),
                                  self.is_batch_topic, clock, self._begin, keep_queue_offsets)
@@ -102,11 +99,13 @@ class Engine:
     @classmethod
     def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
              commitlog_dirs: Iterable[str] = (), clock: Callable[[], int] = now_ms,
+             wall_clock: Callable[[], int] = now_ms,
              keep_queue_offsets: bool = False) -> Engine:
         """Opens a store for appending and takes its lock.
 
         ``settings`` must hold the sizes the store has. ``clock`` gives the store time (ms) of
-        messages that bring none. NotAStoreError, StoreHeldError while a broker or another
+        messages that bring none, ``wall_clock`` the time (ms) that names index files (both are
+        the system's unless given). NotAStoreError, StoreHeldError while a broker or another
         rmqctl has it, RefusedError where appending would harm, StoreIOError.
         """
         settings = settings or Settings()
@@ -120,7 +119,8 @@ class Engine:
             store = Store.open(path, commitlog_dirs, sizes)
             try:
                 state = examine(store, settings.profile.generation)
-                return cls(path, settings, lock, state, store, clock, keep_queue_offsets)
+                return cls(path, settings, lock, state, store, clock, wall_clock,
+                           keep_queue_offsets)
             except BaseException:
                 store.close()
                 raise
@@ -343,6 +343,3 @@ class Engine:
     def failed(self) -> bool:
         """Whether a write failed; then nothing more can be put."""
         return self._failed
-
-
-__all__ = ["Engine", "Outgoing", "now_ms"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rmqctl.engine.settings import Host
+from rmqctl.formats.message import Record
 
 
 @dataclass(slots=True)
@@ -58,3 +59,10 @@ class OutgoingBatch:
     store_timestamp: int | None = None
     store_host: Host | None = None
     reconsume_times: int = 0
+
+
+@dataclass(slots=True)
+class MappedRecord(Record):
+    """A recorded message with the filter bit map of its ConsumeQueueExt unit."""
+
+    filter_bit_map: bytes | None = None

@@ -16,11 +16,10 @@ import msgspec
 
 from rmqctl.engine.encoder import body_crc, raw_text
 from rmqctl.engine.lines import InputError, Int32, Int64, Line, Typed, half_surrogate
-from rmqctl.engine.message import BatchItem, Outgoing, OutgoingBatch
+from rmqctl.engine.message import BatchItem, MappedRecord, Outgoing, OutgoingBatch
 from rmqctl.engine.settings import Host
 from rmqctl.formats import layout, message
 from rmqctl.formats import properties as props
-from rmqctl.formats.message import Record
 
 __all__ = ["InputError", "Plain", "Prepare", "Recorded", "Replay", "joined"]
 
@@ -192,7 +191,7 @@ class Recorded(_Way[_Stored, Record]):
                 or born_at is None or stored_at is None):
             raise _missing(found, self._needed)
         body, topic = _body(found), raw_text(name)
-        properties = raw_text(self._join(_properties(found)))
+        properties = raw_text(_prepared(self._join, found))
         crc = body_crc(body)
         if found.body_crc is not None and found.body_crc != crc:
             if body:
@@ -201,13 +200,15 @@ class Recorded(_Way[_Stored, Record]):
         magic = 0 if found.magic is None else _magic(found.magic)
         sys_flag = found.sys_flag or 0
         size = magic and message.size_of(sys_flag, magic, len(body), len(topic), len(properties))
-        return Record(
+        fields = (
             size, magic, crc, found.queue_id or 0, found.flag or 0,
             -1 if found.queue_offset is None else found.queue_offset,
             -1 if found.physical_offset is None else found.physical_offset, sys_flag,
             born_at, _host("born_host", born), stored_at, _host("store_host", stored),
             found.reconsume_times or 0, found.prepared_transaction_offset or 0,
             body, topic, properties)
+        bit_map = _bit_map(found)
+        return Record(*fields) if bit_map is None else MappedRecord(*fields, bit_map)
 
 
 def joined(*, trailing: bool) -> Prepare:

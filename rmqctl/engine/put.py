@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from rmqctl.engine import admission, rewrite
 from rmqctl.engine.cursor import AppendLog, Cursor, Stretch
 from rmqctl.engine.encoder import Encoder, body_crc, host_flags
-from rmqctl.engine.message import Outgoing, OutgoingBatch
+from rmqctl.engine.message import MappedRecord, Outgoing, OutgoingBatch
 from rmqctl.engine.recorded import Recorder
 from rmqctl.engine.result import PUT_OK, PutResult
 from rmqctl.engine.settings import Settings
@@ -148,7 +148,8 @@ class PutPath:
         cursor.make_room(placed.size)
         physical = cursor.position
         if self._with_maps:
-            cursor.bit_maps[physical] = None
+            cursor.bit_maps[physical] = (record.filter_bit_map
+                                         if isinstance(record, MappedRecord) else None)
         cursor.add(self._recorder.encode(placed, physical))
         cursor.last_timestamp = record.store_timestamp
         return PutResult(PUT_OK, physical, placed.size, record.queue_offset, 1,

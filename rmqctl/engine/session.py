@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rmqctl.engine.engine import Engine, now_ms
+from rmqctl.engine.clock import now_ms
+from rmqctl.engine.engine import Engine
 from rmqctl.engine.message import Outgoing, OutgoingBatch
 from rmqctl.engine.put import Message
 from rmqctl.engine.rehearsal import Rehearsal

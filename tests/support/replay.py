@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rmqctl.engine.message import BatchItem, Outgoing, OutgoingBatch
+from rmqctl.engine.message import BatchItem, MappedRecord, Outgoing, OutgoingBatch
 from rmqctl.engine.settings import Settings
 from rmqctl.formats.consume_queue import UNIT_SIZE
 from rmqctl.formats.message import Record, host_bytes
@@ -88,17 +88,17 @@ def outgoing(given: dict[str, Any], bit_map: bytes | None = None) -> Outgoing | 
         **shared)
 
 
-def recorded(given: dict[str, Any]) -> Iterator[Record]:
+def recorded(given: dict[str, Any], bit_maps: Mapping[int, bytes | None]) -> Iterator[Record]:
     """The stored records of one line; bodies come from what was put."""
     bodies = [base64.b64decode(one["body"]) for one in given.get("messages") or [given]]
     for stored, body in zip(given.get("storedList") or [given["stored"]], bodies, strict=True):
-        yield Record(
+        yield MappedRecord(
             stored["size"], int(stored["magic"], 16), stored["bodyCRC"], stored["queueId"],
             stored["flag"], stored["queueOffset"], stored["phyOffset"], stored["sysFlag"],
             stored["bornTimestamp"], host_bytes(stored["bornHost"]), stored["storeTimestamp"],
             host_bytes(stored["storeHost"]), stored["reconsumeTimes"],
             stored["preparedTransactionOffset"], body, stored["topic"].encode(),
-            (stored["propertiesString"] or "").encode())
+            (stored["propertiesString"] or "").encode(), bit_maps.get(stored["phyOffset"]))
 
 
 def replayed(folder: Path) -> list[dict[str, Any]]:
