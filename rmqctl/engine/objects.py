@@ -20,6 +20,7 @@ from rmqctl.engine.message import BatchItem, MappedRecord, Outgoing, OutgoingBat
 from rmqctl.engine.settings import Host
 from rmqctl.formats import layout, message
 from rmqctl.formats import properties as props
+from rmqctl.formats.message import Record
 
 __all__ = ["InputError", "Plain", "Prepare", "Recorded", "Replay", "joined"]
 
