@@ -275,10 +275,15 @@ class Engine:
         self._dispatcher.dispatch(one.data, one.base, one.bit_maps, one.starts)
 
     def reput(self) -> None:
-        """Dispatches everything appended so far to consumequeues and index."""
+        """Dispatches everything appended so far to consumequeues and index, for all to see."""
         with self._put_lock:
             self._usable()
-            self._backlog.clear()
+            try:
+                self._backlog.clear()
+                self._dispatcher.show()
+            except BaseException:
+                self._failed = True
+                raise
 
     def flush(self) -> None:
         """Everything to disk: log, consumequeues, index, then the checkpoint."""

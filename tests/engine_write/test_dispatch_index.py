@@ -313,13 +313,15 @@ def test_only_slots_that_changed_are_written(tmp_path, monkeypatch):
         wrote.append((at, len(data))), real(self, path, data, at, **more)))
     made.sync_to_file()
     pages = [(at + size - 1) // 4096 - at // 4096 for at, size in wrote]
-    assert pages == [0] * 4
-    assert [at // 4096 for at, _ in wrote] == [0, 39, 97, 0]
+    entries, *rest = wrote  # new entries first, the header last
+    assert entries == (shape.entry_position(1), 3 * ENTRY.size)
+    assert pages[1:] == [0] * 4
+    assert [at // 4096 for at, _ in rest] == [0, 39, 97, 0]
     made.sync_to_file()
-    assert len(wrote) == 4
+    assert len(wrote) == 5
     give(made, [(1, 1, tuple(range(0, 100_000, 500)), False)])
     made.sync_to_file()
-    assert [size for _, size in wrote[4:]] == [200 * ENTRY.size, 400_000, HEADER.size]
+    assert [size for _, size in wrote[5:]] == [200 * ENTRY.size, 400_000, HEADER.size]
     made.close()
     data = contents(tmp_path)[0]
     assert data[HEADER.size:][4 * 500:4 * 500 + 4] == (5).to_bytes(4, "big")

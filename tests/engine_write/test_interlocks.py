@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,11 +122,20 @@ def test_a_lock_file_without_a_holder_is_no_hindrance(store, rmqctl):
     rmqctl("write", store, "--topic", "T1", "--body", "x").expect(0)
 
 
+def settle(store):
+    """Waits until the running append has dispatched what it printed, and waits for input."""
+    before = None
+    while (now := snapshot.take(store).to_json()) != before:
+        before = now
+        time.sleep(0.3)
+
+
 def test_one_of_two_wins(store, tmp_path, rmqctl):
     with appending(store, "--flush", "sync") as first:
         printed = feed(first, lines(1000, 3), 3)
         source = tmp_path / "source"
         source.write_bytes(lines(2000, 3))
+        settle(store)
         with snapshot.assert_unchanged(store):
             for words in commands(store, source):
                 done = rmqctl(*words).expect(4)
@@ -168,6 +178,7 @@ def test_readers_are_let_in(store, rmqctl):
     """A running append is seen as the holder, and what it has put is read and found sound."""
     with appending(store, "--flush", "sync") as process:
         printed = feed(process, lines(1000, 40), 40)
+        settle(store)
         with snapshot.assert_unchanged(store):
             found = rmqctl("info", store, "-o", "json").expect(0).json()
             assert found["lock"]["held"]

@@ -1,8 +1,8 @@
-"""One index file that is being written: entries at once, slots and header when asked.
+"""One index file that is being written, from time to time: entries, then slots, then header.
 
-spec: index.md §2-§6. The slot table (20 MB in the default configuration) and the header are
-kept in memory; entries behind the header's count do not count yet, so a process that dies leaves
-a file which only lacks what was added since the last `IndexFile.sync_to_file`.
+spec: index.md §2-§6. The slot table (20 MB in the default configuration), the header and new
+entries are kept in memory, so a process that dies leaves a file which only lacks what was added
+since the last `IndexFile.sync_to_file`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class IndexFile:
         pages = (shape.entry_position(0) + _PAGE - 1) >> _PAGE_BITS
         self._dirty: Array = np.zeros(pages, bool)
         self._header_dirty = False
+        self._entries: list[Array] = []
         self._pending = 0
         self.touched = False
         """Whether anything was written since it was opened."""
@@ -143,7 +144,7 @@ class IndexFile:
         count = header.index_count
         body, slots, newest, fresh, begin = self._link(key_hash, store_timestamp)
         body["physical_offset"] = physical
-        self._pool.write(self.path, body.view(np.uint8).data, self.shape.entry_position(count))
+        self._entries.append(body)
         self._table[slots] = newest
         self._mark(slots)
         if count <= 1:
@@ -192,10 +193,17 @@ class IndexFile:
         self._dirty[(slots * SLOT.size + HEADER.size) >> _PAGE_BITS] = True
 
     def sync_to_file(self, *, counted: bool = False) -> None:
-        """Writes the slots that changed and then the header. Fsyncs nothing.
+        """Writes new entries, the slots that changed and then the header. Fsyncs nothing.
 
+        So a reader, and whoever comes after a kill, finds a file that is whole but for an instant.
         ``counted``: the header of an empty file says 1, not 0, as after a 5.x shutdown.
         """
+        if self._entries:
+            # Joined as bytes: numpy would put them together in the machine's byte order.
+            body = b"".join([one.view(np.uint8).data for one in self._entries])
+            first = self.header.index_count - self._pending
+            self._pool.write(self.path, body, self.shape.entry_position(first))
+            self._entries = []
         pages = np.flatnonzero(self._dirty)
         if len(pages):
             if 2 * len(pages) > len(self._dirty):

@@ -296,11 +296,17 @@ class Dispatcher:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Brings everything that was written to the disk."""
+    def show(self) -> None:
+        """Hands what is only in memory to the system, so that readers see it."""
         failed, self._failed = self._failed, True
         if self._index is not None:
             self._index.sync_to_file()
+        self._failed = failed
+
+    def flush(self) -> None:
+        """Brings everything that was written to the disk."""
+        self.show()
+        failed, self._failed = self._failed, True
         self._pool.flush()
         self._failed = failed
 
