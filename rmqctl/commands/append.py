@@ -6,7 +6,7 @@ import gc
 import os
 import stat
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ from rmqctl.commands.engine_options import (
     settings_from,
 )
 from rmqctl.commands.gently import Gently
+from rmqctl.commands.kept import Kept
 from rmqctl.commands.options import (
     CommitlogDirs,
     CommitlogFileSize,
@@ -40,7 +41,7 @@ from rmqctl.commands.options import (
     Verbose,
     open_output,
 )
-from rmqctl.errors import ExitCode, RefusedError, StoreIOError, UsageError
+from rmqctl.errors import ExitCode, RefusedError, UsageError
 from rmqctl.output import FLUSH, Output, Progress
 
 if TYPE_CHECKING:
@@ -163,6 +164,10 @@ def command(
                          "goes with it")  # fmt: skip
     out = open_output(output, quiet, verbose, no_progress)
     manner, file, kept = _manner(on_error, file, collect)
+    if as_recorded:
+        # A record that names its rows in other queues had them, whatever this store is made for.
+        lmq = True if lmq is None else lmq
+        multi_dispatch = True if multi_dispatch is None else multi_dispatch
     settings = settings_from(
         store, version=broker_version, cluster=cluster, lmq=lmq, multi_dispatch=multi_dispatch,
         consumequeue_ext=consumequeue_ext, append_properties_crc=append_crc, flush=flush,
@@ -172,7 +177,7 @@ def command(
         broker_checks=False if replay else None, mapped=mapped, warm=warm,
         preallocate=preallocate, transient_pool=transient_pool,
     )  # fmt: skip
-    with Gently() as gently, open_lines(file) as reader, _Kept(kept) as keep:
+    with Gently() as gently, open_lines(file) as reader, Kept(kept) as keep:
         run = None
         try:
             with open_session(store, settings, commitlog_dir or (), dry_run=dry_run,
@@ -210,40 +215,11 @@ def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, st
     return manner, file, collect
 
 
-class _Kept:
-    """The file for bad lines; it is made when the first one comes."""
-
-    def __init__(self, path: str | None) -> None:
-        if path is not None and os.path.lexists(path):
-            raise UsageError(f"{path} exists already; bad lines go to a new file")
-        if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
-            raise StoreIOError(f"cannot make {path}: no such folder")
-        self._path = path
-        self._file: IO[bytes] | None = None
-
-    def add(self, line: bytes) -> None:
-        if self._path is None:
-            return
-        try:
-            if self._file is None:
-                self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115
-            self._file.write(line + b"\n")
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, self._path, "write to") from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
 class _Run:
     """One run over the input: rows or a summary, notes, progress."""
 
     def __init__(self, out: Output, session: Session, feed: Feed, reader: LineReader,
-                 gently: Gently, keep: _Kept, *, dry_run: bool) -> None:
+                 gently: Gently, keep: Kept, *, dry_run: bool) -> None:
         self._out, self._session, self._feed, self._reader = out, session, feed, reader
         self._gently, self._keep, self._dry_run = gently, keep, dry_run
         self._told = 0

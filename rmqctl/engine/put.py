@@ -14,10 +14,11 @@ from rmqctl.engine.cursor import AppendLog, Cursor, Stretch
 from rmqctl.engine.encoder import Encoder, body_crc, host_flags
 from rmqctl.engine.message import MappedRecord, Outgoing, OutgoingBatch
 from rmqctl.engine.recorded import Recorder
-from rmqctl.engine.result import PUT_OK, PutResult
+from rmqctl.engine.result import MESSAGE_ILLEGAL, PUT_OK, PutResult, refused
 from rmqctl.engine.settings import Settings
 from rmqctl.engine.singles import Singles, TopicQueueTable, does_not_fit
 from rmqctl.formats.message import BLANK_SIZE, Record
+from rmqctl.formats.sysflag import INNER_BATCH
 
 Message = Outgoing | OutgoingBatch | Record
 
@@ -33,13 +34,14 @@ class PutPath:
                  is_batch_topic: Callable[[str], bool], clock: Callable[[], int],
                  begin: Callable[[], None], keep_queue_offsets: bool = False) -> None:
         self.settings, self.table = settings, table
-        self._clock = clock
+        self._clock, self._is_batch_topic = clock, is_batch_topic
         self._encoder = Encoder(settings)
         self._rules = rewrite.Rewriter(settings)
         self._cursor = Cursor(log, begin)
         self._singles = Singles(settings, self._encoder, self._cursor, table, is_batch_topic,
                                 clock, self._rules)
-        self._recorder = Recorder(table, keep_queue_offsets)
+        self._recorder = Recorder(table, keep_queue_offsets,
+                                  inner_batches=settings.profile.batch_queues)
         self._with_maps = settings.consumequeue_ext
 
     @property
@@ -130,6 +132,11 @@ class PutPath:
     def _put_recorded(self, record: Record) -> PutResult:
         """A record as it was; only what depends on its place is made new."""
         wrong = admission.check_record(record, self.settings)
+        if (wrong is None and record.sys_flag & INNER_BATCH
+                and self.settings.profile.batch_queues and not self._is_batch_topic(
+                    record.topic.decode("utf-8", "surrogateescape"))):
+            wrong = refused(MESSAGE_ILLEGAL, "it is an inner batch, but its topic is no BatchCQ "
+                            "topic: its rows would go to the wrong kind of queue")
         if wrong is not None:
             return wrong
         cursor, recorded_at = self._cursor, record.physical_offset

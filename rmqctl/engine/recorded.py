@@ -34,8 +34,9 @@ class Placed:
 class Recorder:
     """Places recorded messages behind the ends of their queues."""
 
-    def __init__(self, table: dict[tuple[str, int], int], keep_offsets: bool = False) -> None:
-        self._table, self._keep = table, keep_offsets
+    def __init__(self, table: dict[tuple[str, int], int], keep_offsets: bool = False, *,
+                 inner_batches: bool = True) -> None:
+        self._table, self._keep, self._inner_batches = table, keep_offsets, inner_batches
         self.renumbered = 0
         """Rows that got another queue offset than the recorded one."""
         self.misplaced = 0
@@ -56,7 +57,7 @@ class Recorder:
             self.renumbered += moved and record.queue_offset >= 0
             record.queue_offset = offset
             number = 1
-            if record.sys_flag & INNER_BATCH:
+            if self._inner_batches and record.sys_flag & INNER_BATCH:
                 number = self._inner_batch(record, moved)
             counters[key] = offset + number
             if _MULTI_OFFSETS in record.properties:

@@ -357,3 +357,33 @@ def test_a_line_that_is_far_too_long(tmp_path, rmqctl):
     done = rmqctl("append", root, source, "--on-error", "skip", "-o", "json").expect(1)
     assert "line 2: longer than" in done.err
     assert numbers_in_log(root) == [0, 1]
+
+
+def test_a_recorded_inner_batch_needs_its_kind_of_queue(tmp_path, rmqctl):
+    """In a plain consumequeue its one row would stand for many messages."""
+    root = new_store(rmqctl, tmp_path / "store")
+    one = {"topic": "b", "body": "x", "sys_flag": 0x80, "born_timestamp": 1, "store_timestamp": 1,
+           "born_host": "10.0.0.1:1", "store_host": "10.0.0.1:1",
+           "properties_raw": "INNER_BASE\x010\x02INNER_NUM\x013\x02"}
+    source = tmp_path / "source"
+    source.write_text(json.dumps(one) + "\n")
+    with snapshot.assert_unchanged(root):
+        done = rmqctl("append", root, source, "--as-recorded").expect(6)
+        assert "BatchCQ" in done.err
+    rmqctl("topic", "create", root, "b", "--attribute", "queue.type=BatchCQ").expect(0)
+    rmqctl("append", root, source, "--as-recorded").expect(0)
+    assert [path.name for path in (root / "batchconsumequeue").iterdir()] == ["b"]
+    rmqctl("verify", root).expect(0)
+
+
+def test_a_recorded_multi_dispatch_gets_its_rows(tmp_path, rmqctl):
+    """Whatever the store was made for: the record says which rows it has."""
+    root = new_store(rmqctl, tmp_path / "store")
+    one = {"topic": "t", "body": "x", "born_timestamp": 1, "store_timestamp": 1,
+           "born_host": "10.0.0.1:1", "store_host": "10.0.0.1:1", "queue_offset": 0,
+           "properties_raw": "INNER_MULTI_DISPATCH\x01%LMQ%a\x02INNER_MULTI_QUEUE_OFFSET\x010\x02"}
+    source = tmp_path / "source"
+    source.write_text(json.dumps(one) + "\n")
+    rmqctl("append", root, source, "--as-recorded").expect(0)
+    assert (root / "consumequeue" / "%LMQ%a" / "0").is_dir()
+    rmqctl("verify", root).expect(0)
