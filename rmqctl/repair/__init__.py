@@ -1,0 +1,1 @@
+"""Plans and their application: recover, salvage, truncate, expire, carve, undo."""

@@ -1,0 +1,152 @@
+"""What a repair would do, as a value: readable actions, and the steps that carry them out.
+
+A plan is computed without writing anything into the store; `rmqctl.repair.executor` applies any
+plan. Two plans are equal when their actions are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.scan.overlay import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One line of a plan. ``target`` is relative to the store root (``commitlog/000…``,
+    ``consumequeue/TopicTest/0``, ``checkpoint``).
+
+    ``before`` and ``after`` (JSON: ``from``, ``to``) say in a few words what is there and what
+    will be; ``reason`` why. ``action`` is a verb of two or three words at most:
+    ``truncate``, ``move aside``, ``rebuild``, ``fill with tombstones`` …
+    """
+
+    action: str
+    target: str
+    before: str | int | None
+    after: str | int | None
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"action": self.action, "target": self.target, "from": self.before,
+                "to": self.after, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """The whole content of a file outside of the store's own folders (scratch).
+
+    ``movable``: it may be renamed into the store instead of copied (same file system).
+    """
+
+    path: str
+    movable: bool = True
+
+
+Content = bytes | FileContent | Piece
+"""A whole file's bytes; a `Piece` (its ``at`` 0) says them sparsely."""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A file that is not there yet. ``target`` relative to the root, or absolute for a file in
+    a further commitlog folder. ``mtime_ns``: its modification time; None: now.
+    """
+
+    target: str
+    content: Content
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """A file whose whole content changes; the old one is kept aside."""
+
+    target: str
+    content: Content
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Bytes in place: all of ``pieces`` are written over a file that is there; what was there is
+    kept. A piece may reach behind the end of the file, which then grows to it.
+
+    The modification time stays as it was: a broker's expiry goes by it.
+    """
+
+    target: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAside:
+    """A file, or a folder with all that is in it, that goes away; it is kept aside."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class MakeFolder:
+    """An empty folder (and those above it)."""
+
+    target: str
+
+
+Step = Create | Replace | Patch | MoveAside | MakeFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A message that cannot be brought back, with all that is known of it. None: not known.
+
+    ``time_from`` and ``time_to`` bound its store time (ms). ``key_hashes`` are the hashes of
+    ``topic#key`` which the index still holds for it. ``by`` says what tells of it
+    (``consumequeue``, ``record``, ``gap``, ``index``).
+    """
+
+    topic: str | None
+    queue_id: int | None
+    queue_offset: int | None
+    physical_offset: int | None
+    size: int | None
+    time_from: int | None = None
+    time_to: int | None = None
+    key_hashes: tuple[int, ...] = ()
+    by: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"topic": self.topic, "queue_id": self.queue_id,
+                "queue_offset": self.queue_offset, "physical_offset": self.physical_offset,
+                "size": self.size, "store_timestamp_from": self.time_from,
+                "store_timestamp_to": self.time_to, "key_hashes": list(self.key_hashes),
+                "known_by": self.by}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a repair would do to the store at ``root``.
+
+    ``steps`` are in the order in which they are carried out: log, queues, index, checkpoint,
+    abort. ``notes`` are warnings for a person.
+    """
+
+    command: str
+    root: str = field(compare=False)
+    actions: tuple[Action, ...] = ()
+    steps: tuple[Step, ...] = field(default=(), compare=False)
+    messages_lost: tuple[Lost, ...] = ()
+    topic_queue_table: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.steps
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"actions": [one.as_dict() for one in self.actions],
+                "messages_lost": [one.as_dict() for one in self.messages_lost],
+                "topic_queue_table": dict(self.topic_queue_table)}

@@ -1,0 +1,109 @@
+"""A folder in which derived structures are made before they come into the store.
+
+It looks like a store root with nothing but ``consumequeue``, ``index`` and the like, so the
+engine's dispatcher works in it as in a store. Empty for a rebuild; for a repair that goes on
+from what is there, with copies of the files which may change.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from types import TracebackType
+from typing import Self
+
+from rmqctl.engine.storage import failed, make_folders, write_all
+from rmqctl.errors import StoreIOError
+
+DERIVED = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
+"""Folders of a store that follow from its log."""
+
+
+class Scratch:
+    """``root`` is the scratch folder. ``keep``: it stays when this is closed (to go on later).
+
+    Made in ``above`` under ``name``, or as a fresh temporary folder if that is None.
+    """
+
+    def __init__(self, above: str | None = None, name: str = "scratch", *,
+                 keep: bool = False) -> None:
+        if above is None:
+            try:
+                self.root = tempfile.mkdtemp(prefix="rmqctl-")
+            except OSError as error:
+                raise failed(error, tempfile.gettempdir(), "make a scratch folder in") from None
+        else:
+            self.root = os.path.join(above, name)
+            make_folders(self.root)
+        self.keep = keep
+
+    def path(self, *parts: str) -> str:
+        return os.path.join(self.root, *parts)
+
+    def copy_in(self, store_root: str, relative: str) -> None:
+        """Copies a file, or a folder with all below it, times included. StoreIOError."""
+        source, target = os.path.join(store_root, relative), self.path(relative)
+        try:
+            if os.path.isdir(source):
+                make_folders(target, durable=False)
+                for name in sorted(os.listdir(source)):
+                    self.copy_in(store_root, os.path.join(relative, name))
+            elif os.path.isfile(source):
+                make_folders(os.path.dirname(target), durable=False)
+                copy_sparse(source, target)
+        except OSError as error:
+            raise failed(error, source, f"copy to {target}:") from None
+
+    def remove(self) -> None:
+        """Takes the scratch folder away: rmqctl made all that is in it."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if not self.keep:
+            self.remove()
+
+
+def copy_sparse(source: str, target: str) -> None:
+    """Copies a file's data and times; holes stay holes. OSError."""
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        about = os.fstat(reading)
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(writing, about.st_size)
+            for start, end in extents(reading, about.st_size):
+                at = start
+                while at < end:
+                    part = os.pread(reading, min(1 << 20, end - at), at)
+                    if not part:
+                        raise StoreIOError(f"{source}: became shorter while it was copied")
+                    write_all(writing, part, at, target)
+                    at += len(part)
+            os.utime(writing, ns=(about.st_atime_ns, about.st_mtime_ns))
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+def extents(fd: int, size: int) -> list[tuple[int, int]]:
+    """``[start, end)`` of what may hold data; the whole file where the system cannot tell."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break
+            return [(0, size)]
+        found.append((start, min(end, size)))
+        at = end
+    return found

@@ -1,0 +1,123 @@
+"""Bytes laid over a file without touching it: what a log would be after a repair.
+
+A piece says its bytes sparsely, so that gigabytes of zeros cost nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rmqctl.scan.source import FileSource, Source
+
+Parts = tuple[tuple[int, bytes], ...]
+"""(position, bytes), ascending and not overlapping; between them lie zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``size`` bytes that stand at position ``at`` of a file. ``parts`` count from ``at``."""
+
+    at: int
+    size: int
+    parts: Parts = ()
+
+    @property
+    def end(self) -> int:
+        return self.at + self.size
+
+    @classmethod
+    def of(cls, at: int, data: bytes) -> Piece:
+        return cls(at, len(data), ((0, data),) if data else ())
+
+    def read_into(self, buffer: memoryview, position: int) -> None:
+        """Fills ``buffer`` with the bytes from ``position`` (counted from ``at``) on."""
+        buffer[:] = bytes(len(buffer))
+        until = position + len(buffer)
+        first = max(0, bisect_right(self.parts, position, key=lambda part: part[0]) - 1)
+        for start, data in self.parts[first:]:
+            if start >= until:
+                break
+            low, high = max(start, position), min(start + len(data), until)
+            if low < high:
+                buffer[low - position:high - position] = data[low - start:high - start]
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """One file of a log as it would be: ``size`` bytes from physical offset ``base`` on.
+
+    ``path`` is the file beneath, None where there is none (a missing file); what neither the
+    file nor a piece says reads as zero. ``pieces`` are ascending and do not overlap. Picklable.
+    """
+
+    base: int
+    size: int
+    path: str | None
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size
+
+    @contextmanager
+    def open(self) -> Iterator[Source]:
+        """A source over the file with its pieces. StoreIOError."""
+        if self.path is None:
+            yield OverlaidSource(self, None)
+            return
+        with FileSource(self.path, self.base) as below:
+            if not self.pieces and below.size == self.size:
+                yield below
+            else:
+                yield OverlaidSource(self, below)
+
+
+class OverlaidSource:
+    """The `Source` of a `LogPart`; ``below`` is its file, opened by the caller."""
+
+    def __init__(self, part: LogPart, below: Source | None) -> None:
+        self.name = part.path or f"<missing file {part.base:020d}>"
+        self.base, self.size = part.base, part.size
+        self._pieces, self._below = part.pieces, below
+        self._starts = [one.at for one in part.pieces]
+
+    def read(self, position: int, length: int) -> bytes:
+        buffer = bytearray(max(0, min(length, self.size - position)))
+        self.read_into(memoryview(buffer), position)
+        return bytes(buffer)
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        count = max(0, min(len(buffer), self.size - position))
+        buffer = buffer[:count]
+        got = self._below.read_into(buffer, position) if self._below is not None else 0
+        if got < count:
+            buffer[got:] = bytes(count - got)
+        number = max(0, bisect_right(self._starts, position) - 1)
+        for piece in self._pieces[number:]:
+            if piece.at >= position + count:
+                break
+            low, high = max(piece.at, position), min(piece.end, position + count)
+            if low < high:
+                piece.read_into(buffer[low - position:high - position], low - piece.at)
+        return count
+
+    def next_data(self, position: int) -> int:
+        if position >= self.size:
+            return min(position, self.size)
+        found = self.size
+        if self._below is not None and position < self._below.size:
+            found = min(found, self._below.next_data(position))
+            if found >= self._below.size:
+                found = self.size
+        number = max(0, bisect_right(self._starts, position) - 1)
+        for piece in self._pieces[number:]:
+            if piece.at >= found:
+                break
+            for start, data in piece.parts:
+                if piece.at + start + len(data) > position:
+                    found = min(found, max(piece.at + start, position))
+                    break
+        return found
