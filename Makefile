@@ -63,6 +63,7 @@ docs: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.run --dir $(BENCH) $(ARGS)
+	$(BIN)/python -m benchmarks.rebuilding --dir $(BENCH)
 	$(BIN)/python -m benchmarks.writing --dir $(BENCH)/writing
 
 clean:

@@ -250,8 +250,10 @@ def main() -> None:
         lines += table(measure(given.dir, given.count, size, given.rounds), size)
     print("\n".join(lines))
     if given.write_results:
-        kept = RESULTS.read_text(encoding="utf-8").partition(MARK)[0].rstrip("\n")
-        RESULTS.write_text(kept + "\n\n" + "\n".join(lines), encoding="utf-8")
+        from benchmarks.rebuilding import with_section
+
+        text = RESULTS.read_text(encoding="utf-8")
+        RESULTS.write_text(with_section(text, MARK, lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ FILES = sorted(
 )
 ROOT = Path(__file__).parents[1]
 EXAMPLE = "examples/store"
+TRACK_RECORD = "track-record/"
 PAGES = sorted(
     p
     for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
@@ -193,6 +194,12 @@ def run_helper(directive: Directive) -> None:
 
 def place_store(directive: Directive, fixture) -> None:
     part = directive.text.strip()
+    if part.startswith(TRACK_RECORD):
+        from tests.track_record import build, stores
+
+        case = stores.find(part.removeprefix(TRACK_RECORD))
+        build.build(case, fixture("golden")(case.base), Path(directive.name))
+        return
     if part == EXAMPLE:
         source = ROOT / EXAMPLE
     elif part == "tiny":

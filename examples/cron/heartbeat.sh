@@ -35,12 +35,12 @@ fi
 
 if [ -n "${RMQCTL_METRICS:-}" ]; then
   # Written beside and renamed: the collector never reads a half.
-  {
+  if ! {
     printf 'rmqctl_heartbeat_exit_code{store="%s"} %s\n' "$RMQCTL_STORE" "$code"
     printf 'rmqctl_heartbeat_timestamp_seconds{store="%s"} %s\n' "$RMQCTL_STORE" "$(date +%s)"
-  } >"$RMQCTL_METRICS.new" && mv "$RMQCTL_METRICS.new" "$RMQCTL_METRICS" || {
+  } >"$RMQCTL_METRICS.new" || ! mv "$RMQCTL_METRICS.new" "$RMQCTL_METRICS"; then
     echo "the metrics file $RMQCTL_METRICS cannot be written"
     [ "$code" -ne 0 ] || code=5
-  }
+  fi
 fi
 exit "$code"

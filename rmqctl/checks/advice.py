@@ -1,4 +1,8 @@
-"""The command that answers a finding: only commands which exist, with their real arguments."""
+"""The command that answers a finding: only commands which exist, with their real arguments.
+
+What can be repaired is answered by the plan of that repair, which changes nothing; what a broker's
+start would act on, by the prediction of that start; the rest by a look at the place.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,11 @@ from dataclasses import replace
 
 from rmqctl.checks.findings import Finding
 
-_LISTING = frozenset({"cq-missing", "index-missing", "file-missing", "checkpoint-missing",
-                      "unclean-shutdown", "file-name", "log-cut"})
+_LISTING = frozenset({"file-name"})
+_STARTING = frozenset({"unclean-shutdown", "log-cut", "torn-tail", "garbage-tail"})
+_DAMAGE = frozenset({"body-crc", "property-crc", "record-damaged", "physical-offset", "zero-gap",
+                     "file-missing", "file-size"})
+_DERIVED = {"consumequeue": "consumequeue", "index": "index"}
 
 
 def advised(finding: Finding, root: str) -> Finding:
@@ -22,10 +29,25 @@ def _command(finding: Finding, root: str) -> str | None:
         return f"rmqctl config {store}"
     if finding.category in _LISTING:
         return f"rmqctl info {store}"
-    if finding.category in ("message-fields", "cq-behind"):
+    if finding.category in ("message-fields", "cq-lost"):
         if finding.topic is not None and finding.structure == "commitlog":
             return f"rmqctl query offset {store} --phy {finding.offset}"
-        return f"rmqctl recover table {store}"
+        return f"rmqctl recover {store}" if finding.category == "cq-lost" else (
+            f"rmqctl recover table {store}")
+    if finding.category in _STARTING:
+        return f"rmqctl preflight {store}"
+    if finding.structure == "commitlog" and finding.category in _DAMAGE:
+        return f"rmqctl recover {store}"
+    if finding.category.startswith("checkpoint-"):
+        return f"rmqctl recover {store} --only checkpoint"
+    if finding.structure in _DERIVED and finding.category.startswith(("cq-", "index-", "file-")):
+        return f"rmqctl recover {store} --only {_DERIVED[finding.structure]}{_queue(finding)}"
     if finding.file is None or finding.position is None:
         return f"rmqctl info {store}" if finding.structure != "store" else None
     return f"rmqctl dump {shlex.quote(finding.file)} --at {finding.position} --hex"
+
+
+def _queue(finding: Finding) -> str:
+    if finding.structure != "consumequeue" or finding.topic is None or finding.queue_id is None:
+        return ""
+    return f" --topic {shlex.quote(finding.topic)} --queue {finding.queue_id}"

@@ -51,6 +51,7 @@ class GroupSpec:
 _INSPECT = "Inspect"
 _CHECK = "Check"
 _WRITE = "Write"
+_REPAIR = "Repair"
 _ABOUT = "About rmqctl"
 
 
@@ -62,7 +63,7 @@ def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  #
 
 GROUPS: tuple[GroupSpec, ...] = (
     GroupSpec(("query",), "Find messages by key, id, time or physical offset", _INSPECT),
-    GroupSpec(("recover",), "Work out again what a store has lost", _CHECK),
+    GroupSpec(("recover",), "Make a damaged store whole; no intact message is lost", _REPAIR),
     GroupSpec(("topic",), "Topics of a store", _WRITE),
 )
 
@@ -79,6 +80,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("config", "read-only", _INSPECT, "The JSON files of config/, with their backups"),
     _spec("stats", "read-only", _INSPECT, "Counts, bytes and rates by topic, queue, tag or time"),
     _spec("verify", "read-only", _CHECK, "Check everything that can be checked, byte by byte"),
+    _spec("preflight", "read-only", _CHECK, "What a broker would do to a store when it starts"),
     _spec("diff", "read-only", _CHECK, "Compare two stores: missing, extra, different messages"),
     _spec("recover table", "read-only", _CHECK, "The topicQueueTable, rebuilt from the commitlog"),
     _spec("init", "mutates", _WRITE, "Make an empty store"),
@@ -86,5 +88,10 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("append", "mutates", _WRITE, "Put many messages, from JSON lines"),
     _spec("flush", "mutates", _WRITE, "Force everything to disk, then the checkpoint"),
     _spec("topic create", "mutates", _WRITE, "Enter a topic into config/topics.json, or change it"),
+    _spec("recover", "mutates", _REPAIR, "Make a damaged store whole; no intact message is lost"),
+    _spec("truncate", "mutates", _REPAIR, "Cut the log, and everything derived from it"),
+    _spec("expire", "mutates", _REPAIR, "Take expired files away, as a broker's cleaner would"),
+    _spec("carve", "writes-new", _REPAIR, "Messages out of any bytes, by content alone"),
+    _spec("undo", "mutates", _REPAIR, "Take a repair back: everything becomes what it was"),
     _spec("commands", "read-only", _ABOUT, "Every command with its effect, arguments and options"),
 )

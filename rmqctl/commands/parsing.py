@@ -113,6 +113,19 @@ def parse_property(text: str) -> tuple[str, str]:
     return name, value
 
 
+def parse_duration(text: str | int) -> int:
+    """Milliseconds of ``72h``, ``7d``, ``1d12h`` (units ms s m h d w)."""
+    if isinstance(text, int):
+        return text
+    spans = re.fullmatch(r"(?:[0-9]+(?:ms|[smhdw]))+", text.strip().lower())
+    if spans is None:
+        raise UsageError(f"{text!r} is not a span of time; write 72h, 7d or 1d12h")
+    length = sum(int(n) * _SPAN_MS[unit] for n, unit in _SPAN.findall(spans.group()))
+    if length > _LONG_MAX:
+        raise UsageError(f"{text!r} is longer than any time there is")
+    return length
+
+
 def parse_zone(text: str | tzinfo) -> tzinfo:
     """A time zone: ``UTC``, ``local``, an offset (``+08:00``) or a name (``Asia/Shanghai``)."""
     if isinstance(text, tzinfo):

@@ -23,6 +23,8 @@ CRC32 = "__CRC32#"
 LMQ_PREFIX = "%LMQ%"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
 def parse(raw: str) -> dict[str, str]:

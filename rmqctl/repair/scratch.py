@@ -56,6 +56,11 @@ class Scratch:
         except OSError as error:
             raise failed(error, source, f"copy to {target}:") from None
 
+    def clear(self) -> None:
+        """Takes away what was made in it, the folder stays: somebody starts anew."""
+        for name in DERIVED:
+            shutil.rmtree(self.path(name), ignore_errors=True)
+
     def remove(self) -> None:
         """Takes the scratch folder away: rmqctl made all that is in it."""
         shutil.rmtree(self.root, ignore_errors=True)

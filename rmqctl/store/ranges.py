@@ -112,10 +112,10 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
     """
     context = multiprocessing.get_context("fork")
     waiting: deque[tuple[T, Future[R]]] = deque()
-    pool = ProcessPoolExecutor(jobs, context, initializer=_leave_signals_to_parent)
+    pool = ProcessPoolExecutor(jobs, context, initializer=leave_signals_to_parent)
     try:
         for task in tasks:
-            with _signals_later():  # the first one forks the workers
+            with signals_later():  # the first one forks the workers
                 waiting.append((task, pool.submit(work, task)))
             if len(waiting) >= 2 * jobs:
                 done, result = waiting.popleft()
@@ -131,7 +131,7 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
 
 
 @contextmanager
-def _signals_later() -> Iterator[None]:
+def signals_later() -> Iterator[None]:
     """Holds back Ctrl-C and SIGTERM: raised in the middle of a fork they would be swallowed."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
@@ -140,8 +140,8 @@ def _signals_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _leave_signals_to_parent() -> None:
-    # Ctrl-C goes to the whole process group; the parent answers it and ends the workers.
+def leave_signals_to_parent() -> None:
+    """Ctrl-C goes to the whole process group; the parent answers it and ends the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.dispatch.consume_queue import refuse_unreadable
+from rmqctl.engine.dispatch.consume_queue import UNWANTED, refuse_unreadable
 from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
 from rmqctl.errors import UsageError
 from rmqctl.formats import batch_consume_queue as layout
@@ -51,14 +52,16 @@ class BatchQueues:
     """All batch consumequeues of a store root. ``refused`` counts rows no queue can have."""
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
-                 log_end: int | None = None, *, as_broker: bool = False) -> None:
+                 log_end: int | None = None, *, as_broker: bool = False,
+                 wanted: Callable[[QueueKey], bool] | None = None) -> None:
         """Finds all queues on disk; rows of records behind ``log_end`` are cut off.
 
-        They are wiped out with the first `put`, unless ``as_broker``.
+        They are wiped out with the first `put`, unless ``as_broker``. ``wanted`` says which queues
+        are written at all (all).
         """
         self._folder = os.path.join(root, FOLDER)
         self._file_size, self._pool, self._log_end = file_size, pool, log_end
-        self._as_broker = as_broker
+        self._as_broker, self._wanted = as_broker, wanted
         self._cut: list[Queue] = []
         self.queues: list[Queue] = []
         self._numbers: dict[QueueKey, int] = {}
@@ -68,7 +71,9 @@ class BatchQueues:
             self._take(key, found)
 
     def number(self, key: QueueKey) -> int:
-        """The number that stands for a queue in `Rows.queue`."""
+        """The number that stands for a queue in `Rows.queue`; `UNWANTED` for one not written."""
+        if self._wanted is not None and not self._wanted(key):
+            return UNWANTED
         found = self._numbers.get(key)
         if found is None:
             folder = os.path.join(self._folder, key[0], str(key[1]))
@@ -120,9 +125,10 @@ class BatchQueues:
         while self._cut:
             self._cut[-1].files.wipe()
             self._cut.pop()
+        wanted = rows.queue != UNWANTED
         wild = (rows.base < 0) | (rows.count < 0)
-        self.refused += int(wild.sum())
-        kept = np.flatnonzero(~wild)
+        self.refused += int((wild & wanted).sum())
+        kept = np.flatnonzero(wanted & ~wild)
         kept = kept[np.argsort(rows.queue[kept], kind="stable")]
         if not len(kept):
             return

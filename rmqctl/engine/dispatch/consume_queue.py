@@ -29,6 +29,8 @@ _LONG_MAX = (1 << 63) - 1
 _SMALL = 1 << 16
 _LAST_ROWS = 1 << 16
 _UNITS = layout.dtype()
+UNWANTED = (1 << 31) - 1
+"""Stands for all queues whose rows are left out."""
 
 
 @dataclass(slots=True)
@@ -76,14 +78,16 @@ class ConsumeQueues:
     """
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
-                 log_end: int | None = None, *, as_broker: bool = False) -> None:
+                 log_end: int | None = None, *, as_broker: bool = False,
+                 wanted: Callable[[QueueKey], bool] | None = None) -> None:
         """Finds all queues on disk; rows that lead behind ``log_end`` are cut off.
 
-        They are wiped out with the first `put`, unless ``as_broker``.
+        They are wiped out with the first `put`, unless ``as_broker``. ``wanted`` says which queues
+        are written at all (all).
         """
         self._folder = os.path.join(root, FOLDER)
         self._file_size, self._pool, self._log_end = layout.file_size(file_size), pool, log_end
-        self._as_broker = as_broker
+        self._as_broker, self._wanted = as_broker, wanted
         self.queues: list[Queue] = []
         self._numbers: dict[QueueKey, int] = {}
         self._cut: list[Queue] = []
@@ -97,7 +101,9 @@ class ConsumeQueues:
             self._take(key, found)
 
     def number(self, key: QueueKey) -> int:
-        """The number that stands for a queue in `Rows.queue`."""
+        """The number that stands for a queue in `Rows.queue`; `UNWANTED` for one not written."""
+        if self._wanted is not None and not self._wanted(key):
+            return UNWANTED
         found = self._numbers.get(key)
         if found is None:
             folder = os.path.join(self._folder, key[0], str(key[1]))
@@ -130,8 +136,9 @@ class ConsumeQueues:
                          layout.byte_offset(stale))
         queue.min_offset = found.first_index
         last = found.unit(end - 1) if end > found.first_index else None
-        # A queue of fillers only would pass for dispatched up to 2 GiB, and lose its rows.
-        if last is not None and not last.is_filler:
+        # A queue of fillers only would pass for dispatched up to 2 GiB, and lose its rows, as it
+        # does for a broker.
+        if last is not None and (self._as_broker or not last.is_filler):
             queue.max_physic = found.max_physical(end)
 
     def last_address(self, queue: Queue) -> int | None:
@@ -156,9 +163,14 @@ class ConsumeQueues:
             self._cut[-1].files.wipe()
             self._cut.pop()
         wild = (rows.offset < 0) | (rows.offset > self._greatest)
-        if wild.any():
+        if self._wanted is not None:
+            left_out = rows.queue == UNWANTED
+            wild &= ~left_out
+        else:
+            left_out = wild
+        if wild.any() or left_out.any():
             self.refused += int(wild.sum())
-            kept = np.flatnonzero(~wild)
+            kept = np.flatnonzero(~(wild | left_out))
             rows = rows.take(kept)
             if codes is not None:
                 codes = _renumbered(codes, kept)

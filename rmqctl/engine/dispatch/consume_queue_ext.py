@@ -9,6 +9,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import consume_queue_ext as layout
 from rmqctl.formats import layout as layouts
 from rmqctl.formats.consume_queue_ext import END_BLANK, END_MARK, HEAD_SIZE, MAX_SIZE, Unit
+from rmqctl.formats.names import file_start
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
@@ -33,6 +34,14 @@ class ConsumeQueueExt:
         files = listing(folder).files
         if files:
             self._files.load(files, files[0].base if unused else _find_end(files, last_address))
+
+    def begin(self, address: int) -> None:
+        """Where the first unit goes, in a queue that has no file yet."""
+        files = self._files
+        if files.base is None:
+            offset = layout.byte_offset(address)
+            files.start(file_start(offset, files.file_size))
+            files.advance(offset - files.position)
 
     def put(self, tags_code: int, store_timestamp: int, bit_map: bytes | None) -> int | None:
         """Appends a unit; the address that stands for it in a consumequeue row.

@@ -34,20 +34,24 @@ class IndexWriter:
     """
 
     def __init__(self, root: str, shape: Shape, pool: FilePool, wall_clock: Callable[[], int], *,
-                 counts_empty: bool = True, as_broker: bool = False) -> None:
-        """``counts_empty``: `close` writes a count of 1 into an empty file, as 5.x does."""
+                 counts_empty: bool = True, as_broker: bool = False,
+                 most_pending: int | None = None) -> None:
+        """``counts_empty``: `close` writes a count of 1 into an empty file, as 5.x does.
+        ``most_pending``: entries that are kept in memory without being asked to write them.
+        """
         if shape.slots <= 0 or shape.capacity <= 0:
             raise UsageError(f"no index file can have {shape.slots} hash slots and "
                              f"{shape.max_entries} entries")
         self._folder, self._shape, self._pool = os.path.join(root, FOLDER), shape, pool
         self._clock, self._as_broker = wall_clock, as_broker
-        self._counts_empty = counts_empty
+        self._counts_empty, self._most_pending = counts_empty, most_pending
         self._file: IndexFile | None = None
         found = listing(self._folder, names.INDEX_DIGITS)
         refuse_unreadable(found.troubles)
         self._paths = [one.path for one in found.files]
         if self._paths:
             self._file = IndexFile.load(self._paths[-1], shape, pool, heal=not as_broker)
+            self._patient(self._file)
             if self._file.is_blank and len(self._paths) > 1:
                 self._file.follow(header_of(self._paths[-2]))
         self.index_timestamp = newest_full_end(self._paths[:-1], shape)
@@ -111,8 +115,13 @@ class IndexWriter:
             self.index_timestamp = before.end_timestamp
         path = os.path.join(self._folder, self._name())
         self._file = IndexFile.create(path, self._shape, self._pool, before)
+        self._patient(self._file)
         self._paths.append(path)
         return self._file
+
+    def _patient(self, file: IndexFile) -> None:
+        if self._most_pending is not None:
+            file.most_pending = self._most_pending
 
     def _name(self) -> str:
         """The wall clock's name, moved on behind the last file's: order of names is order of age.

@@ -58,6 +58,7 @@ class IndexFile:
         self._header_dirty = False
         self._entries: list[Array] = []
         self._pending = 0
+        self.most_pending = MOST_PENDING
         self.touched = False
         """Whether anything was written since it was opened."""
 
@@ -155,7 +156,7 @@ class IndexFile:
         header.end_timestamp = int(store_timestamp[-1])
         self._header_dirty = self.touched = True
         self._pending += many
-        if self._pending >= MOST_PENDING:
+        if self._pending >= self.most_pending:
             self.sync_to_file()
 
     def _link(self, key_hash: Array, store_timestamp: Array) -> tuple[

@@ -16,28 +16,24 @@ from rmqctl.engine.dispatch import batch_queue
 from rmqctl.engine.dispatch.batch_queue import BatchQueues
 from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, Queue, Rows
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
+from rmqctl.engine.dispatch.derive import Derived, Further, deriver_for
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.engine.settings import Settings
 from rmqctl.errors import InternalError
-from rmqctl.formats import delay, sysflag
 from rmqctl.formats import properties as props
 from rmqctl.formats.index_file import Shape
 from rmqctl.scan import text
-from rmqctl.scan.derived import (
-    IndexKeys,
-    QueueKey,
-    QueueTable,
-    TagsCodes,
-    batch_ranges,
-    is_queue_name,
-)
-from rmqctl.scan.frames import Array, Batch, examine
-from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
+from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
+from rmqctl.scan.frames import Array, examine
 from rmqctl.scan.walk import hop
 
 BitMaps = Mapping[int, bytes | None]
 """Physical offset -> filter bit map of the message there."""
+
+Recall = Callable[[QueueKey, int, int, int], tuple[int | None, bytes | None]]
+"""(queue, physical offset, tags code, store time of a message) -> (address, filter bit map) of the
+extension unit it had; None where that is not known."""
 
 _ALL = 1 << 62
 _LMQ = props.LMQ_PREFIX.encode()
@@ -55,19 +51,29 @@ class Dispatcher:
     again (extension units of rows that are there, entries of the last indexed message), and
     leaves rows that were cut off where they are.
 
+    For rebuilding: ``wanted`` names the queues that are written (all), ``rows`` False leaves all
+    of them out, ``recall`` knows the extension units there were: an empty queue's first unit gets
+    the address it had, and bit maps come back, which the log does not hold. ``most_pending``
+    index entries are kept in memory at most.
+
     StoreIOError from any method: a file could not be read or written; the same records may be
     dispatched again. RefusedError on opening: files have other sizes than the settings.
     """
 
     def __init__(self, root: str, settings: Settings, wall_clock: Callable[[], int],
                  batch_topics: Callable[[str], bool], log_end: int | None = None, *,
-                 as_broker: bool = False, aside: Aside | None = None) -> None:
+                 as_broker: bool = False, aside: Aside | None = None,
+                 wanted: Callable[[QueueKey], bool] | None = None, rows: bool = True,
+                 recall: Recall | None = None, most_pending: int | None = None) -> None:
         self._root, self._settings, self._profile = root, settings, settings.profile
         self._is_batch, self._as_broker = batch_topics, as_broker
-        self._topics = text.Dictionary()
+        self._rows, self._wanted, self._recall = rows, wanted, recall
+        self._most_pending = most_pending
+        self._deriver = deriver_for(settings, rows=rows)
+        self._topics = self._deriver.topics
+        self._numbering: tuple[list[bytes], Array] = [], np.zeros(0, np.int64)
+        """Topics as the last `Derived` from elsewhere numbers them, and our numbers for them."""
         self._kinds: Array = np.zeros(0, np.int8)
-        self._tags = TagsCodes(self._topics, delay.parse_levels(settings.message_delay_level))
-        self._keys = IndexKeys(self._topics)
         self._further = text.Dictionary()
         self._ext: dict[QueueKey, ConsumeQueueExt] = {}
         self._index: IndexWriter | None = None
@@ -86,16 +92,17 @@ class Dispatcher:
     def _open(self, wall_clock: Callable[[], int], log_end: int | None) -> None:
         root, settings, as_broker = self._root, self._settings, self._as_broker
         self._queues = ConsumeQueues(root, settings.consumequeue_file_size, self._pool, log_end,
-                                     as_broker=as_broker)
+                                     as_broker=as_broker, wanted=self._wanted)
         self._batches = BatchQueues(root, settings.batch_consumequeue_file_size, self._pool,
-                                    log_end, as_broker=as_broker)
+                                    log_end, as_broker=as_broker, wanted=self._wanted)
         self._numbers = QueueTable(self._topics, self._queues.number)
         self._further_numbers = QueueTable(self._further, self._queues.number)
         self._batch_numbers = QueueTable(self._topics, self._batches.number)
         if settings.message_index:
             self._index = IndexWriter(root, Shape(settings.index_slots, settings.index_max),
                                       self._pool, wall_clock, as_broker=as_broker,
-                                      counts_empty=self._profile.generation >= 5)
+                                      counts_empty=self._profile.generation >= 5,
+                                      most_pending=self._most_pending)
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -148,33 +155,51 @@ class Dispatcher:
                 and (behind[:-1] == at[1:]).all()):
             raise InternalError(f"what is dispatched from physical offset {base} on is not whole "
                                 "records")
-        topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
-                                           batch.column("topic_length"))
-        self._know_topics()
-        found = text.Properties(batch)
-        kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
+        self.apply(self._deriver.derive(batch), bit_maps)
+
+    def apply(self, what: Derived, bit_maps: BitMaps | None = None) -> None:
+        """Writes what was derived from records, which come in log order from call to call.
+
+        It may have been derived elsewhere, with topics numbered in another way.
+        """
+        if not len(what):
+            return
         self._failed = True
-        self._put_rows(batch, topic, found, kind, bit_maps or {})
-        if self._index is not None:
-            self._put_keys(self._index, batch, topic, found, kind)
+        self._put_rows(what, self._translated(what), bit_maps or {})
+        if self._index is not None and what.key_row is not None and what.key_hash is not None:
+            self._index.put(what.physical, what.key_row, what.key_hash, what.store_timestamp)
         self._failed = False
 
-    def _know_topics(self) -> None:
-        new = self._topics.texts[len(self._kinds):]
+    def _translated(self, what: Derived) -> Array:
+        """Each message's topic as a number of the dispatcher's own."""
+        topics = self._deriver.topics
+        topic = what.topic
+        if what.topics is not topics.texts:
+            if self._numbering[0] is not what.topics or (
+                    len(self._numbering[1]) < len(what.topics)):
+                own = np.array([topics.number(raw) for raw in what.topics], np.int64)
+                self._numbering = what.topics, own
+            topic = self._numbering[1][topic]
+        new = topics.texts[len(self._kinds):]
         if new:
             kinds = [self._kind(os.fsdecode(raw)) for raw in new]
             self._kinds = np.concatenate([self._kinds, np.array(kinds, np.int8)])
+        return topic
 
     def _kind(self, topic: str) -> int:
         if not is_queue_name(topic):
             return _NOWHERE
         return _BATCH if self._profile.batch_queues and self._is_batch(topic) else _PLAIN
 
-    def _put_rows(self, batch: Batch, topic: Array, found: text.Properties, kind: Array,
-                  bit_maps: BitMaps) -> None:
-        when = batch.column("store_timestamp")
-        tags = self._tags.codes(found, topic, when)[0]
-        rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
+    def _put_rows(self, what: Derived, topic: Array, bit_maps: BitMaps) -> None:
+        rowed, when = what.rowed, what.store_timestamp
+        if self._rows:
+            self._put_queues(what, topic, bit_maps)
+        if rowed.any():
+            self.logics_timestamp = int(when[np.flatnonzero(rowed)[-1]])
+
+    def _put_queues(self, what: Derived, topic: Array, bit_maps: BitMaps) -> None:
+        rowed, tags = what.rowed, what.tags
         kinds = self._kinds[topic]
         plain = rowed & (kinds == _PLAIN)
         if plain.all():
@@ -183,40 +208,28 @@ class Dispatcher:
             which = np.flatnonzero(plain)
             batched = np.flatnonzero(rowed & (kinds == _BATCH))
             if len(batched):
-                self._put_batches(batch, topic, found, tags, batched)
+                self._put_batches(what, topic, batched)
             self.unplaceable += int(np.count_nonzero(rowed & (kinds == _NOWHERE)))
-        rows = Rows(self._numbers.encode(topic[which], batch.column("queue_id")[which]),
-                    batch.column("queue_offset")[which], batch.offset[which],
-                    batch.column("total_size")[which], tags[which])
+        rows = Rows(self._numbers.encode(topic[which], what.queue_id[which]),
+                    what.queue_offset[which], what.physical[which], what.size[which], tags[which])
         codes = None
         if self._settings.consumequeue_ext:
-            codes = self._ext_codes(tags[which], when[which], rows.physical, bit_maps)
+            codes = self._ext_codes(tags[which], what.store_timestamp[which], rows.physical,
+                                    bit_maps)
             if self._as_broker:
                 rows.tags_code = self._all_codes(rows, codes)
                 codes = None
-        if self._settings.multi_dispatch:
-            rows, codes = self._with_dispatched(rows, codes, batch, topic, found, tags, plain)
+        if what.further is not None:
+            rows, codes = self._with_dispatched(rows, codes, what, what.further, plain)
         self._queues.put(rows, codes)
-        if rowed.any():
-            self.logics_timestamp = int(when[np.flatnonzero(rowed)[-1]])
 
-    def _put_batches(self, batch: Batch, topic: Array, found: text.Properties, tags: Array,
-                     which: Array) -> None:
-        first, count = batch_ranges(found, batch.column("queue_offset"))
+    def _put_batches(self, what: Derived, topic: Array, which: Array) -> None:
+        offset = what.queue_offset
+        first, count = what.inner or (offset, np.ones(len(offset), np.int64))
         self._batches.put(batch_queue.Rows(
-            self._batch_numbers.encode(topic[which], batch.column("queue_id")[which]),
-            batch.offset[which], batch.column("total_size")[which], tags[which],
-            batch.column("store_timestamp")[which], first[which], count[which]))
-
-    def _put_keys(self, index: IndexWriter, batch: Batch, topic: Array, found: text.Properties,
-                  kind: Array) -> None:
-        keys = self._keys.keys(found, topic)
-        row, hashes = keys.row, keys.key_hash
-        rollback = kind == sysflag.TRANSACTION_ROLLBACK
-        if rollback.any():
-            kept = ~rollback[row]
-            row, hashes = row[kept], hashes[kept]
-        index.put(batch.offset, row, hashes, batch.column("store_timestamp"))
+            self._batch_numbers.encode(topic[which], what.queue_id[which]),
+            what.physical[which], what.size[which], what.tags[which],
+            what.store_timestamp[which], first[which], count[which]))
 
     # -- rows that only some messages have --------------------------------------------------------
 
@@ -224,9 +237,14 @@ class Dispatcher:
         def codes(queue: Queue, rows: Array) -> Array:
             out: Array = np.empty(len(rows), np.int64)
             for at, row in enumerate(rows.tolist()):
-                code = int(tags[row])
-                address = self._ext_of(queue).put(code, int(when[row]),
-                                                  bit_maps.get(int(physical[row])))
+                code, stored, place = int(tags[row]), int(when[row]), int(physical[row])
+                ext, bit_map = self._ext_of(queue), bit_maps.get(place)
+                if self._recall is not None:
+                    was, known = self._recall(queue.key, place, code, stored)
+                    bit_map = known if bit_map is None else bit_map
+                    if was is not None:
+                        ext.begin(was)
+                address = ext.put(code, stored, bit_map)
                 out[at] = code if address is None else address
             return out
         return codes
@@ -246,16 +264,15 @@ class Dispatcher:
             out[row] = codes(self._queues.queues[number], np.array([row]))[0]
         return out
 
-    def _with_dispatched(self, rows: Rows, codes: Codes | None, batch: Batch, topic: Array,
-                         found: text.Properties, tags: Array, plain: Array) -> tuple[
-                             Rows, Codes | None]:
+    def _with_dispatched(self, rows: Rows, codes: Codes | None, what: Derived, further: Further,
+                         plain: Array) -> tuple[Rows, Codes | None]:
         """The rows and those of multi-dispatched messages, a message's own row first (spec §10)."""
-        message, queue, offset = self._dispatched(batch, topic, found, plain)
+        message, queue, offset = self._dispatched(what, further, plain)
         if not len(message):
             return rows, codes
         own, count = np.flatnonzero(plain), len(rows)
         extra = rows.take(np.searchsorted(own, message))
-        extra.queue, extra.offset, extra.tags_code = queue, offset, tags[message]
+        extra.queue, extra.offset, extra.tags_code = queue, offset, what.tags[message]
         both = Rows(*(np.concatenate([getattr(rows, name), getattr(extra, name)])
                       for name in ("queue", "offset", "physical", "size", "tags_code")))
         order = np.argsort(both.physical, kind="stable")
@@ -273,22 +290,20 @@ class Dispatcher:
 
         return both, mixed
 
-    def _dispatched(self, batch: Batch, topic: Array, found: text.Properties,
+    def _dispatched(self, what: Derived, further: Further,
                     plain: Array) -> tuple[Array, Array, Array]:
         """(message, queue number, queue offset) of the further rows."""
-        if self._profile.generation >= 5:
-            left_out = [one.startswith(NOT_DISPATCHED) for one in self._topics.texts]
-            plain = plain & ~np.array(left_out, bool)[topic]
-        message, names, offset = dispatched_rows(found, plain)
-        if not len(message):
-            return message, offset, offset
-        name = self._further.encode(names)
+        own = np.array([self._further.number(raw) for raw in further.names], np.int64)
+        message, name, offset = further.message, own[further.name], further.offset
+        kept = plain[message]
+        if not kept.all():
+            message, name, offset = message[kept], name[kept], offset[kept]
         known = self._further.texts
         safe = np.array([is_queue_name(os.fsdecode(one)) for one in known], bool)[name]
         if not safe.all():
             self.unplaceable += int(np.count_nonzero(~safe))
             message, name, offset = message[safe], name[safe], offset[safe]
-        queue_id = batch.column("queue_id")[message]
+        queue_id = what.queue_id[message]
         if self._settings.lmq:
             light = np.array([one.startswith(_LMQ) for one in known], bool)[name]
             queue_id = np.where(light, 0, queue_id)

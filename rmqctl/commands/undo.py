@@ -1,0 +1,154 @@
+"""``rmqctl undo``: takes a repair back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.engine_options import DryRun
+from rmqctl.commands.options import (
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Store,
+    Verbose,
+    open_output,
+)
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human, Output
+
+NAME = ("undo",)
+EFFECT = "mutates"
+
+_SHOWN = 20
+
+
+def command(
+    store: Store,
+    id: Annotated[  # noqa: A002
+        str | None,
+        typer.Argument(
+            metavar="[ID]",
+            help="The repair to take back; the newest that is not undone, unless given.",
+            show_default=False,
+        ),
+    ] = None,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="Only list the repairs of STORE, the newest first.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Also where files were changed since; what is there now is kept beside the rest.",
+        ),
+    ] = False,
+    abandon: Annotated[
+        bool,
+        typer.Option(
+            "--abandon",
+            help="Give an interrupted repair up: STORE stays as it is, and so does what is kept.",
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask, though there is a terminal.")
+    ] = False,
+    dry_run: DryRun = False,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Take a repair back: bytes, lengths, names and times become what they were.
+
+    Every repair keeps what it replaces or moves away below STORE/.rmqctl/repairs/ID, and undo
+    puts it back from there. What the repair had made is not deleted: it goes to ID/undone. A
+    repair that was interrupted is taken back as far as it came. Undo refuses where a file was
+    changed since, and where a later repair changed the same files: take that back first. Name
+    the ID in a script: run twice without one, undo takes back two repairs.
+
+        rmqctl undo STORE --list
+
+        rmqctl undo STORE 20261121T101112Z-1 --yes -o json
+    """
+    from rmqctl.commands.confirm import agreed
+    from rmqctl.errors import UsageError
+    from rmqctl.repair.executor import Repair, history, preview
+    from rmqctl.store import Store as OpenedStore
+
+    out = open_output(output, quiet, verbose, no_progress)
+    known = history(store)
+    if not known:
+        OpenedStore.open(store).close()
+    if list_all:
+        if id is not None or force or abandon:
+            raise UsageError("--list goes with no ID, --force or --abandon")
+        _list(out, store)
+        return
+    if abandon and (force or id is None):
+        raise UsageError("--abandon needs the ID and goes without --force")
+    seen = preview(store, id)
+    document = {**seen.entry.as_dict(), "actions": [dict(one) for one in seen.actions],
+                "changed": list(seen.changed), "kept": f".rmqctl/repairs/{seen.entry.id}",
+                "undone": False}  # fmt: skip
+    for one in () if abandon else seen.changed[:_SHOWN]:
+        out.warn(one)
+    if dry_run:
+        out.note("dry run: nothing was changed")
+        _show(out, document)
+        return
+    verb = "Give up" if abandon else "Take back"
+    if not agreed(f"{verb} {seen.entry.command} {seen.entry.id} "
+                  f"({_count(seen.entry.files)})?", yes=yes):  # fmt: skip
+        raise typer.Abort
+    with (
+        out.progress("taking back", seen.entry.files, unit="steps") as progress,
+        Repair(store, "undo", progress=progress.advance, finish=False) as repair,
+    ):
+        if abandon:
+            repair.abandon(seen.entry.id)
+            document["state"] = "abandoned"
+        else:
+            done = repair.undo(seen.entry.id, force=force)
+            document |= {"state": "undone", "undone": True}
+            if done.already:
+                out.note(f"{done.id} had been taken back before; nothing was changed")
+    _show(out, document)
+
+
+def _count(files: int) -> str:
+    return "one file or folder" if files == 1 else f"{files} files or folders"
+
+
+def _list(out: Output, store: str) -> None:
+    from rmqctl.repair.executor import history
+
+    out.rows((one.as_dict() for one in reversed(history(store))),
+             ("id", "time", "command", "state", "actions", "files"),
+             empty="no repairs", render={"time": _when})  # fmt: skip
+
+
+def _when(time: int | None) -> str:
+    from rmqctl.output.units import time_text
+
+    return "unknown" if time is None else time_text(time)
+
+
+def _show(out: Output, document: dict[str, Any]) -> None:
+    def page(human: Human) -> None:
+        human.pairs({
+            "repair": f"{document['command']} {document['id']}",
+            "made": _when(document["time"]),
+            "state": document["state"],
+            "kept in": document["kept"],
+        })
+        if document["actions"]:
+            human.table(({name: one.get(name) for name in ("action", "target", "reason")}
+                         for one in document["actions"][:_SHOWN]),
+                        ("action", "target", "reason"), None)
+        if len(document["actions"]) > _SHOWN:
+            human.text(f"and {len(document['actions']) - _SHOWN} more actions (-o json has all)")
+
+    out.document(document, page)

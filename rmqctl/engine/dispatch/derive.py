@@ -1,0 +1,122 @@
+"""What the messages of a batch lead to, by column: the half of the dispatch that writes nothing.
+
+It needs nothing but the bytes of the log, so other processes may do it ahead of the writer
+(`rmqctl.engine.dispatch.reput.Dispatcher.apply`). spec: consumequeue.md §3, §4, §9 and §10,
+index.md §5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmqctl.engine.profile import Profile
+from rmqctl.engine.settings import Settings
+from rmqctl.formats import delay, sysflag
+from rmqctl.formats import properties as props
+from rmqctl.scan import text
+from rmqctl.scan.derived import IndexKeys, TagsCodes, batch_ranges
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
+
+
+@dataclass(slots=True)
+class Further:
+    """Rows in further queues of multi-dispatched messages (consumequeue.md §10).
+
+    ``message`` is the number of the message, ``name`` the number of the queue's name in ``names``,
+    ``offset`` the queue offset there (all int64, a message's rows in the order it names them).
+    """
+
+    names: list[bytes]
+    message: Array
+    name: Array
+    offset: Array
+
+
+@dataclass(slots=True)
+class Derived:
+    """Columns (int64) with one element for each message, in log order; picklable.
+
+    ``topic`` are numbers of ``topics``, ``tags`` the plain tags codes, ``rowed`` (bool) says which
+    messages get rows at all. Keys are in index order: ``key_row`` the message, ``key_hash`` what
+    the entry holds; those of messages that are not indexed are left out. ``inner``: (first queue
+    offset, how many) each message covers in a batch queue, None where each is a single one.
+    """
+
+    topics: list[bytes]
+    topic: Array
+    queue_id: Array
+    queue_offset: Array
+    physical: Array
+    size: Array
+    store_timestamp: Array
+    tags: Array
+    rowed: Array
+    key_row: Array | None
+    key_hash: Array | None
+    further: Further | None
+    inner: tuple[Array, Array] | None
+
+    def __len__(self) -> int:
+        return len(self.physical)
+
+
+class Deriver:
+    """Numbers topics over many batches: ``topics`` grows, and numbers stay.
+
+    ``rows`` and ``keys`` say what is wanted; columns that only serve the other are left empty
+    (``tags``) or None.
+    """
+
+    def __init__(self, profile: Profile, delay_levels: str, *, rows: bool = True,
+                 keys: bool = True, multi_dispatch: bool = False) -> None:
+        self.topics = text.Dictionary()
+        self._profile, self._rows, self._with_keys = profile, rows, keys
+        self._multi = multi_dispatch and rows
+        self._tags = TagsCodes(self.topics, delay.parse_levels(delay_levels))
+        self._keys = IndexKeys(self.topics)
+
+    def derive(self, batch: Batch) -> Derived:
+        """The columns for the messages of a batch; they hold nothing of its buffer."""
+        topic = self.topics.encode_places(batch.data, batch.column("topic_start"),
+                                          batch.column("topic_length"))
+        found = text.Properties(batch)
+        kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
+        rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
+        when, queue_offset = batch.column("store_timestamp"), batch.column("queue_offset")
+        made = Derived(self.topics.texts, topic, batch.column("queue_id"), queue_offset,
+                       batch.offset, batch.column("total_size"), when, topic[:0], rowed,
+                       None, None, None, None)
+        if self._rows:
+            made.tags = self._tags.codes(found, topic, when)[0]
+            if self._profile.batch_queues and len(found.places(props.INNER_BASE)[0]):
+                made.inner = batch_ranges(found, queue_offset)
+        if self._multi:
+            made.further = self._further(found, topic, rowed)
+        if self._with_keys:
+            keys = self._keys.keys(found, topic)
+            made.key_row, made.key_hash = keys.row, keys.key_hash
+            rollback = kind == sysflag.TRANSACTION_ROLLBACK
+            if rollback.any():
+                kept = ~rollback[keys.row]
+                made.key_row, made.key_hash = keys.row[kept], keys.key_hash[kept]
+        return made
+
+    def _further(self, found: text.Properties, topic: Array, rowed: Array) -> Further | None:
+        if self._profile.generation >= 5:
+            left_out = [one.startswith(NOT_DISPATCHED) for one in self.topics.texts]
+            rowed = rowed & ~np.array(left_out, bool)[topic]
+        message, names, offset = dispatched_rows(found, rowed)
+        if not len(message):
+            return None
+        coded = names.dictionary_encode()
+        return Further(coded.dictionary.to_pylist(), message,
+                       np.asarray(coded.indices).astype(np.int64), offset)
+
+
+def deriver_for(settings: Settings, *, rows: bool = True) -> Deriver:
+    """The deriver whose columns a dispatcher with these settings takes."""
+    return Deriver(settings.profile, settings.message_delay_level, rows=rows,
+                   keys=settings.message_index, multi_dispatch=settings.multi_dispatch)

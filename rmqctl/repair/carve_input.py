@@ -1,0 +1,155 @@
+"""What is carved: regular files, block devices, and all files below a folder, opened to read.
+
+A place the device cannot deliver does not end the reading: it reads as zeros, is remembered, and
+the rest is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import FileSource
+
+SECTOR = 4096
+"""Bytes that are given up at once around a place that cannot be read."""
+_LOG_NAME = re.compile(r"[0-9]{20}")
+_MAX_OFFSET = (1 << 63) - 1
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
+    "EUCLEAN", "EBADMSG", "ENODATA", "EREMOTEIO", "EILSEQ") if hasattr(errno, name)}
+"""What a device says of a place that it cannot deliver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One file or device. ``size`` in bytes; ``base`` is the physical offset that its name gives
+    it, None where it is not named like a log's file.
+    """
+
+    path: str
+    size: int
+    base: int | None = None
+
+
+class CarveSource(FileSource):
+    """A source that goes on where a device cannot deliver: that reads as zeros.
+
+    ``unreadable`` is told (position, length) of each such stretch, once each time it is met.
+    """
+
+    def __init__(self, path: str, unreadable: Callable[[int, int], None]) -> None:
+        # Not FileSource's own opening: it takes regular files only.
+        self.name, self.base = path, 0
+        self._unreadable = unreadable
+        self._fd, self.size = _open(path)
+        self._holes = hasattr(os, "SEEK_DATA")
+
+    def read(self, position: int, length: int) -> bytes:
+        buffer = bytearray(max(0, min(length, self.size - position)))
+        return bytes(buffer[:self.read_into(memoryview(buffer), position)])
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        done = 0
+        while done < len(buffer):
+            try:
+                got = os.preadv(self._fd, [buffer[done:]], position + done)
+            except OSError as error:
+                if error.errno not in _UNREADABLE:
+                    raise self._failed(error, position + done) from None
+                got = self._by_sector(buffer[done:], position + done)
+            if not got:
+                break
+            done += got
+        return done
+
+    def _by_sector(self, buffer: memoryview, position: int) -> int:
+        """Reads to the end of the next sector; zeros, and a report, if that fails too."""
+        length = min(len(buffer), SECTOR - position % SECTOR, max(0, self.size - position))
+        try:
+            return os.preadv(self._fd, [buffer[:length]], position)
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise self._failed(error, position) from None
+        buffer[:length] = bytes(length)
+        self._unreadable(position, length)
+        return length
+
+
+def _open(path: str) -> tuple[int, int]:
+    """(descriptor, size) of a regular file or block device. StoreIOError for anything else."""
+    try:
+        fd = os.open(path, _OPEN_FLAGS)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "open") from None
+    except ValueError as error:  # a NUL in the name
+        raise StoreIOError(f"cannot open {path!r}: {error}") from None
+    try:
+        about = os.fstat(fd)
+        if stat.S_ISREG(about.st_mode):
+            return fd, about.st_size
+        if stat.S_ISBLK(about.st_mode):
+            return fd, os.lseek(fd, 0, os.SEEK_END)
+    except OSError as error:
+        os.close(fd)
+        raise StoreIOError.from_oserror(error, path, "look at") from None
+    os.close(fd)
+    raise StoreIOError(f"{path}: neither a regular file nor a block device")
+
+
+def inputs(paths: Iterable[str], skip: Callable[[str, str], None]) -> Iterator[Input]:
+    """The files behind ``paths``, those below a folder in the order of their paths.
+
+    A path the user named must be there (StoreIOError). What lies below a folder and cannot be
+    carved is told to ``skip`` with the reason: links, pipes, sockets, what may not be read.
+    """
+    known: set[tuple[int, int]] = set()
+    for path in paths:
+        try:
+            about = os.stat(path)
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, path, "open") from None
+        except ValueError as error:
+            raise StoreIOError(f"cannot open {path!r}: {error}") from None
+        if stat.S_ISDIR(about.st_mode):
+            yield from _below(path, known, skip)
+        else:
+            fd, size = _open(path)
+            os.close(fd)
+            identity = about.st_dev, about.st_ino
+            if identity not in known:
+                known.add(identity)
+                yield _input(path, size)
+
+
+def _below(folder: str, known: set[tuple[int, int]],
+           skip: Callable[[str, str], None]) -> Iterator[Input]:
+    def failed(error: OSError) -> None:
+        skip(os.fsdecode(error.filename), str(StoreIOError.from_oserror(error)))
+
+    for here, folders, names in os.walk(folder, onerror=failed):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(here, name)
+            try:
+                about = os.lstat(path)
+            except OSError as error:
+                skip(path, str(StoreIOError.from_oserror(error)))
+                continue
+            if not stat.S_ISREG(about.st_mode):
+                skip(path, "not a regular file")
+            elif (about.st_dev, about.st_ino) not in known:
+                # Each file is read once, however many names or paths lead to it.
+                known.add((about.st_dev, about.st_ino))
+                yield _input(path, about.st_size)
+
+
+def _input(path: str, size: int) -> Input:
+    name = os.path.basename(path)
+    base = int(name) if _LOG_NAME.fullmatch(name) else None
+    return Input(path, size, base if base is None or base + size <= _MAX_OFFSET else None)

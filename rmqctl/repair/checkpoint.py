@@ -1,0 +1,156 @@
+"""The checkpoint a store should have, by what is in its log (checkpoint-and-small-files.md §1).
+
+One that lags behind is right at any time. One that is missing, too short, zero or ahead of the log
+is made anew: after a crash a broker would walk the whole log, or too little of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rmqctl.engine.dispatch.index_file import newest_full_end
+from rmqctl.errors import FormatError
+from rmqctl.formats import checkpoint as layout
+from rmqctl.formats import names
+from rmqctl.formats.checkpoint import CheckpointRecord
+from rmqctl.formats.index_file import Shape
+from rmqctl.repair.plan import Action, Create, Replace, Step
+from rmqctl.repair.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import listing
+from rmqctl.store.log_end import find_end, last_dispatched
+from rmqctl.store.store import Store
+
+NAME = "checkpoint"
+_MOST = 1 << 16
+_NO_OFFSET = -1
+"""What a broker writes where there is no such offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """What a checkpoint may say. Times are store times (ms), 0 where there is none.
+
+    ``newest``: of the log; ``logics``: of the last message with a row in a consumequeue;
+    ``index``: where the newest full index file ends. ``last`` and ``end``: physical offsets of
+    the last message (-1 without any) and of the end of the log.
+    """
+
+    newest: int
+    logics: int
+    index: int
+    last: int
+    end: int
+
+
+def facts_of(store: Store) -> LogFacts:
+    """The facts of a store as it is, without reading its whole log. StoreIOError."""
+    found = find_end(store)
+    index = 0
+    for file in store.indexes_newest_first():
+        if file.header.index_count >= file.shape.max_entries:
+            index = file.header.end_timestamp
+            break
+    last = found.last
+    return LogFacts(last.store_timestamp if last is not None else 0, _last_row(store), index,
+                    last.physical_offset if last is not None else -1, found.offset)
+
+
+def _last_row(store: Store) -> int:
+    """The store time of the last message that a row leads to, as the log proves it; 0 if none."""
+    places = [last_dispatched(store)]
+    for queue in store.batch_queues.values():
+        for number in range(len(queue.files) - 1, -1, -1):
+            rows = queue.used(number)
+            if len(rows):
+                places.append(int(rows[-1]["physical_offset"]))
+                break
+    for place in sorted((one for one in places if one is not None), reverse=True):
+        record = store.log.record_at(place)
+        if record is not None:
+            return record.store_timestamp
+    return 0
+
+
+def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFacts:
+    """The facts once the steps of a rebuild are carried out. StoreIOError."""
+    logics, index = rebuilt.logics_timestamp, rebuilt.index_timestamp
+    if CONSUMEQUEUE not in rebuilt.only or rebuilt.topic is not None:
+        with Store.open(rebuilt.root, commitlog_dirs) as store:
+            logics = _last_row(store)
+    if INDEX not in rebuilt.only:
+        folder = os.path.join(rebuilt.root, INDEX)
+        settings = rebuilt.settings
+        paths = [one.path for one in listing(folder, names.INDEX_DIGITS).files]
+        index = newest_full_end(paths, Shape(settings.index_slots, settings.index_max))
+    return LogFacts(rebuilt.newest, logics, index, rebuilt.last, rebuilt.log_end)
+
+
+def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
+        list[Step], list[Action]]:
+    """(steps, actions) for the checkpoint of the store at ``root``; nothing for a right one.
+
+    Fields that are right stay as they are. ``generation`` 5 also fills in the offset of the last
+    message, as after a 5.x broker's recovery. StoreIOError when the file cannot be read.
+    """
+    path = os.path.join(root, NAME)
+    there = os.path.lexists(path)
+    data = b""
+    if there:
+        with FileSource(path) as source:
+            data = source.read(0, _MOST)
+    if facts.last < 0 and (not there or len(data) == layout.PAGE_SIZE):
+        return [], []
+    try:
+        old = layout.parse(data)
+        reason = ""
+    except FormatError:
+        old = layout.parse(data.ljust(layout.PAGE_SIZE, b"\0"))
+        reason = "checkpoint is too short" if there else "checkpoint is missing"
+    new, wrong = _right(old, facts, generation, fresh=bool(reason))
+    reason = reason or wrong
+    if not reason and (len(data) != layout.PAGE_SIZE or not layout.rest_is_zero(data)):
+        reason = "checkpoint is no page as a broker writes it"
+    if not reason:
+        return [], []
+    page = layout.build(new)
+    step: Step = Replace(NAME, page) if there else Create(NAME, page)
+    before = _told(old) if there else "missing"
+    return [step], [Action("rebuild", NAME, before, _told(new), reason)]
+
+
+def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
+           fresh: bool) -> tuple[CheckpointRecord, str]:
+    """(the fields as they should be, what was wrong with them; empty if nothing)."""
+    limits = {"physic_msg_timestamp": facts.newest,
+              "logics_msg_timestamp": min(facts.logics, facts.newest),
+              "index_msg_timestamp": min(facts.index, facts.newest)}
+    new = old
+    wrong = ""
+    if facts.last >= 0 and (fresh or old.physic_msg_timestamp == old.logics_msg_timestamp == 0):
+        wrong = "checkpoint is zero"
+        new = old._replace(**limits)
+    for name, limit in limits.items():
+        if facts.last >= 0 and not 0 <= getattr(new, name) <= facts.newest:
+            wrong = "checkpoint is ahead of the log" if getattr(new, name) > 0 else (
+                "checkpoint says what is no store time")
+            new = new._replace(**{name: limit})
+    confirm = new.confirm_phy_offset
+    if not _NO_OFFSET <= confirm <= facts.end:
+        wrong = wrong or "checkpoint is ahead of the log"
+        new = new._replace(confirm_phy_offset=max(0, facts.last))
+    elif wrong and generation >= 5 and not confirm:
+        new = new._replace(confirm_phy_offset=max(0, facts.last))
+    if new.master_flushed_offset < _NO_OFFSET:
+        wrong = wrong or "checkpoint says what is no physical offset"
+        new = new._replace(master_flushed_offset=0)
+    return new, wrong
+
+
+def _told(record: CheckpointRecord) -> str:
+    """The three times, and the confirmed offset where there is one."""
+    text = (f"physic {record.physic_msg_timestamp}, logics {record.logics_msg_timestamp}, "
+            f"index {record.index_msg_timestamp}")
+    return text + (f", confirm {record.confirm_phy_offset}" if record.confirm_phy_offset else "")

@@ -1,0 +1,65 @@
+"""How far consumer groups and the delay service have come, by what ``config/`` says.
+
+Used to warn of what a repair takes away from them; never changed by a repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rmqctl.formats import timer_check
+from rmqctl.formats.properties import SCHEDULE_TOPIC
+from rmqctl.store.config import load_one
+from rmqctl.store.store import Store
+
+_NAMED = 5
+
+
+class Commit(NamedTuple):
+    """``offset`` is the next queue offset the group reads."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Everybody's progress. ``delayed`` by queue id of the schedule topic.
+
+    ``timer_read`` is the time (ms) up to which timer messages were delivered, None where there
+    is no timer.
+    """
+
+    commits: tuple[Commit, ...]
+    delayed: dict[int, int]
+    timer_read: int | None
+
+    @classmethod
+    def of(cls, store: Store) -> Progress:
+        """What the files say; those that cannot be read say nothing (`rmqctl config` tells)."""
+        commits = [Commit(row["group"], row["topic"], row["queue_id"], row["offset"])
+                   for name in ("consumerOffset.json", "lmqConsumerOffset.json")
+                   for row in load_one(store, name).rows()
+                   if row["group"] is not None and row["offset"] >= 0]
+        delayed = {row["queue_id"]: row["offset"]
+                   for row in load_one(store, "delayOffset.json").rows()}
+        check = load_one(store, "timercheck").value
+        read = (check.last_read_time_ms
+                if isinstance(check, timer_check.TimerCheckRecord) else None)
+        return cls(tuple(commits), delayed, read)
+
+    def everybody(self) -> Iterator[Commit]:
+        """The groups' commits, and the delay service's as those of a group of its own."""
+        yield from self.commits
+        for queue_id, offset in sorted(self.delayed.items()):
+            yield Commit("the delay service", SCHEDULE_TOPIC, queue_id, offset)
+
+
+def named(items: list[str]) -> str:
+    """The first few of a list, and how many more there are."""
+    more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
+    return ", ".join(items[:_NAMED]) + more

@@ -1,0 +1,182 @@
+"""``recover``: one plan that makes a store whole again, out of salvage and rebuild.
+
+The log first: what is damaged becomes tombstones (`rmqctl.repair.salvage`). Then everything
+derived is made anew from the log as it will be (`rmqctl.repair.rebuild`), and only files that
+differ are replaced. A store that is whole gets an empty plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.errors import RefusedError
+from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
+from rmqctl.repair.configured import Configured, configured
+from rmqctl.repair.plan import Action, MoveAside, Plan, Step
+from rmqctl.repair.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
+from rmqctl.repair.rebuild_steps import derived_steps, topic_queue_table
+from rmqctl.repair.salvage import MissingFile, Salvage, salvage
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.bounds import View
+from rmqctl.store.store import Sizes, Store
+from rmqctl.store.topic_queue_table import TableRow
+from rmqctl.store.topic_queue_table import rebuild as count_table
+
+COMMAND = "recover"
+COMMITLOG, CHECKPOINT, TABLE = "commitlog", "checkpoint", "topic-queue-table"
+PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE)
+"""What ``--only`` may name."""
+
+Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""(what is being done, bytes in all) -> a context whose value hears of the bytes done."""
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What to recover: ``only`` of `PARTS`; with ``topic`` (and ``queue``) only these queues.
+
+    ``given`` are values by the names of `Settings`, None where not given.
+    """
+
+    only: frozenset[str] = frozenset(PARTS)
+    topic: str | None = None
+    queue: int | None = None
+    missing_file: MissingFile = "tombstones"
+    jobs: int = 1
+    commitlog_dirs: Sequence[str] = ()
+    sizes: Sizes = field(default_factory=Sizes)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything that a start depends on is to be made whole."""
+        return self.only.issuperset(PARTS[:4]) and self.topic is None
+
+
+def plan_recover(root: str, scratch: Scratch, wishes: Wishes, watch: Watch) -> Plan:
+    """The plan for the store at ``root``. Derived files are made in ``scratch``, which must stay
+    until the plan is carried out; nothing else is written.
+
+    NotAStoreError, RefusedError (sizes that contradict each other, see `configured` and
+    `salvage`), StoreIOError.
+    """
+    with ExitStack() as held:
+        store = held.enter_context(Store.open(root, wishes.commitlog_dirs, wishes.sizes))
+        known = configured(root, wishes.given, wishes.commitlog_dirs)
+        return _Planner(root, store, known, scratch, wishes, watch).plan()
+
+
+class _Planner:
+    def __init__(self, root: str, store: Store, known: Configured, scratch: Scratch,
+                 wishes: Wishes, watch: Watch) -> None:
+        self._root, self._store, self._known, self._scratch = root, store, known, scratch
+        self._wishes, self._watch = wishes, watch
+        self._actions: list[Action] = []
+        self._steps: list[Step] = []
+        self._notes: list[str] = []
+
+    def plan(self) -> Plan:
+        self._refuse_without_log()
+        saved = self._log()
+        rebuilt = self._derived(saved)
+        if CHECKPOINT in self._wishes.only:
+            facts = (facts_of(self._store) if rebuilt is None
+                     else facts_after(rebuilt, self._wishes.commitlog_dirs))
+            self._take(checkpoint_steps(self._root, facts,
+                                        self._known.settings.profile.generation))
+        if self._wishes.whole and self._store.has_abort:
+            self._take(([MoveAside("abort")], [Action(
+                "move aside", "abort", "there", "not there",
+                "the log and everything derived from it are whole: the next start is a clean "
+                "one")]))
+        table = self._table(rebuilt)
+        return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
+                    table, tuple(self._notes))
+
+    def _take(self, found: tuple[Iterable[Step], Iterable[Action]]) -> None:
+        steps, actions = found
+        self._steps += steps
+        self._actions += actions
+
+    def _refuse_without_log(self) -> None:
+        """Made anew from no log at all, everything derived would be emptied."""
+        store = self._store
+        if any(one.size for one in store.log.files):
+            return
+        queue = next((one for one in store.queues.values() if one.files), None)
+        if queue is not None or store.batch_queues or store.index_listing.files:
+            raise RefusedError(
+                f"{self._root}: there is no commitlog file, and nothing else is taken away for "
+                "that: is the log in other folders (--commitlog-dir), or not mounted?")
+
+    def _log(self) -> Salvage:
+        """The log as it will be; as it is, where it was not asked for."""
+        if COMMITLOG not in self._wishes.only or self._wishes.topic is not None:
+            parts = tuple(log_as_it_is(self._store))
+            return Salvage(parts, log_end=parts[-1].end if parts else 0)
+        total = sum(one.size for one in self._store.log.files)
+        with self._watch("looking for damage", total) as done:
+            saved = salvage(self._store, self._known.settings.profile.generation,
+                            missing_file=self._wishes.missing_file,
+                            batch_topics=self._known.batch_topics, progress=done)
+        self._take((saved.steps, saved.actions))
+        self._notes += saved.notes
+        return saved
+
+    def _derived(self, saved: Salvage) -> Rebuilt | None:
+        """Consumequeues and index, made from that log; None where none was asked for."""
+        wanted = self._wishes.only & {CONSUMEQUEUE, INDEX}
+        if self._wishes.topic is not None or not self._known.settings.message_index:
+            wanted -= {INDEX}
+        if not wanted:
+            return None
+        self._notes += self._known.notes
+        with self._watch("rebuilding", log_size(saved.parts)) as done:
+            made = rebuild(
+                saved.parts, self._root, self._known.settings, self._scratch, only=wanted,
+                topic=self._wishes.topic, queue=self._wishes.queue, jobs=self._wishes.jobs,
+                progress=done, batch_topics=self._known.batch_topics,
+                log_end=saved.log_end if COMMITLOG in self._wishes.only
+                and self._wishes.topic is None else None)
+        self._notes += made.notes
+        self._take(derived_steps(made))
+        return made
+
+    def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:
+        if rebuilt is not None and CONSUMEQUEUE in rebuilt.only:
+            return topic_queue_table(rebuilt)
+        if TABLE not in self._wishes.only:
+            return {}
+        total = sum(one.size for one in self._store.log.files)
+        with self._watch("counting", total) as done:
+            rows = count_table(self._store, View(self._store), jobs=self._wishes.jobs,
+                               progress=done, report=lambda one: self._notes.append(one.text))
+        self._notes += disagreements(rows)
+        table = {row.key: row.next_offset() for row in rows}
+        return {key: offset for key, offset in table.items() if offset is not None}
+
+
+def log_as_it_is(store: Store) -> list[LogPart]:
+    """The files of the log without any change."""
+    return [LogPart(one.base, one.size, one.path) for one in store.log.files if one.size]
+
+
+def disagreements(rows: Collection[TableRow]) -> list[str]:
+    """What log and consumequeues say differently, in one sentence."""
+    differing = [row for row in rows if row.agrees is False]
+    if not differing:
+        return []
+    named = ", ".join(f"{row.key} (log {_said(row.from_log)}, consumequeue "
+                      f"{_said(row.from_consumequeue)})" for row in differing[:_NAMED])
+    more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+    many = "1 queue differs" if len(differing) == 1 else f"{len(differing)} queues differ"
+    return [f"{many} between log and consumequeue: {named}{more}"]
+
+
+def _said(offset: int | None) -> str:
+    return "none" if offset is None else str(offset)

@@ -1,0 +1,23 @@
+"""A folder in memory where there is one: these tests force thousands of files to disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MEMORY = "/dev/shm"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    if not os.access(MEMORY, os.W_OK) or os.statvfs(MEMORY).f_bavail < 1 << 16:
+        yield tmp_path
+        return
+    made = Path(tempfile.mkdtemp(prefix="rmqctl-test-", dir=MEMORY))
+    yield made
+    shutil.rmtree(made)

@@ -1,0 +1,246 @@
+"""When undo refuses, what it keeps, and repairs that were interrupted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rmqctl.errors import RefusedError, StoreHeldError, StoreIOError, UsageError
+from rmqctl.repair.executor import Repair, history, pending, preview
+from rmqctl.repair.plan import Create, MoveAside, Patch, Replace
+from rmqctl.scan.overlay import Piece
+from tests.engine_write.files_support import failing
+from tests.repair.accidents import differences, state, undo_all
+from tests.repair.executor import samples
+from tests.repair.executor.test_apply import LOG, QUEUE, apply
+from tests.support import snapshot
+
+
+@pytest.fixture
+def root(folder: Path) -> Path:
+    return samples.make(folder / "store")
+
+
+def undo(root: Path, id: str | None = None, *, force: bool = False):  # noqa: A002
+    with Repair(str(root), "undo", finish=False) as held:
+        return held.undo(id, force=force)
+
+
+def interrupt(root: Path, *steps, at: int = 1) -> str:
+    """Steps that are committed and not finished: the ``at``-th rename fails."""
+    with failing(at, errno.EIO, ("rename",)), pytest.raises(StoreIOError):
+        apply(root, *steps)
+    id = pending(str(root))  # noqa: A001
+    assert id
+    return id
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+CHANGES = {
+    "a patched byte": (LOG, lambda path: _poke(path, 106)),
+    "a patched file is shorter": (LOG, lambda path: os.truncate(path, 4000)),
+    "a patched file is gone": (LOG, lambda path: path.unlink()),
+    "a replaced file": ("checkpoint", lambda path: path.write_bytes(b"a broker's")),
+    "a replaced file is gone": ("checkpoint", lambda path: path.unlink()),
+    "the same bytes, another time": ("checkpoint", lambda path: os.utime(path, ns=(5, 5))),
+    "a new file": ("index/20261121000000000", lambda path: _poke(path, 1)),
+    "what was moved is there again": ("abort", lambda path: path.touch()),
+}
+
+
+def _poke(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"?")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_target_that_was_changed_since(root, change):
+    samples.repair(root)
+    target, alter = CHANGES[change]
+    alter(root / target)
+    there = (root / target).read_bytes() if (root / target).exists() else None
+    before = state(root)
+    with pytest.raises(RefusedError, match=rf"^{target}: .* since repair .*--force"):
+        undo(root)
+    assert state(root) == before
+    assert len(preview(str(root)).changed) == 1
+    done = undo(root, force=True)
+    assert history(str(root))[0].state == "undone"
+    kept = [one.read_bytes() for one in (root / done.kept / "undone").rglob("*") if one.is_file()]
+    if there is not None:
+        # A patched file stays where it is: what had been put into it is kept.
+        wanted = there[100:3100] + there[8000:8120] if target == LOG else there
+        assert wanted.ljust(3120 if target == LOG else 0, b"\0") in kept
+    if target != LOG:
+        old = samples.make(root.parent / "old")
+        assert not differences(state(root), state(old))
+
+
+def test_bytes_a_broker_appended_stay_with_their_time(root):
+    path = root / LOG
+    old = path.read_bytes()
+    apply(root, Patch(LOG, (Piece.of(100, b"bytes"),)))
+    _poke(path, 5000)
+    os.utime(path, ns=(samples.LAST_YEAR + 7, samples.LAST_YEAR + 7))
+    undo(root)
+    assert path.read_bytes() == old[:5000] + b"?" + old[5001:]
+    assert os.stat(path).st_mtime_ns == samples.LAST_YEAR + 7
+
+
+def test_a_later_repair_of_the_same_files_comes_first(root):
+    old = state(root)
+    first = apply(root, Replace(QUEUE, b"first")).id
+    apply(root, Replace("checkpoint", b"other"))
+    third = apply(root, MoveAside("consumequeue/T")).id
+    for force in (False, True):
+        with pytest.raises(RefusedError, match=f"repair {third} changed some of the same files"):
+            undo(root, first, force=force)
+    undo(root, third)
+    undo(root, first)
+    assert undo_all(root) == 1
+    assert not differences(state(root), old)
+
+
+def test_what_was_kept_is_gone(root):
+    done = apply(root, Replace("checkpoint", b"new"), Patch(LOG, (Piece.of(0, b"x"),)))
+    shutil.rmtree(root / done.kept / "aside")
+    with pytest.raises(RefusedError, match="checkpoint: what was kept of it is gone"):
+        undo(root)
+    shutil.rmtree(root / done.kept / "bytes")
+    assert len(preview(str(root)).changed) == 2
+    before = state(root)
+    undo(root, force=True)
+    assert state(root) == before
+
+
+def test_ids(root):
+    with pytest.raises(RefusedError, match="no repair to undo"):
+        undo(root)
+    done = apply(root, Replace("checkpoint", b"new"))
+    for id in ("20200101T000000Z-1", "..", "", "x/y"):  # noqa: A001
+        with pytest.raises(UsageError, match="has no repair"):
+            undo(root, id)
+    assert not undo(root).already
+    assert undo(root, done.id).already
+    with pytest.raises(RefusedError, match="no repair to undo"):
+        undo(root)
+
+
+# -- interrupted ------------------------------------------------------------------------------
+
+
+def test_an_interrupted_repair_is_taken_back_as_far_as_it_came(root):
+    old = state(root)
+    id = interrupt(root, Replace("checkpoint", b"new"), MoveAside("abort"), at=4)  # noqa: A001
+    assert (root / "checkpoint").read_bytes() == b"new"
+    assert (root / "abort").exists()
+    assert history(str(root))[0].state == "interrupted"
+    assert undo(root).id == id
+    assert not differences(state(root), old)
+
+
+def test_apply_waits_until_it_is_settled(root):
+    id = interrupt(root, Replace("checkpoint", b"new"), at=4)  # noqa: A001
+    with Repair(str(root), "recover", finish=False) as held, pytest.raises(
+            RefusedError, match=f"repair {id} was interrupted"):
+        held.apply(samples.plan(root, root.parent / "scratch"))
+
+
+def test_a_broker_ran_between_an_interruption_and_now(root):
+    """Going on would destroy what it wrote."""
+    id = interrupt(root, Patch(LOG, (Piece.of(100, b"bytes"),)), Replace("checkpoint", b"new"),  # noqa: A001
+                   at=4)
+    _poke(root / LOG, 102)
+    (root / "checkpoint").write_bytes(b"a broker's")
+    before = state(root)
+    for _ in range(2):
+        with pytest.raises(RefusedError, match=(
+                f"repair {id} was interrupted and cannot be completed: {LOG}: has other bytes")):
+            samples.repair(root)
+        assert state(root) == before
+    with Repair(str(root), "undo", finish=False) as held:
+        held.abandon(id)
+    assert state(root) == before
+    assert history(str(root))[0].state == "abandoned"
+    with Repair(str(root), "recover") as held:
+        assert held.finished is None
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "state.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]\n", b"\0" * 300, b'{"format":1}\n', b"null",
+                                     b'{"state":"cut"}', b"[" * 100_000])
+def test_a_damaged_journal(root, name, content):
+    id = interrupt(root, Replace("checkpoint", b"new"), at=4)  # noqa: A001
+    (root / f".rmqctl/repairs/{id}" / name).write_bytes(content)
+    before = state(root)
+    with pytest.raises(RefusedError, match="journal is damaged"):
+        samples.repair(root)
+    with pytest.raises((RefusedError, StoreIOError), match="damaged"):
+        undo(root)
+    assert [one.state for one in history(str(root))] == ["damaged"]
+    assert preview(str(root), id).entry.state == "damaged"
+    with Repair(str(root), "undo", finish=False) as held:
+        held.abandon(id)
+    assert state(root) == before
+    assert samples.repair(root)
+
+
+def test_every_flipped_bit_of_a_journal_is_seen_or_harmless(root):
+    id = interrupt(root, Replace("checkpoint", b"new"), at=4)  # noqa: A001
+    path = root / f".rmqctl/repairs/{id}/journal.jsonl"
+    good = path.read_bytes()
+    rest = good.index(b"\n") + 1
+    for at in range(rest, len(good), 5):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1:])
+        with pytest.raises(RefusedError, match="damaged"), Repair(str(root), "recover"):
+            pass
+    path.write_bytes(good)
+    with Repair(str(root), "recover") as held:
+        assert held.finished is not None
+
+
+def test_a_copy_of_the_store_is_taken_back_too(root, folder):
+    old = state(root)
+    samples.repair(root)
+    copy = snapshot.copy_tree(root, folder / "copy")
+    undo(copy)
+    assert not differences(state(copy), old)
+    undo(root)
+    assert not differences(state(root), old)
+
+
+# -- the lock ---------------------------------------------------------------------------------
+
+HOLDER = """import fcntl, sys
+file = open(sys.argv[1], "r+b")
+{take}
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("take", ["fcntl.lockf(file, fcntl.LOCK_EX, 1)",
+                                  "fcntl.flock(file, fcntl.LOCK_EX)"])
+def test_a_held_store_is_left_alone(root, rmqctl, take):
+    samples.repair(root)
+    with subprocess.Popen([sys.executable, "-c", HOLDER.format(take=take), str(root / "lock")],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with snapshot.assert_unchanged(root):
+            with pytest.raises(StoreHeldError, match=f"held by process {holder.pid}"):
+                apply(root, Create("new", b"x"))
+            with pytest.raises(StoreHeldError):
+                undo(root)
+            assert f"process {holder.pid}" in rmqctl("undo", root, "--yes").expect(4).err
+            rmqctl("undo", root, "--list").expect(0)
+        holder.stdin.close()
+    undo(root)

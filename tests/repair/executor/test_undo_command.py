@@ -1,0 +1,97 @@
+"""``rmqctl undo``: what it prints, asks and refuses."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from rmqctl.commands import confirm
+from rmqctl.errors import StoreIOError
+from rmqctl.repair.executor import history
+from rmqctl.repair.plan import Replace
+from tests.engine_write.files_support import failing
+from tests.repair.accidents import differences, state
+from tests.repair.executor import samples
+from tests.repair.executor.test_apply import apply
+from tests.support import snapshot
+
+
+@pytest.fixture
+def root(folder: Path) -> Path:
+    return samples.make(folder / "store")
+
+
+def test_list(root, rmqctl):
+    with snapshot.assert_unchanged(root):
+        assert rmqctl("undo", root, "--list", "-o", "json").expect(0).json() == []
+        assert rmqctl("undo", root, "--list").expect(0).err == "rmqctl: no repairs\n"
+    first = samples.repair(root).id
+    second = apply(root, Replace("checkpoint", b"x"), now=4_000_000_000_000).id
+    rmqctl("undo", root, "--yes").expect(0)
+    with snapshot.assert_unchanged(root):
+        rows = rmqctl("undo", root, "--list", "-o", "json").expect(0).json()
+    assert [(row["id"], row["state"], row["actions"], row["files"]) for row in rows] == [
+        (second, "undone", 1, 1), (first, "applied", 3, 13)]
+    assert rows[0]["time"] == 4_000_000_000_000
+    assert {row["command"] for row in rows} == {"recover"}
+    assert first in rmqctl("undo", root, "--list").expect(0).out
+
+
+def test_undo(root, rmqctl):
+    old = state(root)
+    done = samples.repair(root)
+    with snapshot.assert_unchanged(root):
+        shown = rmqctl("undo", root, "--dry-run", "-o", "json").expect(0).json()
+    assert (shown["undone"], shown["state"], shown["changed"]) == (False, "applied", [])
+    told = rmqctl("undo", root, done.id, "-o", "json").expect(0).json()
+    assert {**told, "actions": len(told["actions"])} == {
+        "id": done.id, "time": told["time"], "command": "recover", "state": "undone", "actions": 3,
+        "files": 13, "changed": [], "kept": done.kept, "undone": True}
+    assert not differences(state(root), old)
+    again = rmqctl("undo", root, done.id, "-o", "json").expect(0)
+    assert "had been taken back before" in again.err
+    assert not differences(state(root), old)
+
+
+def test_a_person_is_asked(root, rmqctl, monkeypatch):
+    samples.repair(root)
+    before = state(root)
+    monkeypatch.setattr(confirm, "at_a_terminal", lambda: True)
+    id = history(str(root))[0].id  # noqa: A001
+    no = rmqctl("undo", root, stdin=b"n\n").expect(130)
+    assert f"Take back recover {id} (13 files or folders)? [y/N]" in no.err
+    rmqctl("undo", root, stdin=b"").expect(130)
+    assert state(root) == before
+    rmqctl("undo", root, stdin=b"y\n").expect(0)
+    assert state(root) != before
+
+
+def test_refusals(root, rmqctl, folder):
+    assert "no repair to undo" in rmqctl("undo", root).expect(6).err
+    assert "no such file" in rmqctl("undo", folder / "none", "--list").expect(3).err
+    (folder / "empty").mkdir()
+    rmqctl("undo", folder / "empty").expect(3)
+    assert not list((folder / "empty").iterdir())
+    done = samples.repair(root)
+    assert "has no repair 'x'" in rmqctl("undo", root, "x").expect(2).err
+    rmqctl("undo", root, "--abandon").expect(2)
+    rmqctl("undo", root, done.id, "--abandon", "--force").expect(2)
+    rmqctl("undo", root, done.id, "--list").expect(2)
+    assert "is not interrupted" in rmqctl("undo", root, done.id, "--abandon").expect(6).err
+    (root / "checkpoint").write_bytes(b"other")
+    found = rmqctl("undo", root).expect(6)
+    assert "warning: checkpoint: was changed since" in found.err
+    rmqctl("undo", root, "--force").expect(0)
+
+
+def test_abandon(root, rmqctl):
+    with failing(3, errno.EIO, ("rename",)), pytest.raises(StoreIOError):
+        apply(root, Replace("checkpoint", b"x"))
+    before = state(root)
+    id = history(str(root))[0].id  # noqa: A001
+    told = rmqctl("undo", root, id, "--abandon", "-o", "json").expect(0).json()
+    assert (told["state"], told["undone"]) == ("abandoned", False)
+    assert state(root) == before
+    assert history(str(root))[0].state == "abandoned"

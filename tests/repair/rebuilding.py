@@ -1,0 +1,89 @@
+"""Rebuilds golden stores, and carries out the steps in the plainest way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rmqctl.engine.settings import Settings
+from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
+from rmqctl.repair.rebuild import Rebuilt, rebuild
+from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.store import Store
+from tests.support import golden as golden_sets
+from tests.support import replay
+
+SETS = [each for each in golden_sets.all_sets() if not each.is_damaged]
+IDS = [each.id for each in SETS]
+DERIVED = ("consumequeue", "batchconsumequeue", "index")
+
+
+def parts_of(store: Path, kind: str = "") -> list[LogPart]:
+    """The log of a store as it is."""
+    dirs = golden_sets.MULTI_PATH if kind == "multipath" else ()
+    with Store.open(store, dirs) as opened:
+        return [LogPart(one.base, one.size, one.path) for one in opened.log.files]
+
+
+def settings_of(folder: Path, version: str, **changes: Any) -> Settings:
+    return replay.settings_of(folder, version, **changes)
+
+
+def run(store: Path, settings: Settings, scratch: Scratch, kind: str = "",
+        parts: Sequence[LogPart] | None = None, **more: Any) -> Rebuilt:
+    """A rebuild with the settings' own batch topics."""
+    return rebuild(parts if parts is not None else parts_of(store, kind), str(store), settings,
+                   scratch, batch_topics=settings.batch_topics, **more)
+
+
+def mend(store: Path, settings: Settings, work: Path, kind: str = "", **more: Any) -> list[str]:
+    """Rebuilds and carries it out; what was done, as text."""
+    with Scratch(str(work)) as scratch:
+        steps, actions = derived_steps(run(store, settings, scratch, kind, **more))
+        carry_out(steps, store)
+    return [f"{one.action} {one.target}: {one.before} -> {one.after}; {one.reason}"
+            for one in actions]
+
+
+def carry_out(steps: Sequence[Step], root: Path) -> None:
+    """Each step, with no care for crashes; what goes away goes to ``ROOT/aside``."""
+    for one in steps:
+        path = root / one.target
+        match one:
+            case MakeFolder():
+                path.mkdir(parents=True, exist_ok=True)
+            case Create() | Replace():
+                assert path.exists() == isinstance(one, Replace), one
+                path.parent.mkdir(parents=True, exist_ok=True)
+                assert isinstance(one.content, FileContent)
+                shutil.copyfile(one.content.path, path)
+            case Patch():
+                data = bytearray(path.read_bytes())
+                for piece in one.pieces:
+                    view = bytearray(piece.size)
+                    piece.read_into(memoryview(view), 0)
+                    data[piece.at:piece.end] = view
+                path.write_bytes(data)
+            case MoveAside():
+                target = root / "aside" / one.target
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(target)
+
+
+def derived(store: Path) -> dict[str, bytes]:
+    """Queue and index files with their names and bytes."""
+    return {os.path.relpath(path, store): path.read_bytes()
+            for folder in (*DERIVED, "consumequeue_ext")
+            for path in sorted((store / folder).rglob("*")) if path.is_file()}
+
+
+def unnamed(found: dict[str, bytes]) -> dict[str, bytes]:
+    """The same with index files named by their order."""
+    index = sorted(name for name in found if name.startswith("index/"))
+    return {f"index/{index.index(name)}" if name in index else name: data
+            for name, data in found.items()}

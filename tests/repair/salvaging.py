@@ -1,0 +1,166 @@
+"""Salvage of a damaged copy and everything its result must be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rmqctl.checks.findings import INFO
+from rmqctl.checks.verify import Verification
+from rmqctl.engine.dispatch.reput import Dispatcher
+from rmqctl.engine.settings import Settings
+from rmqctl.formats.consume_queue import FILLER
+from rmqctl.repair.plan import Create, Patch
+from rmqctl.repair.salvage import Salvage, salvage
+from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.walk import Walk
+from rmqctl.store.bounds import broker_log_end
+from rmqctl.store.store import Store
+from tests.repair.damage import Whole, intact
+
+IGNORED = frozenset({"index-missing"})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How many messages were intact, how many salvage and a broker keep of them; ``restored``:
+    damaged ones that salvage brought back to the byte."""
+
+    intact: int
+    kept: int
+    broker: int
+    restored: int
+    lost: int
+
+
+def apply(root: Path, result: Salvage) -> None:
+    """The steps of a salvage, carried out in a copy of the store."""
+    for step in result.steps:
+        path = root / step.target
+        if isinstance(step, Create):
+            assert isinstance(step.content, Piece)
+            assert not path.exists()
+            path.write_bytes(content(step.content))
+            assert step.mtime_ns is not None
+        else:
+            assert isinstance(step, Patch)
+            with path.open("r+b") as opened:
+                for piece in step.pieces:
+                    opened.seek(piece.at)
+                    opened.write(content(piece))
+
+
+def content(piece: Piece) -> bytes:
+    found = bytearray(piece.size)
+    piece.read_into(memoryview(found), 0)
+    return bytes(found)
+
+
+def records(parts: Sequence[LogPart]) -> dict[int, bytes]:
+    """All records of a log that a broker would reach, and nothing else but its blanks."""
+    found = {}
+    open_end = False
+    for part in parts:
+        with part.open() as source:
+            for batch in Walk(source):
+                if len(batch):
+                    assert not open_end, "a message behind the end of the log"
+                    assert (batch.crc_ok() | (batch.column("body_length") == 0)).all()
+                for at in range(len(batch)):
+                    found[int(batch.offset[at])] = batch.bytes_at(at)
+                for span in batch.spans:
+                    assert span.kind in ("blank", "zero"), span
+                    open_end |= span.kind == "zero"
+    return found
+
+
+def rebuild(root: Path, result: Salvage, settings: Settings) -> Dispatcher:
+    """Consumequeues and index of the store at ``root`` made anew from the salvaged log."""
+    for name in ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    batch_topics = settings.batch_topics
+    made = Dispatcher(str(root), settings, lambda: 1_700_000_000_000,
+                      lambda topic: topic in batch_topics)
+    for part in result.parts:
+        with part.open() as source:
+            for batch in Walk(source):
+                if len(batch):
+                    start = int(batch.start[0])
+                    end = int(batch.start[-1] + batch.column("total_size")[-1])
+                    made.dispatch(batch.data[start:end].tobytes(), batch.base + start)
+    made.flush()
+    made.close()
+    return made
+
+
+def rows_of(root: Path) -> dict[tuple[str, int], dict[int, tuple[int, int]]]:
+    """Queue offset -> (place, size) of every queue, batch queues too (each offset of a batch)."""
+    found: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+    with Store.open(root) as store:
+        for key, queue in store.queues.items():
+            rows = found.setdefault(key, {})
+            for at, page in queue.pages(queue.first_index, queue.disk_end):
+                for number, row in enumerate(page.tolist()):
+                    if row[:2] != FILLER[:2] and row[1] > 0:
+                        rows[at + number] = row[:2]
+            queue.close()
+        for key, batch in store.batch_queues.items():
+            rows = found.setdefault(key, {})
+            for row in batch.all_used():
+                for offset in range(int(row["batch_size"])):
+                    rows[int(row["msg_base_offset"]) + offset] = (
+                        int(row["physical_offset"]), int(row["size"]))
+    return found
+
+
+def check(root: Path, whole: Whole, original_rows: dict[tuple[str, int], dict[int, tuple[
+        int, int]]], settings: Settings, commitlog_dirs: Sequence[str] = (),
+        **options: str) -> Outcome:
+    """Salvages the damaged store at ``root`` in place and asserts all that must hold."""
+    generation = settings.profile.generation
+    still = intact(whole, root, commitlog_dirs)
+    by_broker = 0
+    with Store.open(root, commitlog_dirs) as store:
+        end = broker_log_end(store, generation)
+        by_broker = sum(1 for one in still if one + whole.records[one].total_size <= end)
+        result = salvage(store, generation, **options)  # type: ignore[arg-type]
+        again = salvage(store, generation, **options)  # type: ignore[arg-type]
+    assert again == result
+    there = records(result.parts)
+    missing = sorted(one for one in still if there.get(one) != whole.raw(
+        one, whole.records[one].total_size))
+    assert not missing, missing
+    restored = sum(1 for one, record in whole.records.items() if one not in still
+                   and there.get(one) == whole.raw(one, record.total_size))
+    if there:
+        last = max(there)
+        assert result.log_end >= last + len(there[last])
+    apply(root, result)
+    made = rebuild(root, result, settings)
+    assert (made.gaps, made.refused, made.unplaceable) == (0, 0, 0)
+    rows = rows_of(root)
+    for key, mine in original_rows.items():
+        for offset, place in mine.items():
+            if place[0] in still:
+                assert rows[key][offset] == place, (key, offset, place)
+    for key, mine in rows.items():
+        offsets = np.array(sorted(mine))
+        assert (np.diff(offsets) == 1).all(), (key, offsets)
+        if original_rows.get(key):
+            assert offsets[0] <= min(original_rows[key])
+        for physical, size in mine.values():
+            assert len(there[physical]) == size
+    with Store.open(root, commitlog_dirs) as store:
+        assert broker_log_end(store, generation) in (result.log_end, max(
+            (one + len(raw) for one, raw in there.items()), default=result.log_end))
+        findings = [one for one in Verification(store).findings() if one.severity != INFO
+                    and one.structure in ("commitlog", "consumequeue", "index")
+                    and one.category not in IGNORED]
+    assert not findings, findings
+    assert {os.path.dirname(step.target) for step in result.steps} <= {"commitlog", "cl1", "cl2"}
+    return Outcome(len(still), len(still) - len(missing), by_broker, restored, len(result.lost))

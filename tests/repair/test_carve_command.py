@@ -1,0 +1,234 @@
+"""`rmqctl carve` as a user meets it: rows, options, exit codes, new stores."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rmqctl.formats.message import decode
+from rmqctl.repair.carve_order import Order
+from tests.conftest import GoldenFolder, Runner
+from tests.repair.carving import carve, log, places, record, saved
+from tests.support import snapshot
+from tests.support.golden import GoldenStore, golden_stores
+from tests.support.stored import log_bytes
+
+NAME = f"{0:020d}"
+SMALL = ("--index-slots", "100", "--index-max", "400", "-q")
+HEALTHY = [each for each in golden_stores()
+           if each.state == "store" and each.kind not in ("tiered", "multipath")]
+
+
+def written(rmqctl: Runner, root: Path) -> list[dict[str, object]]:
+    return [{name: value for name, value in row.items() if name != "msg_id"}
+            for row in rmqctl("read", root, "-o", "jsonl", "--body", "base64").expect(0).jsonl()]
+
+
+# -- listing ----------------------------------------------------------------------------------
+
+
+def test_rows_are_message_objects_with_their_source(rmqctl: Runner, golden: GoldenFolder) -> None:
+    root = golden("5.3.3/basic/store")
+    read = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
+    with snapshot.assert_unchanged(root):
+        found = rmqctl("carve", root, "-o", "jsonl").expect(0).jsonl()
+    for row in found:
+        place = row.pop("source"), row.pop("source_offset"), row.pop("placement")
+        at = row["physical_offset"] % 65536
+        path = root / "commitlog" / f"{row['physical_offset'] - at:020d}"
+        assert place == (str(path), at, "in-place")
+    assert found == read
+
+
+def test_filters(rmqctl: Runner, golden: GoldenFolder) -> None:
+    root = golden("5.3.3/basic/store")
+    rows = rmqctl("carve", root, "-o", "jsonl").expect(0).jsonl()
+    topic, time = rows[40]["topic"], rows[300]["store_timestamp"]
+    for options, kept in (
+        (["--topic", topic, "--queue", "1"],
+         lambda one: (one["topic"], one["queue_id"]) == (topic, 1)),
+        (["--since", str(time)], lambda one: one["store_timestamp"] >= time),
+        (["--until", str(time)], lambda one: one["store_timestamp"] <= time),
+        (["--where", "body_crc>1000000000"], lambda one: one["body_crc"] > 1_000_000_000),
+        (["--tag", rows[1]["tags"]], lambda one: one["tags"] == rows[1]["tags"]),
+    ):
+        found = rmqctl("carve", root, "-o", "jsonl", *options).expect(0).jsonl()
+        assert found == [one for one in rows if kept(one)] != []
+    rmqctl("carve", root, "--topic", "nowhere").expect(1)
+
+
+def test_what_else_there_is_can_be_asked_for(rmqctl: Runner, tmp_path: Path) -> None:
+    inner = record(77, b"a record in a body")
+    data = log(50)
+    whole = data + record(len(data), b"look: " + inner) + log(9, base=1 << 20, seed=b"far")
+    broken = bytearray(whole)
+    broken[len(data) + 89] ^= 1
+    path, twice = saved(tmp_path, bytes(broken), NAME), saved(tmp_path, log(2), "twice")
+    plain = rmqctl("carve", path, twice, "-o", "jsonl").expect(1)
+    assert [one["placement"] for one in plain.jsonl()] == ["in-place"] * 50 + ["misplaced"] * 9
+    assert "--damaged" in plain.err
+    assert "--embedded" in plain.err
+    assert "2 duplicates" in plain.err
+    rows = rmqctl("carve", path, twice, "-o", "jsonl", "--embedded", "--damaged",
+                  "--duplicates").expect(1).jsonl()
+    more = [(one["placement"], one["crc_ok"], one["duplicate"]) for one in rows]
+    assert more.count(("embedded-in-damage", True, False)) == 1
+    assert more.count(("damaged", False, False)) == 1
+    assert sum(one[2] for one in more) == 2
+    assert len(rows) == 63
+
+
+def test_summary(rmqctl: Runner, tmp_path: Path) -> None:
+    path = saved(tmp_path, log(20) + b"rest", NAME)
+    found = rmqctl("carve", path, "--summary", "-o", "json").expect(1).json()
+    assert (found["messages"], found["in_place"], found["breaks"]) == (20, 20, 1)
+    assert found["bytes_read"] == path.stat().st_size
+
+
+@pytest.mark.parametrize("content", [b"", bytes(100_000), os.urandom(100_000)])
+def test_nothing_found(rmqctl: Runner, content: bytes, tmp_path: Path) -> None:
+    result = rmqctl("carve", saved(tmp_path, content), "-o", "jsonl").expect(1)
+    assert result.out == ""
+    (tmp_path / "empty").mkdir()
+    rmqctl("carve", tmp_path / "empty", "-o", "json").expect(1)
+
+
+def test_usage(rmqctl: Runner, tmp_path: Path) -> None:
+    path = saved(tmp_path, log(3))
+    rmqctl("carve").expect(2)
+    rmqctl("carve", tmp_path / "missing").expect(5)
+    rmqctl("carve", path, "--misplaced").expect(2)
+    for option in ("--summary", "--damaged", "--duplicates"):
+        rmqctl("carve", path, "--out", tmp_path / "new", option).expect(2)
+    inside = rmqctl("carve", tmp_path, "--out", tmp_path / "new").expect(2)
+    assert "which is to be carved" in inside.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_unreadable_places_lead_to_5(rmqctl: Runner, tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = saved(tmp_path, log(200), NAME), os.preadv
+
+    def preadv(fd: int, buffers: list[memoryview], position: int) -> int:
+        if position < 9000 < position + sum(map(len, buffers)):
+            raise OSError(errno.EIO, "worn out")
+        return real(fd, buffers, position)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    result = rmqctl("carve", path, "-o", "jsonl").expect(5)
+    assert len(result.jsonl()) > 150
+    assert "4096 bytes at 8192 cannot be read" in result.err
+
+
+# -- new stores -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", HEALTHY, ids=lambda each: each.id)
+def test_a_whole_log_becomes_the_same_log(store: GoldenStore, rmqctl: Runner,
+                                          golden: GoldenFolder, tmp_path: Path) -> None:
+    root, new = golden(store.id), tmp_path / "new"
+    told = rmqctl("carve", root / "commitlog", "--out", new, "-o", "json", *SMALL,
+                  "--broker-version", store.version).expect(0).json()
+    assert (told["refused"], told["queue_offsets_renumbered"]) == (0, 0)
+    assert told["written"] == told["physical_offsets_kept"] == told["messages"] > 0
+    before, after = (log_bytes(one, ("commitlog",)) for one in (root, new))
+    for base, data in after.items():
+        assert data == before[base]
+    rmqctl("verify", new, "-o", "json").expect(0)
+
+
+def test_what_is_lost_closes_up(rmqctl: Runner, golden_copy: GoldenFolder, tmp_path: Path) -> None:
+    root, new = golden_copy("5.3.3/basic/store"), tmp_path / "new"
+    with (root / "commitlog" / f"{65536:020d}").open("r+b") as file:
+        file.seek(20_000)
+        file.write(bytes(9000))
+    found = carve(root).messages
+    told = rmqctl("carve", root, "--out", new, "-o", "json", *SMALL).expect(1).json()
+    assert told["written"] == len(found) < 600
+    assert told["queue_offsets_renumbered"] > 0
+    rmqctl("verify", new).expect(0)
+    rows = written(rmqctl, new)
+    assert len(rows) == len(found)
+    offsets: dict[tuple[object, object], int] = {}
+    for row in rows:
+        queue = row["topic"], row["queue_id"]
+        assert row["queue_offset"] == offsets.get(queue, row["queue_offset"])
+        offsets[queue] = int(str(row["queue_offset"])) + 1
+
+
+def test_the_order_of_the_log_not_of_the_pieces(rmqctl: Runner, tmp_path: Path) -> None:
+    data, new = log(600, size=500), tmp_path / "new"
+    cut = places(data)[300][0]
+    image = saved(tmp_path, data[cut:] + b"noise" * 100 + data[:cut])
+    rmqctl("carve", image, "--out", new, "-o", "json", *SMALL).expect(1)
+    rows = written(rmqctl, new)
+    assert [one["queue_offset"] for one in rows] == list(range(600))
+    assert [one["physical_offset"] for one in rows] == [at for at, _ in places(data)]
+
+
+def test_one_broker_after_the_other(tmp_path: Path) -> None:
+    """The broker with the earliest message first, each in the order of its log."""
+    late = [record(1000 * number, b"x", store=1, time=900 + number) for number in range(20)]
+    early = [record(1000 * number, b"x", store=2, time=100 + number) for number in range(20)]
+    path = saved(tmp_path, b"".join(late[::-1] + early))
+    from rmqctl.repair.carve import Carving, Wanted
+    from rmqctl.repair.carve_input import inputs
+
+    order = Order(run=7)
+    raw = path.read_bytes()
+    with Carving(list(inputs([str(path)], lambda *_: None)), Wanted()) as carving:
+        for found in carving.found():
+            order.add(found)
+        assert (len(order), order.size) == (40, len(raw))
+        records = [decode(raw, position) for _, _, _, position, _ in order.places()]
+    assert [(one.store_host[0][-1], one.physical_offset) for one in records] == [
+        (store, 1000 * number) for store in (2, 1) for number in range(20)]
+
+
+def test_misplaced_messages_are_left_out_unless_asked_for(rmqctl: Runner, tmp_path: Path) -> None:
+    path = saved(tmp_path, log(30) + log(4, base=1 << 20, seed=b"far"), NAME)
+    told = rmqctl("carve", path, "--out", tmp_path / "a", "-o", "json", "--index-slots", "100",
+                  "--index-max", "400").expect(1)
+    assert told.json()["written"] == 30
+    assert "4 misplaced messages found (--misplaced" in told.err
+    told = rmqctl("carve", path, "--out", tmp_path / "b", "-o", "json", "--misplaced", *SMALL)
+    assert told.expect(1).json()["written"] == 34
+
+
+def test_a_place_that_is_taken_is_refused_first(rmqctl: Runner, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "something").write_bytes(b"mine")
+    path = saved(tmp_path, log(3))
+    with snapshot.assert_unchanged(taken):
+        assert "not empty" in rmqctl("carve", path, "--out", taken).expect(6).err
+
+
+def test_nothing_found_makes_no_store(rmqctl: Runner, tmp_path: Path) -> None:
+    path = saved(tmp_path, bytes(5000))
+    told = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json").expect(1)
+    assert told.json()["written"] == 0
+    assert not (tmp_path / "new").exists()
+
+
+def test_messages_that_the_store_cannot_take_are_told(rmqctl: Runner, tmp_path: Path) -> None:
+    path = saved(tmp_path, log(5) + record(len(log(5)), b"b" * 5000), NAME)
+    told = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json", "--commitlog-file-size",
+                  "4KiB", "--index-slots", "100", "--index-max", "400").expect(1)
+    assert (told.json()["written"], told.json()["refused"]) == (5, 1)
+    assert "refused: 1 message: " in told.err
+
+
+def test_objects_can_be_appended_again(rmqctl: Runner, golden: GoldenFolder,
+                                       tmp_path: Path) -> None:
+    root, lines, new = golden("4.9.3/basic/store"), tmp_path / "lines", tmp_path / "new"
+    lines.write_text(rmqctl("carve", root, "-o", "jsonl").expect(0).out, encoding="utf-8")
+    rmqctl("init", new, "--commitlog-file-size", "64KiB", "--broker-version", "4.9.3",
+           "--index-slots", "100", "--index-max", "400").expect(0)
+    rmqctl("append", new, lines, "--as-recorded").expect(0)
+    assert written(rmqctl, new) == written(rmqctl, root)
+    assert json.loads(lines.read_text(encoding="utf-8").splitlines()[0])["placement"] == "in-place"

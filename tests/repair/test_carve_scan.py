@@ -1,0 +1,265 @@
+"""What is found in bytes of all kinds, and how it is placed."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from rmqctl.formats.message import MAGIC_BLANK, decode
+from rmqctl.repair.carve import DAMAGED, EMBEDDED, IN_PLACE, MISPLACED, Wanted
+from rmqctl.repair.carve_scan import Scan
+from rmqctl.scan.source import BytesSource
+from rmqctl.scan.walk import Walk
+from tests.conftest import GoldenFolder
+from tests.repair.carving import carve, log, places, record, saved
+from tests.support.golden import GoldenStore, golden_stores
+from tests.support.stored import log_bytes
+
+NAME = f"{0:020d}"
+EVERYTHING = Wanted(embedded=True, damaged=True, duplicates=True)
+PAGE = 4096
+
+
+@pytest.mark.parametrize("store", golden_stores(), ids=lambda each: each.id)
+def test_golden_logs(store: GoldenStore, golden: GoldenFolder, tmp_path: Path) -> None:
+    """Every record that a plain walk meets is found in its place, named or in one image."""
+    root = golden(store.id)
+    found, image = set(), b""
+    for base, data in log_bytes(root, store.commitlog_dirs).items():
+        for batch in Walk(BytesSource(data, base)):
+            found |= set(batch.offset[batch.crc_ok()].tolist())
+        image += data
+    folders = [root / folder for folder in store.commitlog_dirs]
+    named = carve(*folders)
+    assert found <= {one.record.physical_offset for one in named.messages
+                     if one.placement == IN_PLACE}
+    assert all(one.record.physical_offset == one.offset + int(Path(one.source).name)
+               for one in named.messages if one.placement == IN_PLACE)
+    if not store.set.is_damaged:
+        assert len(found) == named.tally.messages == named.tally.given
+        assert not named.tally.is_damaged
+    together = carve(saved(tmp_path, image))
+    assert found <= {one.record.physical_offset for one in together.messages}
+
+
+@pytest.mark.parametrize("name", [NAME, "image"])
+@pytest.mark.parametrize("before", [b"", b"\0" * 77, b"\xda\xa3\x20\xa7" * 5, os.urandom(5000)],
+                         ids=["nothing", "zeros", "magics", "noise"])
+def test_a_log_behind_anything(name: str, before: bytes, tmp_path: Path) -> None:
+    data = log(300)
+    found = carve(saved(tmp_path, before + data + bytes(99), name))
+    assert found.offsets(IN_PLACE) == [len(before) + at for at, _ in places(data)]
+    assert found.tally.breaks == 0
+
+
+@pytest.mark.parametrize("chunk", [91, 100, 1000, 4099])
+def test_windows_of_any_size(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = log(60) + b"garbage" * 9 + record(70_000, b"lost and found") + log(60, base=1 << 40)
+    expected = carve(saved(tmp_path, data)).messages
+    assert len(expected) == 121
+    defaults = Scan.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setattr(Scan.__init__, "__kwdefaults__", {**defaults, "chunk": chunk})
+    assert carve(saved(tmp_path, data)).messages == expected
+
+
+def test_large_records_across_windows(tmp_path: Path) -> None:
+    data = b"".join(record(at, bytes([number]) * ((5 << 20) - 96))
+                    for number, at in enumerate(range(0, 20 << 20, 5 << 20)))
+    assert len(data) == 20 << 20
+    found = carve(saved(tmp_path, data))
+    assert found.offsets(IN_PLACE) == [0, 5 << 20, 10 << 20, 15 << 20]
+
+
+def test_a_record_that_does_not_fit_its_log_is_misplaced(tmp_path: Path) -> None:
+    data, alien = log(400), record(12345, b"from elsewhere")
+    at = places(data)[200][0]
+    found = carve(saved(tmp_path, data[:at] + alien + log(200, base=at + len(alien)), NAME))
+    assert found.offsets(MISPLACED) == [at]
+    assert found.tally.in_place == 400
+
+
+def test_swapped_pages(tmp_path: Path) -> None:
+    data = bytearray(log(600))
+    data[5 * PAGE:6 * PAGE], data[9 * PAGE:10 * PAGE] = (data[9 * PAGE:10 * PAGE],
+                                                         data[5 * PAGE:6 * PAGE])
+    whole = [(at, size) for at, size in places(log(600))]
+    moved = {at + (4 if here == 5 else -4) * PAGE for at, size in whole
+             for here in (5, 9) if here * PAGE <= at and at + size <= (here + 1) * PAGE}
+    stayed = [at for at, size in whole
+              if not any(at < (here + 1) * PAGE and here * PAGE < at + size for here in (5, 9))]
+    for name in (NAME, "image"):
+        found = carve(saved(tmp_path, bytes(data), name))
+        assert found.offsets(IN_PLACE) == stayed
+        assert moved <= set(found.offsets(MISPLACED))
+
+
+def test_logs_one_behind_the_other(tmp_path: Path) -> None:
+    """Each long stretch is a log of its own; a short one does not fit."""
+    one, other, short = log(500), log(500, base=1 << 33, seed=b"b"), log(3, base=7, seed=b"c")
+    found = carve(saved(tmp_path, one + other + short))
+    assert found.tally.in_place == 1000
+    assert found.offsets(MISPLACED) == [len(one) + len(other) + at for at, _ in places(short)]
+
+
+def test_the_name_of_a_file_decides_what_is_in_place(tmp_path: Path) -> None:
+    """A file used again: the new log first, then what is left of an old one."""
+    new, old = log(300), log(500, base=1 << 33, seed=b"old")
+    found = carve(saved(tmp_path, new + old, NAME))
+    assert (found.tally.in_place, found.tally.misplaced) == (300, 500)
+    renamed = carve(saved(tmp_path, old, NAME))
+    assert (renamed.tally.in_place, renamed.tally.misplaced) == (500, 0)
+
+
+def test_pieces_of_a_log_before_and_after_the_first_long_one(tmp_path: Path) -> None:
+    data = bytearray(log(600))
+    for at, _ in (places(log(600))[5], places(log(600))[9]):
+        data[at:at + 60] = bytes(60)
+    found = carve(saved(tmp_path, bytes(data)))
+    assert (found.tally.in_place, found.tally.misplaced) == (598, 0)
+
+
+def test_blanks_and_zeros_are_no_damage(tmp_path: Path) -> None:
+    first = log(20)
+    room = 16384 - len(first)
+    data = first + struct.pack(">iI", room, MAGIC_BLANK) + b"x" * (room - 8) + log(20, base=16384)
+    found = carve(saved(tmp_path, data + bytes(5000), NAME))
+    assert found.tally.in_place == 40
+    assert not found.tally.is_damaged
+
+
+@pytest.mark.parametrize("hole", [bytes(500), b"\x55" * 500], ids=["zeros", "garbage"])
+def test_an_interrupted_log_is_damage(hole: bytes, tmp_path: Path) -> None:
+    data = bytearray(log(400))
+    at = places(log(400))[200][0]
+    data[at:at + 500] = hole
+    found = carve(saved(tmp_path, bytes(data), NAME))
+    assert found.tally.breaks == 1
+    assert found.tally.is_damaged
+
+
+# -- records in bodies ------------------------------------------------------------------------
+
+
+def contained(what: bytes) -> tuple[bytes, int]:
+    """A log whose middle record carries ``what``; the position of that record."""
+    before = log(300)
+    carrier = record(len(before), b"look: " + what + b" that was it")
+    return before + carrier + log(300, base=len(before) + len(carrier), seed=b"z"), len(before)
+
+
+def forged(position_of_carrier: int) -> bytes:
+    """A run of records that say exactly where they will lie."""
+    return log(5, base=position_of_carrier + len(record(0, b"", topic=b"", properties=b""))
+               - 3 + len(b"look: "), seed=b"f")
+
+
+def embeddings() -> dict[str, bytes]:
+    at = len(log(300))
+    return {"copy": log(300)[:places(log(300))[1][0]], "run": log(40, seed=b"r"),
+            "forged": forged(at), "whole log": log(900, base=1 << 30, seed=b"w"),
+            "blank": struct.pack(">iI", 8, MAGIC_BLANK)}
+
+
+def test_the_forged_run_lies_where_it_says() -> None:
+    data, at = contained(embeddings()["forged"])
+    start = data.index(forged(at))
+    assert decode(data, start).physical_offset == start
+
+
+@pytest.mark.parametrize("name", [NAME, "image"])
+@pytest.mark.parametrize("what", embeddings())
+def test_nothing_in_an_intact_body_is_taken_for_a_record(what: str, name: str,
+                                                         tmp_path: Path) -> None:
+    data, _ = contained(embeddings()[what])
+    found = carve(saved(tmp_path, data, name), wanted=EVERYTHING)
+    assert found.offsets() == [at for at, _ in places(data)]
+    assert {one.placement for one in found.messages} == {IN_PLACE}
+
+
+@pytest.mark.parametrize("name", [NAME, "image"])
+@pytest.mark.parametrize("where", ["body", "total_size", "magic", "physical_offset", "body_length",
+                                   "sys_flag"])
+@pytest.mark.parametrize("what", ["copy", "run", "forged", "whole log"])
+def test_in_a_damaged_body_it_is_known_as_such(what: str, where: str, name: str,
+                                               tmp_path: Path) -> None:
+    content = embeddings()[what]
+    data, at = contained(content)
+    broken = bytearray(data)
+    field = {"body": 90, "total_size": 2, "magic": 4, "physical_offset": 31, "body_length": 86,
+             "sys_flag": 39}[where]
+    broken[at + field] ^= 0x10
+    path = saved(tmp_path, bytes(broken), name)
+    expected = [one for one, _ in places(data)]
+    found = carve(path)
+    assert set(found.offsets()) == set(expected) - ({at} if where != "physical_offset" else set())
+    if where == "physical_offset":  # its body is as it was: an intact record at a wrong place
+        assert found.offsets(MISPLACED) == [at]
+        return
+    everything = carve(path, wanted=EVERYTHING)
+    inside = [one for one in everything.messages if one.placement == EMBEDDED]
+    start = data.index(content, at)
+    assert sorted(one.offset for one in inside) == [start + one for one, _ in places(content)]
+    assert everything.offsets(DAMAGED) == ([at] if where == "body" else [])
+
+
+def test_a_copy_of_a_known_message_in_a_damaged_body_is_a_duplicate(tmp_path: Path) -> None:
+    data, at = contained(embeddings()["copy"])
+    broken = bytearray(data)
+    broken[at + 90] ^= 1
+    found = carve(saved(tmp_path, bytes(broken), NAME))
+    assert (found.tally.duplicates, found.tally.embedded) == (1, 0)
+
+
+def test_a_damaged_record_is_told_apart(tmp_path: Path) -> None:
+    data = bytearray(log(50))
+    at, size = places(log(50))[20]
+    data[at + size - 30] ^= 1
+    path = saved(tmp_path, bytes(data), NAME)
+    assert carve(path).tally.damaged == 1
+    assert at not in carve(path).offsets()
+    (only,) = [one for one in carve(path, wanted=EVERYTHING).messages if one.placement == DAMAGED]
+    assert (only.offset, only.record.crc_ok) == (at, False)
+
+
+# -- damage at random -------------------------------------------------------------------------
+
+
+def spoil(data: bytearray, dice: random.Random, starts: list[tuple[int, int]]) -> None:
+    """One to twenty damages: bits, pages, garbage."""
+    used = starts[-1][0] + starts[-1][1]
+    pages = dice.sample(range(used // PAGE), used // PAGE)
+    for _ in range(dice.randint(1, 20)):
+        kind = dice.randrange(4)
+        if kind == 0:
+            data[dice.randrange(used)] ^= 1 << dice.randrange(8)
+        elif kind == 1:
+            at = dice.randrange(used // PAGE) * PAGE
+            data[at:at + PAGE] = bytes(PAGE)
+        elif kind == 2:
+            at = dice.randrange(used - 500)
+            data[at:at + 500] = dice.randbytes(500)
+        elif len(pages) > 1:
+            one, other = pages.pop() * PAGE, pages.pop() * PAGE
+            data[one:one + PAGE], data[other:other + PAGE] = (data[other:other + PAGE],
+                                                              data[one:one + PAGE])
+
+
+@pytest.mark.parametrize("name", [NAME, "image"])
+@pytest.mark.parametrize("number", range(25))
+def test_all_intact_records_survive_random_damage(number: int, name: str, seed: int,
+                                                  tmp_path: Path) -> None:
+    dice = random.Random(seed + number)
+    whole = log(400, size=500)
+    starts = places(whole)
+    bodies = {decode(whole[at:at + size]).body for at, size in starts}
+    data = bytearray(whole)
+    spoil(data, dice, starts)
+    found = carve(saved(tmp_path, bytes(data), name))
+    intact = [at for at, size in starts if data[at:at + size] == whole[at:at + size]]
+    assert set(intact) <= set(found.offsets(IN_PLACE))
+    assert all(one.record.body in bodies for one in found.messages)

@@ -1,0 +1,122 @@
+"""Nothing of a store is deleted or shortened, and no code that could creeps in unseen.
+
+Every call in the package that takes a name, a folder or bytes away stands in the list below with
+the reason why it can never meet a file that was there before rmqctl came.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "rmqctl"
+ANY = {"unlink", "rmtree", "rmdir", "removedirs", "ftruncate", "O_TRUNC"}
+OF_A_MODULE = {"remove", "truncate"}
+"""Names that other things than files have too."""
+MODULES = {"os", "shutil"}
+OWN = "a file rmqctl is just making, which nobody else has seen"
+SCRATCH = "below a scratch folder, all of which rmqctl made"
+ALLOWED = {
+    ("checks/state.py", "save", "unlink"): OWN,
+    ("commands/applying.py", "_apply", "rmdir"): "the empty scratch folder",
+    ("commands/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
+    ("commands/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
+    ("engine/abort_file.py", "_replace", "ftruncate"): "abort gets the content a broker writes",
+    ("engine/abort_file.py", "create", "unlink"): "the abort file of a start that failed",
+    ("engine/abort_file.py", "remove", "unlink"): "the mark of a running writer, at its clean end",
+    ("engine/checkpoint_file.py", "CheckpointFile.flush", "ftruncate"): "only ever longer",
+    ("engine/create.py", "_unmark", "unlink"): "the mark of an init that is not finished",
+    ("engine/log_files.py", "_remove_unused", "unlink"): "a log file made ahead, never written to",
+    ("engine/new_file.py", "lay_out", "ftruncate"): OWN,
+    ("engine/new_file.py", "new_file", "unlink"): OWN,
+    ("engine/recovering.py", "done_again", "unlink"): "an index file this run began",
+    ("engine/storage.py", "publish", "O_TRUNC"): "the staged file below .rmqctl",
+    ("engine/storage.py", "publish", "unlink"): "the staged file below .rmqctl",
+    ("output/prometheus.py", "write_textfile", "open for writing"): OWN,
+    ("output/prometheus.py", "write_textfile", "unlink"): OWN,
+    ("repair/carrying.py", "Carrier._remove_folders", "rmdir"): "empty folders the repair made",
+    ("repair/patching.py", "set_length", "ftruncate"):
+        "longer; and back to what it was, when what a patch added behind the end is taken back",
+    ("repair/rebuild_index.py", "_write", "O_TRUNC"): SCRATCH,
+    ("repair/rebuild_index.py", "_write", "ftruncate"): SCRATCH,
+    ("repair/rebuild_seed.py", "_cut_files", "truncate"): SCRATCH,
+    ("repair/rebuild_seed.py", "seed_batch", "O_TRUNC"): SCRATCH,
+    ("repair/rebuild_seed.py", "seed_batch", "ftruncate"): SCRATCH,
+    ("repair/rebuild_state.py", "StateFile.save", "open for writing"): SCRATCH,
+    ("repair/scratch.py", "Scratch.clear", "rmtree"): SCRATCH,
+    ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
+    ("repair/scratch.py", "copy_sparse", "O_TRUNC"): SCRATCH,
+    ("repair/scratch.py", "copy_sparse", "ftruncate"): SCRATCH,
+    ("repair/staging.py", "clear", "rmtree"): "what a repair staged that was never committed",
+}
+
+
+def destroyers(source: str) -> Iterator[tuple[str, str]]:
+    """(function, what it uses) for everything that takes away, and for files opened with "w"."""
+    def walk(node: ast.AST, where: str) -> Iterator[tuple[str, str]]:
+        for child in ast.iter_child_nodes(node):
+            inner = where
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = f"{where}.{child.name}".strip(".")
+            if isinstance(child, ast.Attribute) and (
+                    child.attr in ANY or (child.attr in OF_A_MODULE and _is_module(child.value))):
+                yield where, child.attr
+            if isinstance(child, ast.ImportFrom) and child.module in ("os", "shutil"):
+                yield from ((where, one.name) for one in child.names
+                            if one.name in ANY | OF_A_MODULE)
+            if isinstance(child, ast.Call) and _opens_anew(child):
+                yield where, "open for writing"
+            yield from walk(child, inner)
+
+    yield from walk(ast.parse(source), "")
+
+
+def _is_module(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in MODULES
+
+
+def _opens_anew(call: ast.Call) -> bool:
+    """open(…, "w…") and what is like it; "x" makes new files only."""
+    name = call.func.id if isinstance(call.func, ast.Name) else (
+        call.func.attr if isinstance(call.func, ast.Attribute) else "")
+    if name in ("write_text", "write_bytes"):
+        return True
+    if name != "open":
+        return False
+    given = [*call.args, *(one.value for one in call.keywords)]
+    return any(isinstance(one, ast.Constant) and isinstance(one.value, str)
+               and one.value.strip("bt+") == "w" for one in given)
+
+
+def found() -> set[tuple[str, str, str]]:
+    return {(str(path.relative_to(PACKAGE)), where, what) for path in sorted(PACKAGE.rglob("*.py"))
+            for where, what in destroyers(path.read_text())}
+
+
+def test_whatever_takes_away_is_known():
+    strays = found() - ALLOWED.keys()
+    assert not strays, "why can this never meet a file of a store? " + "; ".join(
+        f"{file}: {where} uses {what}" for file, where, what in sorted(strays))
+
+
+def test_the_list_has_nothing_that_is_not_there():
+    assert not ALLOWED.keys() - found()
+
+
+@pytest.mark.parametrize(("source", "what"), [
+    ("import os\ndef f():\n    os.unlink('x')", "unlink"),
+    ("from pathlib import Path\nPath('x').unlink()", "unlink"),
+    ("from os import remove", "remove"), ("import shutil\nshutil.rmtree('x')", "rmtree"),
+    ("os.remove('x')", "remove"), ("os.truncate('x', 0)", "truncate"),
+    ("open('x', 'wb')", "open for writing"), ("open('x', mode='w+')", "open for writing"),
+    ("p.write_bytes(b'')", "open for writing"), ("os.open('x', os.O_TRUNC)", "O_TRUNC"),
+])
+def test_the_check_can_fail(source, what):
+    assert what in {one for _, one in destroyers(source)}
+
+
+def test_the_check_knows_what_is_harmless():
+    assert not list(destroyers("x.remove(1)\nopen('x')\nopen('x', 'xb')\nopen('x', 'r+b')"))

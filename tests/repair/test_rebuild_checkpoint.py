@@ -1,0 +1,102 @@
+"""The checkpoint a store should have; right ones are left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats import checkpoint as layout
+from rmqctl.formats.checkpoint import CheckpointRecord
+from rmqctl.repair.checkpoint import LogFacts, checkpoint_steps, facts_after, facts_of
+from rmqctl.repair.plan import Create, Replace
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.store import Store
+from tests.repair.rebuilding import IDS, SETS, run, settings_of
+from tests.support import golden as golden_sets
+
+FACTS = LogFacts(newest=2000, logics=1900, index=1500, last=700, end=900)
+
+
+def after(root: Path, facts: LogFacts = FACTS, generation: int = 4) -> tuple[
+        CheckpointRecord | None, str]:
+    """(the new checkpoint, the reason); None and "" where nothing is planned."""
+    steps, actions = checkpoint_steps(str(root), facts, generation)
+    if not steps:
+        assert not actions
+        return None, ""
+    (step,), (action,) = steps, actions
+    assert isinstance(step, Replace if (root / "checkpoint").exists() else Create)
+    assert isinstance(step.content, bytes)
+    assert len(step.content) == layout.PAGE_SIZE
+    assert (action.action, action.target) == ("rebuild", "checkpoint")
+    (root / "checkpoint").write_bytes(step.content)
+    assert checkpoint_steps(str(root), facts, generation) == ([], [])
+    return layout.parse(step.content), action.reason
+
+
+@pytest.mark.parametrize("each", SETS, ids=IDS)
+def test_the_engines_own_are_right(each, golden, tmp_path):
+    folder = golden(each.id)
+    dirs = golden_sets.MULTI_PATH if each.kind == "multipath" else ()
+    with Store.open(folder / "store", dirs) as store:
+        facts = facts_of(store)
+        generation = store.generation
+    assert checkpoint_steps(str(folder / "store"), facts, generation) == ([], [])
+    with Scratch(str(tmp_path)) as scratch:
+        rebuilt = run(folder / "store", settings_of(folder, each.version), scratch, each.kind)
+        assert facts_after(rebuilt) == facts
+        made = after(tmp_path, facts, generation)[0]
+    assert made is not None
+    assert made.physic_msg_timestamp == facts.newest
+    engines = layout.parse((folder / "store" / "checkpoint").read_bytes())
+    assert made.logics_msg_timestamp == engines.logics_msg_timestamp
+    assert made.index_msg_timestamp == engines.index_msg_timestamp
+
+
+@pytest.mark.parametrize(("fields", "wanted", "reason"), [
+    (None, (2000, 1900, 1500, 0, 0), "missing"),
+    (b"", (2000, 1900, 1500, 0, 0), "too short"),
+    (bytes(20), (2000, 1900, 1500, 0, 0), "too short"),
+    ((0, 0, 0, 0, 0), (2000, 1900, 1500, 0, 0), "zero"),
+    ((0, 0, 1200, 0, 0), (2000, 1900, 1500, 0, 0), "zero"),
+    ((2001, 1, 1, 0, 0), (2000, 1, 1, 0, 0), "ahead"),
+    ((1, 1 << 50, 1, 0, 0), (1, 1900, 1, 0, 0), "ahead"),
+    ((1, 1, 2001, 0, 0), (1, 1, 1500, 0, 0), "ahead"),
+    ((-1, 1, 1, 0, 0), (2000, 1, 1, 0, 0), "no store time"),
+    ((1, 1, 1, 0, 901), (1, 1, 1, 0, 700), "ahead"),
+    ((1, 1, 1, -7, 0), (1, 1, 1, 0, 0), "no physical offset"),
+    ((1, 0, 0, 5000, 900), None, ""),
+    ((0, 1, 0, -1, -1), None, ""),
+    ((2000, 2000, 2000, 0, 0), None, ""),
+])
+def test_wrong_ones_are_made_anew(fields, wanted, reason, tmp_path):
+    if fields is not None:
+        (tmp_path / "checkpoint").write_bytes(
+            fields if isinstance(fields, bytes) else layout.build(CheckpointRecord(*fields)))
+    found, why = after(tmp_path)
+    assert (found and tuple(found), reason in why) == (wanted, True)
+    assert bool(why) == bool(reason)
+
+
+def test_a_newer_broker_gets_the_confirmed_offset(tmp_path):
+    found, _ = after(tmp_path, generation=5)
+    assert found is not None
+    assert found.confirm_phy_offset == 700
+
+
+def test_a_page_of_another_length_keeps_its_values(tmp_path):
+    right = CheckpointRecord(5, 6, 4, 0, 0)
+    for data in (layout.build(right)[:40], layout.build(right)[:-1], layout.build(right) + b"x",
+                 layout.build(right)[:-1] + b"x"):
+        (tmp_path / "checkpoint").write_bytes(data)
+        assert after(tmp_path) == (right, "checkpoint is no page as a broker writes it")
+
+
+def test_an_empty_log_needs_none_and_a_folder_is_none(tmp_path):
+    empty = LogFacts(0, 0, 0, -1, 0)
+    assert after(tmp_path, empty) == (None, "")
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(StoreIOError):
+        checkpoint_steps(str(tmp_path), FACTS, 4)

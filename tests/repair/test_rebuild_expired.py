@@ -1,0 +1,163 @@
+"""Logs whose head has expired: what tells of expired messages stays, the rest follows the log."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmqctl.formats import consume_queue
+from rmqctl.formats.consume_queue import FILLER
+from rmqctl.repair.rebuild_index import matched
+from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.files import listing
+from tests.repair.rebuilding import (
+    DERIVED,
+    IDS,
+    SETS,
+    carry_out,
+    derived,
+    mend,
+    parts_of,
+    run,
+    settings_of,
+)
+from tests.support import snapshot
+
+each_set = pytest.mark.parametrize("each", SETS, ids=IDS)
+UNIT = consume_queue.dtype()
+
+
+@each_set
+def test_what_is_right_stays_after_the_head_expired(each, golden, tmp_path):
+    folder = golden(each.id)
+    store, settings = folder / "store", settings_of(folder, each.version)
+    parts = parts_of(store, each.kind)
+    with snapshot.assert_unchanged(store):
+        for number in range(1, len(parts)):
+            with Scratch(str(tmp_path)) as scratch:
+                rebuilt = run(store, settings, scratch, each.kind, parts=parts[number:])
+                assert derived_steps(rebuilt) == ([], []), number
+                assert rebuilt.log_min == parts[number].base
+
+
+def rows_of(folder: Path) -> dict[int, tuple[int, ...]]:
+    """Rows of a queue by queue offset, without fillers and unused ones."""
+    found = {}
+    for file in sorted(folder.iterdir()):
+        for number, row in enumerate(np.frombuffer(file.read_bytes(), UNIT)):
+            if row["size"] > 0 and tuple(row.tolist()) != tuple(FILLER):
+                found[int(file.name) // UNIT.itemsize + number] = tuple(row.tolist())
+    return found
+
+
+@pytest.mark.parametrize("name", ["4.9.3/basic", "5.3.3/basic", "5.3.3/lmq", "4.9.3/delay"])
+def test_deleted_queues_begin_with_fillers(name, golden, golden_copy, tmp_path):
+    folder = golden(name)
+    store = golden_copy(f"{name}/store")
+    settings = settings_of(folder, name[:5])
+    logs = sorted((store / "commitlog").iterdir())
+    for file in logs[:len(logs) // 2]:
+        file.unlink()
+    start = int(logs[len(logs) // 2].name)
+    before = {str(queue.relative_to(store)): rows_of(queue)
+              for queue in (store / "consumequeue").glob("*/*")}
+    shutil.rmtree(store / "consumequeue")
+    done = mend(store, settings, tmp_path)
+    checked = 0
+    for queue, rows in before.items():
+        alive = {offset: row for offset, row in rows.items() if row[0] >= start}
+        assert rows_of(store / queue) == alive if alive else not (store / queue).exists()
+        if alive and min(alive) * UNIT.itemsize % settings.consumequeue_file_size:
+            first = min((store / queue).iterdir()).read_bytes()
+            assert first.startswith(consume_queue.build(FILLER))
+            checked += 1
+    assert checked
+    assert len(done) == sum(
+        any(row[0] >= start for row in rows.values()) for rows in before.values())
+    assert mend(store, settings, tmp_path) == []
+
+
+@each_set
+def test_damage_behind_the_expired_rows_is_mended_and_they_stay(each, golden, golden_copy,
+                                                                tmp_path):
+    folder = golden(each.id)
+    store, settings = golden_copy(f"{each.id}/store"), settings_of(folder, each.version)
+    parts = parts_of(store, each.kind)
+    kept = parts[len(parts) // 2:]
+    wanted = derived(store)
+    harmed = []
+    for name, data in wanted.items():
+        if name.startswith("consumequeue/") and len(data) > 60:
+            rows = np.frombuffer(data, UNIT).copy()
+            alive = np.flatnonzero(rows["physical_offset"] >= max(kept[0].base, 1))
+            if len(alive):
+                rows["tags_code"][alive[-1]] ^= 1
+                (store / name).write_bytes(rows.tobytes())
+                harmed.append(name)
+        elif name.startswith("index/") and data[24:32] > kept[0].base.to_bytes(8, "big"):
+            count = int.from_bytes(data[36:40], "big")
+            at = len(data) - 20 * settings.index_max + 20 * (count - 1)
+            (store / name).write_bytes(data[:at] + bytes(8) + data[at + 8:])
+            harmed.append(name)
+    assert harmed
+    with Scratch(str(tmp_path)) as scratch:
+        steps, actions = derived_steps(run(store, settings, scratch, each.kind, parts=kept))
+        carry_out(steps, store)
+    assert derived(store) == wanted
+    assert {one.target for one in steps} == set(harmed)
+    assert all("rows" in one.reason or "index" in one.reason for one in actions)
+
+
+def test_index_names_stay_and_new_ones_fit_between(golden, golden_copy, tmp_path):
+    folder = golden("5.3.3/basic")
+    settings = settings_of(folder, "5.3.3")
+    wanted = derived(folder / "store")
+    names = sorted(name for name in wanted if name.startswith("index/"))
+    assert len(names) >= 3
+    for gone in range(len(names)):
+        store = golden_copy("5.3.3/basic/store")
+        (store / names[gone]).unlink()
+        done = mend(store, settings, tmp_path)
+        assert len(done) == 1
+        assert "index file is missing" in done[0]
+        found = derived(store)
+        here = sorted(name for name in found if name.startswith("index/"))
+        assert [found[name] for name in here] == [wanted[name] for name in names]
+        assert set(names) - set(here) <= {names[gone]}
+        assert all(len(name) == len(names[0]) for name in here)
+        assert mend(store, settings, tmp_path) == []
+
+
+def test_index_names_without_room_go_by_order(golden, golden_copy, tmp_path):
+    """Two files one millisecond apart, and the one between them is missing."""
+    folder = golden("5.3.3/basic")
+    settings = settings_of(folder, "5.3.3")
+    store = golden_copy("5.3.3/basic/store")
+    files = sorted((store / "index").iterdir())
+    wanted = [file.read_bytes() for file in files]
+    files[0].rename(store / "index" / "20240102030405678")
+    files[2].rename(store / "index" / "20240102030405679")
+    for file in (files[1], *files[3:]):
+        file.unlink()
+    mend(store, settings, tmp_path)
+    here = sorted((store / "index").iterdir())
+    assert [file.read_bytes() for file in here] == wanted
+    assert [file.name for file in here[:2]] == ["20240102030405678", "20240102030405679"]
+    assert mend(store, settings, tmp_path) == []
+    assert matched([], [], "") == []
+
+
+def test_a_log_of_no_file_cuts_every_row(golden, golden_copy, tmp_path):
+    """As a broker does, which destroys all queues of an empty log."""
+    folder = golden("4.9.3/basic")
+    store = golden_copy("4.9.3/basic/store")
+    with Scratch(str(tmp_path)) as scratch:
+        steps, _ = derived_steps(run(store, settings_of(folder, "4.9.3"), scratch, parts=[]))
+        carry_out(steps, store)
+    assert not any(listing(str(queue)).files for queue in (store / "consumequeue").glob("*/*"))
+    assert not any((store / "index").iterdir())
+    assert {name for name in DERIVED if (store / name).exists()} == {"consumequeue", "index"}

@@ -1,0 +1,194 @@
+"""The page of each store: ``python -m tests.track_record.pages`` writes them all anew.
+
+A page is a transcript (tests/transcripts/README.md). Which commands it shows is said here, once for
+all; what they answer is what they answered last, and is compared in tests/test_transcripts.py. The
+one command writes the pages, plays them, and writes the table of docs/track-record.md.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rmqctl.commands import REGISTRY
+from tests import test_transcripts as transcripts
+from tests.support import cli
+from tests.track_record import build, stores
+from tests.track_record.case import Case
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "transcripts" / "track-record"
+TABLE = ROOT / "docs" / "track-record.md"
+BEGIN, END = "<!-- stores: written by python -m tests.track_record.pages -->", "<!-- end -->"
+WIDTH = 100
+KNOWN = {spec.name for spec in REGISTRY}
+
+# What is not the same every time: when a repair was made, and what the index is called after it.
+MASKS = (
+    r"\b20[0-9]{6}T?-?[0-9]{6}(?:[.-][0-9]+)?Z?(?:-[0-9a-f]+)?\b -> REPAIR",
+)
+
+
+def path_of(case: Case) -> Path:
+    """The page of a store."""
+    return FOLDER / f"{case.name}.md"
+
+
+def commands(case: Case) -> list[tuple[str, list[str]]]:
+    """(heading, commands without ``rmqctl``): every page shows these, as far as they exist."""
+    store = f"store {case.options}".strip()
+    preflight = [f"preflight {store} --broker-version {one}" for one in case.versions]
+    sections = [
+        ("", [f"verify {store}", *case.shows]),
+        ("What a broker would do at its start", preflight),
+        ("Recover", [f"recover {store}", f"recover {store} --apply --yes"]),
+        ("Afterwards", [*preflight, f"verify {store}"]),
+    ]
+    if ("recover",) not in KNOWN:
+        sections = sections[:2]
+    if ("preflight",) not in KNOWN:
+        sections = [(title, [one for one in lines if not one.startswith("preflight")])
+                    for title, lines in sections]
+    return [(title, lines) for title, lines in sections if lines]
+
+
+def page(case: Case) -> str:
+    """A page without answers."""
+    parts = [f"# {case.title}", _wrapped(f"{case.link}. {case.saw}"), _wrapped(case.state),
+             f"store: track-record/{case.name}"]
+    if ("recover",) in KNOWN:
+        parts += [f"mask: {mask}" for mask in MASKS]
+    for title, lines in commands(case):
+        block = "\n".join(f"$ rmqctl {line}" for line in lines)
+        parts += [f"## {title}"] * bool(title) + [f"```console\n{block}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(text: str) -> str:
+    """Lines of at most `WIDTH` columns; none begins like a directive of a transcript."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".lstrip()
+    return "\n".join(lines)
+
+
+def without_answers(text: str) -> str:
+    """A page as `page` writes it: what the commands answered is left out."""
+    steps = transcripts.parse(text)
+    for step in steps:
+        if isinstance(step, transcripts.Command):
+            step.expected = []
+    return transcripts.render(steps)
+
+
+def with_answers(new: str, old: str) -> str:
+    """The page ``new`` with the answers of ``old``, as far as they are to the same commands."""
+    answers: dict[str, list[list[str]]] = {}
+    for step in transcripts.parse(old):
+        if isinstance(step, transcripts.Command):
+            answers.setdefault(step.line, []).append(step.expected)
+    steps = transcripts.parse(new)
+    for step in steps:
+        if isinstance(step, transcripts.Command) and answers.get(step.line):
+            step.expected = answers[step.line].pop(0)
+    return transcripts.render(steps)
+
+
+def table(root: Path) -> str:
+    """The tables of docs/track-record.md, from the stores in ``root``."""
+    columns = ["issue", "store", "`rmqctl verify`"]
+    columns += ["a broker's start"] * (("preflight",) in KNOWN)
+    columns += ["`rmqctl recover`"] * (("recover",) in KNOWN)
+    lines = []
+    for title, cases in stores.GROUPS.items():
+        lines += ["", f"### {title}", "", _row(columns), "|" + "---|" * len(columns)]
+        for case in cases:
+            page_of = f"../tests/transcripts/track-record/{case.name}.md"
+            cells = [case.link, f"[{case.title}]({page_of})", found(case, root),
+                     started(case, root), recovered(case, root)]
+            lines.append(_row(cells[:len(columns)]))
+    return "\n".join([*lines[1:], ""])
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _json(case: Case, root: Path, command: str, *words: str) -> dict[str, Any]:
+    told = cli.run(command, root / case.name, *case.options.split(), *words, "-o", "json")
+    document: dict[str, Any] = told.json() if told.code in (0, 1) else {"refused": told.code}
+    return document
+
+
+def found(case: Case, root: Path) -> str:
+    """The categories `verify` finds, most serious first, with their numbers."""
+    counted = Counter((one["severity"], one["category"])
+                      for one in _json(case, root, "verify")["findings"]
+                      if one["severity"] != "info")
+    order = sorted(counted, key=lambda one: (one[0] != "error", one[1]))
+    words = [f"`{name}`" + f" × {counted[level, name]}" * (counted[level, name] > 1)
+             for level, name in order]
+    return ", ".join(words) or "nothing wrong"
+
+
+def started(case: Case, root: Path) -> str:
+    """What a start of each broker would cost."""
+    if ("preflight",) not in KNOWN:
+        return ""
+    costs = {version: _cost(_json(case, root, "preflight", "--broker-version", version))
+             for version in case.versions}
+    if len(set(costs.values())) == 1:
+        return costs[case.versions[0]]
+    return "<br>".join(f"{version}: {cost}" for version, cost in costs.items())
+
+
+def _cost(told: dict[str, Any]) -> str:
+    if not told["starts"]:
+        return "does not start"
+    costs = [f"{verb} {count:,} {what}" for verb, count, what in (
+        ("cuts off", told["messages_lost"], "intact messages"),
+        ("leaves", told["unreachable"], "without a row"),
+        ("destroys", told["rows_lost"], "rows"),
+        ("loses", told["index"]["entries_lost"], "index entries")) if count]
+    return ", ".join(costs) or "costs nothing"
+
+
+def recovered(case: Case, root: Path) -> str:
+    """How many messages recover cannot bring back, or what it leaves to do by hand."""
+    if ("recover",) not in KNOWN or case.left:
+        return case.left
+    plan = _json(case, root, "recover")
+    lost = len(plan["messages_lost"])
+    done = f"{len(plan['actions'])} actions" if plan["actions"] else "nothing to do"
+    return f"{done}, {lost} messages lost" if lost else done
+
+
+def document(text: str, root: Path) -> str:
+    """docs/track-record.md with the table put in."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n\n{table(root)}\n{END}{tail}"
+
+
+def main() -> int:
+    FOLDER.mkdir(exist_ok=True)
+    for case in stores.ALL.values():
+        path, new = path_of(case), page(case)
+        path.write_text(with_answers(new, path.read_text()) if path.exists() else new)
+    with tempfile.TemporaryDirectory() as folder:
+        build.main([folder])
+        TABLE.write_text(document(TABLE.read_text(), Path(folder)))
+    return subprocess.run(  # a process of its own: which pages there are is read when it starts
+        [sys.executable, "-m", "pytest", "-q", "--update", "-k", "track-record",
+         "tests/test_transcripts.py"], cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
