@@ -202,10 +202,10 @@ def main() -> None:
         lines += table(measure(given.dir, profile, given.rounds), profile)
     print("\n".join(lines))
     if given.write_results:
-        before, mark, after = RESULTS.read_text(encoding="utf-8").partition(MARK)
-        rest = after.partition("\n## ")
-        kept = before.rstrip("\n") + (f"\n\n## {rest[2]}".rstrip("\n") if mark and rest[1] else "")
-        RESULTS.write_text(kept + "\n\n" + "\n".join(lines), encoding="utf-8")
+        from benchmarks.rebuilding import with_section
+
+        text = RESULTS.read_text(encoding="utf-8")
+        RESULTS.write_text(with_section(text, MARK, lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

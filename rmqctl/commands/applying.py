@@ -35,7 +35,7 @@ Apply = Annotated[
 ]  # fmt: skip
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal (cron).",
+    typer.Option("--yes", "-y", help="Do not ask. Without a terminal (cron), and for -o json, nothing is asked anyway.",
                  rich_help_panel=_APPLYING),
 ]  # fmt: skip
 DryRun = Annotated[
@@ -67,9 +67,13 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
     if this one is interrupted. ``extra`` gives further fields of the JSON document, ``summary``
     what people read above the actions; both are asked once the plan is made.
 
-    UsageError where nobody could be asked, StoreHeldError, and what `Repair` raises.
+    Asks on a terminal, unless ``yes`` or the output is data; elsewhere ``apply`` is consent enough:
+    `undo` takes everything back. UsageError, StoreHeldError, and what `Repair` raises.
     """
-    _refuse(out, apply=apply, yes=yes, dry_run=dry_run)
+    from rmqctl.commands.confirm import at_a_terminal
+
+    _refuse(apply=apply, yes=yes, dry_run=dry_run)
+    yes = yes or out.is_data or not at_a_terminal()
     shown = _Shown(out, extra or (lambda _: {}), summary or (lambda _: {}))
     if apply:
         return _apply(shown, store_root, name, make_plan, yes=yes, resume=resume)
@@ -88,19 +92,11 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
     return Outcome(plan)
 
 
-def _refuse(out: Output, *, apply: bool, yes: bool, dry_run: bool) -> None:
-    from rmqctl.commands.confirm import at_a_terminal
-
+def _refuse(*, apply: bool, yes: bool, dry_run: bool) -> None:
     if dry_run and apply:
         raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
     if yes and not apply:
         raise UsageError("--yes goes with --apply")
-    if apply and not yes:
-        if not at_a_terminal():
-            raise UsageError("there is no terminal to ask at: --apply needs --yes here")
-        if out.is_data:
-            raise UsageError(f"-o {out.format} shows one document, so nothing can be asked: "
-                             "--apply needs --yes here")
 
 
 def _warn_if_held(out: Output, store_root: str) -> None:

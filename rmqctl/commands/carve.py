@@ -53,7 +53,7 @@ def command(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...",
+            metavar="PATH",
             help="Files, disk images, block devices, or folders with all files below them.",
             show_default=False,
         ),

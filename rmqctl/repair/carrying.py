@@ -207,12 +207,11 @@ class Carrier:
             if os.fstat(fd).st_size < one.new.size:
                 set_length(fd, one.new.size, path)
             lay(fd, path, self._at(one, one.staged), one.spans)
-            sync(fd, path, whole=True)
         finally:
             os.close(fd)
 
     def _settle(self, one: Record, path: str, mtime_ns: int | None = None) -> None:
-        """Gives a patched file its modification time back: a broker's expiry goes by it."""
+        """Forces a patched file to disk, its modification time as it was: expiry goes by it."""
         assert one.old is not None
         wanted = one.old.mtime_ns if mtime_ns is None else mtime_ns
         fd = open_file(path, os.O_RDWR)
@@ -323,7 +322,6 @@ class Carrier:
             size = os.fstat(fd).st_size
             if one.old.size < size <= one.new.size:
                 set_length(fd, one.old.size, path)
-            sync(fd, path, whole=True)
         finally:
             os.close(fd)
 

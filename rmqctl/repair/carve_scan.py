@@ -15,23 +15,18 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from rmqctl.formats import layout
 from rmqctl.formats.message import (
     BLANK_SIZE,
-    HOST_BITS,
-    MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     MIN_SIZE,
     START_SIZE,
-    Blank,
-    Message,
-    variant,
 )
 from rmqctl.repair.carve_candidates import Candidates
+from rmqctl.repair.carve_judge import HEAD, Judge
 from rmqctl.repair.carve_spool import Majority, Spool
-from rmqctl.repair.carve_window import CHUNK, Checksums, Window
-from rmqctl.scan.frames import PROPERTIES_LENGTH_SIZE, Array, Batch, examine
+from rmqctl.repair.carve_window import CHUNK, Window
+from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.scan.resync import MAX_RECORD, extent
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import hop
@@ -41,10 +36,7 @@ HOME_RECORDS = 8
 """A chain of intact records at least as long, with one shift, is taken for a piece of a log."""
 MOST_HOMES = 1 << 16
 _BURST = 8
-_HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
-_BLANK = layout.reader(Blank)
 _LARGE = 1 << 20
-_LAST_RECORD = 8 << 20
 
 
 class Scan:
@@ -59,8 +51,8 @@ class Scan:
                  embedded: Spool, damaged: Spool,
                  advance: Callable[[int], None] = lambda _bytes: None, chunk: int = CHUNK) -> None:
         self._window = Window(source, chunk)
-        self._sums = Checksums(self._window)
         self._candidates = Candidates(self._window)
+        self._judge = Judge(self._window, self._candidates)
         self._number, self._named = number, base is not None
         self._undecided, self._embedded, self._damaged = undecided, embedded, damaged
         self._advance, self._told = advance, 0
@@ -68,8 +60,6 @@ class Scan:
         self._home = base
         self._broken_at: int | None = None
         self._expected = base is not None
-        self._pairless = 0, 0, 0, False
-        """(home, from, to, whether one stands there): a stretch without a pair, see there."""
         self.homes: set[int] = set()
         """The shifts of all logs that were gone along, a named one aside."""
         self.shifts = Majority()
@@ -133,7 +123,7 @@ class Scan:
             if (good < len(start) or not good) and not self._goes_on(shift, held):
                 break
         if last >= 0:
-            self._at = self._behind(last, self._at)
+            self._at = self._judge.behind(last, self._at)
 
     def _sound(self, batch: Batch, shift: int) -> Iterator[Batch]:
         """Those whose CRC is right; the others are noted, and searched for what is in them."""
@@ -152,32 +142,6 @@ class Scan:
             self._damaged.add(self._number, place, place + shift, size)
             self._inside(place, place + size, shift)
 
-    def _behind(self, at: int, end: int) -> int:
-        """Where the search goes on behind the last record of a chain.
-
-        No CRC covers topic and properties. Where they are no text, other bytes have been written
-        over them, and a record may start there.
-        """
-        head = self._window.read(at, START_SIZE)
-        if len(head) < START_SIZE:
-            return end
-        _, magic, _, _, sys_flag = _HEAD.unpack_from(head)
-        shape = variant(sys_flag & HOST_BITS, magic)
-        whole = self._window.read(at, shape.head_size)
-        if len(whole) < shape.head_size:
-            return end
-        body: int = shape.head.unpack(whole)[-1]
-        tail = at + shape.head_size + body + shape.topic_length.size
-        raw = self._window.read(tail, end - tail)
-        length = int.from_bytes(self._window.read(tail - shape.topic_length.size,
-                                                  shape.topic_length.size))
-        texts = raw[:length] + raw[length + PROPERTIES_LENGTH_SIZE:]
-        try:
-            texts.decode()
-        except UnicodeDecodeError:
-            return tail
-        return tail if b"\0" in texts else end
-
     def _goes_on(self, shift: int, held: int) -> bool:
         """Whether the next record of the chain promises well but was not held as a whole.
 
@@ -186,7 +150,7 @@ class Scan:
         head = self._window.read(self._at, START_SIZE)
         if len(head) < START_SIZE:
             return False
-        total, magic, _, physical, _ = _HEAD.unpack_from(head)
+        total, magic, _, physical, _ = HEAD.unpack_from(head)
         if (magic not in (MAGIC_V1, MAGIC_V2) or physical != self._at + shift
                 or not MIN_SIZE <= total <= min(MAX_RECORD, self.size - self._at)
                 or self._at + total <= held):
@@ -199,13 +163,13 @@ class Scan:
         That is a record with a damaged head, and then True: the next one is expected behind it.
         Or the head of a blank. ``chained``: there was a record before.
         """
-        if self._is_blank(self._at):
+        if self._judge.is_blank(self._at):
             self._at += BLANK_SIZE
             return False
         head = self._window.read(self._at, START_SIZE)
-        if not head or self._judge(self._at) is not None:
+        if not head or self._judge.record(self._at) is not None:
             return False
-        end = self._own_end(self._at, shift) if any(head) else None
+        end = self._judge.own_end(self._at, shift) if any(head) else None
         if chained:
             self._broken_at = self._at
         if (chained and any(head)) or end is not None:
@@ -217,99 +181,18 @@ class Scan:
         self._at = end
         return True
 
-    def _is_blank(self, at: int) -> bool:
-        head = self._window.read(at, BLANK_SIZE)
-        if len(head) < BLANK_SIZE:
-            return False
-        total, magic = _BLANK.unpack(head)
-        return magic == MAGIC_BLANK and bool(total >= BLANK_SIZE)
-
     def _mend(self) -> None:
         """The home goes on behind a gap: if nothing told of the gap, zeros do now."""
         at, self._broken_at = self._broken_at, None
         if at is not None and at != self._at and not any(self._window.read(at, START_SIZE)):
             self.breaks += 1
 
-    def _own_end(self, at: int, shift: int, *, strict: bool = False) -> int | None:
-        """Where a record with a damaged head ends, if one of its sizes leads to the next record.
-
-        Unless ``strict``, the end of the log will do as well.
-        """
-        head = self._window.read(at, START_SIZE)
-        if len(head) < START_SIZE:
-            return None
-        total, magic, _, physical, _ = _HEAD.unpack_from(head)
-        # Lengths may add up by chance (a few bytes before a record, taken for a wider host), and
-        # the end of the log tells less than another record: then the head has to fit a little.
-        is_own = magic in (MAGIC_V1, MAGIC_V2) or physical == at + shift
-        sizes = [total]
-        if is_own:
-            sizes += [one for magic in (MAGIC_V1, MAGIC_V2)
-                      if (one := extent(self._window, at, magic)) is not None]
-        for size in sizes:
-            if not MIN_SIZE <= size <= min(MAX_RECORD, self.size - at):
-                continue
-            end = int(at + size)
-            if self._starts(end, shift) or (
-                    is_own and not strict and size <= _LAST_RECORD
-                    and (self._is_blank(end) or not any(self._window.read(end, START_SIZE)))
-                    and self._next_pair(at + 1, end, shift) >= end):
-                return end
-        return None
-
-    def _next_pair(self, start: int, end: int, shift: int) -> int:
-        """Where from ``start`` on a record of the home stands that another one follows.
-
-        ``end`` or more if there is none before. What was searched is remembered, so that this
-        costs one search of the source in all.
-        """
-        home, low, high, is_pair = self._pairless
-        if home != shift or not low <= start <= high:
-            low = high = start
-        elif is_pair:
-            return high
-        for at in self._candidates.within(high, end):
-            found = self._judge(at)
-            if found and found[2] and found[1] == shift and self._starts(at + found[0], shift):
-                self._pairless = shift, low, at, True
-                return at
-        self._pairless = shift, low, max(high, end), False
-        return end
-
-    def _starts(self, at: int, shift: int) -> bool:
-        """Whether magic and physical offset say that a record with this shift starts here."""
-        head = self._window.read(at, START_SIZE)
-        if len(head) < START_SIZE:
-            return False
-        _, magic, _, physical, _ = _HEAD.unpack_from(head)
-        return magic in (MAGIC_V1, MAGIC_V2) and bool(physical == at + shift)
-
     # -- elsewhere ----------------------------------------------------------------------------
-
-    def _judge(self, at: int) -> tuple[int, int, bool] | None:
-        """(size, shift, whether the CRC is right) of the record at a position, if there is one."""
-        window = self._window
-        head = window.read(at, START_SIZE)
-        if len(head) < START_SIZE:
-            return None
-        total, magic, crc, physical, sys_flag = _HEAD.unpack_from(head)
-        if magic not in (MAGIC_V1, MAGIC_V2) or physical < 0 or not (
-                MIN_SIZE <= total <= min(MAX_RECORD, self.size - at)):
-            return None
-        if extent(window, at) != total:
-            return None
-        shape = variant(sys_flag & HOST_BITS, magic)
-        body_at = at + shape.head_size
-        whole = window.read(at, shape.head_size)
-        if len(whole) < shape.head_size:
-            return None
-        length = shape.head.unpack(whole)[-1]
-        return total, physical - at, self._sums.crc(body_at, body_at + length) == crc
 
     def _search(self) -> None:
         """Goes to the next record: one of the home is left to `_follow`, others are noted."""
         for at in self._candidates.within(self._at, self.size):
-            found = self._judge(at)
+            found = self._judge.record(at)
             if found is None:
                 continue
             size, shift, sound = found
@@ -327,7 +210,7 @@ class Scan:
     def _take(self, size: int, shift: int) -> None:
         """A chain of records that are not of the home; a long one makes a new home."""
         window, begin = self._window, self._at
-        if size < _LARGE and not self._starts(begin + size, shift):  # one alone: no columns
+        if size < _LARGE and not self._judge.starts(begin + size, shift):  # one alone: no columns
             self._undecided.add(self._number, begin, begin + shift, size)
             self.shifts.add(shift, 1)
             self._leave(begin, begin + size, shift)
@@ -350,7 +233,7 @@ class Scan:
         end = last + int(sizes[-1])
         length = end - self._at
         if not self._named and ((good >= HOME_RECORDS and length >= HOME_BYTES) or (
-                length >= _LARGE and self._starts(end, shift))):
+                length >= _LARGE and self._judge.starts(end, shift))):
             self._home, self._broken_at = shift, None
             if len(self.homes) < MOST_HOMES:
                 self.homes.add(shift)
@@ -362,9 +245,9 @@ class Scan:
 
     def _leave(self, last: int, end: int, shift: int) -> None:
         """Goes on behind a chain of an undecided shift, over a damaged record if one follows."""
-        self._at = self._behind(last, end)
-        if self._at == end and not self._is_blank(end) and self._judge(end) is None:
-            behind = self._own_end(end, shift, strict=True)
+        self._at = self._judge.behind(last, end)
+        if self._at == end and not self._judge.is_blank(end) and self._judge.record(end) is None:
+            behind = self._judge.own_end(end, shift, strict=True)
             if behind is not None:
                 self.breaks += 1
                 self._inside(end, behind, shift)
@@ -378,7 +261,7 @@ class Scan:
         at = start + 1
         while at < end:
             for candidate in self._candidates.within(at, end):
-                found = self._judge(candidate)
+                found = self._judge.record(candidate)
                 if found is None:
                     continue
                 if found[1] == self._home != shift:

@@ -263,3 +263,23 @@ def test_all_intact_records_survive_random_damage(number: int, name: str, seed: 
     intact = [at for at, size in starts if data[at:at + size] == whole[at:at + size]]
     assert set(intact) <= set(found.offsets(IN_PLACE))
     assert all(one.record.body in bodies for one in found.messages)
+
+
+@pytest.mark.parametrize("name", [NAME, "image"])
+def test_a_size_that_leads_into_unused_space_is_not_believed(name: str, tmp_path: Path) -> None:
+    """The head of the last record but one is damaged; its size reaches behind the last one."""
+    data = bytearray(log(400) + bytes(4000))
+    at, size = places(log(400))[398]
+    data[at:at + 4] = (2 * size + 1000).to_bytes(4)
+    data[at + 84:at + 88] = b"\xff" * 4
+    found = carve(saved(tmp_path, bytes(data), name), wanted=EVERYTHING)
+    assert found.offsets(IN_PLACE) == [one for one, _ in places(log(400)) if one != at]
+
+
+@pytest.mark.parametrize("bytes_before", range(1, 40))
+def test_a_few_bytes_before_a_record(bytes_before: int, tmp_path: Path) -> None:
+    """They are not taken for the start of a record with wider hosts, which would hide it."""
+    data, more = log(300), bytes([0, 0, 0, 12]) + b"\xcb\xd4\x31\x94" + bytes(40)
+    whole = data + more[:bytes_before] + log(50, base=len(data) + bytes_before, seed=b"m")
+    found = carve(saved(tmp_path, whole, NAME))
+    assert found.tally.in_place == 350

@@ -72,7 +72,8 @@ CASES = (
         "keeps the broker from starting, and nothing says clearly why.",
         "Exactly that file. A 5.1.3 or later broker deletes it, because it sorts last and is "
         "empty.",
-        "4.9.3/basic/store", stray_file, ("file-name",), refuses=("4.9.3",)),
+        "4.9.3/basic/store", stray_file, ("file-name",), refuses=("4.9.3",),
+        left="take the file out by hand"),
     Case(
         1560, "queue-of-another-size", "A consumequeue file of another size",
         "After an upgrade from 4.3.2 to 4.5.2 the broker does not start: a file of a dead-letter "
@@ -95,7 +96,8 @@ CASES = (
         "them, and one of the two is empty. Is that a risk at the next start?",
         "The newest file's name once more in the other folder, full of zeros.",
         "5.3.3/multipath/store", same_name_twice, ("file-name", "zero-gap"),
-        options="--commitlog-dir cl1 --commitlog-dir cl2"),
+        options="--commitlog-dir cl1 --commitlog-dir cl2",
+        left="which of the two it is must be decided by hand"),
     Case(
         1231, "empty-commitlog", "The commitlog folder is empty, the queues are there",
         "After `storePathCommitLog` was changed and the store moved, offsets no longer move and "
@@ -103,5 +105,6 @@ CASES = (
         "broker began a new log at offset 0.",
         "The state in which that start found it: queues and index of the old log, no commitlog "
         "file. A broker that starts on it deletes every consumequeue.",
-        "4.9.3/basic/store", moved_log, ("cq-ahead", "index-ahead", "log-cut")),
+        "4.9.3/basic/store", moved_log, ("cq-ahead", "index-ahead", "log-cut"),
+        left="the log must be put back by hand"),
 )

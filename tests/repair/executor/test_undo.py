@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -173,6 +175,50 @@ def test_a_broker_ran_between_an_interruption_and_now(root):
     assert history(str(root))[0].state == "abandoned"
     with Repair(str(root), "recover") as held:
         assert held.finished is None
+
+
+def test_completing_begins_with_a_look_at_all_steps(root):
+    """The first could be carried out, the second not: then neither is."""
+    interrupt(root, Replace("checkpoint", b"new"), MoveAside("abort"), at=3)
+    (root / "abort").write_bytes(b"4711")
+    before = state(root)
+    with pytest.raises(RefusedError, match="abort: was changed since"):
+        samples.repair(root)
+    assert state(root) == before
+
+
+def test_what_is_made_where_something_is_still_to_be_moved_away(root):
+    """The old file has the content of the new one: undo must not take the one for the other."""
+    old = state(root)
+    content = (root / "index/20261121000000000").read_bytes()
+    steps = (MoveAside("index/20261121000000000"), Create("index/20261121000000000", content,
+                                                          samples.LAST_YEAR + 5))
+    interrupt(root, *steps, at=3)
+    undo(root)
+    assert not differences(state(root), old)
+    interrupt(root, *steps, at=3)
+    with Repair(str(root), "recover") as held:
+        assert held.finished is not None
+    assert os.stat(root / "index/20261121000000000").st_mtime_ns == samples.LAST_YEAR + 5
+    undo(root)
+    assert not differences(state(root), old)
+
+
+def test_no_line_is_logged_twice(root):
+    log = root / ".rmqctl/log.jsonl"
+    for written in range(4):
+        with mock.patch("rmqctl.repair.executor.set_state", side_effect=StoreIOError("no")), \
+                pytest.raises(StoreIOError):
+            samples.repair(root)
+        lines = log.read_bytes().splitlines(keepends=True)
+        assert len(lines) == 3
+        # As many as a power failure left, the last of them in part.
+        log.write_bytes(b"".join(lines[:written]) + (lines[written][:9] if written < 3 else b""))
+        samples.repair(root)
+        rows = [json.loads(one) for one in log.read_bytes().splitlines() if one.endswith(b"}")]
+        assert [row["target"] for row in rows] == [one.target for one in samples.ACTIONS]
+        undo_all(root)
+        log.write_bytes(b"")
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "state.json"])

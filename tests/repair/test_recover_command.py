@@ -1,0 +1,210 @@
+"""``rmqctl recover`` as a user runs it: every damage set, every promise of its help."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.repair.accidents import bytes_of, faults_of, kills_of
+from tests.support import snapshot
+from tests.support.cli import Result
+from tests.support.golden import GoldenSet, all_sets, clean_stores
+from tests.support.tiny import Tiny
+
+Run = Callable[..., Result]
+Folder = Callable[[str], Path]
+DAMAGED = [each for each in all_sets() if each.is_damaged]
+SIZES = ("--index-slots", "100", "--index-max", "200", "--consumequeue-file-size", "440")
+"""The configuration of all damage sets, for where no file is left to tell it."""
+JSON = ("-o", "json")
+
+
+def intact(run: Run, root: Path) -> set[str]:
+    """Every message that can be read in the log, behind damage too, without tombstones."""
+    found = run("read", root, "--from-phy", "0", "-o", "jsonl").expect(0, 1).jsonl()
+    return {json.dumps([one[name] for name in ("topic", "queue_id", "queue_offset",
+                                               "physical_offset", "body_crc", "properties_raw")])
+            for one in found if one["crc_ok"] and "RMQCTL" not in one["properties_raw"]}
+
+
+@pytest.mark.parametrize("each", DAMAGED, ids=lambda one: one.id)
+def test_every_damage_set_becomes_whole(rmqctl: Run, golden_copy: Folder,
+                                        each: GoldenSet) -> None:
+    root = golden_copy(f"{each.id}/before")
+    was, before, readable = snapshot.take(root), bytes_of(root), intact(rmqctl, root)
+    planned = rmqctl("recover", root, *SIZES, *JSON).expect(0).json()
+    assert snapshot.take(root) == was, "a plan changes nothing"
+    done = rmqctl("recover", root, "--apply", "--yes", *SIZES, *JSON).expect(0).json()
+    assert done["actions"] == planned["actions"]
+    assert done["messages_lost"] == planned["messages_lost"]
+    assert done["topic_queue_table"] == planned["topic_queue_table"]
+    assert done["applied"] is bool(planned["actions"])
+    assert intact(rmqctl, root) >= readable
+    rmqctl("verify", root).expect(0)
+    for version in ("4.9.3", "5.3.3"):
+        if each.version == "5.3.3" and version == "4.9.3":
+            continue  # an older broker on a newer store is another question
+        found = rmqctl("preflight", root, "--broker-version", version, *JSON).expect(0).json()
+        assert found["starts"]
+        assert found["messages_lost"] == 0
+    table = rmqctl("recover", "table", root, *JSON).expect(0).json()
+    assert table == done["topic_queue_table"]
+    again = rmqctl("recover", root, "--apply", "--yes").expect(0)
+    assert not again.out, "quiet when nothing was done"
+    if done["applied"]:
+        rmqctl("undo", root, "--yes").expect(0)
+        assert bytes_of(root) == before
+
+
+@pytest.mark.parametrize("each", clean_stores(), ids=lambda one: one.id)
+def test_a_sound_store_gets_an_empty_plan(rmqctl: Run, golden: Folder,
+                                          each: GoldenSet) -> None:
+    root = golden(f"{each.id}/store")
+    if not (root / "commitlog").is_dir():
+        pytest.skip("several log folders: see test_a_log_in_several_folders")
+    found = rmqctl("recover", root, *JSON).expect(0).json()
+    assert found["actions"] == found["messages_lost"] == []
+    assert found["topic_queue_table"] == rmqctl("recover", "table", root, *JSON).json()
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_a_log_in_several_folders(rmqctl: Run, golden_copy: Folder, version: str) -> None:
+    root = golden_copy(f"{version}/multipath/store")
+    folders = [word for one in sorted(root.glob("c*l*")) if (one / f"{0:020d}").exists()
+               or (one.is_dir() and any(entry.name.isdigit() for entry in one.iterdir()))
+               for word in ("--commitlog-dir", one.name)]
+    folders = [word for word in folders if word != "consumequeue"]
+    refused = rmqctl("recover", root, "--apply", "--yes").expect(6)
+    assert "--commitlog-dir" in refused.err
+    assert rmqctl("recover", root, *folders, *JSON).expect(0).json()["actions"] == []
+    was = bytes_of(root)
+    shutil.rmtree(root / "consumequeue")
+    rmqctl("recover", root, *folders, "--apply", "--yes", "--consumequeue-file-size",
+           str(next(len(data) for name, data in was.items() if "consumequeue/" in name))).expect(0)
+    assert {name: data for name, data in bytes_of(root).items()
+            if "consumequeue/" in name and ".rmqctl" not in name} == {
+        name: data for name, data in was.items() if "consumequeue/" in name}
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_one_deleted_queue_comes_back(rmqctl: Run, golden_copy: Folder, version: str) -> None:
+    root = golden_copy(f"{version}/basic/store")
+    was = snapshot.take(root)
+    topic = sorted((root / "consumequeue").iterdir())[0]
+    queue = sorted(topic.iterdir())[0]
+    kept = bytes_of(queue)
+    shutil.rmtree(queue)
+    done = rmqctl("recover", root, "--topic", topic.name, "--queue", queue.name, "--apply",
+                  "--yes", *JSON).expect(0).json()
+    assert {one["target"] for one in done["actions"]} == {
+        f"consumequeue/{topic.name}/{queue.name}"}
+    assert bytes_of(queue) == kept
+    assert was  # the others were not touched
+    rmqctl("verify", root).expect(0)
+
+
+def test_the_table_alone(rmqctl: Run, golden_copy: Folder) -> None:
+    root = golden_copy("5.3.3/crash-cqlag/before")
+    found = rmqctl("recover", root, "--only", "topic-queue-table", *JSON).expect(0)
+    document = found.json()
+    assert document["actions"] == []
+    assert document["topic_queue_table"] == rmqctl("recover", "table", root, *JSON).json()
+    assert "differ between log and consumequeue" in document["notes"][0]
+
+
+@pytest.mark.parametrize("each", [one for one in DAMAGED if "shortfile" in one.id],
+                         ids=lambda one: one.id)
+def test_a_broker_that_does_not_start(rmqctl: Run, golden_copy: Folder, each: GoldenSet) -> None:
+    root = golden_copy(f"{each.id}/before")
+    was = bytes_of(root)
+    found = rmqctl("recover", root, "--strategy", "broker", "--apply", "--yes", *JSON).expect(6)
+    assert not found.json()["starts"]
+    assert "does not start" in " ".join(found.json()["notes"])
+    assert {name: data for name, data in bytes_of(root).items() if name in was} == was
+
+
+def test_without_a_terminal_apply_is_enough(rmqctl: Run, golden_copy: Folder) -> None:
+    root = golden_copy("4.9.3/crash-crc/before")
+    assert "rmqctl undo" in rmqctl("recover", root, "--apply").expect(0).out
+
+
+@pytest.mark.parametrize("words", [
+    ("--only", "log"), ("--only", ""), ("--queue", "1"), ("--topic", "T", "--only", "index"),
+    ("--strategy", "broker", "--only", "index"), ("--apply", "--dry-run"), ("--yes",),
+], ids=" ".join)
+def test_wrong_words(rmqctl: Run, tiny: Tiny, words: tuple[str, ...]) -> None:
+    rmqctl("recover", tiny.root, *words).expect(2)
+
+
+@pytest.mark.parametrize("strategy", ["salvage", "broker"])
+def test_a_held_store(rmqctl: Run, golden_copy: Folder, strategy: str) -> None:
+    root = golden_copy("5.3.3/crash-crc/before")
+    for call in ("fcntl.lockf(file, fcntl.LOCK_EX, 1)", "fcntl.flock(file, fcntl.LOCK_EX)"):
+        with subprocess.Popen(
+                [sys.executable, "-c", f"import fcntl, sys\nfile = open(sys.argv[1], 'r+')\n{call}\n"
+                 "print('held', flush=True)\nsys.stdin.read()", str(root / "lock")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            was = snapshot.take(root)
+            rmqctl("recover", root, "--strategy", strategy, "--apply", "--yes").expect(4)
+            assert snapshot.take(root) == was
+            other.communicate("")
+
+
+# -- accidents ------------------------------------------------------------------------------------
+
+
+def damaged(tiny: Tiny) -> Callable[[Path], Path]:
+    """A small store with a wrong byte in a body and without one queue."""
+
+    def make(folder: Path) -> Path:
+        root = snapshot.copy_tree(tiny.root, folder)
+        log = sorted((root / "commitlog").iterdir())[0]
+        data = bytearray(log.read_bytes())
+        one = next(each for each in tiny.messages if each.spec.body)
+        data[one.start + data[one.start:].index(one.spec.body)] ^= 1
+        log.write_bytes(data)
+        shutil.rmtree(sorted(sorted((root / "consumequeue").iterdir())[0].iterdir())[0])
+        (root / "abort").touch()
+        return root
+
+    return make
+
+
+def command(rmqctl: Run, strategy: str) -> Callable[[Path], Result]:
+    return lambda root: rmqctl("recover", root, "--strategy", strategy, "--apply", "--yes")
+
+
+both = pytest.mark.parametrize("strategy", ["salvage", "broker"])
+
+
+@both
+def test_some_failing_calls(strategy: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
+    assert faults_of(command(rmqctl, strategy), damaged(tiny), tmp_path / "faults", step=37) >= 5
+
+
+@both
+def test_some_kills(strategy: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
+    assert kills_of(command(rmqctl, strategy), damaged(tiny), tmp_path / "kills", most=6) >= 5
+
+
+@pytest.mark.exhaustive
+@both
+def test_every_failing_call(strategy: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
+    assert faults_of(command(rmqctl, strategy), damaged(tiny), tmp_path / "faults") >= 100
+
+
+@pytest.mark.exhaustive
+@both
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
+def test_a_kill_at_every_call(strategy: str, power: bool, tiny: Tiny, rmqctl: Run,
+                              tmp_path: Path) -> None:
+    assert kills_of(command(rmqctl, strategy), damaged(tiny), tmp_path / "kills",
+                    power=power) >= 50
