@@ -15,6 +15,8 @@ _LISTING = frozenset({"file-name"})
 _STARTING = frozenset({"unclean-shutdown", "log-cut", "torn-tail", "garbage-tail"})
 _DAMAGE = frozenset({"body-crc", "property-crc", "record-damaged", "physical-offset", "zero-gap",
                      "file-missing", "file-size"})
+_EVIDENCE = frozenset({"cq-lost", "cq-ahead", "index-ahead"})
+"""Rows and entries that tell of messages the log lacks: salvage goes by them first."""
 _DERIVED = {"consumequeue": "consumequeue", "index": "index"}
 
 
@@ -29,14 +31,14 @@ def _command(finding: Finding, root: str) -> str | None:
         return f"rmqctl config {store}"
     if finding.category in _LISTING:
         return f"rmqctl info {store}"
-    if finding.category in ("message-fields", "cq-lost"):
+    if finding.category == "message-fields":
         if finding.topic is not None and finding.structure == "commitlog":
             return f"rmqctl query offset {store} --phy {finding.offset}"
-        return f"rmqctl recover {store}" if finding.category == "cq-lost" else (
-            f"rmqctl recover table {store}")
+        return f"rmqctl recover table {store}"
     if finding.category in _STARTING:
         return f"rmqctl preflight {store}"
-    if finding.structure == "commitlog" and finding.category in _DAMAGE:
+    if finding.category in _EVIDENCE or (
+            finding.structure == "commitlog" and finding.category in _DAMAGE):
         return f"rmqctl recover {store}"
     if finding.category.startswith("checkpoint-"):
         return f"rmqctl recover {store} --only checkpoint"
@@ -48,6 +50,7 @@ def _command(finding: Finding, root: str) -> str | None:
 
 
 def _queue(finding: Finding) -> str:
-    if finding.structure != "consumequeue" or finding.topic is None or finding.queue_id is None:
+    if (finding.structure != "consumequeue" or finding.category == "cq-missing"
+            or finding.topic is None or finding.queue_id is None):
         return ""
     return f" --topic {shlex.quote(finding.topic)} --queue {finding.queue_id}"

@@ -214,7 +214,7 @@ def _page(page: Human, run: Verification, kept: list[Finding],
                    styles={"severity": _STYLES.get})
         seen = dict.fromkeys(one.next for one in kept if one.next and one.is_trouble)
         if seen:
-            page.heading("To look closer")
+            page.heading("What next")
             page.text("\n".join(list(seen)[:6]))
     cover = run.coverage
     page.heading("Coverage")
