@@ -51,7 +51,8 @@ class ExitCode(IntEnum):
 _MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "done; nothing wrong found",
     ExitCode.FINDINGS: (
-        "done; findings: damage (`verify`), differences (`diff`), nothing matched (`query`)"
+        "done; findings: damage (`verify`), differences (`diff`), nothing matched (`query`), "
+        "data loss predicted (`preflight`)"
     ),
     ExitCode.USAGE: "usage: bad option or argument",
     ExitCode.NOT_A_STORE: "not a store, a file of unknown kind, or an unsupported version",
