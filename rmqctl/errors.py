@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import IntEnum
 from typing import ClassVar
 
@@ -24,6 +27,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "errno_words",
+    "noting_refusals",
 ]
 
 
@@ -165,7 +169,29 @@ class StoreIOError(RmqctlError):
             where = ""
         words = errno_words(exc)
         what = f"cannot {doing} {where}".rstrip() if doing else where
-        return cls(f"{what}: {words}" if what else words)
+        text = f"{what}: {words}" if what else words
+        noted = _refused.get()
+        if noted is not None and exc.errno not in (errno.ENOENT, errno.ENOTDIR):
+            noted.append(text)
+        return cls(text)
+
+
+_refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
+
+
+@contextmanager
+def noting_refusals() -> Iterator[list[str]]:
+    """What the system refused while this is open, also where whoever asked went on without it.
+
+    That something is not there is no refusal. For who must not act on half a view: a file that
+    cannot be read for a moment looks like a damaged one.
+    """
+    found: list[str] = []
+    token = _refused.set(found)
+    try:
+        yield found
+    finally:
+        _refused.reset(token)
 
 
 class RefusedError(RmqctlError):

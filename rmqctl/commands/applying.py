@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.errors import RmqctlError, UsageError
+from rmqctl.errors import RmqctlError, StoreIOError, UsageError, noting_refusals
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -35,8 +35,10 @@ Apply = Annotated[
 ]  # fmt: skip
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Do not ask. Without a terminal (cron), and for -o json, nothing is asked anyway.",
-                 rich_help_panel=_APPLYING),
+    typer.Option(
+        "--yes", "-y", rich_help_panel=_APPLYING,
+        help="Do not ask. Without a terminal (cron) and with -o json nothing is asked anyway.",
+    ),
 ]  # fmt: skip
 DryRun = Annotated[
     bool,
@@ -86,9 +88,12 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
                  f"first, `rmqctl undo {store_root} {unfinished}` takes it back")
     _warn_if_held(out, store_root)
     with Scratch() as scratch:
-        plan = make_plan(scratch)
+        with noting_refusals() as refused:
+            plan = make_plan(scratch)
         shown(plan, "There is nothing to do." if plan.empty else
               "Nothing was changed. --apply carries this out.")
+    if refused:
+        raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
     return Outcome(plan)
 
 
@@ -127,7 +132,12 @@ def _apply(shown: _Shown, store_root: str, name: str, make_plan: MakePlan, *, ye
             scratch.clear()
         try:
             with scratch:
-                outcome = _with_scratch(shown, store_root, repair, make_plan(scratch), yes=yes)
+                with noting_refusals() as refused:
+                    plan = make_plan(scratch)
+                if refused:
+                    raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
+                                       "nothing was changed")
+                outcome = _with_scratch(shown, store_root, repair, plan, yes=yes)
             scratch.remove()
         finally:
             for folder in (repair.scratch_folder, os.path.dirname(repair.scratch_folder)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,12 @@ DAMAGED = [each for each in all_sets() if each.is_damaged]
 SIZES = ("--index-slots", "100", "--index-max", "200", "--consumequeue-file-size", "440")
 """The configuration of all damage sets, for where no file is left to tell it."""
 JSON = ("-o", "json")
+HOLDER = """import fcntl, sys
+file = open(sys.argv[1], "r+")
+{call}
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 def intact(run: Run, root: Path) -> set[str]:
@@ -96,8 +104,8 @@ def test_a_log_in_several_folders(rmqctl: Run, golden_copy: Folder, version: str
 def test_one_deleted_queue_comes_back(rmqctl: Run, golden_copy: Folder, version: str) -> None:
     root = golden_copy(f"{version}/basic/store")
     was = snapshot.take(root)
-    topic = sorted((root / "consumequeue").iterdir())[0]
-    queue = sorted(topic.iterdir())[0]
+    topic = min((root / "consumequeue").iterdir())
+    queue = min(topic.iterdir())
     kept = bytes_of(queue)
     shutil.rmtree(queue)
     done = rmqctl("recover", root, "--topic", topic.name, "--queue", queue.name, "--apply",
@@ -147,8 +155,7 @@ def test_a_held_store(rmqctl: Run, golden_copy: Folder, strategy: str) -> None:
     root = golden_copy("5.3.3/crash-crc/before")
     for call in ("fcntl.lockf(file, fcntl.LOCK_EX, 1)", "fcntl.flock(file, fcntl.LOCK_EX)"):
         with subprocess.Popen(
-                [sys.executable, "-c", f"import fcntl, sys\nfile = open(sys.argv[1], 'r+')\n{call}\n"
-                 "print('held', flush=True)\nsys.stdin.read()", str(root / "lock")],
+                [sys.executable, "-c", HOLDER.format(call=call), str(root / "lock")],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
@@ -156,6 +163,28 @@ def test_a_held_store(rmqctl: Run, golden_copy: Folder, strategy: str) -> None:
             rmqctl("recover", root, "--strategy", strategy, "--apply", "--yes").expect(4)
             assert snapshot.take(root) == was
             other.communicate("")
+
+
+@pytest.mark.parametrize("strategy", ["salvage", "broker"])
+def test_a_plan_made_on_half_a_view_is_not_carried_out(
+        rmqctl: Run, golden_copy: Folder, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    """A file that cannot be read for a moment must not pass for one that is damaged."""
+    root = golden_copy("5.3.3/crash-crc/before")
+    real = os.open
+
+    def failing(path: str, *args: int, **more: int) -> int:
+        if str(path).endswith("/checkpoint"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *args, **more)
+
+    was = bytes_of(root)
+    monkeypatch.setattr(os, "open", failing)
+    words = ("recover", root, "--strategy", strategy)
+    assert "checkpoint" in rmqctl(*words).expect(5).err
+    done = rmqctl(*words, "--apply", "--yes").expect(5)
+    assert "checkpoint" in done.err
+    monkeypatch.undo()
+    assert bytes_of(root) == was
 
 
 # -- accidents ------------------------------------------------------------------------------------
@@ -166,12 +195,12 @@ def damaged(tiny: Tiny) -> Callable[[Path], Path]:
 
     def make(folder: Path) -> Path:
         root = snapshot.copy_tree(tiny.root, folder)
-        log = sorted((root / "commitlog").iterdir())[0]
+        log = min((root / "commitlog").iterdir())
         data = bytearray(log.read_bytes())
         one = next(each for each in tiny.messages if each.spec.body)
         data[one.start + data[one.start:].index(one.spec.body)] ^= 1
         log.write_bytes(data)
-        shutil.rmtree(sorted(sorted((root / "consumequeue").iterdir())[0].iterdir())[0])
+        shutil.rmtree(min(min((root / "consumequeue").iterdir()).iterdir()))
         (root / "abort").touch()
         return root
 
