@@ -16,7 +16,7 @@ from rmqctl.formats.message import HostV4, HostV6, Message
 from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
 from rmqctl.scan.frames import Array
-from rmqctl.scan.queue_reach import dispatched_rows
+from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
 from rmqctl.store.store import Store
 
 _UNPROTECTED = sum(layout.width_of(Message, name)[0] for name in (
@@ -117,8 +117,18 @@ class MessageChecks:
         self._dispatched(block, rows, rowed & block.ok)
 
     def _dispatched(self, block: Block, rows: Rows, which: Array) -> None:
-        """Further rows of multi-dispatched (LMQ) messages (consumequeue.md §10)."""
+        """Further rows of multi-dispatched (LMQ) messages (consumequeue.md §10).
+
+        A 5.x broker gives queue offsets to messages of some topics that it does not dispatch then
+        (apache/rocketmq#8693); an older one, which may have written the store before, does.
+        """
         message, names, offsets = dispatched_rows(block.properties, which)
+        if not len(message):
+            return
+        free: Array = np.zeros(len(self._topics.texts), bool)
+        if self.store.generation >= 5:
+            free = np.array([one.startswith(NOT_DISPATCHED) for one in self._topics.texts], bool)
+        free = free[block.topic]
         picked: list[tuple[int, int, int]] = []
         for at, raw, offset in zip(message.tolist(), names.to_pylist(), offsets.tolist(),
                                    strict=True):
@@ -127,9 +137,12 @@ class MessageChecks:
                 light = queue.startswith(props.LMQ_PREFIX)
                 key = queue, 0 if light else int(block.queue_id[at])
                 picked.append((at, self._rows.number(key), offset))
+                if free[at]:
+                    self._rows.skip(picked[-1][1], offset)
         if picked:
             columns = np.array(picked, np.int64)
             more = rows.take(columns[:, 0])
+            more.damaged = more.damaged | free[columns[:, 0]]
             more.queue, more.offset = columns[:, 1], columns[:, 2]
             self._rows.add(more)
 

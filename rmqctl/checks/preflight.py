@@ -17,6 +17,7 @@ from rmqctl.checks.preflight_load import Load, load, relative
 from rmqctl.checks.preflight_lost import Lost, Unreachable
 from rmqctl.checks.preflight_queues import Queues
 from rmqctl.checks.preflight_start import checkpoint, start_file
+from rmqctl.checks.preflight_twins import twins
 from rmqctl.checks.preflight_types import RULES, Prediction, Rules, Stretch, rules_of
 from rmqctl.checks.preflight_versions import differences
 from rmqctl.checks.preflight_walk import RecoveryWalk, ReputWalk
@@ -85,6 +86,7 @@ class _Start:
             made.stop_reason = "the log has no file"
         else:
             self._recover(made)
+            self._table()
             self._reput(made)
             if self.full:
                 self._older()
@@ -103,6 +105,7 @@ class _Start:
         self.walk = walk = RecoveryWalk(log, number, rules)
         dispatches = not self.clean or rules.normal_by_queues
         behind = reach if self.clean else None
+        before = self.queues.positions()
         for batch in walk:
             if not dispatches:
                 which: Array = np.zeros(len(batch), bool)
@@ -110,17 +113,30 @@ class _Start:
                 which = np.ones(len(batch), bool)
             else:
                 which = batch.offset > behind
-            put = self._dispatch(batch, which)
-            if not rules.reput_from_queues or not self.clean:
+            put = self._dispatch(batch, which, walk.odd)
+            if not walk.odd and (not rules.reput_from_queues or not self.clean):
                 self.unreachable.add(batch, put)
             self._read(batch)
         made.truncate_to, made.stop_reason = walk.end, walk.stop
         if dispatches and walk.last_valid is not None and (
                 behind is None or walk.last_valid > behind):
-            made.dispatch.append(Stretch(start.base, walk.end, behind, False))
+            made.dispatch.append(Stretch(start.base, walk.end, behind, False, before))
         if reach >= walk.end:
             self.queues.truncate(walk.end)
             self.unreachable.cut(log, walk.end)
+
+    def _table(self) -> None:
+        """The table of queue offsets: 5.x stumbles over a queue whose last file has no row."""
+        made = self.made
+        if not self.rules.empty_queue_file_fails:
+            return
+        for state in self.queues.states:
+            file = state.empty_last
+            if file is not None:
+                made.starts = False
+                made.refusals.append(
+                    f"{relative(self.store, file.path)}: the last file of its queue, and no row in "
+                    "it: an IllegalArgumentException in correctMinOffset, once recovery is over")
 
     def _reput(self, made: Prediction) -> None:
         """What is dispatched once recovery is over (4.x: from the queues' own end)."""
@@ -131,9 +147,11 @@ class _Start:
         start = max(log.min_offset, self.queues.max_physic, 0)
         walk = ReputWalk(log, start, end, self.rules)
         if start < end:
-            self.made.dispatch.append(Stretch(start, end, None, True))
+            self.made.dispatch.append(Stretch(start, end, None, True, self.queues.positions()))
             for batch in walk:
-                put = self._dispatch(batch, np.ones(len(batch), bool))
+                put = self._dispatch(batch, np.ones(len(batch), bool), walk.odd)
+                if walk.odd:
+                    continue
                 if self.clean:
                     self.unreachable.add(batch, put)
                 else:
@@ -157,10 +175,10 @@ class _Start:
                 self.unreachable.add(batch, np.zeros(len(batch), bool))
                 self._read(batch)
 
-    def _dispatch(self, batch: Batch, which: Array) -> Array:
+    def _dispatch(self, batch: Batch, which: Array, odd: bool) -> Array:
         if not which.any():
             return np.zeros(len(batch), bool)
-        put = self.queues.dispatch(batch, which)
+        put = self.queues.dispatch(batch, which, odd)
         self.index.dispatch(batch, which)
         return put
 
@@ -177,13 +195,28 @@ class _Start:
                                      sorted(self.unreachable.by_topic.items())
                                      if count and topic not in gone}
         made.unreachable = sum(made.unreachable_by_topic.values())
+        self._twins(made)
         if gone:
             count = sum(self.unreachable.by_topic[topic] for topic in gone)
             made.notes.append(f"{count} messages without a row belong to topics that are not in "
                               "config/topics.json; deleted topics are not counted")
 
+    def _twins(self, made: Prediction) -> None:
+        for one in twins(self.log, made.truncate_to or 0):
+            made.shadowed += one.differing
+            targets = " and ".join(relative(self.store, file.path) for file in one.files)
+            made.notes.append(
+                f"{targets} have the same name: a broker reads by physical offset from the first "
+                "and writes to the last, and which is which depends on how the paths of their "
+                "folders hash" + (f"; not all of them hold {one.differing} of the messages"
+                                  if one.differing else ""))
+
     def _notes(self) -> None:
         made, walk = self.made, self.walk
+        if made.truncate_to is not None and self.index.end_phy > made.truncate_to:
+            made.notes.append(f"the index says it reaches to {self.index.end_phy}, behind the end "
+                              f"of the log at {made.truncate_to}: messages that are written "
+                              "before that physical offset get no index entry")
         if walk is not None and walk.misplaced:
             made.notes.append(f"{len(walk.misplaced)} records, the first at {walk.misplaced[0]}, "
                               "say another physical offset than theirs; a broker takes them, and "

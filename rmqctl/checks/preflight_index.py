@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rmqctl.checks.preflight_walk import properties
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import sysflag
 from rmqctl.formats.index_file import (
@@ -60,6 +61,11 @@ class Index:
         self.rolled_at = 0
         """End time of the last file that became full: the checkpoint's index time; 0 if none."""
 
+    @property
+    def end_phy(self) -> int:
+        """Messages before this physical offset get no entry any more."""
+        return self._end_phy
+
     def dispatch(self, batch: Batch, which: Array) -> None:
         """Adds the keys of the records ``which`` (bool), as they follow each other."""
         record = np.flatnonzero(which)
@@ -71,7 +77,7 @@ class Index:
             return
         topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
                                            batch.column("topic_length"))
-        rows = self._keys.keys(text.Properties(batch), topic).row
+        rows = self._keys.keys(properties(batch), topic).row
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         wanted = which & (kind != sysflag.TRANSACTION_ROLLBACK)
         wanted[:record[start]] = False

@@ -5,6 +5,7 @@ that do not belong, configuration that cannot be read.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -93,6 +94,7 @@ def _log(store: Store, rules: Rules, found: Load) -> None:
     names = [name for one in every for name in (
         *one.folders, *(file.name for file in one.files),
         *(os.path.basename(odd.path) for odd in one.troubles))]
+    last = max(names, default="")
     for folder, one in zip(store.log_folders, every, strict=True):
         if not rules.skips_folders:
             for name in one.folders:
@@ -100,25 +102,43 @@ def _log(store: Store, rules: Rules, found: Load) -> None:
                 found.refuse(relative(store, os.path.join(folder, name)),
                              "a folder among the files of the log")
         for odd in one.troubles:
-            found.refuse(relative(store, odd.path), odd.reason)
+            _odd(store, rules, found, odd, last)
     for file in store.log.files:
-        _size(store, rules, found, file, store.log.file_size, file.name == max(names))
+        _size(store, rules, found, file, store.log.file_size, file.name == last)
 
 
 def _folder(store: Store, rules: Rules, found: Load, folder: str, files: list[StoreFile],
             troubles: list[Trouble], expected: int | None) -> None:
-    last = files[-1].name if files else ""
-    for odd in troubles:
-        found.refuse(relative(store, odd.path), odd.reason)
     inner = listing(folder).folders
+    last = max((*inner, *(file.name for file in files),
+                *(os.path.basename(odd.path) for odd in troubles)), default="")
+    for odd in troubles:
+        _odd(store, rules, found, odd, last)
     if not rules.skips_folders:
         for name in inner:
             found.folders = True
             found.refuse(relative(store, os.path.join(folder, name)),
                          "a folder among the files of a queue")
     for file in files:
-        _size(store, rules, found, file, expected,
-              file.name == last and not any(name > last for name in inner))
+        _size(store, rules, found, file, expected, file.name == last)
+
+
+def _odd(store: Store, rules: Rules, found: Load, odd: Trouble, last: str) -> None:
+    """Something that is no file of the sequence; if empty and the last, a broker deletes it."""
+    name = os.path.basename(odd.path)
+    if rules.deletes_empty_last and not odd.unreadable and name == last and _is_empty(odd.path):
+        found.emptied.append(StoreFile(odd.path, name, -1, 0))
+    else:
+        found.refuse(relative(store, odd.path), odd.reason)
+
+
+def _is_empty(path: str) -> bool:
+    """Whether a broker sees a length of 0; it looks at no name and no kind but folders."""
+    try:
+        info = os.stat(path)
+    except OSError:
+        return False
+    return not stat.S_ISDIR(info.st_mode) and not info.st_size
 
 
 def _size(store: Store, rules: Rules, found: Load, file: StoreFile, expected: int | None,

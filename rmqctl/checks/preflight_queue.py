@@ -5,13 +5,16 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rmqctl.formats import batch_consume_queue as batch_layout
 from rmqctl.formats import consume_queue as layout
 from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.batch_queue import BatchQueue
 from rmqctl.store.config import load_one
-from rmqctl.store.consume_queue import ConsumeQueue, valid_prefix
+from rmqctl.store.consume_queue import ConsumeQueue, valid, valid_prefix
 from rmqctl.store.files import StoreFile
 from rmqctl.store.store import Store
 
@@ -45,10 +48,27 @@ class QueueState:
     misplaced: int = 0
     blanked: int = 0
     touched: bool = False
+    strange: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Added rows of records that lie about their place, by queue offset: (physical offset,
+    ``max_physic`` before the row)."""
 
     @property
     def target(self) -> str:
         return f"{self.kind}/{self.key[0]}/{self.key[1]}"
+
+    @property
+    def empty_last(self) -> StoreFile | None:
+        """The last file, if it stays, holds no row and is not the queue's very first.
+
+        `ConsumeQueue.correctMinOffset` of 5.x then asks for the unit before the file's start, and
+        gets an IllegalArgumentException.
+        """
+        if self.kind != PLAIN or self.found is None or self.added:
+            return None
+        kept = [one for one in self.found.files if one not in self.doomed]
+        if not kept or not kept[-1].base or layout.byte_offset(self.end) > kept[-1].base:
+            return None
+        return kept[-1]
 
 
 def recovered(key: QueueKey, found: ConsumeQueue) -> QueueState:
@@ -61,7 +81,7 @@ def recovered(key: QueueKey, found: ConsumeQueue) -> QueueState:
             used = valid_prefix(source, one.size)
         position = one.base + used
         if used:
-            state.max_physic = found.max_physical(layout.queue_offset(position))
+            state.max_physic = long(found.max_physical(layout.queue_offset(position)))
         if used < one.size:
             break
     state.end = state.found_end = layout.queue_offset(position)
@@ -87,7 +107,42 @@ def truncated(state: QueueState, found: ConsumeQueue, log_end: int) -> None:
         last = layout.byte_offset(state.end - 1)
         state.doomed = [one for one in found.files if one.base > last]
         unit = left.unit(state.end - 1)
-        state.max_physic = -1 if unit is None else unit.physical_offset + unit.size
+        state.max_physic = -1 if unit is None else long(unit.physical_offset + unit.size)
+
+
+def long(number: int) -> int:
+    """A sum as Java has it: it wraps around."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def truncated_after_adding(state: QueueState, found: ConsumeQueue, log_end: int) -> None:
+    """TruncateDirtyLogicFiles on a queue that got rows, all of them before the log's end.
+
+    It tests the units of the last file anew, and takes what was left behind the new rows.
+    """
+    kept = [one for one in found.files if one not in state.doomed]
+    last = layout.byte_offset(state.end - 1)
+    if kept and kept[-1].base <= last < kept[-1].end:
+        first, behind = layout.queue_offset(kept[-1].base), layout.queue_offset(kept[-1].end)
+    else:  # a new file: it holds the new rows and nothing else
+        first, behind = layout.queue_offset(last - last % found.file_size), state.end
+    rows = found.units(first, behind - first)
+    good: Array = np.ones(behind - first, bool)
+    good[:len(rows)] = valid(rows) & (rows["physical_offset"] < log_end)
+    good[:1] = True
+    good[max(0, state.end - state.added - first):state.end - first] = True  # the new ones
+    for index, (place, _) in state.strange.items():
+        if first < index < state.end and not 0 <= place < log_end:
+            good[index - first] = False
+    end = first + (len(good) if good.all() else int(good.argmin()))
+    if end == state.end:
+        return
+    state.end = end
+    if end in state.strange:
+        state.max_physic = state.strange[end][1]
+    else:
+        unit = rows[end - 1 - first]
+        state.max_physic = long(int(unit["physical_offset"]) + int(unit["size"]))
 
 
 def recovered_batch(key: QueueKey, found: BatchQueue) -> QueueState:

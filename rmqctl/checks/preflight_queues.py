@@ -20,9 +20,11 @@ from rmqctl.checks.preflight_queue import (
     recovered,
     recovered_batch,
     truncated,
+    truncated_after_adding,
     truncated_batch,
 )
 from rmqctl.checks.preflight_types import Rules
+from rmqctl.checks.preflight_walk import properties
 from rmqctl.formats import properties as props
 from rmqctl.formats import sysflag
 from rmqctl.scan import text
@@ -62,6 +64,7 @@ class Queues:
                         for kind in (PLAIN, BATCH)}
         self._last_topic: Array = np.zeros(0, np.int64)
         self._further_table = QueueTable(self._further, self._maker(PLAIN))
+        self._latest: tuple[Batch, list[tuple[Array, Array, Array, Array]]] | None = None
         self.logics_timestamp = 0
         """Store time of the last dispatched message that has a row; 0 if none has."""
 
@@ -81,14 +84,21 @@ class Queues:
         """How far the log was dispatched by the queues' own account; -1 without any."""
         return max((state.max_physic for state in self.states), default=-1)
 
+    def positions(self) -> dict[QueueKey, tuple[int, int]]:
+        """Where each plain queue stands: (queue offset behind its last row, ``max_physic``)."""
+        return {state.key: (state.end, state.max_physic) for state in self.states
+                if state.kind == PLAIN}
+
     # -- truncation -----------------------------------------------------------------------------
 
     def truncate(self, log_end: int) -> None:
         """Cuts off the rows of records that start at or behind ``log_end``: in every queue."""
         for state in self.states:
             if state.added:
-                continue  # it had no row behind the log's end, and got only ones before it
-            if isinstance(state.found, ConsumeQueue) and state.found.files:
+                if isinstance(state.found, ConsumeQueue):
+                    with closing(state.found):
+                        truncated_after_adding(state, state.found, log_end)
+            elif isinstance(state.found, ConsumeQueue) and state.found.files:
                 with closing(state.found):
                     truncated(state, state.found, log_end)
             elif isinstance(state.found, BatchQueue) and state.found.files:
@@ -98,11 +108,16 @@ class Queues:
 
     # -- dispatch -------------------------------------------------------------------------------
 
-    def expected(self, batch: Batch) -> Iterator[tuple[Array, Array, Array, Array]]:
+    def expected(self, batch: Batch) -> list[tuple[Array, Array, Array, Array]]:
         """The own rows which records claim: (queue number, first queue offset, place, record).
 
         Plain queues first, then batch queues; ``record`` are positions in the batch.
         """
+        if self._latest is None or self._latest[0] is not batch:
+            self._latest = batch, list(self._expected(batch))
+        return self._latest[1]
+
+    def _expected(self, batch: Batch) -> Iterator[tuple[Array, Array, Array, Array]]:
         topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
                                            batch.column("topic_length"))
         for raw in self._topics.texts[len(self._is_batch):]:
@@ -120,15 +135,16 @@ class Queues:
             if not len(rows):
                 continue
             first = offset[rows] if name == PLAIN else batch_ranges(
-                text.Properties(batch), offset)[0][rows]
+                properties(batch), offset)[0][rows]
             number = self._tables[name].encode(topic[rows], batch.column("queue_id")[rows])
             yield number, first, batch.offset[rows], rows
         self._last_topic = topic
 
-    def dispatch(self, batch: Batch, which: Array) -> Array:
+    def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:
         """Puts the rows of the records ``which`` (bool); the records that have a row now (bool).
 
-        A record whose row was there already counts only if it is put anew.
+        A record whose row was there already counts only if it is put anew. ``odd``: the batch is
+        one record that lies about its place.
         """
         put: Array = np.zeros(len(batch), bool)
         behind = batch.offset + batch.column("total_size")
@@ -136,8 +152,12 @@ class Queues:
         for number, offset, place, rows in self.expected(batch):
             own[rows] = True
             kept = which[rows]
+            state = self.states[int(number[0])]
+            before = state.max_physic
             put[rows[kept]] = self._put(number[kept], offset[kept], place[kept],
                                         behind[rows[kept]])
+            if odd and put.any() and state.kind == PLAIN:
+                state.strange[state.end - 1] = int(place[0]), before
         mine = np.flatnonzero(own & which)
         if len(mine):
             self.logics_timestamp = int(batch.column("store_timestamp")[mine[-1]])
@@ -148,7 +168,7 @@ class Queues:
         if self._rules.generation >= 5:
             left_out = [one.startswith(NOT_DISPATCHED) for one in self._topics.texts]
             which = which & ~np.array(left_out, bool)[self._last_topic]
-        record, names, offset = dispatched_rows(text.Properties(batch), which)
+        record, names, offset = dispatched_rows(properties(batch), which)
         if not len(record):
             return
         name = self._further.encode(names)

@@ -29,15 +29,18 @@ class Rules:
     delay_levels_late: bool
     """Recovery does not know the delay levels yet (4.9.2 to 4.9.8)."""
     keeps_confirm: bool
+    empty_queue_file_fails: bool
+    """A queue that goes on with a later file and has no row in it keeps the broker from
+    starting (5.0.0+; apache/rocketmq#9728)."""
 
 
 RULES: dict[str, Rules] = {
     "4.9.3": Rules("4.9.3", 4, message_v2=False, blank_must_fit=False, skips_folders=False,
                    deletes_empty_last=False, normal_by_queues=False, reput_from_queues=True,
-                   delay_levels_late=True, keeps_confirm=False),
+                   delay_levels_late=True, keeps_confirm=False, empty_queue_file_fails=False),
     "5.3.3": Rules("5.3.3", 5, message_v2=True, blank_must_fit=True, skips_folders=True,
                    deletes_empty_last=True, normal_by_queues=True, reput_from_queues=False,
-                   delay_levels_late=False, keeps_confirm=True),
+                   delay_levels_late=False, keeps_confirm=True, empty_queue_file_fails=True),
 }
 VERSIONS = tuple(RULES)
 
@@ -76,12 +79,15 @@ class Stretch(NamedTuple):
 
     ``behind``: only records that start behind this physical offset. ``reput``: after recovery,
     by the run-time dispatcher, which looks at no body and skips what it cannot read.
+    ``positions`` are the plain queues before that: (queue offset behind the last row, how far the
+    log was dispatched).
     """
 
     start: int
     end: int
     behind: int | None
     reput: bool
+    positions: dict[tuple[str, int], tuple[int, int]]
 
 
 class QueueChange(NamedTuple):
@@ -143,6 +149,9 @@ class Prediction:
     superseded: int = 0
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
+    shadowed: int = 0
+    """Messages of the log in one of several files of the same name, of which a broker reads
+    only the first: found or not by luck."""
     rows_added: int = 0
     rows_cut: int = 0
     rows_lost: int = 0
@@ -162,7 +171,8 @@ class Prediction:
     @property
     def harmless(self) -> bool:
         """Whether the broker starts and nothing readable is lost."""
-        return self.starts and not (self.messages_lost or self.unreachable or self.rows_lost)
+        return self.starts and not (self.messages_lost or self.unreachable or self.rows_lost
+                                    or self.shadowed)
 
     def as_dict(self) -> dict[str, Any]:
         first = self.dispatch[0] if self.dispatch else None
@@ -177,6 +187,7 @@ class Prediction:
             "messages_lost": self.messages_lost, "lost_by_topic": self.lost_by_topic,
             "superseded": self.superseded,
             "unreachable": self.unreachable, "unreachable_by_topic": self.unreachable_by_topic,
+            "shadowed": self.shadowed,
             "rows_added": self.rows_added, "rows_cut": self.rows_cut,
             "rows_lost": self.rows_lost,
             "index": {"files_discarded": self.index_discarded,

@@ -17,6 +17,9 @@ def differences(made: Prediction, found: Load) -> list[str]:
         out.append("folders among the files are skipped from 5.1.0 on; older brokers refuse")
     if found.emptied:
         out.append("a last file without a byte is deleted from 5.1.3 on; older brokers refuse")
+    if any("correctMinOffset" in one for one in made.refusals):
+        out.append("a queue whose last file has no row keeps brokers from 5.0.0 on from starting; "
+                   "older ones go on with it")
     if not made.starts:
         return out
     clean = made.recovery == "normal"

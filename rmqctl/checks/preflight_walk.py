@@ -26,7 +26,7 @@ from rmqctl.formats.message import (
     decode,
 )
 from rmqctl.scan import text
-from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
@@ -35,6 +35,7 @@ from rmqctl.store.commit_log import CommitLog
 _HEAD = reader(Blank)
 _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 _NUMBERS = (props.INNER_BASE, props.INNER_NUM)
+_LATEST: list[tuple[Batch, text.Properties]] = []
 
 
 class RecoveryWalk:
@@ -42,7 +43,8 @@ class RecoveryWalk:
 
     Afterwards ``end`` is where it stopped (the log's end for the broker), ``stop`` why,
     ``last_valid`` the start of the last accepted record (None: there was none) and
-    ``misplaced`` the places of accepted records that say another physical offset.
+    ``misplaced`` the places of accepted records that say another physical offset. Such a record
+    comes as a batch of its own, with the physical offset that it says; ``odd`` is True meanwhile.
     """
 
     def __init__(self, log: CommitLog, number: int, rules: Rules) -> None:
@@ -51,15 +53,13 @@ class RecoveryWalk:
         self.last_valid: int | None = None
         self.stop = ""
         self.misplaced: list[int] = []
+        self.odd = False
 
     def __iter__(self) -> Iterator[Batch]:
         files = self._log.files
         for number in range(self._number, len(files)):
             self.end = files[number].base
-            for batch in self._file(self._log.source(number)):
-                last = len(batch) - 1
-                self.last_valid = int(batch.offset[last])
-                yield batch
+            yield from self._file(self._log.source(number))
             if self.stop:
                 return
         self.stop = "the last file ends with a blank"
@@ -74,7 +74,8 @@ class RecoveryWalk:
                 if good:
                     part = batch if good == len(batch) else batch.select(slice(0, good))
                     last = good - 1
-                    self.end = int(batch.offset[last] + batch.column("total_size")[last])
+                    self.last_valid = int(batch.offset[last])
+                    self.end = self.last_valid + int(batch.column("total_size")[last])
                     yield part
                 if good < len(batch):
                     self.stop = why
@@ -88,11 +89,21 @@ class RecoveryWalk:
             size, self.stop = judge(source, spot, self._rules)
             if size is None or self.stop:
                 return
-            # A record that lies about its place.
-            self.misplaced.append(source.base + spot)
-            self.last_valid = source.base + spot
+            alone = misplaced(source, spot, size)
+            if alone is None:
+                self.stop = f"the lengths of the record at {self.end} do not add up"
+                return
+            good, why = self._accepted(alone)
+            if not good:
+                self.stop = f"{why} (it says another physical offset than its own, {self.end})"
+                return
+            self.misplaced.append(self.end)
+            self.last_valid = self.end
             position = spot + size
             self.end = source.base + position
+            self.odd = True
+            yield alone
+            self.odd = False
 
     def _accepted(self, batch: Batch) -> tuple[int, str]:
         """(how many of the batch's records a broker takes, why not the next)."""
@@ -113,9 +124,20 @@ class RecoveryWalk:
         return first, f"the record at {int(batch.offset[first])} is refused: {reasons[first]}"
 
 
+def properties(batch: Batch) -> text.Properties:
+    """The properties of a batch; those of the last one asked for are kept: walk, queues and
+    index ask in turn.
+    """
+    if _LATEST and _LATEST[0][0] is batch:
+        return _LATEST[0][1]
+    found = text.Properties(batch)
+    _LATEST[:] = [(batch, found)]
+    return found
+
+
 def _bad_numbers(batch: Batch, rules: Rules) -> Iterator[int]:
     """Records whose properties make a broker's test throw, ascending."""
-    found = text.Properties(batch)
+    found = properties(batch)
     bad: set[int] = set()
     rows, levels = found.find(props.DELAY)
     for row, level in zip(rows.tolist(), levels.to_pylist(), strict=True):
@@ -171,6 +193,18 @@ def judge(source: Source, at: int, rules: Rules, *, check_crc: bool = True) -> t
     return total, ""
 
 
+def misplaced(source: Source, at: int, size: int) -> Batch | None:
+    """The record at position ``at`` which lies about its place, as a broker dispatches it: with
+    the physical offset that it says. None where there is no such record.
+    """
+    record = _decoded(source, at, size)
+    if record is None:
+        return None
+    data = np.frombuffer(source.read(at, size), np.uint8)
+    batch, ok = examine(data, record.physical_offset, np.zeros(1, np.int64))
+    return batch if ok.all() else None
+
+
 def _decoded(source: Source, at: int, total: int) -> Record | None:
     try:
         return decode(source.read(at, total))
@@ -183,6 +217,7 @@ class ReputWalk:
 
     It looks at no body, and behind something it cannot read it goes on with the next file.
     ``stuck``: the physical offset at which it finds no file and waits for ever, else None.
+    ``odd`` as of `RecoveryWalk`.
     """
 
     def __init__(self, log: CommitLog, start: int, end: int, rules: Rules) -> None:
@@ -190,6 +225,7 @@ class ReputWalk:
         self.start, self.end = start, end
         self.skipped: list[int] = []
         self.stuck: int | None = None
+        self.odd = False
 
     def __iter__(self) -> Iterator[Batch]:
         at = self.start
@@ -217,11 +253,15 @@ class ReputWalk:
             if spot is None:
                 return
             size, why = judge(source, spot, self._rules, check_crc=False)
-            if size is None:
-                if why:
+            alone = None if size is None else misplaced(source, spot, size)
+            if size is None or alone is None:
+                if why or size is not None:
                     self.skipped.append(source.base + spot)
                 return
             position = spot + size
+            self.odd = True
+            yield alone
+            self.odd = False
 
 
 def dispatched(log: CommitLog, stretch: Stretch, rules: Rules) -> Iterator[Batch]:

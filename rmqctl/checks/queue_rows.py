@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqctl.checks.ext_units import ExtReader
+from rmqctl.checks.queue_gaps import Shift, rows_ahead, shifts
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import consume_queue_ext as ext
 from rmqctl.formats import properties as props
@@ -39,7 +40,11 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class QueueTally:
-    """What one queue's messages showed. Intervals are half-open, ascending, merged."""
+    """What one queue's messages showed. Intervals are half-open, ascending, merged.
+
+    ``skipped`` are queue offsets of a light queue that a broker gave to messages which it then
+    did not dispatch to it; what comes behind such a gap is ``shifted``.
+    """
 
     messages: int = 0
     covered: list[tuple[int, int]] = field(default_factory=list)
@@ -50,6 +55,8 @@ class QueueTally:
     unkept: int = 0
     first_phy: int = 1 << 62
     next_offset: int = 0
+    shifted: list[Shift] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
 
     def cover(self, start: int, end: int) -> None:
         if self.covered and self.covered[-1][1] == start:
@@ -67,6 +74,8 @@ class QueueTally:
         self.odd_tags += other.odd_tags
         self.agreeing += other.agreeing
         self.unkept += other.unkept
+        self.shifted += other.shifted
+        self.skipped += other.skipped
         self.first_phy = min(self.first_phy, other.first_phy)
         self.next_offset = max(self.next_offset, other.next_offset)
 
@@ -134,6 +143,16 @@ class QueueRows:
             if self._count >= _BLOCK:
                 self.flush()
 
+    def skip(self, number: int, offset: int) -> None:
+        """Takes note of a queue offset whose message need not have a row, but may.
+
+        The row itself is added like others, as ``damaged``, and is not counted.
+        """
+        tally = self._tally(self.keys[number])
+        if len(tally.skipped) < KEEP:
+            tally.skipped.append(offset)
+        tally.messages -= 1
+
     def flush(self) -> None:
         if not self._pending:
             return
@@ -167,7 +186,7 @@ class QueueRows:
         low, high = queue.first_index, max(self.ends.get(key, queue.disk_end), queue.first_index)
         inside = (rows.offset >= low) & (rows.offset < high)
         if not inside.all():
-            self._keep(tally, rows, None, ~inside)
+            self._keep(queue, tally, rows, None, ~inside)
             rows = rows.take(inside)
         if len(rows):
             for part in _spread(rows):
@@ -182,12 +201,12 @@ class QueueRows:
         at = rows.offset - first
         there = at < len(units)
         if not there.all():
-            self._keep(tally, rows, None, ~there)
+            self._keep(queue, tally, rows, None, ~there)
             rows, at = rows.take(there), at[there]
         units = units[at]
         place = (units["physical_offset"] == rows.physical) & (units["size"] == rows.size)
         if not place.all():
-            self._keep(tally, rows, units, ~place)
+            self._keep(queue, tally, rows, units, ~place)
             rows, units = rows.take(place), units[place]
         _cover(tally, rows.offset)
         differs = units["tags_code"] != rows.tags
@@ -225,14 +244,31 @@ class QueueRows:
         reader.close()
         return out
 
-    def _keep(self, tally: QueueTally, rows: Rows, units: Array | None, which: Array) -> None:
+    def _keep(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows, units: Array | None,
+              which: Array) -> None:
         which = which & ~rows.damaged
+        if queue.topic.startswith(props.LMQ_PREFIX) and which.any():
+            which[np.flatnonzero(which)] = ~self._shifted(queue, tally, rows.take(which))
         for index in np.flatnonzero(which).tolist():
             if self._kept >= KEEP:
                 tally.unkept += 1
                 continue
             self._kept += 1
             tally.claims.append(_claim(rows, units, index))
+
+    def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> Array:
+        """Which messages have a row further ahead in their light queue (bool)."""
+        known = self.ends.get((queue.topic, queue.queue_id))
+        end = queue.disk_end if known is None else known
+        found, by, units = rows_ahead(queue, end, rows.offset, rows.physical, rows.size)
+        if found.any():
+            moved = rows.take(found)
+            tally.shifted += shifts(moved.offset, by)
+            moved.offset = moved.offset - by
+            differs = units["tags_code"] != moved.tags
+            if differs.any():
+                self._tags(queue, tally, moved.take(differs), units[differs])
+        return found
 
     def _keep_tags(self, into: list[Claim], tally: QueueTally, rows: Rows, units: Array,
                    which: Array) -> None:

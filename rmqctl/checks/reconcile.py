@@ -6,6 +6,7 @@ messages whose row says something else. Slow and exact, and only run on what is 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
@@ -47,7 +48,6 @@ class QueueReconciler:
                  end: int) -> None:
         self.context, self.queue, self.end = context, queue, end
         self.tally = tally or QueueTally()
-        self._claimed = {claim.queue_offset: claim for claim in self.tally.claims}
         self._ahead: list[tuple[int, int]] = []
         self._lost: list[int] = []
         self._strays: dict[int, UnitRecord] = {}
@@ -107,6 +107,7 @@ class QueueReconciler:
 
     def prepare(self) -> None:
         """Parts the rows no message covers: expired, filler, ahead, lost, stray."""
+        self._settle()
         log = self.context.store.log
         for start, end in uncovered(self.tally, self.queue.first_index, self.end):
             for at, rows in self.queue.pages(start, end):
@@ -120,6 +121,31 @@ class QueueReconciler:
                         self._stretch(at + index)
                 for index in (used & ~beyond).nonzero()[0].tolist():
                     self._sort_row(at + index, UnitRecord(*(int(v) for v in rows[index])))
+
+    def _settle(self) -> None:
+        """Tells rows of a light queue that moved up for a gap of the broker's own making from
+        others that stand too early: no more places than queue offsets were skipped before them.
+
+        Where the beginning of the log was not read, nobody can tell how many were skipped.
+        """
+        tally, context = self.tally, self.context
+        whole = context.looked_at is None and context.store.log.min_offset == 0
+        skipped = sorted(tally.skipped)
+        for first, count, by in tally.shifted:
+            if not whole or by <= bisect_left(skipped, first):
+                tally.cover(first - by, first - by + count)
+                continue
+            kept = min(count, SINGLE)
+            tally.unkept += count - kept
+            for offset in range(first, first + kept):
+                held = self.queue.unit(offset - by)
+                here = self.queue.unit(offset) if offset < self.end else None
+                if held is not None:
+                    row = None if here is None else (
+                        here.physical_offset, here.size, here.tags_code)
+                    tally.claims.append(Claim(offset, held.physical_offset, held.size,
+                                              held.tags_code, row))
+        tally.shifted.clear()
 
     def _looked_at(self, physical: Array) -> Array | bool:
         """Whether the part of the log a row leads to was read at all in this run."""
@@ -163,7 +189,7 @@ class QueueReconciler:
         for claim in self.tally.claims:
             row, unit = claim.queue_offset, claim.row
             stray = self.context.strays.get(claim.physical_offset)
-            if stray is not None and stray[0] != self.key:
+            if stray is not None and stray[0] != self.key and not self._also_in(claim, *stray[0]):
                 yield from self._of_another_queue(claim, *stray)
             elif unit is None and row >= self.end:
                 behind.append(claim)
@@ -182,6 +208,13 @@ class QueueReconciler:
         yield from self._runs("cq-missing-entry", "have no row", missing)
         if still or self.tally.unkept:
             yield self._behind(still)
+
+    def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
+        """Whether a message has a right to a row in a light queue besides this one."""
+        if not topic.startswith(props.LMQ_PREFIX):
+            return False
+        record = self.context.store.log.record_at(claim.physical_offset)
+        return record is not None and dispatched_to(record, topic)
 
     def _of_another_queue(self, claim: Claim, key: QueueKey, row: int) -> Iterator[Finding]:
         if claim.physical_offset in self.context.reported:
@@ -326,6 +359,8 @@ def _ranges(rows: list[int], most: int = 8) -> str:
 
 def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterator[Finding]:
     """A queue that has messages in the log and nothing on disk."""
+    if tally.messages <= 0:
+        return  # none of them needs a row
     topic, queue_id = key
     stray = context.strays.get(tally.first_phy) if tally.messages == 1 else None
     if stray is not None:  # one message whose own fields are damaged makes no queue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,6 +79,7 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
     shown = _Shown(out, extra or (lambda _: {}), summary or (lambda _: {}))
     if apply:
         return _apply(shown, store_root, name, make_plan, yes=yes, resume=resume)
+    from rmqctl.repair.checking import check
     from rmqctl.repair.executor import pending
     from rmqctl.repair.scratch import Scratch
 
@@ -90,6 +91,8 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
     with Scratch() as scratch:
         with noting_refusals() as refused:
             plan = make_plan(scratch)
+        check(store_root, plan.steps)  # what --apply refuses is no plan
+        plan = _warned(store_root, plan)
         shown(plan, "There is nothing to do." if plan.empty else
               "Nothing was changed. --apply carries this out.")
     if refused:
@@ -102,6 +105,19 @@ def _refuse(*, apply: bool, yes: bool, dry_run: bool) -> None:
         raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
     if yes and not apply:
         raise UsageError("--yes goes with --apply")
+
+
+def _warned(store_root: str, plan: Plan) -> Plan:
+    """With a note where a repair changes more than one name leads to."""
+    from rmqctl.repair.checking import shared
+
+    found = shared(store_root, plan.steps)
+    if not found:
+        return plan
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return replace(plan, notes=(*plan.notes, (
+        f"{found[0]}{more}: changed in place, and there are hard links to it: what else these "
+        "belong to (a backup?) changes too")))
 
 
 def _warn_if_held(out: Output, store_root: str) -> None:
@@ -137,7 +153,8 @@ def _apply(shown: _Shown, store_root: str, name: str, make_plan: MakePlan, *, ye
                 if refused:
                     raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
                                        "nothing was changed")
-                outcome = _with_scratch(shown, store_root, repair, plan, yes=yes)
+                outcome = _with_scratch(shown, store_root, repair, _warned(store_root, plan),
+                                        yes=yes)
             scratch.remove()
         finally:
             for folder in (repair.scratch_folder, os.path.dirname(repair.scratch_folder)):

@@ -117,6 +117,9 @@ def _headline(made: Prediction) -> str:
     if made.unreachable:
         costs.append(f"leave {_many(made.unreachable, 'message')} in the log without a row in "
                      "the queue")  # fmt: skip
+    if made.shadowed:
+        costs.append(f"maybe not find {_many(made.shadowed, 'message')} in log files that are "
+                     "there twice")  # fmt: skip
     if made.rows_lost:
         costs.append(f"destroy all consumequeues ({count_text(made.rows_lost)} rows)")
     return f"{broker} would start and {' and '.join(costs) or 'lose nothing'}"

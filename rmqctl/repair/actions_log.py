@@ -36,6 +36,13 @@ def note(root: str, journal: Journal, state: str, now: int, *, maybe: bool = Fal
         os.close(fd)
 
 
+def check(root: str) -> None:
+    """StoreIOError if nothing could be noted: better refused than done and not noted."""
+    path = os.path.join(root, STAGING, NAME)
+    if os.path.lexists(path):
+        os.close(open_file(path, os.O_RDWR | os.O_APPEND, "open"))
+
+
 def _line(now: int, journal: Journal, action: dict[str, object], state: str) -> bytes:
     row = {"time": now, "id": journal.id, "command": journal.command,
            "action": action.get("action"), "target": action.get("target"),

@@ -104,7 +104,8 @@ class Derived:
         codes = TagsCodes(deriver.topics, {}) if late else None
         dispatcher = Dispatcher(
             self._scratch.root, self._settings, self._clock, self._is_batch,
-            stretch.end if stretch.reput else None, as_broker=True, wanted=self._wanted)
+            stretch.end if stretch.reput else None, as_broker=True, wanted=self._wanted,
+            positions=stretch.positions)
         try:
             for batch in dispatched(log, stretch, self._rules):
                 made = deriver.derive(batch)

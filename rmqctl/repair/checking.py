@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rmqctl.engine.storage import failed
 from rmqctl.errors import InternalError, RefusedError
-from rmqctl.repair.homes import checked, real_path, up
+from rmqctl.repair.homes import checked, is_alias, real_path, refuse_foreign_links, up
 from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
 from rmqctl.scan.overlay import Piece
 
@@ -55,8 +56,15 @@ class _Picture:
         self._gone: set[str] = set()
 
     def add(self, root: str, step: Step) -> Checked | None:
-        target = step.target
-        path = real_path(root, target, follow=isinstance(step, Replace | Patch))
+        target, follow = step.target, isinstance(step, Replace | Patch)
+        refuse_foreign_links(root, target if follow else os.path.dirname(target))
+        if follow and is_alias(root, os.path.join(root, target)):
+            raise RefusedError(f"{target}: is a link to another file of the store")
+        if follow and os.path.islink(os.path.join(root, target)):
+            # It may lead anywhere, to what is none of the store's.
+            raise RefusedError(f"{target}: is a link, and nothing is written through it: put the "
+                               "file itself there")
+        path = real_path(root, target, follow=follow)
         kind = self._kind(path)
         if isinstance(step, MakeFolder) and kind == "folder":
             self._make(path, "folder")  # wanted: a later step is not to take it away
@@ -123,6 +131,8 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
             _fits(step.target, [step.content])
         if isinstance(step, Patch):
             path = real_path(root, step.target, follow=True)
+            if is_alias(root, os.path.join(root, step.target)):
+                raise RefusedError(f"{step.target}: is a link to another file of the store")
             known = patches.get(path)
             earlier = out[known] if known is not None else None
             pieces = list(step.pieces)
@@ -154,6 +164,17 @@ def _fits(target: str, pieces: Sequence[Piece]) -> None:
             end = start + len(data)
         if end > piece.size:
             raise InternalError(f"{target}: a part reaches beyond its piece")
+
+
+def shared(root: str, steps: Iterable[Step]) -> list[str]:
+    """Targets that are changed in place and have further names: hard links, as some backups are."""
+    found = []
+    for step in steps:
+        if isinstance(step, Patch):
+            with contextlib.suppress(OSError):
+                if os.stat(os.path.join(root, step.target)).st_nlink > 1:
+                    found.append(step.target)
+    return found
 
 
 # -- is it done already? --------------------------------------------------------------------------

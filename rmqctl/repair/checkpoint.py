@@ -16,7 +16,8 @@ from rmqctl.formats import checkpoint as layout
 from rmqctl.formats import names
 from rmqctl.formats.checkpoint import CheckpointRecord
 from rmqctl.formats.index_file import Shape
-from rmqctl.repair.plan import Action, Create, Replace, Step
+from rmqctl.repair.compare import kind_of
+from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step
 from rmqctl.repair.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import listing
@@ -96,12 +97,13 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
     message, as after a 5.x broker's recovery. StoreIOError when the file cannot be read.
     """
     path = os.path.join(root, NAME)
-    there = os.path.lexists(path)
+    found = kind_of(root, path)
+    there, strange = found == "file", found in ("folder", "other")
     data = b""
     if there:
         with FileSource(path) as source:
             data = source.read(0, _MOST)
-    if facts.last < 0 and (not there or len(data) == layout.PAGE_SIZE):
+    elif facts.last < 0 and not strange:
         return [], []
     try:
         old = layout.parse(data)
@@ -116,29 +118,35 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
     if not reason:
         return [], []
     page = layout.build(new)
-    step: Step = Replace(NAME, page) if there else Create(NAME, page)
-    before = _told(old) if there else "missing"
-    return [step], [Action("rebuild", NAME, before, _told(new), reason)]
+    steps: list[Step] = [Replace(NAME, page) if there else Create(NAME, page)]
+    if strange:
+        steps.insert(0, MoveAside(NAME))
+        reason = "checkpoint is no regular file"
+    before = _told(old) if there else "no regular file" if strange else "missing"
+    return steps, [Action("rebuild", NAME, before, _told(new), reason)]
 
 
 def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
            fresh: bool) -> tuple[CheckpointRecord, str]:
     """(the fields as they should be, what was wrong with them; empty if nothing)."""
-    limits = {"physic_msg_timestamp": facts.newest,
-              "logics_msg_timestamp": min(facts.logics, facts.newest),
-              "index_msg_timestamp": min(facts.index, facts.newest)}
+    limits = {"physic_msg_timestamp": max(0, facts.newest),
+              "logics_msg_timestamp": max(0, min(facts.logics, facts.newest)),
+              "index_msg_timestamp": max(0, min(facts.index, facts.newest))}
     new = old
     wrong = ""
     if facts.last >= 0 and (fresh or old.physic_msg_timestamp == old.logics_msg_timestamp == 0):
         wrong = "checkpoint is zero"
         new = old._replace(**limits)
     for name, limit in limits.items():
-        if facts.last >= 0 and not 0 <= getattr(new, name) <= facts.newest:
+        if facts.last >= 0 and not 0 <= getattr(new, name) <= max(0, facts.newest):
             wrong = "checkpoint is ahead of the log" if getattr(new, name) > 0 else (
                 "checkpoint says what is no store time")
             new = new._replace(**{name: limit})
+        elif getattr(new, name) < 0:  # of an empty log nothing else can be said
+            wrong = "checkpoint says what is no store time"
+            new = new._replace(**{name: 0})
     confirm = new.confirm_phy_offset
-    if not _NO_OFFSET <= confirm <= facts.end:
+    if confirm < _NO_OFFSET or (facts.last >= 0 and confirm > facts.end):
         wrong = wrong or "checkpoint is ahead of the log"
         new = new._replace(confirm_phy_offset=max(0, facts.last))
     elif wrong and generation >= 5 and not confirm:

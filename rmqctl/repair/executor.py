@@ -19,9 +19,12 @@ from rmqctl.engine.storage import STAGING
 from rmqctl.engine.store_lock import StoreLock
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
 from rmqctl.repair import undo as undoing
+from rmqctl.repair.actions_log import NAME as LOG
+from rmqctl.repair.actions_log import check as check_log
 from rmqctl.repair.actions_log import note
 from rmqctl.repair.carrying import Carrier, ChangedError
 from rmqctl.repair.checking import is_fulfilled
+from rmqctl.repair.homes import refuse_foreign_links
 from rmqctl.repair.journal import (
     FOLDER,
     Entry,
@@ -44,6 +47,9 @@ __all__ = ["Applied", "Entry", "Preview", "Repair", "Undone", "history", "kept_f
            "preview"]
 
 SCRATCH = "scratch"
+_WRITTEN = ("lock", os.path.join(STAGING, FOLDER), os.path.join(STAGING, SCRATCH),
+            os.path.join(STAGING, LOG))
+"""What every repair writes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,8 @@ class Repair:
         # A store all of whose files were moved aside is still one to repair.
         if not os.path.isdir(os.path.join(self.root, STAGING)):
             Store.open(self._named)
+        for name in _WRITTEN:
+            refuse_foreign_links(self.root, name)
         self._lock.acquire()
         try:
             clear_abandoned(self.root)
@@ -129,6 +137,7 @@ class Repair:
                                "taken back first")
         if plan.empty or is_fulfilled(self.root, plan.steps):
             return Applied("", 0, "", already=True)
+        check_log(self.root)
         staging = Staging(self.root, plan, self._clock())
         try:
             journal = staging.stage()

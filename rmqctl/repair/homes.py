@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 
-from rmqctl.engine.storage import STAGING, failed, make_folders, publish
+from rmqctl.engine.storage import STAGING, failed, make_folders, open_file, publish
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
 from rmqctl.repair.journal import FOLDER, repair_folder
 
@@ -44,6 +44,37 @@ def real_path(root: str, target: str, *, follow: bool) -> str:
     if follow:
         return os.path.realpath(path)
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
+def is_alias(root: str, path: str) -> bool:
+    """Whether ``path`` is a link to something else of the store itself: to change its content
+    would change that.
+    """
+    if not os.path.islink(path):
+        return False
+    return os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), ""))
+
+
+def refuse_foreign_links(root: str, target: str) -> None:
+    """RefusedError where a link that somebody else made leads to what is not theirs.
+
+    The administrator repairs stores of other users: their links must not lead into what only the
+    administrator may change. The system's rule for links in ``/tmp`` (protected_symlinks).
+    """
+    if os.geteuid() != 0:
+        return
+    at = root
+    for part in target.split(os.sep):
+        at = os.path.join(at, part)
+        if not os.path.islink(at):
+            continue
+        try:
+            maker, owner = os.lstat(at).st_uid, os.stat(at).st_uid
+        except OSError:
+            continue  # it leads nowhere
+        if maker not in (0, owner):
+            raise RefusedError(f"{target}: {at} is a link that user {maker} made to what user "
+                               f"{owner} owns; it is not followed")
 
 
 def below(target: str) -> str:
@@ -111,18 +142,13 @@ class Homes:
         for number, folder in enumerate(self.folders):
             if reachable(folder, near):
                 return number
-        if os.path.isabs(target):
-            top = os.path.dirname(path)
-        else:
-            top = os.path.realpath(os.path.join(self.root, target.split(os.sep, maxsplit=1)[0]))
+        top = os.path.dirname(path) if os.path.isabs(target) else _top(self.root, target)
         beside = os.path.dirname(top)
         if not os.path.isdir(beside) or not reachable(beside, near):
             raise RefusedError(
                 f"{target}: {top} is a mount of its own: there is no place on it where files "
                 "could be kept out of a broker's sight")
-        # Several stores may have their logs side by side.
-        token = zlib.crc32(os.fsencode(os.path.realpath(self.root)))
-        home = os.path.join(beside, STAGING, FOLDER, f"{self.id}-{token:08x}")
+        home = os.path.join(beside, STAGING, FOLDER, _home_name(self.root, self.id))
         note = json.dumps([*self.folders[1:], home]).encode()
         # Noted before it is made: so it is found again if this run is killed.
         publish(os.path.join(self.folders[0], HOMES), note, store=self.root,
@@ -134,14 +160,37 @@ class Homes:
         return len(self.folders) - 1
 
 
-def noted_homes(folder: str) -> list[str]:
-    """The further homes of a repair that was never committed."""
+def _top(root: str, target: str) -> str:
+    """The folder on whose file system a target lies: that of its last link, or of its structure."""
+    at, top = root, ""
+    for part in target.split(os.sep):
+        at = os.path.join(at, part)
+        if not top or os.path.islink(at):
+            real = os.path.realpath(at)
+            top = real if os.path.isdir(real) or not top else os.path.dirname(real)
+    return top
+
+
+def _home_name(root: str, id: str) -> str:  # noqa: A002
+    """Several stores may have their logs side by side, and repairs of the same second."""
+    return f"{id}-{zlib.crc32(os.fsencode(os.path.realpath(root))):08x}"
+
+
+def noted_homes(root: str, id: str) -> list[str]:  # noqa: A002
+    """The further homes of a repair that was never committed.
+
+    A copy of a store has the notes of the original: whose homes these are is in their names.
+    """
+    folder = repair_folder(root, id)
     try:
-        with open(os.path.join(folder, HOMES), "rb") as file:
+        path = os.path.join(folder, HOMES)
+        with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
             found = json.load(file)
-    except (OSError, ValueError, RecursionError):
+    except (StoreIOError, OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(found, list):
         return []
     mark = os.path.join(STAGING, FOLDER)
     return [one for one in found if isinstance(one, str) and os.path.isabs(one)
             and os.path.dirname(one).endswith(mark)
-            and os.path.basename(one).startswith(os.path.basename(folder) + "-")]
+            and os.path.basename(one) == _home_name(root, id)]

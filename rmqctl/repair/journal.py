@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rmqctl.engine.storage import STAGING, failed, publish
+from rmqctl.engine.storage import STAGING, failed, open_file, publish
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.repair.marks import Mark
 
@@ -227,7 +227,7 @@ def state_of(root: str, id: str) -> tuple[StateName, Mapping[str, Any]]:  # noqa
 
 def _read(path: str, most: int = -1) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
             return file.readline(most) if most > 0 else file.read()
     except OSError as error:
         raise failed(error, path, "read") from None

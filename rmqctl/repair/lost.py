@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from rmqctl.checks.index_keys import Entries
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.index_file import EntryRecord, entry_time
+from rmqctl.repair.evidence import MOST_LISTED, Evidence
 from rmqctl.repair.plan import Lost
-from rmqctl.repair.salvage_rows import Known
+from rmqctl.repair.salvage_rows import Known, rank
 from rmqctl.repair.salvage_survey import Region, Survey
+from rmqctl.scan.frames import Array
 from rmqctl.store.store import Store
 
-_BLOCK = 4096
+_BLOCK = 1 << 15
 _SECOND = 1000
 
 
@@ -26,34 +30,68 @@ class IndexedKey(NamedTuple):
     time: int
 
 
-def lost_messages(store: Store, survey: Survey, known: Known) -> tuple[Lost, ...]:
-    """All lost messages in the order of their places, those of unknown place among them.
+class LostMessages(NamedTuple):
+    """``listed``: the first `MOST_LISTED`; ``total``: how many there are."""
 
+    listed: tuple[Lost, ...]
+    total: int
+
+
+def lost_messages(store: Store, survey: Survey, known: Known, evidence: Evidence,
+                  end: int) -> LostMessages:
+    """The lost messages in the order of their places, those of unknown place behind them.
+
+    Also those which consumequeues know behind the last file of the log (which ends at ``end``).
     A message of which only the index tells stands there with its keys alone.
     """
-    keys = indexed_keys(store, survey.regions)
-    starts = [one.start for one in survey.regions]
+    regions = list(survey.regions)
+    if evidence.beyond:
+        regions.append(Region(-1, end, max(row.physical + row.size for row in evidence.beyond),
+                              before=survey.last_time))
+    starts = [one.start for one in regions]
     found: list[Lost] = []
     for one in known.carried:
-        own = one.own
-        from_, to = _times(survey.regions, starts, one.physical if one.by != "gap" else None,
-                           one.low, one.high)
-        place = None if one.by == "gap" else one.physical
-        found.append(_with_keys(
-            Lost(own.topic, own.queue_id, own.queue_offset, place,
-                 None if one.by == "gap" else one.size, from_, to, by=one.by), keys))
+        own, placed = one.own, one.by != "gap"
+        from_, to = _times(regions, starts, one.physical if placed else None, one.low, one.high)
+        found.append(Lost(own.topic, own.queue_id, own.queue_offset,
+                          one.physical if placed else None, one.size if placed else None,
+                          from_, to, by=one.by))
     for physical, size, record in known.bare:
-        from_, to = _times(survey.regions, starts, physical, -1, 1 << 62)
-        found.append(_with_keys(
-            Lost(record.topic.decode("utf-8", "replace"), record.queue_id, record.queue_offset,
-                 physical, size, from_, to, by="record"), keys))
+        from_, to = _times(regions, starts, physical, -1, 1 << 62)
+        found.append(Lost(record.topic.decode("utf-8", "replace"), record.queue_id,
+                          record.queue_offset, physical, size, from_, to, by="record"))
+    beyond = {row.physical: row for row in sorted(evidence.beyond, key=rank, reverse=True)}
+    for row in beyond.values():
+        from_, to = _times(regions, starts, row.physical, -1, 1 << 62)
+        found.append(Lost(*row.key, row.queue_offset, row.physical, row.size, from_, to,
+                          by="consumequeue"))
+    total = len(found) + evidence.ahead - len(evidence.beyond)
+    places = np.array([one.physical_offset for one in found
+                       if one.physical_offset is not None], np.int64)
+    for bulk in known.bulks.values():
+        total += len(bulk)
+        places = np.concatenate([places, bulk.physical])
+        found += [Lost(*row.key, row.queue_offset, row.physical, row.size, bulk.region.before,
+                       bulk.region.after, by="consumequeue") for row in bulk.rows(MOST_LISTED)]
+    places.sort()
+    found.sort(key=_order)
+    del found[MOST_LISTED:]
+    wanted = {one.physical_offset for one in found if one.physical_offset is not None}
+    keys, others = _known_keys(store, regions, wanted, places, end)
+    found = [_with_keys(one, keys) for one in found]
+    if evidence.beyond:
+        regions.pop()
     for physical in sorted(keys):
-        from_, to = _times(survey.regions, starts, physical, -1, 1 << 62)
+        from_, to = _times(regions, starts, physical, -1, 1 << 62)
         found.append(_with_keys(Lost(None, None, None, physical, None, from_, to, by="index"),
                                 keys))
-    return tuple(sorted(found, key=lambda lost: (
-        lost.physical_offset is None, lost.physical_offset or 0, lost.topic or "",
-        lost.queue_id or 0, lost.queue_offset or 0)))
+    found.sort(key=_order)
+    return LostMessages(tuple(found[:MOST_LISTED]), total + others)
+
+
+def _order(lost: Lost) -> tuple[bool, int, str, int, int]:
+    return (lost.physical_offset is None, lost.physical_offset or 0, lost.topic or "",
+            lost.queue_id or 0, lost.queue_offset or 0)
 
 
 def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
@@ -87,6 +125,49 @@ def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | Non
 def indexed_keys(store: Store, regions: Sequence[Region]) -> dict[int, list[IndexedKey]]:
     """Keys which the index files hold for places in the regions, by physical offset."""
     found: dict[int, list[IndexedKey]] = {}
+    for physical, key in _keys(store, regions):
+        found.setdefault(physical, []).append(key)
+    return found
+
+
+def _known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places: Array,
+                end: int) -> tuple[dict[int, list[IndexedKey]], int]:
+    """(keys by place, how many places before ``end`` only the index knows).
+
+    Keys of the ``wanted`` places, and of the first ones that are none of ``places`` (ascending).
+    An index is not cut with its log, so what it alone knows behind ``end`` may be long gone.
+    """
+    known = np.array(sorted(wanted), np.int64)
+    seen: list[Array] = []
+
+    def chosen(physical: Array) -> Array:
+        others = ~_among(physical, places) & (physical < end)
+        fresh = np.unique(physical[others])
+        if len(fresh):
+            seen.append(fresh)
+            others &= sum(map(len, seen)) <= MOST_LISTED
+        return others | _among(physical, known)
+
+    found: dict[int, list[IndexedKey]] = {}
+    for physical, key in _keys(store, regions, chosen):
+        found.setdefault(physical, []).append(key)
+    return found, len(np.unique(np.concatenate(seen))) if seen else 0
+
+
+def _among(values: Array, ascending: Array) -> Array:
+    at = np.searchsorted(ascending, values)
+    found: Array = np.zeros(len(values), bool)
+    inside = at < len(ascending)
+    found[inside] = ascending[at[inside]] == values[inside]
+    return found
+
+
+def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Array] | None = None,
+          ) -> Iterator[tuple[int, IndexedKey]]:
+    """(physical offset, key) of the entries that lead into the regions, in their order.
+
+    ``chosen``: says of physical offsets which are wanted (bool).
+    """
     entries = Entries(store)
     try:
         for region in regions:
@@ -95,17 +176,19 @@ def indexed_keys(store: Store, regions: Sequence[Region]) -> dict[int, list[Inde
                 block = entries.read(at, _BLOCK)
                 if not len(block):
                     break
-                for number, values in enumerate(block.tolist()):
+                physical = block["physical_offset"]
+                rows = np.flatnonzero((physical >= region.start) & (physical < region.end))
+                if chosen is not None and len(rows):
+                    rows = rows[chosen(physical[rows].astype(np.int64))]
+                files = np.searchsorted(entries.starts, at + rows, "right") - 1
+                for values, file in zip(block[rows].tolist(), files.tolist(), strict=True):
                     entry = EntryRecord(*values)
-                    if region.start <= entry.physical_offset < region.end:
-                        header = entries.files[entries.place(at + number).file].header
-                        found.setdefault(entry.physical_offset, []).append(
-                            IndexedKey(entry.key_hash, entry_time(header, entry)))
-                if int(block["physical_offset"][-1]) >= region.end:
+                    yield entry.physical_offset, IndexedKey(
+                        entry.key_hash, entry_time(entries.files[file].header, entry))
+                if int(physical[-1]) >= region.end:
                     break
                 at += len(block)
     except StoreIOError:
-        pass  # the index only adds to what is known
+        return  # the index only adds to what is known
     finally:
         entries.close()
-    return found

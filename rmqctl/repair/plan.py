@@ -130,7 +130,8 @@ class Plan:
     """Everything a repair would do to the store at ``root``.
 
     ``steps`` are in the order in which they are carried out: log, queues, index, checkpoint,
-    abort. ``notes`` are warnings for a person.
+    abort. ``notes`` are warnings for a person. ``messages_lost_total``: how many messages are
+    lost where ``messages_lost`` names only the first of them, else None.
     """
 
     command: str
@@ -140,6 +141,7 @@ class Plan:
     messages_lost: tuple[Lost, ...] = ()
     topic_queue_table: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    messages_lost_total: int | None = None
 
     @property
     def empty(self) -> bool:
@@ -147,6 +149,9 @@ class Plan:
         return not self.steps
 
     def as_dict(self) -> dict[str, Any]:
-        return {"actions": [one.as_dict() for one in self.actions],
-                "messages_lost": [one.as_dict() for one in self.messages_lost],
-                "topic_queue_table": dict(self.topic_queue_table)}
+        found: dict[str, Any] = {"actions": [one.as_dict() for one in self.actions],
+                 "messages_lost": [one.as_dict() for one in self.messages_lost],
+                 "topic_queue_table": dict(self.topic_queue_table)}
+        if self.messages_lost_total is not None:
+            found["messages_lost_total"] = self.messages_lost_total
+        return found

@@ -10,7 +10,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import MAXYEAR, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -214,6 +214,6 @@ def _own(one: StoreFile) -> str:
 
 def _next(name: str) -> str:
     known = names.parse_index(name)
-    if known is None:
+    if known is None or known.year == MAXYEAR:
         return f"{min(int(name or 0) + 1, 10 ** names.INDEX_DIGITS - 1):0{names.INDEX_DIGITS}d}"
     return names.build_index(known + timedelta(milliseconds=1))

@@ -18,6 +18,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats import batch_consume_queue, consume_queue, names
 from rmqctl.repair import rebuild_index
 from rmqctl.repair.compare import compare, same
+from rmqctl.repair.homes import is_alias
 from rmqctl.repair.plan import (
     Action,
     Create,
@@ -52,8 +53,14 @@ def derived_steps(rebuilt: Rebuilt, *, movable: bool = True) -> Planned:
     """
     steps: list[Step] = []
     actions: list[Action] = []
+    moved: set[str] = set()
     for some in _all(rebuilt, movable):
-        steps += some[0]
+        for step in some[0]:
+            if isinstance(step, MoveAside):
+                if step.target in moved:  # it is in the way of several queues
+                    continue
+                moved.add(step.target)
+            steps.append(step)
         actions += some[1]
     return steps, actions
 
@@ -269,8 +276,16 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
         old = there.pop(name, None)
         after = _entries(one)
         if old is None:
+            strange = os.path.lexists(os.path.join(rebuilt.root, target))
+            if strange:
+                steps.append(MoveAside(target))
             steps.append(Create(target, content))
-            actions.append(Action(_VERB, target, "missing", after, "index file is missing"))
+            actions.append(Action(_VERB, target, "no regular file" if strange else "missing",
+                                  after, "index file is missing"))
+        elif is_alias(rebuilt.root, old.path):
+            steps += [MoveAside(target), Create(target, content)]
+            actions.append(Action(_VERB, target, "a link to another file of the store", after,
+                                  "index file is missing"))
         elif not same(one.path, old.path):
             steps.append(Replace(target, content))
             before = _entries(old)
@@ -281,8 +296,11 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
         steps.append(MoveAside(target))
         actions.append(Action("move aside", target, _entries(old), None,
                               "index file of messages that are not in the log"))
-    if steps and not os.path.isdir(os.path.join(rebuilt.root, INDEX)):
+    folder = os.path.join(rebuilt.root, INDEX)
+    if steps and not os.path.isdir(folder):
         steps.insert(0, MakeFolder(INDEX))
+        if os.path.lexists(folder) and not os.path.islink(folder):
+            steps.insert(0, MoveAside(INDEX))
     return steps, actions
 
 

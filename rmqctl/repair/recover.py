@@ -20,6 +20,14 @@ from rmqctl.repair.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuil
 from rmqctl.repair.rebuild_steps import derived_steps, topic_queue_table
 from rmqctl.repair.salvage import MissingFile, Salvage, salvage
 from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.strays import (
+    Found,
+    index_strays,
+    joined,
+    log_strays,
+    queue_strays,
+    refusals_left,
+)
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.bounds import View
 from rmqctl.store.store import Sizes, Store
@@ -76,6 +84,7 @@ class _Planner:
                  wishes: Wishes, watch: Watch) -> None:
         self._root, self._store, self._known, self._scratch = root, store, known, scratch
         self._wishes, self._watch = wishes, watch
+        self._generation = known.settings.profile.generation
         self._actions: list[Action] = []
         self._steps: list[Step] = []
         self._notes: list[str] = []
@@ -87,16 +96,18 @@ class _Planner:
         if CHECKPOINT in self._wishes.only:
             facts = (facts_of(self._store) if rebuilt is None
                      else facts_after(rebuilt, self._wishes.commitlog_dirs))
-            self._take(checkpoint_steps(self._root, facts,
-                                        self._known.settings.profile.generation))
+            self._take(checkpoint_steps(self._root, facts, self._generation))
         if self._wishes.whole and self._store.has_abort:
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", "there", "not there",
                 "the log and everything derived from it are whole: the next start is a clean "
                 "one")]))
         table = self._table(rebuilt)
+        if self._wishes.topic is None:
+            self._notes += refusals_left(self._store, self._generation, self._steps)
+        total = saved.lost_total if saved.lost_total > len(saved.lost) else None
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
-                    table, tuple(self._notes))
+                    table, tuple(self._notes), total)
 
     def _take(self, found: tuple[Iterable[Step], Iterable[Action]]) -> None:
         steps, actions = found
@@ -121,9 +132,11 @@ class _Planner:
             return Salvage(parts, log_end=parts[-1].end if parts else 0)
         total = sum(one.size for one in self._store.log.files)
         with self._watch("looking for damage", total) as done:
-            saved = salvage(self._store, self._known.settings.profile.generation,
+            saved = salvage(self._store, self._generation,
                             missing_file=self._wishes.missing_file,
-                            batch_topics=self._known.batch_topics, progress=done)
+                            batch_topics=self._known.batch_topics, progress=done,
+                            scratch=self._scratch)
+        self._take(log_strays(self._store, self._generation))
         self._take((saved.steps, saved.actions))
         self._notes += saved.notes
         return saved
@@ -144,7 +157,14 @@ class _Planner:
                 log_end=saved.log_end if COMMITLOG in self._wishes.only
                 and self._wishes.topic is None else None)
         self._notes += made.notes
-        self._take(derived_steps(made))
+        steps, actions = derived_steps(made)
+        strays: Found = [], []
+        if self._wishes.topic is None:
+            for name, some in ((CONSUMEQUEUE, queue_strays(self._store, self._generation)),
+                               (INDEX, index_strays(self._store))):
+                if name in made.only:
+                    strays = [*strays[0], *some[0]], [*strays[1], *some[1]]
+        self._take(joined(steps, actions, strays))
         return made
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:

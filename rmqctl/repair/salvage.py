@@ -9,22 +9,23 @@ every queue goes on without a gap.
 
 from __future__ import annotations
 
-import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal
 
-from rmqctl.formats import names
 from rmqctl.repair import tombstone
 from rmqctl.repair.evidence import Evidence, Gatherer
 from rmqctl.repair.lost import lost_messages
-from rmqctl.repair.plan import Action, Create, Lost, Patch, Step
+from rmqctl.repair.plan import Action, Lost, Step
 from rmqctl.repair.salvage_layout import Carried, Filling, Mode, Span
-from rmqctl.repair.salvage_log import laid_over, log_parts, padded
+from rmqctl.repair.salvage_log import laid_over, log_parts, padded, without_empty_end
 from rmqctl.repair.salvage_mend import Mended, mend, put_back
 from rmqctl.repair.salvage_rows import Collector, Known
+from rmqctl.repair.salvage_steps import Files
 from rmqctl.repair.salvage_survey import Region, Survey, Surveyor
+from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.tombstone import Style
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.store.store import Store
@@ -37,9 +38,10 @@ _ROUNDS = 6
 class Salvage:
     """The log as it will be, and what makes it so.
 
-    ``parts`` the files of the log with all changes laid over; ``steps`` only create and patch
-    commitlog files. ``log_end``: where the next message is appended. ``restored``: messages
-    brought back whole. ``notes`` are warnings for a person.
+    ``parts`` the files of the log with all changes laid over; ``steps`` create and patch
+    commitlog files, and move empty ones aside. ``lost`` are the first of ``lost_total`` messages.
+    ``log_end``: where the next message is appended. ``restored``: messages brought back whole.
+    ``notes`` are warnings for a person.
     """
 
     parts: tuple[LogPart, ...]
@@ -49,6 +51,7 @@ class Salvage:
     log_end: int = 0
     notes: tuple[str, ...] = ()
     restored: int = 0
+    lost_total: int = 0
 
     @property
     def empty(self) -> bool:
@@ -59,8 +62,12 @@ class Salvage:
 def salvage(store: Store, generation: int | None = None, *,
             missing_file: MissingFile = "tombstones",
             batch_topics: Iterable[str] | None = None,
-            progress: Callable[[int], None] | None = None) -> Salvage:
+            progress: Callable[[int], None] | None = None,
+            scratch: Scratch | None = None) -> Salvage:
     """Plans it; nothing is written. ``generation`` (4 or 5): whose rules decide, else the store's.
+
+    With ``scratch`` missing files of very many messages are made there, instead of in memory; it
+    must stay until the steps are carried out.
 
     ``missing_file``: what stands for a file that is missing between others, tombstones of what
     is known of it, or one blank record over all of it. ``progress`` hears of the bytes walked.
@@ -68,7 +75,8 @@ def salvage(store: Store, generation: int | None = None, *,
     """
     topics = ({topic for topic, _ in store.batch_queues} if batch_topics is None
               else set(batch_topics))
-    return _Job(store, generation or store.generation, missing_file, topics, progress).run()
+    return _Job(store, generation or store.generation, missing_file, topics, progress,
+                scratch).run()
 
 
 @dataclass(slots=True)
@@ -78,6 +86,7 @@ class _Job:
     missing_file: MissingFile
     batch_topics: set[str]
     progress: Callable[[int], None] | None
+    scratch: Scratch | None
     condemned: set[int] = field(default_factory=set)
     vouched: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -87,6 +96,9 @@ class _Job:
         parts = log_parts(self.store)
         if not parts:
             return Salvage(())
+        if all(one.size != parts[0].size for one in self.store.log.files):
+            self.notes.append("no file of the log has its whole length: by their names they have "
+                              f"{parts[0].size} bytes (else say --commitlog-file-size)")
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
@@ -95,7 +107,8 @@ class _Job:
             if doubtful:
                 self.condemned |= doubtful
                 survey = self._survey(parts)
-            gatherer = Gatherer(self.store, survey.runs, survey.regions, parts[-1].end)
+            gatherer = Gatherer(self.store, survey.runs, survey.regions, parts[-1].end,
+                                self._by_column(parts, survey))
             evidence = gatherer.gather()
             if rounds >= _ROUNDS:
                 break
@@ -121,6 +134,14 @@ class _Job:
             self.actions += found.actions
         return self._fill(parts, survey, gatherer, evidence, restored)
 
+    def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
+        """Missing files: nothing lies there but what the consumequeues tell."""
+        if self.scratch is None:
+            return []
+        return [one for one in survey.regions if (one.start, one.end) == (
+            parts[one.file].base, parts[one.file].end) and parts[one.file].path is None
+            and not parts[one.file].pieces]
+
     def _is_news(self, found: Mended) -> bool:
         return bool(found.pieces or found.condemned - self.condemned
                     or found.vouched.items() - self.vouched.items())
@@ -132,17 +153,16 @@ class _Job:
     def _fill(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
               evidence: Evidence, restored: int) -> Salvage:
         style = self._style(survey)
-        known = Collector(parts, survey, gatherer, style).collect(evidence.rows)
+        known = Collector(parts, survey, gatherer, style).collect(evidence)
         self.notes += [*known.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
         carried = known.carried
-        spans = self._spans(parts, survey, carried)
+        spans = self._spans(parts, survey, known)
         by_place = sorted((one for one in carried if one.physical is not None),
                           key=lambda one: one.physical or 0)
-        waiting = sorted((one for one in carried if one.physical is None),
-                         key=lambda one: (one.high, one.low, one.own.queue_offset))
+        waiting = sorted((one for one in carried if one.physical is None), key=_by_room)
         fillings = []
         at = 0
-        for span in spans:
+        for region, span in spans:
             while at < len(by_place) and (by_place[at].physical or 0) < span.start:
                 at += 1
             while at < len(by_place) and (by_place[at].physical or 0) < span.end:
@@ -150,11 +170,12 @@ class _Job:
                 at += 1
             filling = Filling(span, style)
             filling.settle()
-            waiting = sorted([*waiting, *filling.left], key=lambda one: (
-                one.high, one.low, one.own.queue_offset))
-            waiting = filling.place(waiting)
-            fillings.append(filling)
-        return self._made(parts, survey, fillings, known, restored)
+            if filling.left:
+                waiting = sorted([*waiting, *filling.left], key=_by_room)
+            if waiting:
+                waiting = filling.place(waiting)
+            fillings.append((region, filling))
+        return self._made(parts, survey, fillings, known, evidence, restored)
 
     def _oddities(self, survey: Survey, evidence: Evidence) -> list[str]:
         """Intact messages that a broker may stumble over all the same, and rows out of reach."""
@@ -166,6 +187,10 @@ class _Job:
             found.append(f"messages with the store time 0, the first at physical offset "
                          f"{survey.undated[0]}: a broker does not begin its recovery in a file "
                          "that starts with one; they are left as they are")
+        if survey.is_sealed and survey.unsealed:
+            found.append(f"messages without an appended CRC among others that have it, the first "
+                         f"at physical offset {survey.unsealed[0]}: a broker with "
+                         "forceVerifyPropCRC ends its log there; they are left as they are")
         if evidence.ahead:
             found.append(f"{evidence.ahead} consumequeue rows lead behind the last file of the "
                          "log: these queues go on at smaller queue offsets")
@@ -175,29 +200,45 @@ class _Job:
         return Style(survey.is_sealed, survey.host or Style().host)
 
     def _spans(self, parts: Sequence[LogPart], survey: Survey,
-               carried: Sequence[Carried]) -> list[Span]:
-        """The regions to fill, with what each must end with."""
-        used = survey.used
-        for one in carried:
-            if one.physical is not None:
-                used = max(used, next((number for number, part in enumerate(parts)
-                                       if part.base <= one.physical < part.end), -1))
+               known: Known) -> list[tuple[Region, Span]]:
+        """The regions to fill, with what each must end with; of a file by column its gaps."""
+        last = max((one.physical for one in known.carried if one.physical is not None),
+                   default=-1)
+        used = max(survey.used, bisect_right(parts, last, key=lambda part: part.base) - 1,
+                   *(one.region.file for one in known.bulks.values()))
         found = []
         for region in survey.regions:
             mode: Mode = "exact"
             if region.end == parts[region.file].end:
                 mode = ("zero" if region.file > used else
                         "tail" if region.file == used else "blank")
-            found.append(Span(region.start, region.end, mode, region.time))
+            bulk = known.bulks.get(region.start)
+            if bulk is None or self._is_blank(region, mode):
+                found.append((region, Span(region.start, region.end, mode, region.time)))
+                continue
+            bulk.absorb(tombstone.least_filler(self._style(survey)))
+            for start, end in bulk.gaps():
+                found.append((region, Span(start, end, mode if end == region.end else "exact",
+                                           region.time)))
         return found
 
-    def _made(self, parts: Sequence[LogPart], survey: Survey, fillings: Sequence[Filling],
-              known: Known, restored: int) -> Salvage:
+    def _is_blank(self, region: Region, mode: Mode) -> bool:
+        """Whether one blank record is to stand for a missing file, whatever was in it."""
+        return self.missing_file == "blank" and mode == "blank" and not region.dirty
+
+    def _made(self, parts: Sequence[LogPart], survey: Survey,
+              fillings: Sequence[tuple[Region, Filling]], known: Known, evidence: Evidence,
+              restored: int) -> Salvage:
         pieces: dict[int, list[Piece]] = {}
-        log_end = survey.last_end
-        for region, filling in zip(survey.regions, fillings, strict=True):
-            part, span = parts[region.file], filling.span
-            missing = part.path is None and span.mode == "blank"
+        files = Files(self.store, self.scratch, self.actions)
+        bulks = {start: bulk for start, bulk in known.bulks.items() if not any(
+            self._is_blank(region, filling.span.mode) for region, filling in fillings
+            if region is bulk.region)}
+        counts = {start: len(bulk) for start, bulk in bulks.items()}
+        log_end = max([survey.last_end, *(bulk.end for bulk in bulks.values())])
+        for region, filling in fillings:
+            part, span, bulk = parts[region.file], filling.span, bulks.get(region.start)
+            missing = part.path is None and span.mode == "blank" and bulk is None
             if missing and (self.missing_file == "blank" or not span.items):
                 span.items, piece = [], Piece(0, part.size, tombstone.blank(part.size))
             elif span.mode == "zero" or (span.mode == "tail" and not span.items):
@@ -210,18 +251,27 @@ class _Job:
                     piece = padded(part, region, filling.short, self._style(survey))
                 if span.mode in ("tail", "exact"):
                     log_end = max(log_end, filling.end)
+            if bulk is not None:
+                bulk.pieces.append(piece)
+                counts[region.start] += len(span.items)
+                continue
             pieces.setdefault(region.file, []).append(piece)
-            self.actions.append(_action(self._target(part), region, filling))
-        placed = {id(one) for filling in fillings for one in filling.span.items}
-        homeless = [one for one in known.carried if id(one) not in placed]
+            files.filled(part, region, filling)
+        made = files.by_column(parts, bulks, counts, self._style(survey))
+        placed = {id(one) for _, filling in fillings for one in filling.span.items}
+        homeless = sum(id(one) not in placed for one in known.carried) + sum(
+            len(bulk) for start, bulk in known.bulks.items() if start not in bulks)
         if homeless:
-            self.notes.append(f"{len(homeless)} lost messages found no room for a tombstone: "
+            self.notes.append(f"{homeless} lost messages found no room for a tombstone: "
                               "their queues have gaps")
-        result = laid_over(parts, pieces)
-        return Salvage(
-            tuple(result), tuple(self._steps(result)), tuple(self.actions),
-            lost_messages(self.store, survey, known), self._end(result, survey, log_end),
-            tuple(self.notes), restored)
+        result, empty = without_empty_end([
+            replace(part, path=made[number]) if number in made else part
+            for number, part in enumerate(laid_over(parts, pieces))])
+        lost = lost_messages(self.store, survey, known, evidence, parts[-1].end)
+        steps = [*files.emptied(empty), *files.steps(result, made)]
+        end = self._end(result, survey, log_end) if result else parts[0].base
+        return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
+                       tuple(self.notes), restored, lost.total)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""
@@ -230,54 +280,6 @@ class _Job:
                 return part.end
         return end if end >= 0 else parts[0].base
 
-    def _steps(self, parts: Sequence[LogPart]) -> list[Step]:
-        steps: list[Step] = []
-        for number, part in enumerate(parts):
-            target = self._target(part)
-            if part.path is None:
-                whole = Piece(0, part.size, tuple(
-                    (one.at + at, data) for one in part.pieces for at, data in one.parts))
-                steps.append(Create(target, whole, self._mtime(parts, number)))
-                if not part.pieces:
-                    self.actions.append(Action("create", target, None, "zeros",
-                                               "missing; nothing intact follows"))
-                continue
-            size = os.stat(part.path).st_size
-            some = list(part.pieces)
-            if size < part.size and (not some or some[-1].end < part.size):
-                some.append(Piece(max(size, some[-1].end if some else 0), 0))
-                some[-1] = Piece(some[-1].at, part.size - some[-1].at)
-                self.actions.append(Action("extend", target, size, part.size,
-                                           "shorter than the other files"))
-            if some:
-                steps.append(Patch(target, tuple(some)))
-        return steps
 
-    def _mtime(self, parts: Sequence[LogPart], number: int) -> int | None:
-        """A neighbour's modification time: a broker's expiry goes by it."""
-        for part in [*reversed(parts[:number]), *parts[number + 1:]]:
-            if part.path is not None:
-                return os.stat(part.path).st_mtime_ns
-        return None
-
-    def _target(self, part: LogPart) -> str:
-        """The file's path, relative to the root where it lies below it."""
-        path = part.path
-        if path is None:
-            folders = sorted(self.store.log_folders)
-            path = os.path.join(folders[(part.base // part.size) % len(folders)],
-                                names.build_offset(part.base))
-        relative = os.path.relpath(path, self.store.root)
-        return path if relative.startswith("..") else relative
-
-
-def _action(target: str, region: Region, filling: Filling) -> Action:
-    size = region.end - region.start
-    count = len(filling.span.items)
-    if filling.span.mode in ("zero", "tail") and not count:
-        return Action("zero", target, f"{size} bytes from {region.start}", "zeros",
-                      "no record, and nothing known of it; nothing intact follows")
-    what = f"{count} lost messages" if count else "no message known"
-    return Action("fill with tombstones", target, f"{size} bytes from {region.start}",
-                  what, "damaged; intact messages follow" if filling.span.mode != "tail"
-                  else "the consumequeues know of messages here")
+def _by_room(one: Carried) -> tuple[int, int, int]:
+    return one.high, one.low, one.own.queue_offset

@@ -1,8 +1,9 @@
 """Intact records that contradict what their queues, their neighbours or the index know of them.
 
 Fields that no CRC covers: topic, queue, queue offset, transaction bits, store time, and the
-properties that give rows in further queues. One that cannot be mended, and without which a queue
-had a gap, is condemned: it gets a tombstone.
+properties that give rows in further queues. A row alone is no proof against a message: folders of
+queues are copied and renamed. It is believed where the log itself lacks just that message, between
+others of its queue. One that cannot be mended then gets a tombstone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from rmqctl.formats import properties as props
 from rmqctl.formats import sysflag
 from rmqctl.formats.message import Record, build
-from rmqctl.repair.evidence import Evidence, FoundRow, Gatherer
+from rmqctl.repair.evidence import ENDLESS, Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.repair.lost import indexed_keys
 from rmqctl.repair.salvage_fields import (
     batch_range_of,
@@ -46,33 +47,55 @@ class Contradictions:
         by_place: dict[int, list[FoundRow]] = {}
         for row in self._evidence.astray:
             by_place.setdefault(row.physical, []).append(row)
-        for physical, rows in sorted(by_place.items()):
-            _, record, raw = self._records.read(physical, rows[0].size)
+        for physical, found in sorted(by_place.items()):
+            _, record, raw = self._records.read(physical, found[0].size)
             if record is None or not record.crc_ok:
+                continue
+            rows = [row for row in found
+                    if not _says(record, row) and self._is_lacking(row, record)]
+            if not rows:
                 continue
             made = self._as_rows_say(record, raw, rows)
             if made is not None and made != raw:
                 self._records.replace(physical, made)
-            elif self._must_go(record, rows):
+            elif self._must_go(record):
                 self._records.condemned.add(physical)
         for key, runs in self._gatherer.misfits.items():
             for run in runs:
                 if run.low == run.high and run.low not in by_place:
                     self._misfit(key, run)
 
-    def _must_go(self, record: Record, rows: list[FoundRow]) -> bool:
-        """Whether a record that rows contradict must make room: else their queues had gaps."""
+    def _is_lacking(self, row: FoundRow, record: Record) -> bool:
+        """Whether the log lacks the row's message between, before or behind others of its queue.
+
+        Between only for a record of that very queue: at an end it gets its row there whatever
+        queue offset it says.
+        """
+        hole = None
+        for offset in (row.queue_offset, row.queue_offset + max(row.count, 1) - 1):
+            hole = hole or holes_with(self._gatherer.holes, row.key, offset)
+        if (hole is None or not hole.low <= row.physical <= hole.high
+                or (hole.low < 0 and hole.high >= ENDLESS)):
+            return False
+        return hole.inner or row.key != (os.fsdecode(record.topic), record.queue_id)
+
+    def _must_go(self, record: Record) -> bool:
+        """Whether a record which queues lack must make room for a tombstone in them.
+
+        Not where the log confirms that it stands in its own queue and in no other.
+        """
         own = os.fsdecode(record.topic), record.queue_id
         if self._leads(own, record.queue_offset, record.physical_offset):
             return True  # its own queue knows it: its properties lost the further queues
+        if own not in self._store.queues and own not in self._store.batch_queues:
+            return True  # nobody knows its queue
         return any(run.low == run.high == record.physical_offset
                    for run in self._gatherer.misfits.get(own, ()))
 
     def _misfit(self, key: QueueKey, run: Run) -> None:
         """A single record whose queue offset fits nowhere in its queue, and no row tells why.
 
-        It belongs into the hole around it if that is for one message, or if its queue offset is
-        just one bit off. Else it must go: behind it the queue could not go on.
+        It belongs into the hole around it if its queue offset is just one bit off.
         """
         _, record, raw = self._records.read(run.low, None)
         if record is None or self._leads(key, record.queue_offset, run.low):
@@ -85,7 +108,6 @@ class Contradictions:
             if len(fits) == 1 and self._records.replace(run.low, unless_sealed(
                     with_fields(raw, queue_offset=fits[0]))):
                 return
-        self._records.condemned.add(run.low)
 
     def _as_rows_say(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
         own = (os.fsdecode(record.topic), record.queue_id)
@@ -97,7 +119,9 @@ class Contradictions:
                 raw, sys_flag=record.sys_flag ^ sysflag.TRANSACTION_PREPARED))
         if not self._leads(own, record.queue_offset, record.physical_offset) or not (
                 sysflag.has_consume_queue_row(record.sys_flag)):
-            for row in rows:
+            alike = [row for row in rows if (row.key[1], row.queue_offset, row.size) == (
+                record.queue_id, record.queue_offset, record.total_size)]
+            for row in alike or rows:
                 topic = os.fsencode(row.key[0])
                 if len(topic) != len(record.topic) or (
                         row.key[0].startswith(props.LMQ_PREFIX)
@@ -105,7 +129,9 @@ class Contradictions:
                     continue
                 made = replace(record, topic=topic, queue_id=row.key[1],
                                queue_offset=row.queue_offset)
-                if (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count() > 16:
+                turned = (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count()
+                # Torn: a row that says all the rest of it is proof enough.
+                if turned > 16 and row not in alike:
                     continue
                 return unless_sealed(build(made))
         return self._bent_properties(record, raw, rows)
@@ -138,10 +164,17 @@ class Contradictions:
             if ranges:
                 if batch_range_of(bytes(bent)) in ranges:
                     return unless_sealed(raw[:at] + bytes(bent))
-            elif wanted <= now and (len(now) == len(before) or not before):
+            elif wanted <= now and ((len(now) >= len(before) and now - before == wanted)
+                                    or not before) and not self._led(record, before - now):
                 return unless_sealed(raw[:at] + bytes(bent))
         made = self._rewritten(record, rows)
         return None if made is None else unless_sealed(raw[:at] + made)
+
+    def _led(self, record: Record, further: set[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Those of a record's further rows that lead to it."""
+        return {one for one in further if self._leads(
+            (one[0], 0 if one[0].startswith(props.LMQ_PREFIX) else record.queue_id), one[1],
+            record.physical_offset)}
 
     def _rewritten(self, record: Record, rows: list[FoundRow]) -> bytes | None:
         """The properties with the missing rows said anew, as far as they fit: the body is whole.
@@ -154,9 +187,7 @@ class Contradictions:
             if name.isprintable() and value.isprintable() and "\ufffd" not in name + value
             and name not in (props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET)}
         further = {(row.key[0], row.queue_offset) for row in rows if row.key != own}
-        further |= {one for one in dispatched(record.properties) if self._leads(
-            (one[0], 0 if one[0].startswith(props.LMQ_PREFIX) else record.queue_id), one[1],
-            record.physical_offset)}
+        further |= self._led(record, dispatched(record.properties))
         batch = [row for row in rows if row.batch and row.key == own]
         wanted: dict[str, str] = {}
         if batch:
@@ -179,16 +210,32 @@ class Contradictions:
             kept.popitem()
 
     def _redated(self, physical: int, low: int, high: int) -> None:
-        """A single store time out of order is set right if just one turned bit explains it."""
+        """A single store time out of order is set right if just one turned bit explains it.
+
+        That of the log's last message has no bound (``high`` endless): then the index must know.
+        """
         number, record, _ = self._records.read(physical, None)
         if record is None:
             return
         stored = record.store_timestamp & _LONG
         fits = [when for when in (stored ^ 1 << bit for bit in range(64)) if low <= when <= high]
-        if len(fits) > 1:
+        if len(fits) > 1 or high == ENDLESS:
             known = {key.time for key in indexed_keys(self._store, [Region(
                 number, physical, physical + 1)]).get(physical, ())}
+            if any(one <= stored < one + 1000 for one in known):
+                return  # it was stored at that time
             fits = [when for when in fits if any(one <= when < one + 1000 for one in known)]
         if len(fits) == 1:
             self._records.replace(physical, unless_sealed(build(replace(
                 record, store_timestamp=fits[0]))))
+
+
+def _says(record: Record, row: FoundRow) -> bool:
+    """Whether a record says of itself what a row says: it was a neighbour that misled."""
+    if row.batch:
+        return batch_range_of(record.properties) == (row.queue_offset, row.count)
+    if sysflag.has_consume_queue_row(record.sys_flag) and (
+            os.fsdecode(record.topic), record.queue_id, record.queue_offset) == (
+            *row.key, row.queue_offset):
+        return True
+    return (row.key[0], row.queue_offset) in dispatched(record.properties)

@@ -49,6 +49,15 @@ def whole_record(raw: bytes, start: int, sealed: bool) -> Record | None:
     return record if good else None
 
 
+def strayed(said: int, start: int, file_size: int) -> bool:
+    """Whether the physical offset a record says is rather its own than a damaged one.
+
+    Damage to the field alone is believed where it is one bit. Records of a file's earlier life
+    (files are used again) say a place some files away, which may be one bit too.
+    """
+    return said != start and ((said ^ start).bit_count() > 1 or (said - start) % file_size == 0)
+
+
 def unless_sealed(raw: bytes) -> bytes | None:
     """The record, unless its appended CRC says that it never was so."""
     return None if append_crc.verify(raw) is False else raw

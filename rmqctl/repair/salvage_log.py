@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd
@@ -15,6 +16,8 @@ from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.store.store import Store
 
 _MOST_PROPERTIES = 32767
+_LEAST_FILE = 4096
+"""No broker's files are smaller; cut files may be."""
 
 
 def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
@@ -37,6 +40,10 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
                        "too few for any record, and no message before them can take them")
 
 
+_FAR = 64
+"""Missing files between two that may be a loss; more are a file of another log."""
+
+
 def log_parts(store: Store) -> list[LogPart]:
     """The files of a log as they should be: all of one size, none missing between two.
 
@@ -53,6 +60,9 @@ def log_parts(store: Store) -> list[LogPart]:
         if one.base < at or (one.base - at) % size:
             raise RefusedError(f"{one.path}: its name is no place for a file of {size} bytes "
                                f"behind {at}")
+        if (one.base - at) // size > max(_FAR, 4 * len(log.files)):
+            raise RefusedError(f"{one.path}: {(one.base - at) // size} files would be missing "
+                               "before it, so it is hardly one of this log: move it elsewhere")
         while at < one.base:
             found.append(LogPart(at, size, None))
             at += size
@@ -60,17 +70,42 @@ def log_parts(store: Store) -> list[LogPart]:
     return found
 
 
+def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[LogPart]]:
+    """(the parts of a log, those at its end that go): files without a byte that get none.
+
+    A broker was killed between making the next file and extending it.
+    """
+    end = last = len(parts)
+    while last and not parts[last - 1].pieces:
+        path = parts[last - 1].path
+        if path is not None and os.stat(path).st_size:
+            break
+        last -= 1
+        if path is not None:
+            end = last
+    while end and end < len(parts) and parts[end - 1].path is None and not parts[end - 1].pieces:
+        end -= 1  # nothing is missing before a file that goes
+    return list(parts[:end]), list(parts[end:])
+
+
 def file_size(store: Store) -> int:
-    """The size of the log's files; where cut files hide it, what their names have in common."""
+    """The size of the log's files: the longest one's, if all names are multiples of it.
+
+    The most frequent length can be that of files that were cut, and the distance of names that of
+    files between which one is missing. Where all were cut, what their names have in common.
+    """
     log = store.log
     size, bases = log.file_size, [one.base for one in log.files]
     steps = [base for base in bases if base]
+    longest = max(one.size for one in log.files)
     if store.sizes.commitlog_file is not None or not steps:
         return size
-    if all(base % size == 0 for base in steps) and all(one.size <= size for one in log.files):
+    if longest >= _LEAST_FILE and all(base % longest == 0 for base in steps):
+        return longest
+    if size >= _LEAST_FILE and longest <= size and all(base % size == 0 for base in steps):
         return size
     common = gcd(*steps)
-    return common if all(one.size <= common for one in log.files) else size
+    return common if longest <= common else size
 
 
 def laid_over(parts: Sequence[LogPart],

@@ -36,6 +36,7 @@ from rmqctl.repair.salvage_fields import (
     body_crc,
     extent,
     field_of,
+    strayed,
     whole_record,
     with_fields,
 )
@@ -150,11 +151,13 @@ class _Mender:
         room = min(region.end, source.base + source.size) - start
         sizes = {row.size for row in rows if MIN_SIZE <= row.size <= room}
         head = source.read(at, min(room, 1 << 16))
+        size = self._parts[region.file].size
         if min(room, len(head)) < max(MIN_SIZE, START_SIZE) or start in self._refused:
             return 0
         for raw in self._candidates(source, at, head, room, sizes):
             record = whole_record(raw, start, self._survey.is_sealed)
-            if record is None or not self._supported(record, rows):
+            if record is None or not self._supported(
+                    record, rows, strayed(field_of(head, "physical_offset"), start, size)):
                 continue
             self._vouched[start] = len(raw)
             if source.read(at, len(raw)) != raw:
@@ -162,8 +165,12 @@ class _Mender:
             return len(raw)
         return 0
 
-    def _supported(self, record: Record, rows: list[FoundRow]) -> bool:
-        """Whether rows agree with a record, or nothing speaks against it but its head was hit."""
+    def _supported(self, record: Record, rows: list[FoundRow], stray: bool) -> bool:
+        """Whether rows agree with a record, or nothing speaks against it but its head was hit.
+
+        ``stray``: what it says of its place looks as if it belonged elsewhere. Then the log must
+        lack just such a message between two others of its queue.
+        """
         key = os.fsdecode(record.topic), record.queue_id
         if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
                 row.queue_offset <= record.queue_offset < row.queue_offset + row.count)
@@ -171,18 +178,22 @@ class _Mender:
             return True
         if rows and sysflag.has_consume_queue_row(record.sys_flag):
             return False
+        if stray:
+            return sysflag.has_consume_queue_row(record.sys_flag) and self._fits(
+                record, inner=True)
         if record.body:
             return len(record.topic) > 0
         # Without a body nothing proves the rest of it, but that its lengths make its size.
         return self._fits(record)
 
-    def _fits(self, record: Record) -> bool:
+    def _fits(self, record: Record, *, inner: bool = False) -> bool:
         """Whether the log lacks just such a record: in its queue, and in no row's place."""
         if not sysflag.has_consume_queue_row(record.sys_flag):
             return True
         key = os.fsdecode(record.topic), record.queue_id
         hole = holes_with(self._gatherer.holes, key, record.queue_offset)
-        return hole is not None and hole.low < record.physical_offset < hole.high
+        return (hole is not None and hole.low < record.physical_offset < hole.high
+                and (hole.inner or not inner))
 
     def _candidates(self, source: Source, at: int, head: bytes, room: int,
                     sizes: set[int]) -> Iterator[bytes]:

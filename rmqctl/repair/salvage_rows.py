@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from rmqctl.errors import FormatError
 from rmqctl.formats import properties as props
 from rmqctl.formats import sysflag
-from rmqctl.formats.message import Record, decode
-from rmqctl.repair.evidence import ENDLESS, FoundRow, Gatherer, Hole, holes_with
+from rmqctl.formats.message import BLANK_SIZE, Record, decode
+from rmqctl.repair.evidence import ENDLESS, Evidence, FoundRow, Gatherer, Hole, holes_with
+from rmqctl.repair.salvage_bulk import Bulk, parted
+from rmqctl.repair.salvage_fields import strayed
 from rmqctl.repair.salvage_layout import Carried
 from rmqctl.repair.salvage_survey import Region, Survey
 from rmqctl.repair.tombstone import LEAST, Row, Style, Tombstone
@@ -26,12 +28,13 @@ _MOST_BATCH = (1 << 15) - 1
 class Known:
     """``carried``: lost messages that get a tombstone. ``bare``: damaged records that had no row.
 
-    ``notes`` are warnings.
+    ``bulks``: those of missing files that are handled by column. ``notes`` are warnings.
     """
 
     carried: list[Carried] = field(default_factory=list)
     bare: list[tuple[int, int, Record]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    bulks: dict[int, Bulk] = field(default_factory=dict)
 
 
 class Collector:
@@ -44,10 +47,21 @@ class Collector:
         self._from_zero = bool(parts) and parts[0].base == 0
         self._starts = [one.start for one in survey.regions]
         self._taken: dict[QueueKey, list[tuple[int, int, int, int]]] = {}
+        self._batches: set[QueueKey] = set()
         self.known = Known()
 
-    def collect(self, rows: Sequence[FoundRow]) -> Known:
-        """``rows``: those that lead into damaged regions. StoreIOError."""
+    def collect(self, evidence: Evidence) -> Known:
+        """What the rows that lead into damaged regions tell, and the rest. StoreIOError."""
+        rows = list(evidence.rows)
+        for region in self._survey.regions:
+            columns = evidence.columns.get(region.start)
+            if columns is not None:
+                bulk, others = parted(region, columns, region.end - BLANK_SIZE, self._style)
+                rows += others
+                if bulk is not None:
+                    self.known.bulks[region.start] = bulk
+                    for key, run in bulk.runs():
+                        self._taken.setdefault(key, []).append(run)
         placed = self._by_rows(rows)
         self._by_records(placed)
         self._by_gaps()
@@ -70,7 +84,7 @@ class Collector:
             if region is None or size < LEAST or physical < end or physical + size > region.end:
                 continue
             record = self._record(physical, size, region)
-            here.sort(key=lambda row: _rank(row, record))
+            here.sort(key=lambda row: rank(row, record))
             batch = here[0].count if here[0].batch else 0
             if batch:
                 here = here[:1]
@@ -89,6 +103,8 @@ class Collector:
 
     def _take(self, key: QueueKey, offset: int, count: int, start: int, end: int) -> None:
         self._taken.setdefault(key, []).append((offset, offset + count, start, end))
+        if count > 1:
+            self._batches.add(key)
 
     # -- damaged records --------------------------------------------------------------------------
 
@@ -103,10 +119,13 @@ class Collector:
                 record = self._record(start, size, region)
                 if record is None:
                     continue
+                stray = strayed(record.physical_offset, start, self._parts[region.file].size)
+                if stray and record.crc_ok and not self._rows_of(record, start, stray):
+                    continue  # a whole record of an earlier life of the file, or from elsewhere
                 if not sysflag.has_consume_queue_row(record.sys_flag):
                     self.known.bare.append((start, size, record))
                     continue
-                rows = self._rows_of(record, start)
+                rows = self._rows_of(record, start, stray)
                 if not rows:
                     self.known.bare.append((start, size, record))
                 else:
@@ -116,8 +135,11 @@ class Collector:
                         self._take((row.topic, row.queue_id), row.queue_offset, 1, start,
                                    start + size)
 
-    def _rows_of(self, record: Record, physical: int) -> list[Row]:
-        """The rows a damaged record claims, as far as the log lacks just these."""
+    def _rows_of(self, record: Record, physical: int, stray: bool) -> list[Row]:
+        """The rows a damaged record claims, as far as the log lacks just these.
+
+        ``stray``: see `strayed`; then only rows between two others of their queue.
+        """
         own = Row(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         found = [own]
         values = props.parse(record.properties.decode("utf-8", "replace"))
@@ -134,7 +156,7 @@ class Collector:
             taken = any(a <= row.queue_offset < b for a, b, _, _ in self._taken.get(key, ()))
             # An endless hole: only the very next message of a queue that is there.
             near = hole is not None and (hole.inner or (
-                hole.low >= 0 and row.queue_offset - hole.first < 1000))
+                not stray and hole.low >= 0 and row.queue_offset - hole.first < 1000))
             if hole is not None and near and not taken and hole.low < physical < hole.high:
                 kept.append(row)
         return kept if kept[:1] == [own] else []
@@ -144,13 +166,9 @@ class Collector:
     def _by_gaps(self) -> None:
         for key, holes in self._holes.items():
             taken = sorted(self._taken.get(key, ()))
-            batch = key in self._batch_keys(key, taken)
             for hole in holes:
                 mine = [one for one in taken if hole.first <= one[0] < hole.end]
-                self._gaps_of(key, hole, mine, batch)
-
-    def _batch_keys(self, key: QueueKey, taken: list[tuple[int, int, int, int]]) -> set[QueueKey]:
-        return {key} if any(end - first > 1 for first, end, _, _ in taken) else set()
+                self._gaps_of(key, hole, mine, key in self._batches)
 
     def _gaps_of(self, key: QueueKey, hole: Hole, taken: list[tuple[int, int, int, int]],
                  batch: bool) -> None:
@@ -210,7 +228,7 @@ class Collector:
                 return None
 
 
-def _rank(row: FoundRow, record: Record | None) -> tuple[int, str, int]:
+def rank(row: FoundRow, record: Record | None = None) -> tuple[int, str, int]:
     """The record's own queue first, then ordinary queues, light queues last."""
     if record is not None and (os.fsdecode(record.topic), record.queue_id) == row.key:
         return 0, *row.key

@@ -23,12 +23,14 @@ from rmqctl.scan import text
 from rmqctl.scan.derived import QueueTable, batch_ranges
 from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine
 from rmqctl.scan.overlay import LogPart
-from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
+from rmqctl.scan.queue_reach import dispatched_rows
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 
 _SLACK = 1000
 """Milliseconds a store time may be out of order without being looked at."""
+_LONG_PAUSE = 30 * 24 * 3600 * 1000
+"""Milliseconds behind the others that make the last store time worth a look."""
 _MOST_KEPT, _MOST_ODD = 1_000_000, 1000
 _LMQ = props.LMQ_PREFIX.encode()
 
@@ -66,6 +68,8 @@ class Survey:
     runs: Runs
     messages: int = 0
     last_end: int = -1
+    last_time: int | None = None
+    """The store time of the last message."""
     used: int = -1
     closed: set[int] = field(default_factory=set)
     newer: list[int] = field(default_factory=list)
@@ -78,8 +82,8 @@ class Survey:
     bad_seals: list[int] = field(default_factory=list)
     """Physical offsets of messages whose appended CRC is wrong (the body's is not)."""
     unsealed: list[int] = field(default_factory=list)
-    """Physical offsets of messages without an appended CRC behind one that has it."""
-    last_sealed: int = -1
+    """Physical offsets of messages without an appended CRC behind one that has it (the first
+    few)."""
     astray: list[tuple[int, int, int]] = field(default_factory=list)
     """(physical offset, store time before, behind) of messages whose own store time lies out of
     those of their neighbours, which agree with each other (the first few)."""
@@ -93,15 +97,10 @@ class Survey:
     def doubtful(self) -> set[int]:
         """Messages that the store's appended CRCs prove damaged; empty where it has none.
 
-        One without the CRC counts if others before and behind it have it, unless so many lack it
-        that the feature was rather off for a while.
+        One without the CRC is none of them: the feature may have been off for a while, or
+        another version wrote it, and a broker reads it (commitlog.md §5.4).
         """
-        if not self.is_sealed:
-            return set()
-        between = [one for one in self.unsealed if one < self.last_sealed]
-        if len(between) * 10 > self.messages + 200:
-            between = []
-        return {*self.bad_seals, *between}
+        return set(self.bad_seals) if self.is_sealed else set()
 
 
 class Surveyor:
@@ -134,6 +133,11 @@ class Surveyor:
         for number, part in enumerate(parts):
             self._file(number, part)
             self._progress(part.size)
+        self.survey.last_time = self._time
+        if len(self._last) > 1:
+            (_, before), (physical, when) = self._last
+            if not before - _SLACK <= when <= before + _LONG_PAUSE:
+                self.survey.astray.append((physical, before, 1 << 62))
         return self.survey
 
     def _file(self, number: int, part: LogPart) -> None:
@@ -218,9 +222,7 @@ class Surveyor:
         found.sealed += count
         if len(found.bad_seals) < _MOST_KEPT:
             found.bad_seals += offset[wrong & ~bad].tolist()
-        if count:
-            found.last_sealed = int(offset[good][-1])
-        if len(found.unsealed) < _MOST_KEPT:
+        if len(found.unsealed) < _MOST_ODD:
             first = 0 if found.sealed > count else int(good.argmax())
             found.unsealed += offset[first:][~sealed[first:] & ~bad[first:]].tolist()
 
@@ -287,25 +289,26 @@ class Surveyor:
                 count = np.where(batched, ranges[1], count)
         which = np.flatnonzero(rowed & (first >= 0) & (count > 0))
         columns: list[Any] = [queue[which], first[which], count[which], batch.offset[which]]
-        further = self._further(batch, topic, rowed, properties)
+        further = self._further(batch, rowed, properties)
         if further is not None:
             columns = [np.concatenate(pair) for pair in zip(columns, further, strict=True)]
             order = np.argsort(columns[3], kind="stable")
             columns = [one[order] for one in columns]
         self.survey.runs.add(*columns)
 
-    def _further(self, batch: Batch, topic: Array, rowed: Array,
-                 properties: text.Properties | None) -> tuple[Array, Array, Array, Array] | None:
-        """Rows of multi-dispatched messages in other queues (consumequeue.md §10)."""
+    def _further(self, batch: Batch, rowed: Array, properties: text.Properties | None) -> tuple[
+            Array, Array, Array, Array] | None:
+        """Rows of multi-dispatched messages in other queues (consumequeue.md §10).
+
+        Also those which a 5.x broker does not write (`NOT_DISPATCHED`): the queue offsets are
+        taken all the same, and none of them is missing (apache/rocketmq#8693).
+        """
         low = int(batch.start[0])
         high = int(batch.start[-1] + batch.column("total_size")[-1])
         if properties is None:
             if batch.data[low:high].tobytes().find(props.MULTI_QUEUE_OFFSET.encode()) < 0:
                 return None
             properties = text.Properties(batch)
-        if self._generation >= 5:
-            left_out = [one.startswith(NOT_DISPATCHED) for one in self._topics.texts]
-            rowed = rowed & ~np.array(left_out, bool)[topic]
         message, names, offset = dispatched_rows(properties, rowed)
         if not len(message):
             return None

@@ -37,6 +37,10 @@ class Scratch:
         else:
             self.root = os.path.join(above, name)
             make_folders(self.root)
+            # What is below is taken away later: it must not be somewhere else.
+            for path in (self.root, *map(self.path, DERIVED)):
+                if os.path.islink(path):
+                    raise StoreIOError(f"{path}: is a link; rmqctl makes none there")
         self.keep = keep
 
     def path(self, *parts: str) -> str:

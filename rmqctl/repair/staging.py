@@ -316,7 +316,7 @@ def clear(root: str, id: str) -> None:  # noqa: A002
     folder = repair_folder(root, id)
     if is_committed(root, id):
         raise InternalError(f"{folder}: was committed")
-    for home in noted_homes(folder):
+    for home in noted_homes(root, id):
         shutil.rmtree(home, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -27,8 +27,11 @@ What brokers make of a row tombstone (read in the sources of 4.9.3 and 5.3.3):
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 from rmqctl.formats import append_crc, layout, sysflag
 from rmqctl.formats import properties as props
@@ -39,12 +42,12 @@ from rmqctl.formats.message import (
     MAGIC_V1,
     MAGIC_V2,
     Blank,
-    Message,
     Record,
     build,
     size_of,
     variant,
 )
+from rmqctl.scan.frames import Array, shape
 from rmqctl.scan.overlay import Parts
 
 MARK = "RMQCTL"
@@ -56,8 +59,8 @@ LEAST = size_of(0, MAGIC_V1, 0, 0, 0)
 HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 _V1_TOPIC = 127
 _ZEROS = 1 << 16
+_PAGE = bytes(_ZEROS)
 _BLANK = layout.reader(Blank)
-_BODY_LENGTH = layout.width_of(Message, "body_length")[0]
 _NOWHERE = (bytes(4), 0)
 _REQUIRED: dict[str, dict[str, str]] = {
     props.SCHEDULE_TOPIC: {props.REAL_TOPIC: HALF_TOPIC, props.REAL_QUEUE_ID: "0"},
@@ -145,12 +148,42 @@ class Tombstone:
         if size >= self.wanted(style):
             values[MARK] = LOST
         own = self.rows[0]
-        record = _record(self._magic, self.topic, _text(values, style), time, style)
-        record = replace(
-            record, queue_id=own.queue_id, queue_offset=own.queue_offset,
-            sys_flag=sysflag.INNER_BATCH if self.batch else 0,
-            born_timestamp=0 if own.topic == HALF_TOPIC else time)
-        return _finish(record, physical, size, style)
+        template = _template(self._magic, self.topic, _text(values, style),
+                             sysflag.INNER_BATCH if self.batch else 0, style.host)
+        return _record(template, self._magic, physical, size, style, queue_id=own.queue_id,
+                       queue_offset=own.queue_offset, store_timestamp=time,
+                       born_timestamp=0 if own.topic == HALF_TOPIC else time)
+
+
+    def columns(self, queue_id: Array, queue_offset: Array, physical: Array, size: Array,
+                time: int, style: Style) -> tuple[Array, Array]:
+        """(heads, ends) of many records of this topic, one a row (uint8); between them zeros.
+
+        For a single plain row, whose queue id and offset the columns say. All sizes must be at
+        least `least`, and all at least `wanted` or all less.
+        """
+        values = self.required
+        if int(size.min()) >= self.wanted(style):
+            values[MARK] = LOST
+        head, end = _template(self._magic, self.topic, _text(values, style), 0, style.host)
+        heads: Any = np.frombuffer(head * len(size), shape(0, self._magic).dtype).copy()
+        ends: Any = np.frombuffer(end * len(size), np.uint8).reshape(len(size), -1).copy()
+        rest = size - len(head) - len(end)
+        lengths, which = np.unique(rest, return_inverse=True)
+        heads["body_crc"] = np.array([_crc_of_zeros(one) for one in lengths.tolist()])[which]
+        for name, value in (
+                ("total_size", size), ("body_length", rest), ("physical_offset", physical),
+                ("queue_id", queue_id), ("queue_offset", queue_offset), ("store_timestamp", time),
+                ("born_timestamp", 0 if self.rows[0].topic == HALF_TOPIC else time)):
+            heads[name] = value
+        if style.sealed:
+            middle = end[:-append_crc.SIZE]
+            raw = heads.tobytes()
+            for row, count in enumerate(rest.tolist()):
+                start = zlib.crc32(memoryview(raw)[row * len(head):(row + 1) * len(head)])
+                crc = zlib.crc32(middle, _zeros(count, start)) & CRC_MASK
+                ends[row, len(middle):] = np.frombuffer(append_crc.build(crc), np.uint8)
+        return heads.view(np.uint8).reshape(len(size), -1), ends
 
 
 def filler(physical: int, size: int, time: int, style: Style) -> Parts:
@@ -162,9 +195,9 @@ def filler(physical: int, size: int, time: int, style: Style) -> Parts:
         text = _text({}, style)
     if size < size_of(0, MAGIC_V1, 0, len(topic), len(text)):
         topic = b""
-    record = replace(_record(MAGIC_V1, topic, text, time, style),
-                     sys_flag=sysflag.TRANSACTION_ROLLBACK)
-    return _finish(record, physical, size, style)
+    template = _template(MAGIC_V1, topic, text, sysflag.TRANSACTION_ROLLBACK, style.host)
+    return _record(template, MAGIC_V1, physical, size, style, born_timestamp=time,
+                   store_timestamp=time)
 
 
 def least_filler(style: Style) -> int:
@@ -189,39 +222,44 @@ def _text(values: dict[str, str], style: Style) -> bytes:
     return text + bytes(append_crc.SIZE) if style.sealed else text
 
 
-def _record(magic: int, topic: bytes, properties: bytes, time: int, style: Style) -> Record:
-    return Record(
+@lru_cache(maxsize=4096)
+def _template(magic: int, topic: bytes, properties: bytes, sys_flag: int,
+              host: tuple[bytes, int]) -> tuple[bytes, bytes]:
+    """(head, what follows the body) of such a record; lengths, places and times are not set."""
+    raw = build(Record(
         total_size=0, magic=magic, body_crc=0, queue_id=0, flag=0, queue_offset=0,
-        physical_offset=0, sys_flag=0, born_timestamp=time, born_host=_NOWHERE,
-        store_timestamp=time, store_host=style.host, reconsume_times=0,
-        prepared_transaction_offset=0, body=b"", topic=topic, properties=properties)
+        physical_offset=0, sys_flag=sys_flag, born_timestamp=0, born_host=_NOWHERE,
+        store_timestamp=0, store_host=host, reconsume_times=0,
+        prepared_transaction_offset=0, body=b"", topic=topic, properties=properties))
+    head = variant(0, magic).head_size
+    return raw[:head], raw[head:]
 
 
-def _finish(record: Record, physical: int, size: int, style: Style) -> Parts:
-    """The bytes of the record with a body of zeros that makes it ``size`` bytes long, sparsely."""
-    rest = size - size_of(record.sys_flag, record.magic, 0, len(record.topic),
-                          len(record.properties))
-    raw = bytearray(build(replace(record, total_size=size, physical_offset=physical,
-                                  body_crc=_crc_of_zeros(rest))))
-    head = variant(0, record.magic).head_size
-    at = head - _BODY_LENGTH
-    raw[at:head] = rest.to_bytes(head - at, "big")
-    start, end = bytes(raw[:head]), bytes(raw[head:])
+def _record(template: tuple[bytes, bytes], magic: int, physical: int, size: int, style: Style,
+            **values: int) -> Parts:
+    """The record with a body of zeros that makes it ``size`` bytes long, sparsely."""
+    head, end = bytearray(template[0]), template[1]
+    rest = size - len(head) - len(end)
+    values.update(total_size=size, physical_offset=physical, body_crc=_crc_of_zeros(rest),
+                  body_length=rest)
+    fields = shape(0, magic).dtype.fields
+    assert fields is not None
+    for name, value in values.items():
+        kind, at = fields[name][:2]
+        head[at:at + kind.itemsize] = value.to_bytes(kind.itemsize, "big", signed=True)
+    start = bytes(head)
     if style.sealed:
         crc = zlib.crc32(end[:-append_crc.SIZE], _zeros(rest, zlib.crc32(start))) & CRC_MASK
         end = end[:-append_crc.SIZE] + append_crc.build(crc)
     if rest <= BLANK_SIZE:
         return ((0, start + bytes(rest) + end),)
-    return (0, start), (head + rest, end)
-
-
+    return (0, start), (len(start) + rest, end)
 
 
 def _zeros(count: int, crc: int = 0) -> int:
     """The CRC-32 of something with the CRC ``crc`` followed by ``count`` zero bytes."""
-    page = bytes(_ZEROS)
     while count > 0:
-        crc = zlib.crc32(memoryview(page)[:min(count, _ZEROS)], crc)
+        crc = zlib.crc32(memoryview(_PAGE)[:min(count, _ZEROS)], crc)
         count -= _ZEROS
     return crc
 

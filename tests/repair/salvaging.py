@@ -15,7 +15,7 @@ from rmqctl.checks.verify import Verification
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.settings import Settings
 from rmqctl.formats.consume_queue import FILLER
-from rmqctl.repair.plan import Create, Patch
+from rmqctl.repair.plan import Create, MoveAside, Patch
 from rmqctl.repair.salvage import Salvage, salvage
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.walk import Walk
@@ -47,6 +47,8 @@ def apply(root: Path, result: Salvage) -> None:
             assert not path.exists()
             path.write_bytes(content(step.content))
             assert step.mtime_ns is not None
+        elif isinstance(step, MoveAside):
+            path.unlink()
         else:
             assert isinstance(step, Patch)
             with path.open("r+b") as opened:

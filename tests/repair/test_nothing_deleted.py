@@ -49,6 +49,7 @@ ALLOWED = {
     ("repair/scratch.py", "Scratch.clear", "rmtree"): SCRATCH,
     ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
     ("repair/scratch.py", "copy_sparse", "O_TRUNC"): SCRATCH,
+    ("repair/salvage_bulk.py", "Bulk.write", "ftruncate"): SCRATCH,
     ("repair/scratch.py", "copy_sparse", "ftruncate"): SCRATCH,
     ("repair/staging.py", "clear", "rmtree"): "what a repair staged that was never committed",
 }

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.errors import StoreIOError
 from rmqctl.formats import checkpoint as layout
 from rmqctl.formats.checkpoint import CheckpointRecord
 from rmqctl.repair.checkpoint import LogFacts, checkpoint_steps, facts_after, facts_of
-from rmqctl.repair.plan import Create, Replace
+from rmqctl.repair.plan import Create, MoveAside, Replace
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.store import Store
 from tests.repair.rebuilding import IDS, SETS, run, settings_of
@@ -94,9 +93,20 @@ def test_a_page_of_another_length_keeps_its_values(tmp_path):
         assert after(tmp_path) == (right, "checkpoint is no page as a broker writes it")
 
 
-def test_an_empty_log_needs_none_and_a_folder_is_none(tmp_path):
+def test_an_empty_log_needs_none_and_a_folder_goes_aside(tmp_path):
     empty = LogFacts(0, 0, 0, -1, 0)
     assert after(tmp_path, empty) == (None, "")
     (tmp_path / "checkpoint").mkdir()
-    with pytest.raises(StoreIOError):
-        checkpoint_steps(str(tmp_path), FACTS, 4)
+    for facts in (FACTS, empty):
+        steps, (action,) = checkpoint_steps(str(tmp_path), facts, 4)
+        assert [type(one) for one in steps] == [MoveAside, Create]
+        assert (action.before, action.reason) == ("no regular file",
+                                                  "checkpoint is no regular file")
+
+
+def test_of_an_empty_log_only_what_cannot_be_is_mended(tmp_path):
+    empty = LogFacts(0, 0, 0, -1, 0)
+    (tmp_path / "checkpoint").write_bytes(layout.build(CheckpointRecord(5, 6, 4, 0, 70)))
+    assert after(tmp_path, empty) == (None, "")
+    (tmp_path / "checkpoint").write_bytes(layout.build(CheckpointRecord(5, -6, 4, 0, 70)))
+    assert after(tmp_path, empty)[0] == CheckpointRecord(5, 0, 4, 0, 70)

@@ -159,12 +159,11 @@ CASES = (
         "All commitlog files but the newest are gone, as a broker deletes expired ones. That is "
         "legal: nothing must be found.",
         "4.9.3/basic/store", expired_head, ()),
+    Case(
+        8693, "gap-in-a-light-queue", "An offset of a light queue that nobody has",
+        "\"logic queue order maybe wrong\" for a light message queue: an offset was given to a "
+        "message of a retry topic, which is then not dispatched to light queues.",
+        "Messages written with the engine from a golden log, one of them under a retry topic. The "
+        "gap is the broker's doing, not damage.",
+        "5.3.3/lmq/store", lmq_gap, (), ("5.3.3",)),
 )
-
-GAP_IN_A_LIGHT_QUEUE = Case(
-    8693, "gap-in-a-light-queue", "An offset of a light queue that nobody has",
-    "\"logic queue order maybe wrong\" for a light message queue: an offset was given to a "
-    "message of a retry topic, which is then not dispatched to light queues.",
-    "Messages written with the engine from a golden log, one of them under a retry topic. The "
-    "gap is the broker's doing, not damage.",
-    "5.3.3/lmq/store", lmq_gap, (), ("5.3.3",))

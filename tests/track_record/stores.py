@@ -12,8 +12,6 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "Index": indexes.CASES,
     "Checkpoint, configuration, flags": small.CASES,
 }
-# Not in the list as long as verify takes it for damage: test_a_gap_in_a_light_queue_is_no_damage.
-GAP_IN_A_LIGHT_QUEUE = queueing.GAP_IN_A_LIGHT_QUEUE
 ALL: dict[str, Case] = {case.name: case for cases in GROUPS.values() for case in cases}
 
 

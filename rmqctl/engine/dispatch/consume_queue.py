@@ -6,7 +6,7 @@ spec: consumequeue.md §4 and §6.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +69,9 @@ class Queue:
 Codes = Callable[[Queue, Array], Array]
 """Tags codes for the rows with these numbers, asked only for rows that are really written."""
 
+Positions = Mapping[QueueKey, tuple[int, int]]
+"""(queue offset behind the last row, physical offset up to which the log was dispatched)."""
+
 
 class ConsumeQueues:
     """All plain consumequeues of a store root.
@@ -79,12 +82,14 @@ class ConsumeQueues:
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
                  log_end: int | None = None, *, as_broker: bool = False,
-                 wanted: Callable[[QueueKey], bool] | None = None) -> None:
+                 wanted: Callable[[QueueKey], bool] | None = None,
+                 positions: Positions | None = None) -> None:
         """Finds all queues on disk; rows that lead behind ``log_end`` are cut off.
 
         They are wiped out with the first `put`, unless ``as_broker``. ``wanted`` says which queues
-        are written at all (all).
+        are written at all (all). ``positions``: where queues stand; others find that themselves.
         """
+        self._positions = positions or {}
         self._folder = os.path.join(root, FOLDER)
         self._file_size, self._pool, self._log_end = layout.file_size(file_size), pool, log_end
         self._as_broker, self._wanted = as_broker, wanted
@@ -123,6 +128,14 @@ class ConsumeQueues:
 
     def _load(self, queue: Queue, found: ConsumeQueue) -> None:
         """The state that a broker's recovery leaves (spec §6)."""
+        known = self._positions.get(queue.key)
+        if known is not None:
+            end, queue.max_physic = known
+            if found.files:
+                queue.files.load(found.files, layout.byte_offset(end),
+                                 layout.byte_offset(max(end, found.disk_end)))
+                queue.min_offset = found.first_index
+            return
         if not found.files:
             return
         end = stale = found.written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import MAXYEAR, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -129,13 +129,16 @@ class IndexWriter:
         Two files that are created in one millisecond must not share a name (a broker's do).
         """
         now = self._clock()
-        moment = datetime.fromtimestamp(now // 1000) + timedelta(  # noqa: DTZ006 (local by spec)
-            milliseconds=now % 1000)
+        try:
+            moment = datetime.fromtimestamp(now // 1000) + timedelta(  # noqa: DTZ006 (local by spec)
+                milliseconds=now % 1000)
+        except (ValueError, OverflowError, OSError):  # a rebuild's clock is a damaged store time
+            moment = datetime(1970, 1, 1)  # noqa: DTZ001
         name = names.build_index(moment)
         if not self._paths or name > (last := os.path.basename(self._paths[-1])):
             return name
         known = names.parse_index(last)
-        if known is None:
+        if known is None or known.year == MAXYEAR:
             return f"{int(last) + 1:0{names.INDEX_DIGITS}d}"
         return names.build_index(known + timedelta(milliseconds=1))
 

@@ -14,7 +14,7 @@ import numpy as np
 from rmqctl.engine.aside import Aside
 from rmqctl.engine.dispatch import batch_queue
 from rmqctl.engine.dispatch.batch_queue import BatchQueues
-from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, Queue, Rows
+from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, Positions, Queue, Rows
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.derive import Derived, Further, deriver_for
 from rmqctl.engine.dispatch.index import IndexWriter
@@ -49,7 +49,8 @@ class Dispatcher:
 
     Records that are already there change nothing. ``as_broker`` does again what a broker does
     again (extension units of rows that are there, entries of the last indexed message), and
-    leaves rows that were cut off where they are.
+    leaves rows that were cut off where they are. ``positions``: where plain queues stand, if that
+    is known better than from their files.
 
     For rebuilding: ``wanted`` names the queues that are written (all), ``rows`` False leaves all
     of them out, ``recall`` knows the extension units there were: an empty queue's first unit gets
@@ -64,7 +65,9 @@ class Dispatcher:
                  batch_topics: Callable[[str], bool], log_end: int | None = None, *,
                  as_broker: bool = False, aside: Aside | None = None,
                  wanted: Callable[[QueueKey], bool] | None = None, rows: bool = True,
-                 recall: Recall | None = None, most_pending: int | None = None) -> None:
+                 recall: Recall | None = None, most_pending: int | None = None,
+                 positions: Positions | None = None) -> None:
+        self._positions = positions
         self._root, self._settings, self._profile = root, settings, settings.profile
         self._is_batch, self._as_broker = batch_topics, as_broker
         self._rows, self._wanted, self._recall = rows, wanted, recall
@@ -92,7 +95,8 @@ class Dispatcher:
     def _open(self, wall_clock: Callable[[], int], log_end: int | None) -> None:
         root, settings, as_broker = self._root, self._settings, self._as_broker
         self._queues = ConsumeQueues(root, settings.consumequeue_file_size, self._pool, log_end,
-                                     as_broker=as_broker, wanted=self._wanted)
+                                     as_broker=as_broker, wanted=self._wanted,
+                                     positions=self._positions)
         self._batches = BatchQueues(root, settings.batch_consumequeue_file_size, self._pool,
                                     log_end, as_broker=as_broker, wanted=self._wanted)
         self._numbers = QueueTable(self._topics, self._queues.number)

@@ -1,0 +1,105 @@
+"""salvage: the list of what is lost, also behind the last file and when it is very long."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqctl.errors import RefusedError
+from rmqctl.repair import evidence, lost
+from rmqctl.repair.salvage import salvage
+from rmqctl.scan.walk import Walk
+from rmqctl.store.store import Store
+from tests.conftest import GoldenFolder
+from tests.repair import salvaging
+from tests.repair.test_salvage import BASIC, Case
+
+AHEAD = ["4.9.3/crash-cqahead-file", "5.3.3/crash-cqahead-file"]
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_messages_of_a_missing_last_file_are_listed(golden: GoldenFolder, name: str) -> None:
+    root = golden(f"{name}/before")
+    with Store.open(root) as store:
+        found = salvage(store)
+        end = store.log.end
+        last = max(int(batch.column("store_timestamp").max()) for number in range(
+            len(store.log.files)) for batch in Walk(store.log.source(number)) if len(batch))
+    known = {(*key, offset, *place) for key, rows in salvaging.rows_of(root).items()
+             for offset, place in rows.items() if place[0] >= end}
+    assert known
+    beyond = [one for one in found.lost if one.physical_offset is not None
+              and one.physical_offset >= end]
+    assert {(one.topic, one.queue_id, one.queue_offset, one.physical_offset, one.size)
+            for one in beyond} == known
+    assert {one.by for one in beyond} == {"consumequeue"}
+    assert all(one.time_from is not None and one.time_from >= last for one in beyond)
+    assert any(one.key_hashes for one in beyond)
+    assert found.lost_total == len(found.lost)
+    assert any("behind the last file" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_recover_lists_them_too(golden: GoldenFolder, rmqctl, name: str) -> None:
+    root = golden(f"{name}/before")
+    document = rmqctl("recover", root, "-o", "json").expect(0).json()
+    with Store.open(root) as store:
+        assert document["messages_lost"] == [one.as_dict() for one in salvage(store).lost]
+    assert "messages_lost_total" not in document
+
+
+@pytest.mark.parametrize("name", BASIC)
+def test_of_very_many_only_the_first_are_named(golden: GoldenFolder, golden_copy: GoldenFolder,
+                                               name: str, monkeypatch: pytest.MonkeyPatch,
+                                               rmqctl) -> None:
+    case = Case(golden, golden_copy, name)
+    for path in (case.log[-1], case.log[2]):
+        path.unlink()
+    with Store.open(case.root) as store:
+        full = salvage(store)
+    assert len(full.lost) == full.lost_total > 20
+    for module in (evidence, lost):
+        monkeypatch.setattr(module, "MOST_LISTED", 20)
+    with Store.open(case.root) as store:
+        some = salvage(store)
+    assert some.lost == full.lost[:20]
+    assert some.lost_total == full.lost_total
+    assert (some.steps, some.parts) == (full.steps, full.parts)
+    document = rmqctl("recover", case.root, "-o", "json").expect(0).json()
+    assert len(document["messages_lost"]) == 20
+    assert document["messages_lost_total"] == full.lost_total
+
+
+def test_keys_of_a_message_of_which_only_the_index_tells(golden: GoldenFolder,
+                                                         golden_copy: GoldenFolder) -> None:
+    case = Case(golden, golden_copy, "5.3.3/basic")
+    place = case.places[-10]
+    for path in (case.root / "consumequeue").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    case.change(place, bytes(-place % case.whole.file_size))
+    with Store.open(case.root) as store:
+        found = salvage(store)
+    assert {one.by for one in found.lost} == {"index"}
+    assert {one.physical_offset for one in found.lost} <= set(case.places[-10:])
+    assert all(one.key_hashes for one in found.lost)
+
+
+def test_names_that_make_no_log_are_refused(golden: GoldenFolder,
+                                            golden_copy: GoldenFolder) -> None:
+    """Billions of files would be missing before the last one."""
+    case = Case(golden, golden_copy, "5.3.3/basic")
+    far = (1 << 62) // case.whole.file_size * case.whole.file_size
+    (case.root / "commitlog" / f"{far:020d}").write_bytes(bytes(case.whole.file_size))
+    with Store.open(case.root) as store, pytest.raises(RefusedError, match="would be missing"):
+        salvage(store)
+
+
+def test_all_files_cut_to_a_byte(golden: GoldenFolder, golden_copy: GoldenFolder) -> None:
+    case = Case(golden, golden_copy, "5.3.3/v2topic")
+    for path in case.log:
+        with path.open("r+b") as opened:
+            opened.truncate(1)
+    assert len(case.log) > 1
+    with Store.open(case.root) as store:
+        found = salvage(store)
+    assert {part.size for part in found.parts} == {case.whole.file_size}
