@@ -19,7 +19,7 @@ from rmqctl.commands.options import (
     Verbose,
     open_output,
 )
-from rmqctl.errors import ExitCode
+from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 
 if TYPE_CHECKING:
     from rmqctl.checks.preflight_types import Prediction
@@ -78,12 +78,14 @@ def command(
     sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
     with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
         total = sum(one.size for one in opened.log.files)
-        with out.progress("reading the log", total) as progress:
+        with out.progress("reading the log", total) as progress, noting_refusals() as refused:
             made = preflight(opened, broker_version, full=not quick, progress=progress.advance)
     out.document(made.as_dict(), lambda page: _show(page, made))
     if not out.is_data:
         for text in made.notes:
             out.note(text)
+    if refused:
+        raise StoreIOError(f"{refused[0]}; the prediction is made without it")
     if not made.harmless:
         raise typer.Exit(int(ExitCode.FINDINGS))
 

@@ -58,7 +58,7 @@ class Contradictions:
             made = self._as_rows_say(record, raw, rows)
             if made is not None and made != raw:
                 self._records.replace(physical, made)
-            elif self._must_go(record):
+            elif self._must_go(record, rows):
                 self._records.condemned.add(physical)
         for key, runs in self._gatherer.misfits.items():
             for run in runs:
@@ -66,36 +66,43 @@ class Contradictions:
                     self._misfit(key, run)
 
     def _is_lacking(self, row: FoundRow, record: Record) -> bool:
-        """Whether the log lacks the row's message between, before or behind others of its queue.
+        """Whether the log, and not only a folder's name, says that it lacks the row's message.
 
-        Between only for a record of that very queue: at an end it gets its row there whatever
-        queue offset it says.
+        A queue of which the log has no message at all is believed only for a single row that is
+        one bit off. A message that its own queue's row leads to needs no other row of that queue.
         """
-        hole = None
-        for offset in (row.queue_offset, row.queue_offset + max(row.count, 1) - 1):
-            hole = hole or holes_with(self._gatherer.holes, row.key, offset)
-        if (hole is None or not hole.low <= row.physical <= hole.high
-                or (hole.low < 0 and hole.high >= ENDLESS)):
+        own = os.fsdecode(record.topic), record.queue_id
+        if row.key == own:
+            return row.batch or not sysflag.has_consume_queue_row(record.sys_flag) or (
+                not self._leads(own, record.queue_offset, row.physical))
+        if any(one.low >= 0 or one.high < ENDLESS for one in self._gatherer.holes.get(row.key, ())):
+            return True
+        if own in self._store.queues or sum(
+                one.key == row.key for one in self._evidence.astray) != 1:
             return False
-        return hole.inner or row.key != (os.fsdecode(record.topic), record.queue_id)
+        topic = os.fsencode(row.key[0])
+        return len(topic) == len(record.topic) and row.queue_offset == record.queue_offset and (
+            (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count()
+            + (row.key[1] ^ record.queue_id & 0xFFFFFFFF).bit_count()) == 1
 
-    def _must_go(self, record: Record) -> bool:
-        """Whether a record which queues lack must make room for a tombstone in them.
-
-        Not where the log confirms that it stands in its own queue and in no other.
-        """
+    def _must_go(self, record: Record, rows: list[FoundRow]) -> bool:
+        """Whether a record that rows contradict must make room: else their queues had gaps."""
         own = os.fsdecode(record.topic), record.queue_id
         if self._leads(own, record.queue_offset, record.physical_offset):
             return True  # its own queue knows it: its properties lost the further queues
-        if own not in self._store.queues and own not in self._store.batch_queues:
-            return True  # nobody knows its queue
+        if own not in self._store.queues and own not in self._store.batch_queues and any(
+                hole.inner for row in rows if (hole := holes_with(
+                    self._gatherer.holes, row.key, row.queue_offset))):
+            return True  # nobody knows its queue, and another one lacks it
         return any(run.low == run.high == record.physical_offset
                    for run in self._gatherer.misfits.get(own, ()))
 
     def _misfit(self, key: QueueKey, run: Run) -> None:
         """A single record whose queue offset fits nowhere in its queue, and no row tells why.
 
-        It belongs into the hole around it if its queue offset is just one bit off.
+        It belongs into the hole around it if its queue offset is just one bit off. Far behind the
+        end of the queue it must go: the queue would have a gap. One of an earlier offset stays, as
+        in a topic that was made again.
         """
         _, record, raw = self._records.read(run.low, None)
         if record is None or self._leads(key, record.queue_offset, run.low):
@@ -108,6 +115,9 @@ class Contradictions:
             if len(fits) == 1 and self._records.replace(run.low, unless_sealed(
                     with_fields(raw, queue_offset=fits[0]))):
                 return
+        behind = [hole.first for hole in self._gatherer.holes.get(key, ()) if hole.end >= ENDLESS]
+        if behind and record.queue_offset > behind[0]:
+            self._records.condemned.add(run.low)
 
     def _as_rows_say(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
         own = (os.fsdecode(record.topic), record.queue_id)

@@ -307,3 +307,20 @@ def test_foreign_links_are_refused_only_to_the_administrator(tmp_path: Path,
     if mine:
         with pytest.raises(RefusedError):
             homes.refuse_foreign_links(str(tmp_path), "link/x")
+
+
+@pytest.mark.parametrize(("old", "new", "copied"), [
+    ("orders", "orders.bak", True), ("orders/0", "orders/5", True), ("orders", "%LMQ%z", True),
+    ("orders/0", "orders/9", False), ("orders", "ordert", False),
+])
+def test_folders_of_queues_change_nothing_in_the_log(rmqctl: Run, tiny: Tiny, old: str, new: str,
+                                                     copied: bool) -> None:
+    """They are copied and renamed by people: that is no proof against a message."""
+    queues = tiny.root / "consumequeue"
+    if copied:
+        shutil.copytree(queues / old, queues / new)
+    else:
+        (queues / old).rename(queues / new)
+    found = rmqctl("recover", tiny.root, *JSON).expect(0).json()
+    assert not [one for one in found["actions"] if not one["target"].startswith("consumequeue")]
+    assert found["messages_lost"] == []

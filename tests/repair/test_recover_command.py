@@ -181,6 +181,7 @@ def test_a_plan_made_on_half_a_view_is_not_carried_out(
     monkeypatch.setattr(os, "open", failing)
     words = ("recover", root, "--strategy", strategy)
     assert "checkpoint" in rmqctl(*words).expect(5).err
+    assert "checkpoint" in rmqctl("preflight", root).expect(5).err
     done = rmqctl(*words, "--apply", "--yes").expect(5)
     assert "checkpoint" in done.err
     monkeypatch.undo()
