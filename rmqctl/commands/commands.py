@@ -30,7 +30,8 @@ def command(
         rmqctl commands -o json
     """
     out = open_output(output, quiet, verbose, no_progress)
-    out.rows(_rows(), _COLUMNS, brief=("name", "effect", "help"))
+    # At once: rows that come slowly are shown before all widths are known.
+    out.rows([*_rows()], _COLUMNS, brief=("name", "effect", "help"))
 
 
 def _rows() -> Iterator[dict[str, Any]]:
