@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from rmqctl.checks.findings import Finding
 
-_LISTING = frozenset({"file-name"})
 _STARTING = frozenset({"unclean-shutdown", "log-cut", "torn-tail", "garbage-tail"})
 _DAMAGE = frozenset({"body-crc", "property-crc", "record-damaged", "physical-offset", "zero-gap",
                      "file-missing", "file-size"})
@@ -29,8 +28,9 @@ def _command(finding: Finding, root: str) -> str | None:
     store = shlex.quote(root)
     if finding.structure == "config":
         return f"rmqctl config {store}"
-    if finding.category in _LISTING:
-        return f"rmqctl info {store}"
+    if finding.category == "file-name":
+        repaired = finding.structure in ("commitlog", "consumequeue", "index")
+        return f"rmqctl {'recover' if repaired else 'info'} {store}"
     if finding.category == "message-fields":
         if finding.topic is not None and finding.structure == "commitlog":
             return f"rmqctl query offset {store} --phy {finding.offset}"

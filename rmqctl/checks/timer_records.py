@@ -14,8 +14,8 @@ from rmqctl.checks.common import nowhere
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.lookup import Window, records_at
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import timer_log
-from rmqctl.formats.properties import REAL_TOPIC, TIMER_TOPIC
+from rmqctl.formats import javahash, timer_log
+from rmqctl.formats.properties import NO_TOPIC, REAL_TOPIC, TIMER_TOPIC
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch, gather
 from rmqctl.store.consume_queue import ConsumeQueue
@@ -88,6 +88,10 @@ class Records:
         hashes: Array = np.zeros(len(batch), np.int64)
         hashes[topic_row] = text.java_hash(topics)
         rows, of = rows[fits], of[fits]
+        gone = hashes[of] == javahash.string_hash(NO_TOPIC)
+        if gone.any():  # what stands there was put in place of the lost message
+            self._lose(units, rows[gone])
+            rows, of = rows[~gone], of[~gone]
         other = hashes[of] != units["topic_hash"][rows]
         for at in np.flatnonzero(other).tolist():
             yield int(rows[at]), "topic_hash", (

@@ -144,6 +144,15 @@ def command(
         tuple(commitlog_dirs or ()),
         Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max), given,
     )  # fmt: skip
+    if parts == ["topic-queue-table"] and not out.is_data:
+        from rmqctl.commands import recover_table
+
+        recover_table.command(
+            store, jobs=jobs, commitlog_dirs=commitlog_dirs,
+            commitlog_file_size=commitlog_file_size,
+            consumequeue_file_size=consumequeue_file_size, output=output, quiet=quiet,
+            verbose=verbose, no_progress=no_progress)  # fmt: skip
+        return
     if strategy == "broker":
         _as_broker(out, store, wishes, broker_version, apply=apply, yes=yes, dry_run=dry_run)
         return

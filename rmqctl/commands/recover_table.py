@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,14 +21,8 @@ from rmqctl.commands.options import (
     worker_count,
 )
 
-if TYPE_CHECKING:
-    from rmqctl.output import Output
-    from rmqctl.store.topic_queue_table import TableRow
-
 NAME = ("recover", "table")
 EFFECT = "read-only"
-
-_NAMED = 5
 
 
 def command(
@@ -73,7 +67,7 @@ def command(
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
     from rmqctl.store.bounds import View
-    from rmqctl.store.topic_queue_table import COLUMNS, rebuild
+    from rmqctl.store.topic_queue_table import COLUMNS, disagreements, rebuild
 
     out = open_output(output, quiet, verbose, no_progress)
     faults = Faults(out)
@@ -91,21 +85,6 @@ def command(
     else:
         out.rows((row.as_dict() for row in rows), COLUMNS, empty="no messages",
                  styles={"agrees": lambda value: "bad" if value is False else None})  # fmt: skip
-    _disagreements(out, [row for row in rows if row.agrees is False])
+    for text in disagreements(rows):
+        out.warn(f"{text}; `rmqctl verify` says why")
     faults.end()
-
-
-def _disagreements(out: Output, rows: list[TableRow]) -> None:
-    if not rows:
-        return
-    named = ", ".join(
-        f"{row.key} (log {_said(row.from_log)}, consumequeue {_said(row.from_consumequeue)})"
-        for row in rows[:_NAMED]
-    )
-    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
-    many = "1 queue differs" if len(rows) == 1 else f"{len(rows)} queues differ"
-    out.warn(f"{many} between log and consumequeue: {named}{more}; `rmqctl verify` says why")
-
-
-def _said(offset: int | None) -> str:
-    return "none" if offset is None else str(offset)

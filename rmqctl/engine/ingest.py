@@ -29,7 +29,6 @@ from rmqctl.formats.sysflag import TRANSACTION_MASK
 CLUSTER = "CLUSTER"
 POP_CHECKPOINT = "POP_CK"
 TRANSACTION_ID = "__transactionId__"
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 
 _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 _EMPTY = _NAME + _END
@@ -218,5 +217,5 @@ def half_message(message: Outgoing, settings: Settings) -> Outgoing:
     key = found.get(props.UNIQUE_KEY)
     if key and settings.profile.ensures_unique_key:
         found.put(TRANSACTION_ID, key)
-    return replace(moved(message, found, HALF_TOPIC, 0, settings),
+    return replace(moved(message, found, props.HALF_TOPIC, 0, settings),
                    sys_flag=message.sys_flag & ~TRANSACTION_MASK)

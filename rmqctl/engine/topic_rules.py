@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from rmqctl.formats.delay import java_int
-from rmqctl.formats.properties import SCHEDULE_TOPIC
+from rmqctl.formats.properties import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
 
 MAX_LENGTH = 127
 WRITE, READ, INHERIT = 2, 4, 1
@@ -24,7 +24,7 @@ BATCH_QUEUE = "BatchCQ"
 _ALLOWED = "%|a-zA-Z0-9_-"
 _NAME = re.compile(f"[{_ALLOWED}]+")
 _SYSTEM_PREFIX = "rmq_sys_"
-_HALF, _OP_HALF = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+_HALF, _OP_HALF = HALF_TOPIC, OP_HALF_TOPIC
 _CHECK_MAX_TIME = "TRANS_CHECK_MAX_TIME_TOPIC"
 _SELF_TEST, _OFFSET_MOVED = "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"
 _SYSTEM = frozenset({DEFAULT_TOPIC, SCHEDULE_TOPIC, "BenchmarkTest", _HALF, "RMQ_SYS_TRACE_TOPIC",

@@ -7,7 +7,7 @@ differ are replaced. A store that is whole gets an empty plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +31,7 @@ from rmqctl.repair.strays import (
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.bounds import View
 from rmqctl.store.store import Sizes, Store
-from rmqctl.store.topic_queue_table import TableRow
+from rmqctl.store.topic_queue_table import disagreements
 from rmqctl.store.topic_queue_table import rebuild as count_table
 
 COMMAND = "recover"
@@ -41,7 +41,6 @@ PARTS = (COMMITLOG, CONSUMEQUEUE, INDEX, CHECKPOINT, TABLE)
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """(what is being done, bytes in all) -> a context whose value hears of the bytes done."""
-_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,19 +183,3 @@ class _Planner:
 def log_as_it_is(store: Store) -> list[LogPart]:
     """The files of the log without any change."""
     return [LogPart(one.base, one.size, one.path) for one in store.log.files if one.size]
-
-
-def disagreements(rows: Collection[TableRow]) -> list[str]:
-    """What log and consumequeues say differently, in one sentence."""
-    differing = [row for row in rows if row.agrees is False]
-    if not differing:
-        return []
-    named = ", ".join(f"{row.key} (log {_said(row.from_log)}, consumequeue "
-                      f"{_said(row.from_consumequeue)})" for row in differing[:_NAMED])
-    more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
-    many = "1 queue differs" if len(differing) == 1 else f"{len(differing)} queues differ"
-    return [f"{many} between log and consumequeue: {named}{more}"]
-
-
-def _said(offset: int | None) -> str:
-    return "none" if offset is None else str(offset)

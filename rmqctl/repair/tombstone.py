@@ -56,17 +56,16 @@ TOPIC = "RMQCTL_TOMBSTONE"
 MOST = 4 << 20
 """The largest filler: a broker's default limit of a message."""
 LEAST = size_of(0, MAGIC_V1, 0, 0, 0)
-HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 _V1_TOPIC = 127
 _ZEROS = 1 << 16
 _PAGE = bytes(_ZEROS)
 _BLANK = layout.reader(Blank)
 _NOWHERE = (bytes(4), 0)
 _REQUIRED: dict[str, dict[str, str]] = {
-    props.SCHEDULE_TOPIC: {props.REAL_TOPIC: HALF_TOPIC, props.REAL_QUEUE_ID: "0"},
-    OP_TOPIC: {props.TAGS: "d"},
-    props.TIMER_TOPIC: {"TIMER_OUT_MS": "0", "TIMER_DEL_UNIQKEY": "-", props.REAL_TOPIC: "-",
-                        props.REAL_QUEUE_ID: "0"},
+    props.SCHEDULE_TOPIC: {props.REAL_TOPIC: props.HALF_TOPIC, props.REAL_QUEUE_ID: "0"},
+    props.OP_HALF_TOPIC: {props.TAGS: "d"},
+    props.TIMER_TOPIC: {"TIMER_OUT_MS": "0", "TIMER_DEL_UNIQKEY": "-",
+                        props.REAL_TOPIC: props.NO_TOPIC, props.REAL_QUEUE_ID: "0"},
 }
 
 
@@ -135,7 +134,7 @@ class Tombstone:
 
     @property
     def _least_body(self) -> int:
-        return 1 if self.rows[0].topic == OP_TOPIC else 0
+        return 1 if self.rows[0].topic == props.OP_HALF_TOPIC else 0
 
     def parts(self, physical: int, size: int, time: int, style: Style) -> Parts:
         """The record of ``size`` bytes at ``physical`` (positions count from its start).
@@ -152,7 +151,7 @@ class Tombstone:
                              sysflag.INNER_BATCH if self.batch else 0, style.host)
         return _record(template, self._magic, physical, size, style, queue_id=own.queue_id,
                        queue_offset=own.queue_offset, store_timestamp=time,
-                       born_timestamp=0 if own.topic == HALF_TOPIC else time)
+                       born_timestamp=0 if own.topic == props.HALF_TOPIC else time)
 
 
     def columns(self, queue_id: Array, queue_offset: Array, physical: Array, size: Array,
@@ -174,7 +173,7 @@ class Tombstone:
         for name, value in (
                 ("total_size", size), ("body_length", rest), ("physical_offset", physical),
                 ("queue_id", queue_id), ("queue_offset", queue_offset), ("store_timestamp", time),
-                ("born_timestamp", 0 if self.rows[0].topic == HALF_TOPIC else time)):
+                ("born_timestamp", 0 if self.rows[0].topic == props.HALF_TOPIC else time)):
             heads[name] = value
         if style.sealed:
             middle = end[:-append_crc.SIZE]

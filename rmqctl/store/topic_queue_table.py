@@ -8,7 +8,7 @@ held against the other. The keys of a broker's table are ``topic-queueId``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ from rmqctl.store.store import Store
 
 Key = tuple[str, int]
 Source = Literal["log", "consumequeue", "both"]
+_NAMED = 5
 COLUMNS = ("topic", "queue_id", "from_log", "from_consumequeue", "agrees")
 
 
@@ -93,6 +94,22 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
     made = (TableRow(*key, by_log.get(key), by_rows.get(key), source != "consumequeue", expired)
             for key in sorted({*by_log, *by_rows}))
     return [row for row in made if row.from_log or row.from_consumequeue]
+
+
+def disagreements(rows: Collection[TableRow]) -> list[str]:
+    """What log and consumequeues say differently, in one sentence; nothing where they agree."""
+    differing = [row for row in rows if row.agrees is False]
+    if not differing:
+        return []
+    named = ", ".join(f"{row.key} (log {_said(row.from_log)}, consumequeue "
+                      f"{_said(row.from_consumequeue)})" for row in differing[:_NAMED])
+    more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+    many = "1 queue differs" if len(differing) == 1 else f"{len(differing)} queues differ"
+    return [f"{many} between log and consumequeue: {named}{more}"]
+
+
+def _said(offset: int | None) -> str:
+    return "none" if offset is None else str(offset)
 
 
 # -- from the consumequeues -----------------------------------------------------------------------

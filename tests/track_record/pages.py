@@ -161,6 +161,7 @@ def _cost(told: dict[str, Any]) -> str:
     costs = [f"{verb} {count:,} {what}" for verb, count, what in (
         ("cuts off", told["messages_lost"], "intact messages"),
         ("leaves", told["unreachable"], "without a row"),
+        ("may not find", told["shadowed"], "messages in files that are there twice"),
         ("destroys", told["rows_lost"], "rows"),
         ("loses", told["index"]["entries_lost"], "index entries")) if count]
     return ", ".join(costs) or "costs nothing"

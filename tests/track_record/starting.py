@@ -72,8 +72,7 @@ CASES = (
         "keeps the broker from starting, and nothing says clearly why.",
         "Exactly that file. A 5.1.3 or later broker deletes it, because it sorts last and is "
         "empty.",
-        "4.9.3/basic/store", stray_file, ("file-name",), refuses=("4.9.3",),
-        left="take the file out by hand"),
+        "4.9.3/basic/store", stray_file, ("file-name",), refuses=("4.9.3",)),
     Case(
         1560, "queue-of-another-size", "A consumequeue file of another size",
         "After an upgrade from 4.3.2 to 4.5.2 the broker does not start: a file of a dead-letter "
