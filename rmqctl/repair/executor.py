@@ -22,7 +22,7 @@ from rmqctl.repair import undo as undoing
 from rmqctl.repair.actions_log import NAME as LOG
 from rmqctl.repair.actions_log import check as check_log
 from rmqctl.repair.actions_log import note
-from rmqctl.repair.carrying import Carrier, ChangedError
+from rmqctl.repair.carrying import Carrier
 from rmqctl.repair.checking import is_fulfilled
 from rmqctl.repair.homes import refuse_foreign_links
 from rmqctl.repair.journal import (
@@ -40,6 +40,7 @@ from rmqctl.repair.journal import (
 )
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.staging import Staging, clear, clear_abandoned
+from rmqctl.repair.standing import ChangedError
 from rmqctl.repair.undo import Preview, Progress, Undone, preview
 from rmqctl.store.store import Store
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.repair.actions_log import note
-from rmqctl.repair.carrying import Carrier, ChangedError
+from rmqctl.repair.carrying import Carrier
 from rmqctl.repair.journal import (
     Entry,
     Journal,
@@ -25,6 +25,7 @@ from rmqctl.repair.journal import (
     set_state,
     state_of,
 )
+from rmqctl.repair.standing import ChangedError
 
 Progress = Callable[[int], object]
 """Called with 1 after every step."""
