@@ -64,6 +64,8 @@ docs: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.run --dir $(BENCH) $(ARGS)
 	$(BIN)/python -m benchmarks.rebuilding --dir $(BENCH)
+	$(BIN)/python -m benchmarks.recovering --dir $(BENCH)
+	$(BIN)/python -m benchmarks.carving --dir $(BENCH)
 	$(BIN)/python -m benchmarks.writing --dir $(BENCH)/writing
 
 clean:

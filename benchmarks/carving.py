@@ -24,7 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
+from benchmarks.results import publish
+
 MARK = "\n## Carving\n"
 PAGE, PIECE, HEADS = 4096, 1 << 20, 16 << 20
 DAMAGES = 200
@@ -202,10 +203,7 @@ def main() -> None:
         lines += table(measure(given.dir, profile, given.rounds), profile)
     print("\n".join(lines))
     if given.write_results:
-        from benchmarks.rebuilding import with_section
-
-        text = RESULTS.read_text(encoding="utf-8")
-        RESULTS.write_text(with_section(text, MARK, lines), encoding="utf-8")
+        publish(MARK, lines)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.run import PROFILES, RESULTS, prepare, warm
+from benchmarks.results import publish
+from benchmarks.run import PROFILES, prepare, warm
 
 MARK = "\n## Rebuilding\n"
-NEXT = "\n## "
 ENGINE = {"1k": 1080, "100": 320}
 """MB/s of the engine (4.9.3; 5.3.3 does 480 and 120), on the same kind of machine."""
 GOAL = {"1k": 1000, "100": 300}
@@ -133,13 +133,6 @@ def table(profile: str, facts: dict[str, Any], found: dict[str, dict[str, float]
     return [*lines, ""]
 
 
-def with_section(text: str, mark: str, lines: list[str]) -> str:
-    """A text of sections with the one of ``mark`` made anew; the others stay."""
-    before, _, rest = text.partition(mark)
-    _, following, behind = rest.partition(NEXT)
-    return before.rstrip("\n") + "\n\n" + "\n".join(lines) + following + behind
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -162,8 +155,7 @@ def main() -> None:
         lines += table(profile, *measure(given.dir, profile, given.rounds))
     print("\n".join(lines))
     if given.write_results:
-        text = RESULTS.read_text(encoding="utf-8")
-        RESULTS.write_text(with_section(text, MARK, lines), encoding="utf-8")
+        publish(MARK, lines)
 
 
 if __name__ == "__main__":

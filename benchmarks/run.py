@@ -22,10 +22,10 @@ if not __package__:
 from benchmarks import process
 from benchmarks.measurements import MEASUREMENTS, Call, Command, Measurement
 from benchmarks.report import Row, machine, markdown, table
+from benchmarks.results import RESULTS
 from benchmarks.writing import MARK
 
 PROFILES = ("1k", "100")
-RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 BUFFER = 1 << 23
 MEGA = 1e6
 

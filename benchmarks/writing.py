@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
+from benchmarks.results import publish
+
 MARK = "\n## Writing\n"
 TOPICS, QUEUES, HOST = 3, 4, ("10.0.0.7:52011", "10.0.0.1:10911")
 FIRST = 1_700_000_000_000
@@ -250,10 +251,7 @@ def main() -> None:
         lines += table(measure(given.dir, given.count, size, given.rounds), size)
     print("\n".join(lines))
     if given.write_results:
-        from benchmarks.rebuilding import with_section
-
-        text = RESULTS.read_text(encoding="utf-8")
-        RESULTS.write_text(with_section(text, MARK, lines), encoding="utf-8")
+        publish(MARK, lines)
 
 
 if __name__ == "__main__":

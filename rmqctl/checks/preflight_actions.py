@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import os
 
+from rmqctl.checks.actions import Action
 from rmqctl.checks.preflight_index import Index
 from rmqctl.checks.preflight_load import DELETE, Load, relative
 from rmqctl.checks.preflight_queue import LAST_FILES, PLAIN, QueueState
 from rmqctl.checks.preflight_queues import Queues
-from rmqctl.checks.preflight_types import Predicted, Prediction, QueueChange, Rules
+from rmqctl.checks.preflight_types import Prediction, QueueChange, Rules
 from rmqctl.checks.preflight_walk import RecoveryWalk
 from rmqctl.formats.checkpoint import CLASSIC_FIELDS, CheckpointRecord
 from rmqctl.store.commit_log import CommitLog
@@ -25,7 +26,7 @@ def fill(made: Prediction, store: Store, log: CommitLog, rules: Rules, found: Lo
     add = made.actions.append
     for one in found.emptied:
         made.doomed.append(target := relative(store, one.path))
-        add(Predicted(DELETE, target, "0 bytes", None, "a last file without a byte"))
+        add(Action(DELETE, target, "0 bytes", None, "a last file without a byte"))
     if not log.files:
         _destroyed(made, store, queues)
     else:
@@ -37,7 +38,7 @@ def fill(made: Prediction, store: Store, log: CommitLog, rules: Rules, found: Lo
     _index(made, store, index)
     _checkpoint(made, store, log, rules, queues, index, walk, saved)
     if store.has_abort and made.starts:
-        add(Predicted("remove", "abort", "unclean end", None,
+        add(Action("remove", "abort", "unclean end", None,
                       "it goes when the broker has stopped cleanly"))
 
 
@@ -48,13 +49,13 @@ def _log(made: Prediction, store: Store, log: CommitLog) -> None:
     if file is not None and file.base < end and not log.is_blank_at(end):
         used = file.base + used_size(log.source(log.files.index(file)))
         if used > end:
-            made.actions.append(Predicted("truncate", relative(store, file.path), used, end,
+            made.actions.append(Action("truncate", relative(store, file.path), used, end,
                                           made.stop_reason))
     behind = [one for one in log.files if one.base > end]
     for one in behind:
         made.doomed.append(target := relative(store, one.path))
         used = used_size(log.source(log.files.index(one)))
-        made.actions.append(Predicted(
+        made.actions.append(Action(
             DELETE, target, f"{used} of {one.size} bytes used", None,
             "it was created ahead and never used" if not used else
             f"it lies behind the end of the log at {end}: {made.stop_reason}"))
@@ -69,7 +70,7 @@ def _destroyed(made: Prediction, store: Store, queues: Queues) -> None:
         further = os.path.join("consumequeue_ext", *state.target.split("/")[1:])
         if state.kind == PLAIN and os.path.isdir(store.path(further)):
             made.doomed.append(further)
-        made.actions.append(Predicted("destroy", state.target, state.found_end, None,
+        made.actions.append(Action("destroy", state.target, state.found_end, None,
                                       "the log has no file"))
 
 
@@ -86,7 +87,7 @@ def _queue(made: Prediction, store: Store, state: QueueState) -> None:
         gone = f"; files deleted: {len(doomed)}" if doomed else ""
         why = ("the last rows lead behind the end of the log" if cut
                else "what follows them is no row")
-        made.actions.append(Predicted("cut", state.target, state.found_end, state.end,
+        made.actions.append(Action("cut", state.target, state.found_end, state.end,
                                       why + gone))
     if state.added:
         made.rows_added += state.added
@@ -97,7 +98,7 @@ def _queue(made: Prediction, store: Store, state: QueueState) -> None:
             reason += f"; {_many(state.blanked)} before them not made again"
         if state.misplaced:
             reason += f"; {_many(state.misplaced)} of these at a wrong queue offset"
-        made.actions.append(Predicted("add rows", state.target, kept, state.end, reason))
+        made.actions.append(Action("add rows", state.target, kept, state.end, reason))
 
 
 def _many(rows: int) -> str:
@@ -116,7 +117,7 @@ def _index(made: Prediction, store: Store, index: Index) -> None:
     for one in index.discarded:
         made.doomed.append(target := relative(store, one.file.path))
         entries = one.header.entries if one.header else 0
-        made.actions.append(Predicted(
+        made.actions.append(Action(
             DELETE, target, f"{entries} entries", None,
             "it ends after the checkpoint's index time, which is not trusted after an unclean "
             "end"))
@@ -129,7 +130,7 @@ def _index(made: Prediction, store: Store, index: Index) -> None:
                           "they lead to are no longer found by key")
     if index.entries or index.created:
         double = f"; {index.duplicates} are there already" if index.duplicates else ""
-        made.actions.append(Predicted(
+        made.actions.append(Action(
             "add entries", "index", f"{len(index.kept)} files",
             f"{len(index.kept) + index.created} files",
             f"{index.entries} keys of messages that are dispatched again{double}"))
@@ -146,7 +147,7 @@ def _checkpoint(made: Prediction, store: Store, log: CommitLog, rules: Rules, qu
             confirm_phy_offset=none if walk.last_valid is None else walk.last_valid)
     made.checkpoint = after
     if store.checkpoint is None or after != saved:
-        made.actions.append(Predicted(
+        made.actions.append(Action(
             "write", "checkpoint", _times(store.checkpoint, after), _times(after, saved),
             _checkpoint_reason(saved, after)))
 

@@ -9,8 +9,9 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rmqctl.checks.actions import Action
 from rmqctl.checks.preflight_queue import batch_topics
-from rmqctl.checks.preflight_types import Predicted, Rules
+from rmqctl.checks.preflight_types import Rules
 from rmqctl.checks.topics import known_topics
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import consume_queue as layout
@@ -29,13 +30,13 @@ DELETE = "delete"
 class Load:
     """What loading finds. ``emptied`` are files without a byte that a 5.1.3+ broker deletes."""
 
-    refusals: list[Predicted] = field(default_factory=list)
+    refusals: list[Action] = field(default_factory=list)
     emptied: list[StoreFile] = field(default_factory=list)
     wrong_size: bool = False
     folders: bool = False
 
     def refuse(self, target: str, reason: str) -> None:
-        self.refusals.append(Predicted(REFUSE, target, None, None, reason))
+        self.refusals.append(Action(REFUSE, target, None, None, reason))
 
 
 def load(store: Store, rules: Rules) -> Load:

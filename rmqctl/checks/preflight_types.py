@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rmqctl.checks.actions import Action
 from rmqctl.errors import UsageError
 from rmqctl.formats.checkpoint import CheckpointRecord
 from rmqctl.store.files import StoreFile
@@ -54,24 +55,6 @@ def rules_of(version: str | None, generation: int) -> Rules:
         raise UsageError(f"the start of broker version {version!r} cannot be predicted; there "
                          f"are {', '.join(VERSIONS)}")
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """One thing a broker does. ``target`` is relative to the store root where it lies in it.
-
-    ``before`` and ``after`` (JSON: ``from``, ``to``) say what is there and what will be.
-    """
-
-    action: str
-    target: str
-    before: str | int | None
-    after: str | int | None
-    reason: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"action": self.action, "target": self.target, "from": self.before,
-                "to": self.after, "reason": self.reason}
 
 
 class Stretch(NamedTuple):
@@ -141,7 +124,7 @@ class Prediction:
     start_reason: str = ""
     stop_reason: str = ""
     dispatch: list[Stretch] = field(default_factory=list)
-    actions: list[Predicted] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
     messages_lost: int = 0
     lost_by_topic: dict[str, int] = field(default_factory=dict)
     lost_first: list[LostMessage] = field(default_factory=list)

@@ -18,7 +18,7 @@ from rmqctl.formats import checkpoint as page
 from rmqctl.formats.checkpoint import CHECKPOINT
 from rmqctl.repair.broker_derived import Derived
 from rmqctl.repair.configured import configured
-from rmqctl.repair.plan import Action, Create, Lost, MoveAside, Plan, Replace, Step
+from rmqctl.repair.plan import Create, Lost, MoveAside, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.store import Store
 
@@ -39,8 +39,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     """
     rules = rules_of(version, store.generation)
     made = prediction or preflight(store, rules.version, progress=progress)
-    actions = tuple(Action(one.action, one.target, one.before, one.after, one.reason)
-                    for one in made.actions)
+    actions = tuple(made.actions)
     notes = list(made.notes)
     if not made.starts:
         said = "; ".join(made.refusals)

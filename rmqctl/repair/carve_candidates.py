@@ -12,7 +12,7 @@ import numpy as np
 from rmqctl.formats import layout
 from rmqctl.formats.message import HOST_BITS, MAGIC_V1, MAGIC_V2, MIN_SIZE, Message
 from rmqctl.repair.carve_window import Window
-from rmqctl.scan.frames import gather, shape
+from rmqctl.scan.frames import Array, gather_int, shape
 from rmqctl.scan.resync import MAX_RECORD
 
 _MAGICS = re.compile(b"|".join(re.escape(struct.pack(">I", one)) for one in (MAGIC_V1, MAGIC_V2)))
@@ -73,15 +73,19 @@ class Candidates:
         # Near to the end of the source the short head has to do; the judge looks again.
         kept = places[left >= MIN_SIZE]
         near = left[left >= MIN_SIZE] < _HEAD_SIZE
-        total = gather(window.data, kept, 4).view(">i4").astype(np.int64)
+        total = _field(window, kept, "total_size")
         good = (total >= MIN_SIZE) & (total <= np.minimum(
             MAX_RECORD, window.size - window.start - kept))
-        flag_at = layout.field(Message, "sys_flag").offset
-        bits = gather(window.data, kept + flag_at, 4).view(">i4").astype(np.int64) & HOST_BITS
+        bits = _field(window, kept, "sys_flag") & HOST_BITS
         for one in np.unique(bits).tolist():
             rows = np.flatnonzero((bits == one) & good & ~near)
-            head = shape(one, MAGIC_V1).head_size
-            length = gather(window.data, kept[rows] + head - 4, 4).view(">i4").astype(np.int64)
+            length = _field(window, kept[rows], "body_length", sys_flag=one, magic=MAGIC_V1)
             good[rows] = (length >= 0) & (length <= total[rows] - MIN_SIZE)
         found: list[int] = (kept[good] + window.start).tolist()
         return found
+
+
+def _field(window: Window, places: Array, name: str, **context: int) -> Array:
+    """A field of the fixed part of records that stand at ``places`` of the window's data."""
+    where = layout.field(Message, name, **context)
+    return gather_int(window.data, places + where.offset, f"i{where.size}")

@@ -10,28 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rmqctl.checks.actions import Action
 from rmqctl.scan.overlay import Piece
 
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One line of a plan. ``target`` is relative to the store root (``commitlog/000…``,
-    ``consumequeue/TopicTest/0``, ``checkpoint``).
-
-    ``before`` and ``after`` (JSON: ``from``, ``to``) say in a few words what is there and what
-    will be; ``reason`` why. ``action`` is a verb of two or three words at most:
-    ``truncate``, ``move aside``, ``rebuild``, ``fill with tombstones`` …
-    """
-
-    action: str
-    target: str
-    before: str | int | None
-    after: str | int | None
-    reason: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"action": self.action, "target": self.target, "from": self.before,
-                "to": self.after, "reason": self.reason}
+__all__ = ["Action", "Content", "Create", "FileContent", "Lost", "MakeFolder", "MoveAside", "Patch",
+           "Plan", "Replace", "Step"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import append_crc, layout, sysflag
 from rmqctl.formats import properties as props
 from rmqctl.formats.message import CRC_MASK, HOST_BITS, Message, Record, decode, variant
+from rmqctl.scan.frames import PROPERTIES_LENGTH_SIZE
 from rmqctl.scan.source import Source
 
 _HEAD = {name: layout.field(Message, name) for name in (
@@ -103,8 +104,9 @@ def extent(source: Source, at: int, head: bytes, magic: int) -> int | None:
     if len(raw) < shape.topic_length.size:
         return None
     topic = shape.topic_length.unpack(raw)[0]
-    raw = read(topic_at + shape.topic_length.size + max(topic, 0), 2)
-    if topic < 0 or len(raw) < 2:
+    raw = read(topic_at + shape.topic_length.size + max(topic, 0),
+               PROPERTIES_LENGTH_SIZE)
+    if topic < 0 or len(raw) < PROPERTIES_LENGTH_SIZE:
         return None
     properties = int.from_bytes(raw, "big", signed=True)
     return None if properties < 0 else int(shape.fixed_size + body + topic + properties)

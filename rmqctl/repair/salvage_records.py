@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmqctl.errors import FormatError
-from rmqctl.formats.message import MIN_SIZE, Record, decode
+from rmqctl.formats import layout
+from rmqctl.formats.message import MIN_SIZE, Message, Record, decode
 from rmqctl.repair.salvage_fields import with_fields
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import MAX_RECORD
+
+_SIZE = layout.reader(Message, "total_size")
 
 
 class Records:
@@ -29,7 +32,8 @@ class Records:
             if part.base <= physical < part.end:
                 with part.open() as source:
                     at = physical - part.base
-                    total = size or int.from_bytes(source.read(at, 4), "big", signed=True)
+                    head = source.read(at, _SIZE.size)
+                    total = size or (_SIZE.unpack(head)[0] if len(head) == _SIZE.size else 0)
                     if not MIN_SIZE <= total <= min(MAX_RECORD, part.end - physical):
                         return number, None, b""
                     raw = source.read(at, total)
