@@ -56,8 +56,8 @@ def rows(store: Path, commands: tuple[str, ...], rounds: int, label: str) -> lis
             if one not in best or used.wall_s < best[one].wall_s:
                 best[one] = used
     verify = best["verify"].wall_s
-    return [f"| {label} | `{one}` | {used.wall_s:.2f} | {used.cpu_s:.2f} | {used.wall_s / verify:.2f} | "
-            f"{used.max_rss_mib:.0f} |" for one, used in best.items()]
+    return [f"| {label} | `{one}` | {used.wall_s:.2f} | {used.cpu_s:.2f} | "
+            f"{used.wall_s / verify:.2f} | {used.max_rss_mib:.0f} |" for one, used in best.items()]
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from benchmarks.index import Entries, write_index
 from benchmarks.make_store import main, make_store, parse_options
 from benchmarks.options import PROFILES, Options
 from benchmarks.report import Row, markdown
+from benchmarks.results import with_section
 
 GOLDEN = Path(__file__).parent / "golden"
 LOG_SIZE = 2 << 20
@@ -438,3 +439,11 @@ def test_results_judge_goals_and_show_failures() -> None:
     assert ">= 2000 MB/s: yes" in lines["stats by topic, in process"]
     assert "< 0.4 s of CPU: NO" in lines["query id"]
     assert "exit 1: a finding" in lines["verify"]
+
+
+def test_the_results_file_keeps_its_other_sections():
+    text = "# A\n\n## Writing\n\n### x\nold\n\n## Rebuilding\n\nkept\n"
+    done = with_section(text, "\n## Writing\n", ["## Writing", "", "new", ""])
+    assert done == "# A\n\n## Writing\n\nnew\n\n## Rebuilding\n\nkept\n"
+    assert with_section(done, "\n## Other\n", ["## Other", "", "more", ""]) == (
+        done + "\n## Other\n\nmore\n")

@@ -250,13 +250,3 @@ def test_what_cannot_be_read_is_an_error_not_a_traceback(golden, golden_copy, tm
     for jobs in (1, 2):
         with Scratch(str(tmp_path)) as scratch, pytest.raises(StoreIOError):
             rebuild(parts, str(store), settings, scratch, jobs=jobs)
-
-
-def test_the_results_file_keeps_its_other_sections():
-    from benchmarks.rebuilding import with_section
-
-    text = "# A\n\n## Writing\n\n### x\nold\n\n## Rebuilding\n\nkept\n"
-    done = with_section(text, "\n## Writing\n", ["## Writing", "", "new", ""])
-    assert done == "# A\n\n## Writing\n\nnew\n\n## Rebuilding\n\nkept\n"
-    assert with_section(done, "\n## Other\n", ["## Other", "", "more", ""]) == (
-        done + "\n## Other\n\nmore\n")
