@@ -16,6 +16,7 @@ from rmqctl.commands import CommandSpec, GroupSpec
 _PRELUDE = """
 from typing import Annotated, Literal
 import os, signal, sys, time
+from datetime import UTC
 import typer
 from rmqctl.commands.options import *
 from rmqctl.commands.parsing import *

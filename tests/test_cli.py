@@ -414,7 +414,7 @@ def test_a_defect_asks_for_a_report_with_what_it_needs(capsys, monkeypatch):
     first, second = err.splitlines()
     assert code == 70
     assert re.search(rf"\(rmqctl {re.escape(rmqctl.__version__)}, at rmqctl/\S+\.py:\d+\)$", first)
-    assert "at rmqctl/commands/parsing.py:" in first
+    assert "at rmqctl/texts.py:" in first
     assert "report" in second
 
 

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from fractions import Fraction
+from datetime import UTC, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
 from rmqctl.errors import UsageError
+from rmqctl.texts import LONG_MAX, SPAN, SPAN_MS, parse_offset, parse_size, parse_time, wall_clock
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LONG_MAX = (1 << 63) - 1
-
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgtpe])(ib|b|i)?|b)?", re.IGNORECASE)
-_POWER = {unit: power for power, unit in enumerate("kmgtpe", start=1)}
-
-_RELATIVE = re.compile(r"(?:now)?([+-])((?:[0-9]+(?:ms|[smhdw]))+)")
-_SPAN = re.compile(r"([0-9]+)(ms|[smhdw])")
-_SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+__all__ = [
+    "FieldValue",
+    "parse_duration",
+    "parse_field_value",
+    "parse_integer",
+    "parse_offset",
+    "parse_percent",
+    "parse_property",
+    "parse_size",
+    "parse_time",
+    "parse_time_range",
+    "parse_zone",
+]
 
 _UTC_OFFSET = re.compile(r"(?:utc|gmt)?([+-])([0-9]{1,2})(?::?([0-5][0-9]))?", re.IGNORECASE)
 
@@ -34,42 +37,6 @@ class FieldValue(NamedTuple):
 
     field: str
     value: str
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of ``64KiB``, ``1.5GiB``, ``10MB`` (10,000,000), ``4K`` (4096) or a plain number.
-
-    A unit alone (``K``) or with ``iB`` counts in 1024, with ``B`` in 1000, in any case.
-    """
-    if isinstance(text, int):
-        return text
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{text!r} is not a size; write 1073741824, 64KiB, 1GiB or 10MB")
-    number, unit, suffix = match.groups()
-    base = 1000 if unit and (suffix or "").lower() == "b" else 1024
-    size = Fraction(number) * (base ** _POWER[unit.lower()] if unit else 1)
-    if size.denominator != 1:
-        raise UsageError(f"{text!r} is not a whole number of bytes")
-    if size > _LONG_MAX:
-        raise UsageError(f"{text!r} is larger than any file can be")
-    return int(size)
-
-
-def parse_offset(text: str | int) -> int:
-    """A file, physical or queue offset: decimal or ``0x`` hexadecimal, 0 to 2**63-1."""
-    if isinstance(text, int):
-        return text
-    stripped = text.strip().lower()
-    if re.fullmatch("[0-9]+", stripped):
-        value = int(stripped)
-    elif re.fullmatch("0x[0-9a-f]+", stripped):
-        value = int(stripped, 16)
-    else:
-        raise UsageError(f"{text!r} is not an offset; write 4096 or 0x1000")
-    if value > _LONG_MAX:
-        raise UsageError(f"{text!r} is beyond the largest offset there is (2**63-1)")
-    return value
 
 
 def parse_percent(text: str | float) -> float:
@@ -120,8 +87,8 @@ def parse_duration(text: str | int) -> int:
     spans = re.fullmatch(r"(?:[0-9]+(?:ms|[smhdw]))+", text.strip().lower())
     if spans is None:
         raise UsageError(f"{text!r} is not a span of time; write 72h, 7d or 1d12h")
-    length = sum(int(n) * _SPAN_MS[unit] for n, unit in _SPAN.findall(spans.group()))
-    if length > _LONG_MAX:
+    length = sum(int(n) * SPAN_MS[unit] for n, unit in SPAN.findall(spans.group()))
+    if length > LONG_MAX:
         raise UsageError(f"{text!r} is longer than any time there is")
     return length
 
@@ -166,48 +133,12 @@ def _local_zone() -> tzinfo:
         return UTC  # what the C library takes as well
 
 
-def _wall_clock() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = _wall_clock) -> int:
-    """Epoch milliseconds of a point in time.
-
-    ``1700000000000`` is epoch milliseconds; ``2023-11-14T22:13:20.004+08:00`` or with ``Z`` is
-    exact; ``2023-11-14 22:13`` and ``2023-11-14`` (midnight) are in ``tz``; ``-2h``, ``-1d12h``
-    (units ms s m h d w), ``+5m`` and ``now`` are relative to ``clock``, which returns epoch
-    milliseconds.
-    """
-    if isinstance(text, int):
-        return text
-    stripped = text.strip()
-    if re.fullmatch("[0-9]{1,19}", stripped):
-        return int(stripped)
-    if stripped.lower() == "now":
-        return clock()
-    relative = _RELATIVE.fullmatch(stripped.lower())
-    if relative is not None:
-        sign, spans = relative.groups()
-        distance = sum(int(n) * _SPAN_MS[unit] for n, unit in _SPAN.findall(spans))
-        return clock() + (distance if sign == "+" else -distance)
-    try:
-        moment = datetime.fromisoformat(stripped)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=tz)
-        return (moment - _EPOCH) // timedelta(milliseconds=1)
-    except (ValueError, OverflowError) as exc:
-        raise UsageError(
-            f"{text!r} is not a time; write epoch milliseconds (1700000000000), ISO-8601 "
-            "(2023-11-14T22:13:20Z, 2023-11-14) or relative to now (-2h, -7d)"
-        ) from exc
-
-
 def parse_time_range(
     since: str | None,
     until: str | None,
     *,
     tz: tzinfo = UTC,
-    clock: Callable[[], int] = _wall_clock,
+    clock: Callable[[], int] = wall_clock,
 ) -> tuple[int | None, int | None]:
     """``--since`` and ``--until`` as epoch milliseconds, None where not given.
 

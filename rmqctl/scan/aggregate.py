@@ -1,33 +1,27 @@
 """Sums per group over the batches of a walk: counts, bytes, first and last store time.
 
-Everything goes by column; Python touches a group's key once per batch, never a message.
-Sums are int64 and exact. The number of groups is bounded: what comes after is summed as one.
+Everything goes by column (`groupings`). Sums are int64 and exact. The number of groups is
+bounded: beyond it the light ones are given up, in a way that does not depend on the order in
+which messages are met, or on how the log was cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.formats import sysflag
-from rmqctl.formats.message import HOST_BITS, MAGIC_V1
-from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, gather, shape
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, gather
+from rmqctl.scan.groupings import GROUPINGS, Key, Keys
 
 MAX_GROUPS = 200_000
-OTHER = "(other)"
-"""The key of everything beyond the largest number of groups."""
-QUARTER_HOUR = 900_000
-MINUTE = 60_000
-_DENSE = 1 << 16
+"""Groups kept apart whatever they are. Where there are more, only heavy ones are."""
+MAX_KEYS = 50_000
+"""The same for keys of messages, of which there may be as many as messages."""
+HEAVY = 10_000
+"""A group is heavy when it is more than this part (1/n) of all that was counted."""
 _NEVER = np.iinfo(np.int64)
-
-Key = Any
-"""bytes (topic, tag), (bytes, int) for a queue, int (time slot, size class, flag), str or None."""
 
 
 class Sums(NamedTuple):
@@ -40,64 +34,32 @@ class Sums(NamedTuple):
     last: int
 
 
-class Keys:
-    """Small numbers for keys, in order of appearance."""
-
-    def __init__(self, limit: int = MAX_GROUPS) -> None:
-        self.found: list[Key] = []
-        self._numbers: dict[Hashable, int] = {}
-        self._limit = limit
-
-    def number(self, key: Key) -> int:
-        known = self._numbers.get(key)
-        if known is None:
-            if len(self.found) >= self._limit and key != OTHER:
-                return self.number(OTHER)
-            known = self._numbers[key] = len(self.found)
-            self.found.append(key)
-        return known
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._numbers
-
-    def of_ints(self, values: Array, key: Callable[[int], Key] = int) -> Array:
-        """The number of each value's ``key``."""
-        least, most = int(values.min()), int(values.max())
-        if least == most:
-            return np.full(len(values), self.number(key(least)), np.int64)
-        if most - least < _DENSE:
-            shifted = values - least
-            present = np.flatnonzero(np.bincount(shifted))
-            table = np.zeros(most - least + 1, np.int64)
-            table[present] = [self.number(key(one)) for one in (present + least).tolist()]
-            found: Array = table[shifted]
-            return found
-        distinct, place = np.unique(values, return_inverse=True)
-        return np.array([self.number(key(one)) for one in distinct.tolist()], np.int64)[place]
-
-    def of_texts(self, array: pa.BinaryArray) -> Array:
-        """The number of each text, which is its own key."""
-        if not len(array):
-            return np.zeros(0, np.int64)
-        coded = array.dictionary_encode()
-        known = np.array([self.number(one) for one in coded.dictionary.to_pylist()], np.int64)
-        found: Array = known[np.asarray(coded.indices)]
-        return found
-
-
 class Aggregate:
     """Sums of messages by one of `GROUPINGS`, and what the bytes of the log are.
 
     ``topic`` (bytes), ``since`` and ``until`` (store time, ms, inclusive) choose messages; the
     byte counts cover all frames. Picklable; `merge` adds another one's sums.
+
+    With more than ``limit`` groups it becomes a search for heavy ones (`is_full`; Misra and
+    Gries' summary, which merges): whoever is heavy is among the `candidates`, but the sums
+    are no longer whole. A second pass over the same messages, with ``only`` these counted apart,
+    makes them exact, and `groups` then has just the heavy ones and `OTHER`. Which these are
+    follows from the messages alone. ``limit`` must be a few times ``heavy``.
     """
 
     def __init__(self, by: str, *, topic: bytes | None = None, since: int | None = None,
-                 until: int | None = None, limit: int = MAX_GROUPS) -> None:
+                 until: int | None = None, limit: int | None = None, heavy: int | None = None,
+                 only: Sequence[Key] | None = None) -> None:
         self.by, self._topic, self._since, self._until = by, topic, since, until
-        self._keys = Keys(limit)
-        self._texts, self._queues = Keys(limit), Keys(limit)
-        self._sums = np.zeros((len(Sums._fields), 0), np.int64)
+        default = MAX_KEYS if by == "key" else MAX_GROUPS
+        self._limit = default if limit is None else limit
+        self._heavy = HEAVY if heavy is None else heavy
+        self._keys = Keys(only)
+        self._sums = _nothing(0)
+        self._all = _nothing(1)
+        self._counted = self._given_up = 0
+        self.is_cut = only is not None
+        """Whether light groups are summed as `OTHER`."""
         self.bytes_in_messages = self.bytes_blank = self.bytes_zero = self.bytes_damaged = 0
         self.damaged_spans = 0
 
@@ -116,50 +78,100 @@ class Aggregate:
         self.bytes_in_messages += int(batch.column("total_size").sum())
         batch = self._chosen(batch)
         if len(batch):
-            codes = GROUPINGS[self.by](self, batch)
+            total, body = batch.column("total_size"), batch.column("body_length")
             times = batch.column("store_timestamp")
+            _include(self._all, np.zeros(1, np.int64), len(batch), total.sum(), body.sum(),
+                     times.min(), times.max())
+            codes, rows = GROUPINGS[self.by](self._keys, batch)
+            if rows is not None:
+                total, body, times = total[rows], body[rows], times[rows]
+            self._counted += len(codes)
             self._reserve()
-            self._include(codes, 1, batch.column("total_size"), batch.column("body_length"),
-                          times, times)
+            _include(self._sums, codes, 1, total, body, times, times)
+            self._bound()
 
     def merge(self, other: Aggregate) -> None:
         codes = np.array([self._keys.number(key) for key in other._keys.found], np.int64)
         self._reserve()
-        self._include(codes, *other._sums[:, :len(codes)])
+        other._reserve()
+        _include(self._sums, codes, *other._sums[:, :len(codes)])
+        _include(self._all, np.zeros(1, np.int64), *other._all)
         for name in ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged",
-                     "damaged_spans"):
+                     "damaged_spans", "_counted", "_given_up"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._bound()
+
+    def pack(self) -> None:
+        """Lets go of what a full one need not keep, before it is sent somewhere."""
+        if self.is_full:
+            self._shrink(2 * self._heavy)
 
     def groups(self) -> dict[Key, Sums]:
-        """The sums by key, in order of first appearance."""
+        """The sums by key, in order of first appearance. Not after it `is_full`."""
+        assert not self.is_full
         count = len(self._keys.found)
-        columns = self._sums[:, :count].T.tolist()
-        return {key: Sums(*one) for key, one in zip(self._keys.found, columns, strict=True)
-                if one[0]}
+        self._reserve()
+        columns = self._sums[:, :count]
+        if self.is_cut:
+            light = columns[0] * self._heavy <= self._counted
+            light[-1] = True
+            rest = np.flatnonzero(light & (columns[0] > 0))
+            columns = np.where(light, _nothing(count), columns)
+            _include(columns, np.full(len(rest), count - 1), *self._sums[:, rest])
+        return {key: Sums(*one) for key, one in zip(self._keys.found, columns.T.tolist(),
+                                                    strict=True) if one[0]}
 
     @property
-    def is_cut(self) -> bool:
-        """Whether there were more groups than are kept apart."""
-        return OTHER in self._keys
+    def total(self) -> Sums | None:
+        """The sums of all messages, each once however many groups it is in; None without any."""
+        found = Sums(*self._all[:, 0].tolist())
+        return found if found.messages else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there were more groups than fit, so that a second pass is needed."""
+        return self._given_up > 0
+
+    @property
+    def candidates(self) -> list[Key]:
+        """All keys that may be heavy, among them all that are. There are not many more."""
+        counts = self._sums[0, :len(self._keys.found)]
+        maybe = (counts + self._given_up) * self._heavy > self._counted
+        return [self._keys.found[at] for at in np.flatnonzero(maybe).tolist()]
 
     # -- inside -------------------------------------------------------------------------------
 
     def _reserve(self) -> None:
         known = self._sums.shape[1]
         if len(self._keys.found) > known:
-            wider = np.zeros((len(Sums._fields), max(64, 2 * len(self._keys.found))), np.int64)
-            wider[3], wider[4] = _NEVER.max, _NEVER.min
+            wider = _nothing(max(64, 2 * len(self._keys.found)))
             wider[:, :known] = self._sums
             self._sums = wider
 
-    def _include(self, codes: Array, messages: Array | int, total: Array, body: Array,
-                 first: Array, last: Array) -> None:
-        sums = self._sums
-        np.add.at(sums[0], codes, messages)
-        np.add.at(sums[1], codes, total)
-        np.add.at(sums[2], codes, body)
-        np.minimum.at(sums[3], codes, first)
-        np.maximum.at(sums[4], codes, last)
+    def _bound(self) -> None:
+        if not self.is_cut and len(self._keys.found) > self._limit:
+            self._shrink(self._limit // 2)
+
+    def _shrink(self, most: int) -> None:
+        """Takes the same count from all groups, so that at most ``most`` are left.
+
+        More than that many lose all of it, so a group that is heavier than one of their number
+        in all is never lost.
+        """
+        count = len(self._keys.found)
+        if count <= most:
+            return
+        counts = self._sums[0, :count]
+        at = count - most - 1
+        less = int(np.partition(counts, at)[at])
+        kept = np.flatnonzero(counts > less)
+        sums = self._sums[:, kept]
+        sums[0] -= less
+        keys = Keys()
+        for key in map(self._keys.found.__getitem__, kept.tolist()):
+            keys.number(key)
+        self._keys, self._sums = keys, sums
+        self._given_up += less
 
     def _chosen(self, batch: Batch) -> Batch:
         """The messages of a batch that are asked for."""
@@ -175,89 +187,21 @@ class Aggregate:
             keep = same if keep is None else keep & same
         return batch if keep is None or keep.all() else batch.select(np.flatnonzero(keep))
 
-    def _by_topic(self, batch: Batch) -> Array:
-        from rmqctl.scan.text import topics
 
-        return self._keys.of_texts(topics(batch))
-
-    def _by_queue(self, batch: Batch) -> Array:
-        from rmqctl.scan.text import topics
-
-        topic = self._texts.of_texts(topics(batch))
-        queue = self._queues.of_ints(batch.column("queue_id"))
-        width = len(self._queues.found)
-
-        def pair(code: int) -> tuple[Any, Any]:
-            return self._texts.found[code // width], self._queues.found[code % width]
-
-        return self._keys.of_ints(topic * width + queue, pair)
-
-    def _by_tag(self, batch: Batch) -> Array:
-        from rmqctl.scan.text import Properties
-
-        rows, tags = Properties(batch).find("TAGS")
-        codes: Array = np.zeros(len(batch), np.int64)
-        if len(rows) < len(batch):
-            codes[:] = self._keys.number(None)
-        codes[rows] = self._keys.of_texts(tags)
-        return codes
-
-    def _by_quarter(self, batch: Batch) -> Array:
-        return self._keys.of_ints(batch.column("store_timestamp") // QUARTER_HOUR)
-
-    def _by_minute(self, batch: Batch) -> Array:
-        return self._keys.of_ints(batch.column("store_timestamp") // MINUTE)
-
-    def _by_store_host(self, batch: Batch) -> Array:
-        bits = batch.column("sys_flag") & HOST_BITS
-        codes: Array = np.empty(len(batch), np.int64)
-        for one in np.unique(bits).tolist():
-            fields = shape(one, MAGIC_V1).dtype.fields
-            assert fields is not None
-            at = fields["store_host.address"][1]
-            width = fields["store_host.port"][1] + 4 - at
-            rows: Any = slice(None) if (bits == one).all() else np.flatnonzero(bits == one)
-            hosts = gather(batch.data, batch.start[rows] + at, width)
-            # Hosts are few: sorting them as texts of fixed width is good enough.
-            distinct, place = np.unique(hosts.view(f"S{width}"), return_inverse=True)
-            codes[rows] = np.array([self._keys.number(host.ljust(width, b"\0"))
-                                    for host in distinct.tolist()], np.int64)[place]
-        return codes
-
-    def _by_size(self, batch: Batch) -> Array:
-        return self._keys.of_ints(np.frexp(batch.column("total_size"))[1].astype(np.int64) - 1)
-
-    def _by_flag(self, batch: Batch) -> Array:
-        return self._keys.of_ints(batch.column("flag"))
-
-    def _by_transaction(self, batch: Batch) -> Array:
-        return self._keys.of_ints(batch.column("sys_flag") & sysflag.TRANSACTION_MASK,
-                                  sysflag.transaction_type)
-
-    def _by_compression(self, batch: Batch) -> Array:
-        flags = batch.column("sys_flag") & (sysflag.COMPRESSED | sysflag.COMPRESSION_MASK)
-        return self._keys.of_ints(flags, lambda flag: sysflag.compression(flag) or "none")
-
-    def _by_none(self, batch: Batch) -> Array:
-        return np.full(len(batch), self._keys.number(None), np.int64)
+def _nothing(count: int) -> Array:
+    """The sums (rows as in `Sums`) of that many empty groups."""
+    sums: Array = np.zeros((len(Sums._fields), count), np.int64)
+    sums[3], sums[4] = _NEVER.max, _NEVER.min
+    return sums
 
 
-GROUPINGS: dict[str, Callable[[Aggregate, Batch], Array]] = {
-    "topic": Aggregate._by_topic,
-    "queue": Aggregate._by_queue,
-    "tag": Aggregate._by_tag,
-    "minute": Aggregate._by_minute,
-    "hour": Aggregate._by_quarter,
-    "day": Aggregate._by_quarter,
-    "store-host": Aggregate._by_store_host,
-    "size": Aggregate._by_size,
-    "flag": Aggregate._by_flag,
-    "transaction": Aggregate._by_transaction,
-    "compression": Aggregate._by_compression,
-    "none": Aggregate._by_none,
-}
-"""Hours and days are kept in quarters of an hour, from which those of any zone are made; a size
-class is the exponent of the power of two at or below a record's size."""
+def _include(sums: Array, codes: Array, messages: Array | int, total: Array, body: Array,
+             first: Array, last: Array) -> None:
+    np.add.at(sums[0], codes, messages)
+    np.add.at(sums[1], codes, total)
+    np.add.at(sums[2], codes, body)
+    np.minimum.at(sums[3], codes, first)
+    np.maximum.at(sums[4], codes, last)
 
 
 def _is_topic(batch: Batch, topic: bytes) -> Array:

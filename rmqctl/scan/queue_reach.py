@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from rmqctl.formats import properties as props
 from rmqctl.formats import sysflag
 from rmqctl.scan import text
-from rmqctl.scan.aggregate import Keys
 from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.groupings import Keys
 
 QueueKey = tuple[bytes, int]
 _UNROWED = sysflag.TRANSACTION_PREPARED
@@ -28,7 +28,6 @@ NOT_DISPATCHED = (b"%RETRY%", b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
 _LMQ = props.LMQ_PREFIX.encode()
 _DISPATCHED = re.compile(re.escape(props.MULTI_QUEUE_OFFSET.encode()))
 _NUMBER = "^[0-9]{1,18}$"
-_UNLIMITED = 1 << 62
 _INT64 = np.iinfo(np.int64)
 
 
@@ -44,8 +43,8 @@ class QueueNumbers:
     """Small numbers for queues, stable over the batches of any number of walks."""
 
     def __init__(self) -> None:
-        self._queues = Keys(_UNLIMITED)
-        self._texts, self._ids = Keys(_UNLIMITED), Keys(_UNLIMITED)
+        self._queues = Keys()
+        self._texts, self._ids = Keys(), Keys()
 
     @property
     def keys(self) -> list[QueueKey]:

@@ -35,6 +35,15 @@ def slices(data: Array, start: Array, length: Array) -> pa.BinaryArray:
     return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
 
+def strings(raw: pa.BinaryArray) -> pa.StringArray:
+    """The texts as Arrow strings, nulls kept; what is no UTF-8 becomes U+FFFD as Python has it."""
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:  # Arrow does not say which: all of this one array go the slow way
+        return pa.array([None if one is None else one.decode("utf-8", "replace")
+                         for one in raw.to_pylist()], pa.string())
+
+
 def values(array: pa.BinaryArray) -> tuple[Array, Array]:
     """(offsets int32 [n + 1], bytes uint8) of a binary array, as views."""
     _, offsets, data = array.buffers()
@@ -117,6 +126,11 @@ class Properties:
     def data(self) -> Array:
         """The bytes (uint8) that `places` leads into."""
         return self._data
+
+    @property
+    def segments(self) -> tuple[Array, Array, Array]:
+        """(row numbers ascending, starts in `data`, ends) of all segments, empty ones too."""
+        return self._row, self._start, self._end
 
     def places(self, name: str) -> tuple[Array, Array, Array]:
         """(row numbers ascending, starts in `data`, lengths) of the values of a property.

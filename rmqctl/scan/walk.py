@@ -14,7 +14,7 @@ import numpy as np
 from rmqctl.formats import layout
 from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, MIN_SIZE, START_SIZE, Message
 from rmqctl.scan.frames import Array, Batch, examine
-from rmqctl.scan.resync import MAX_RECORD, classify, next_provable
+from rmqctl.scan.resync import MAX_RECORD, classify, is_blank, next_provable
 from rmqctl.scan.source import Source
 
 CHUNK = 2 << 20
@@ -29,14 +29,16 @@ class Walk:
     A frame belongs to the range in which it starts. ``start`` must be a frame border, unless
     ``resync`` is true: then the walk begins at the first provable record at or after it, and
     ``first`` says where. ``position`` is where the walk stands: the seam to the next range.
+    With ``growing`` the walk ends at the first bytes that are neither a message nor a blank: in a
+    file that is written to they are what is not written yet.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
-                 resync: bool = False, chunk: int = CHUNK) -> None:
+                 resync: bool = False, growing: bool = False, chunk: int = CHUNK) -> None:
         self.source = source
         self.end = source.size if end is None else min(end, source.size)
         self.shrunk = False
-        self._chunk = chunk
+        self._chunk, self._growing = chunk, growing
         if resync:
             found = next_provable(source, start, source.size)
             start = source.size if found is None else found
@@ -75,9 +77,12 @@ class Walk:
                 burst *= 8
             if self.position < self.end and good < burst // 8 and self._complete(
                     buffer, self.position - filled_from, filled, filled_from):
-                burst = _BURST
-                batch.spans = classify(self.source, self.position)
-                self.position = batch.spans[-1].end - self.source.base
+                if self._growing and not is_blank(self.source, self.position):
+                    self.end = self.position
+                else:
+                    burst = _BURST
+                    batch.spans = classify(self.source, self.position)
+                    self.position = batch.spans[-1].end - self.source.base
             burst = min(burst, 1 << 62)
             if good or batch.spans:
                 yield batch

@@ -1,0 +1,205 @@
+"""What messages are counted by: for each message of a batch the small number of its group.
+
+Everything goes by column; Python touches a group's key once per batch, never a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rmqctl.formats import properties as props
+from rmqctl.formats import sysflag
+from rmqctl.formats.message import HOST_BITS, MAGIC_V1
+from rmqctl.scan.frames import Array, Batch, gather, shape
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OTHER = "(other)"
+"""The key of all groups that are not kept apart."""
+QUARTER_HOUR = 900_000
+MINUTE = 60_000
+_DENSE = 1 << 16
+
+Key = Any
+"""bytes (topic, tag, key), (bytes, int) for a queue, int (time slot, size class, flag), str or
+None."""
+
+
+class Keys:
+    """Small numbers for keys, in order of appearance.
+
+    With ``only`` given, these keys alone have a number of their own; all others are `OTHER`.
+    """
+
+    def __init__(self, only: Iterable[Key] | None = None) -> None:
+        self.found: list[Key] = [] if only is None else [*only, OTHER]
+        self._numbers: dict[Hashable, int] = {key: at for at, key in enumerate(self.found)}
+        self._open = only is None
+
+    def number(self, key: Key) -> int:
+        known = self._numbers.get(key)
+        if known is None:
+            if not self._open:
+                return len(self.found) - 1
+            known = self._numbers[key] = len(self.found)
+            self.found.append(key)
+        return known
+
+    def of_ints(self, values: Array, key: Callable[[int], Key] = int) -> Array:
+        """The number of each value's ``key``."""
+        least, most = int(values.min()), int(values.max())
+        if least == most:
+            return np.full(len(values), self.number(key(least)), np.int64)
+        if most - least < _DENSE:
+            shifted = values - least
+            present = np.flatnonzero(np.bincount(shifted))
+            table = np.zeros(most - least + 1, np.int64)
+            table[present] = [self.number(key(one)) for one in (present + least).tolist()]
+            found: Array = table[shifted]
+            return found
+        distinct, place = np.unique(values, return_inverse=True)
+        return np.array([self.number(key(one)) for one in distinct.tolist()], np.int64)[place]
+
+    def of_texts(self, array: pa.BinaryArray) -> Array:
+        """The number of each text, which is its own key."""
+        if not len(array):
+            return np.zeros(0, np.int64)
+        coded = array.dictionary_encode()
+        found: Array = self.of_distinct(coded)[np.asarray(coded.indices)]
+        return found
+
+    def of_distinct(self, coded: pa.DictionaryArray) -> Array:
+        """The number of each text of a dictionary."""
+        return np.array([self.number(one) for one in coded.dictionary.to_pylist()], np.int64)
+
+
+Codes = tuple[Array, Array | None]
+"""(numbers of groups, rows of the batch they are of); rows None: each message has one group."""
+
+
+def _topic(keys: Keys, batch: Batch) -> Codes:
+    from rmqctl.scan.text import topics
+
+    return keys.of_texts(topics(batch)), None
+
+
+def _queue(keys: Keys, batch: Batch) -> Codes:
+    from rmqctl.scan.text import topics
+
+    texts, queues = Keys(), Keys()
+    topic = texts.of_texts(topics(batch))
+    queue = queues.of_ints(batch.column("queue_id"))
+    width = len(queues.found)
+
+    def pair(code: int) -> tuple[Any, Any]:
+        return texts.found[code // width], queues.found[code % width]
+
+    return keys.of_ints(topic * width + queue, pair), None
+
+
+def _tag(keys: Keys, batch: Batch) -> Codes:
+    from rmqctl.scan.text import Properties
+
+    rows, tags = Properties(batch).find(props.TAGS)
+    codes: Array = np.zeros(len(batch), np.int64)
+    if len(rows) < len(batch):
+        codes[:] = keys.number(None)
+    codes[rows] = keys.of_texts(tags)
+    return codes, None
+
+
+def _key(keys: Keys, batch: Batch) -> Codes:
+    """Every key of KEYS, once per message even where it stands there twice; None without any."""
+    from rmqctl.scan.places import split
+    from rmqctl.scan.text import Properties, slices
+
+    found = Properties(batch)
+    rows, start, length = found.places(props.KEYS)
+    of, begin, size = split(found.data, start, length)
+    rows = rows[of]
+    without: Array = np.ones(len(batch), bool)
+    without[rows] = False
+    bare = np.flatnonzero(without)
+    if not len(rows):
+        return np.full(len(bare), keys.number(None), np.int64), bare
+    coded = slices(found.data, begin, size).dictionary_encode()
+    text = np.asarray(coded.indices).astype(np.int64)
+    if (rows[1:] == rows[:-1]).any():
+        count = len(coded.dictionary)
+        pairs = np.unique(rows * count + text)
+        rows, text = pairs // count, pairs % count
+    codes = keys.of_distinct(coded)[text]
+    if not len(bare):
+        return codes, rows
+    none = np.full(len(bare), keys.number(None), np.int64)
+    return np.concatenate([codes, none]), np.concatenate([rows, bare])
+
+
+def _quarter(keys: Keys, batch: Batch) -> Codes:
+    return keys.of_ints(batch.column("store_timestamp") // QUARTER_HOUR), None
+
+
+def _minute(keys: Keys, batch: Batch) -> Codes:
+    return keys.of_ints(batch.column("store_timestamp") // MINUTE), None
+
+
+def _store_host(keys: Keys, batch: Batch) -> Codes:
+    bits = batch.column("sys_flag") & HOST_BITS
+    codes: Array = np.empty(len(batch), np.int64)
+    for one in np.unique(bits).tolist():
+        fields = shape(one, MAGIC_V1).dtype.fields
+        assert fields is not None
+        at = fields["store_host.address"][1]
+        width = fields["store_host.port"][1] + 4 - at
+        rows: Any = slice(None) if (bits == one).all() else np.flatnonzero(bits == one)
+        hosts = gather(batch.data, batch.start[rows] + at, width)
+        # Hosts are few: sorting them as texts of fixed width is good enough.
+        distinct, place = np.unique(hosts.view(f"S{width}"), return_inverse=True)
+        codes[rows] = np.array([keys.number(host.ljust(width, b"\0"))
+                                for host in distinct.tolist()], np.int64)[place]
+    return codes, None
+
+
+def _size(keys: Keys, batch: Batch) -> Codes:
+    return keys.of_ints(np.frexp(batch.column("total_size"))[1].astype(np.int64) - 1), None
+
+
+def _flag(keys: Keys, batch: Batch) -> Codes:
+    return keys.of_ints(batch.column("flag")), None
+
+
+def _transaction(keys: Keys, batch: Batch) -> Codes:
+    return keys.of_ints(batch.column("sys_flag") & sysflag.TRANSACTION_MASK,
+                        sysflag.transaction_type), None
+
+
+def _compression(keys: Keys, batch: Batch) -> Codes:
+    flags = batch.column("sys_flag") & (sysflag.COMPRESSED | sysflag.COMPRESSION_MASK)
+    return keys.of_ints(flags, lambda flag: sysflag.compression(flag) or "none"), None
+
+
+def _none(keys: Keys, batch: Batch) -> Codes:
+    return np.full(len(batch), keys.number(None), np.int64), None
+
+
+GROUPINGS: dict[str, Callable[[Keys, Batch], Codes]] = {
+    "topic": _topic,
+    "queue": _queue,
+    "tag": _tag,
+    "key": _key,
+    "minute": _minute,
+    "hour": _quarter,
+    "day": _quarter,
+    "store-host": _store_host,
+    "size": _size,
+    "flag": _flag,
+    "transaction": _transaction,
+    "compression": _compression,
+    "none": _none,
+}
+"""Hours and days are kept in quarters of an hour, from which those of any zone are made; a size
+class is the exponent of the power of two at or below a record's size."""

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rmqctl.formats import properties as props
+from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, Record, build, decode, size_of
+from rmqctl.scan.columns import (
+    FRAME_TYPES,
+    MESSAGE_TYPES,
+    frame_columns,
+    message_columns,
+    schema,
+)
+from rmqctl.scan.frames import Batch, Span
+from rmqctl.scan.source import BytesSource, FileSource
+from rmqctl.scan.walk import Walk
+from rmqctl.store.objects import message_object
+from tests.conftest import GoldenFolder
+from tests.support import damage
+from tests.support.golden import GoldenStore, golden_stores
+
+BASE = 1 << 33
+NAMES = list(MESSAGE_TYPES)
+
+
+def replaced(value: Any) -> Any:
+    """The object's lossless texts as the columns have them."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return [replaced(one) for one in value] if isinstance(value, list) else value
+
+
+def expected(raw: bytes) -> dict[str, Any]:
+    """The row of a record, by the message object."""
+    record = decode(raw)
+    found = message_object(record, body="none")
+    pairs = [(replaced(key), replaced(value)) for key, value in found["properties"].items()]
+    # Keys that differ in broken bytes only become one, as if the broken text had been parsed.
+    known = props.parse(record.properties.decode("utf-8", "replace"))
+    assert known == dict(pairs) or len(dict(pairs)) < len(pairs)
+    return {**{name: replaced(value) for name, value in found.items()},
+            "properties": list(known.items()), "body": record.body, "record": raw}
+
+
+def check(batch: Batch, names: Sequence[str] = tuple(NAMES)) -> int:
+    found = message_columns(batch, names)
+    found.validate(full=True)
+    assert found.schema == schema(names, MESSAGE_TYPES)
+    assert found.num_rows == len(batch)
+    if names:
+        rows = found.to_pylist()
+        for number, row in enumerate(rows):
+            told = expected(batch.bytes_at(number))
+            assert row == {name: told[name] for name in names}
+    return len(batch)
+
+
+def logs(root: Path, store: GoldenStore) -> Iterator[FileSource]:
+    for folder in store.commitlog_dirs:
+        for file in sorted(Path(root, folder).iterdir()):
+            with FileSource(str(file), int(file.name)) as source:
+                yield source
+
+
+def frames_of(batch: Batch, base: int) -> list[dict[str, Any]]:
+    """The frames of a batch as rows, made one by one."""
+    rows: list[dict[str, Any]] = []
+    for number in range(len(batch)):
+        told = expected(batch.bytes_at(number))
+        rows.append({"kind": "message", "length": told["total_size"], **{
+            name: told[name] for name in FRAME_TYPES if name in told}})
+    for span in batch.spans:
+        is_damage = span.kind == "damaged"
+        rows.append({"kind": span.kind, "physical_offset": span.offset, "length": span.length,
+                     "reason": span.reason if is_damage else None,
+                     "field": span.field if is_damage else None})
+    rows.sort(key=lambda row: int(row["physical_offset"]))
+    empty = dict.fromkeys(FRAME_TYPES)
+    return [{**empty, **row, "position": row["physical_offset"] - base} for row in rows]
+
+
+def check_frames(source: FileSource | BytesSource, chunk: int = 1 << 16) -> list[dict[str, Any]]:
+    """All frames of a source by column, held against those made singly."""
+    rows, told = [], []
+    for batch in Walk(source, chunk=chunk):
+        found = frame_columns(batch, list(FRAME_TYPES), source.base)
+        found.validate(full=True)
+        assert found.schema == schema(list(FRAME_TYPES), FRAME_TYPES)
+        rows += found.to_pylist()
+        told += frames_of(batch, source.base)
+        check(batch)
+    assert rows == told
+    ends = [0, *(row["position"] + row["length"] for row in rows)]
+    assert ends == [*(row["position"] for row in rows), source.size]
+    return rows
+
+
+@pytest.mark.parametrize("store", golden_stores(), ids=lambda each: each.id)
+def test_columns_of_golden_logs_are_the_message_objects(
+        store: GoldenStore, golden: GoldenFolder) -> None:
+    rows = [row for source in logs(golden(store.id), store) for row in check_frames(source)]
+    assert any(row["kind"] == "message" for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["basic", "ipv6"])
+def test_columns_of_damaged_logs(kind: str, golden_copy: GoldenFolder) -> None:
+    store = next(one for one in golden_stores() if one.id == f"5.3.3/{kind}/store")
+    root = golden_copy(store.id)
+    draw = random.Random(kind)
+    files = sorted(Path(root, "commitlog").iterdir())
+    used = files[0].stat().st_size // 2
+    for _ in range(12):
+        file = f"commitlog/{files[0].name}"
+        damage.flip_bit(root, file, draw.randrange(used), draw.randrange(8))
+        damage.write(root, file, draw.randrange(used), draw.randbytes(draw.randrange(1, 200)))
+    rows = [row for source in logs(root, store) for row in check_frames(source)]
+    damaged = [row for row in rows if row["kind"] == "damaged"]
+    assert damaged
+    assert all(row["reason"] and row["topic"] is None for row in damaged)
+    assert {row["crc_ok"] for row in rows if row["kind"] == "message"} >= {True}
+
+
+TEXT = st.lists(st.sampled_from(
+    [b"\x01", b"\x02", b"KEYS", b"TAGS", b"UNIQ_KEY", b"K", b"a", b" ", b"=", "é".encode(),
+     "\U0001f600".encode(), b"\xff", b"\xfe", b"\xe2\x82", b"\xed\xa0\x80", b"\xc0\x80", b"\0"]),
+    max_size=14).map(b"".join)
+PAIR = st.builds(lambda key, value, end: key + b"\x01" + value + end,
+                 st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"K", b"", b"\xff", b"\xfe",
+                                  "é".encode()]),
+                 st.one_of(st.sampled_from([b"", b"a b  c", b" ", b"x"]), TEXT),
+                 st.sampled_from([b"\x02", b"\x02", b"\x02", b""]))
+PROPERTIES = st.one_of(st.lists(PAIR, max_size=6).map(b"".join), TEXT)
+HOST = st.one_of(st.just((b"\x0a\0\0\x01", 10911)),
+                 st.tuples(st.binary(min_size=16, max_size=16),
+                           st.integers(-(1 << 31), (1 << 31) - 1)))
+RECORD = st.fixed_dictionaries({
+    "body": st.binary(max_size=40), "topic": st.one_of(st.sampled_from([b"T", b"U"]), TEXT),
+    "properties": PROPERTIES, "born": HOST, "store": HOST,
+    "magic": st.sampled_from([MAGIC_V1, MAGIC_V2]), "good": st.booleans(),
+    "numbers": st.lists(st.integers(-(1 << 31), (1 << 31) - 1), min_size=4, max_size=4),
+    "longs": st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=4, max_size=4)})
+
+
+def log_of(specs: list[dict[str, Any]]) -> bytes:
+    data = b""
+    for one in specs:
+        queue, flag, reconsume, other = one["numbers"]
+        born, store = one["born"], one["store"]
+        # Any other bits of the system flags, but those of the hosts' widths as the hosts are.
+        flags = other & ~0x30 | (len(born[0]) == 16) << 4 | (len(store[0]) == 16) << 5
+        crc = zlib.crc32(one["body"]) & 0x7FFFFFFF
+        size = size_of(flags, one["magic"], len(one["body"]), len(one["topic"]),
+                       len(one["properties"]))
+        data += build(Record(
+            size, one["magic"], crc if one["good"] else crc ^ 1, queue, flag, one["longs"][0],
+            BASE + len(data), flags, one["longs"][1], (born[0][:16], born[1]), one["longs"][2],
+            (store[0], store[1]), reconsume, one["longs"][3], one["body"], one["topic"],
+            one["properties"]))
+    return data
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(RECORD, min_size=1, max_size=8), st.integers(0, 40),
+       st.sampled_from([200, 1 << 20]))
+def test_columns_of_odd_records(specs: list[dict[str, Any]], tail: int, chunk: int) -> None:
+    data = log_of(specs) + bytes(tail)
+    rows = check_frames(BytesSource(data, BASE), chunk)
+    assert sum(row["kind"] == "message" for row in rows) == len(specs)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(RECORD, min_size=1, max_size=8), st.lists(st.sampled_from(NAMES), unique=True),
+       st.data())
+def test_any_projection_of_any_rows(specs: list[dict[str, Any]], names: list[str],
+                                    data: st.DataObject) -> None:
+    for batch in Walk(BytesSource(log_of(specs), BASE)):
+        check(batch, names)
+        kept = data.draw(st.lists(st.booleans(), min_size=len(batch), max_size=len(batch)))
+        mask = np.array(kept, bool)
+        assert check(batch.select(mask), names) == sum(kept)
+        assert check(batch.select(np.flatnonzero(mask)), names) == sum(kept)
+        half = batch.select(slice(len(batch) // 2, None))
+        assert check(half, names) == len(batch) - len(batch) // 2
+        assert check(half.select(mask[len(batch) // 2:]), names) == sum(kept[len(batch) // 2:])
+
+
+def many(count: int) -> bytes:
+    """A log with different topics, tags and hosts."""
+    return log_of([{
+        "body": b"b" * number, "topic": f"T{number % 3}".encode(), "magic": MAGIC_V1,
+        "properties": f"TAGS\x01t{number}\x02KEYS\x01k{number} m\x02".encode(), "good": True,
+        "born": (bytes([10, 0, 0, number % 7]), 1), "store": (bytes(4), 10911),
+        "numbers": [number, 0, 0, 0], "longs": [number, 1, 2, 0]} for number in range(count)])
+
+
+def test_columns_stay_when_the_walk_goes_on() -> None:
+    source = BytesSource(many(200), BASE)
+    kept, told = [], []
+    for batch in Walk(source, chunk=3000):
+        kept.append(message_columns(batch, NAMES))
+        told += [expected(batch.bytes_at(number)) for number in range(len(batch))]
+    assert len(kept) > 5
+    assert [row for one in kept for row in one.to_pylist()] == told
+
+
+def test_no_columns_keep_the_number_of_rows() -> None:
+    data = many(5) + bytes(64)
+    (batch,) = Walk(BytesSource(data, BASE))
+    for found, count in ((message_columns(batch, []), 5), (frame_columns(batch, []), 6)):
+        assert (found.num_rows, found.num_columns) == (count, 0)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, found.schema) as writer:
+            writer.write_batch(found)
+        assert pa.ipc.open_stream(sink.getvalue()).read_next_batch().num_rows == count
+
+
+def test_frames_come_in_physical_order() -> None:
+    data = many(6)
+    (batch,) = Walk(BytesSource(data, BASE))
+    hole = batch.select([2])
+    part = batch.select([0, 1, 3, 4, 5])
+    at, length = int(hole.offset[0]), int(hole.column("total_size")[0])
+    part.spans = [Span("damaged", at, length, "flipped", "magic"),
+                  Span("zero", BASE + len(data), 9)]
+    rows = frame_columns(part, list(FRAME_TYPES), BASE).to_pylist()
+    assert rows == frames_of(part, BASE)
+    assert [row["kind"] for row in rows] == [*["message"] * 2, "damaged", *["message"] * 3, "zero"]
+
+
+def test_a_batch_of_spans_only_has_no_messages() -> None:
+    (batch,) = Walk(BytesSource(bytes(100), BASE))
+    found = message_columns(batch, NAMES)
+    assert (found.num_rows, found.schema) == (0, schema(NAMES, MESSAGE_TYPES))
+    (row,) = frame_columns(batch, list(FRAME_TYPES), BASE).to_pylist()
+    assert (row["kind"], row["position"], row["length"]) == ("zero", 0, 100)
+
+
+def test_a_body_of_many_bytes() -> None:
+    data = log_of([{
+        "body": bytes(range(256)) * 20_000, "topic": b"T", "magic": MAGIC_V2, "good": True,
+        "properties": b"", "born": (bytes(4), 1), "store": (bytes(16), 2),
+        "numbers": [0] * 4, "longs": [0] * 4}])
+    assert sum(check(batch) for batch in Walk(BytesSource(data, BASE))) == 1
+
+
+def test_an_unknown_column_is_refused() -> None:
+    (batch,) = Walk(BytesSource(many(1), BASE))
+    with pytest.raises(KeyError):
+        message_columns(batch, ["topic", "no such"])
+    with pytest.raises(KeyError):
+        frame_columns(batch, ["kind", "body"])
