@@ -19,6 +19,7 @@ __all__ = [
     "ExitCode",
     "FormatError",
     "InternalError",
+    "JobError",
     "NotAStoreError",
     "RefusedError",
     "RmqctlError",
@@ -192,6 +193,15 @@ def noting_refusals() -> Iterator[list[str]]:
         yield found
     finally:
         _refused.reset(token)
+
+
+class JobError(RmqctlError):
+    """The work itself could not be done: workers were killed, a cluster failed.
+
+    It says nothing about the store, so nobody may take it for a finding: no StoreIOError.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.IO
 
 
 class RefusedError(RmqctlError):

@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rmqctl.checks.logpass import LogPass
@@ -19,7 +20,7 @@ from rmqctl.checks.results import RangeResult, Wanted
 from rmqctl.errors import StoreIOError
 from rmqctl.scan import heap
 from rmqctl.scan.walk import Walk
-from rmqctl.store.ranges import parallel
+from rmqctl.store.ranges import Pool, Processes
 from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
@@ -99,40 +100,53 @@ def _run_file(store: Store, job: LogPass, number: int, start: int, end: int,
     job.unreadable(file, start, end, "too many places of the file cannot be read")
 
 
-@dataclass(slots=True)
-class _Task:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all ranges of a store have in common."""
+
     root: str
     folders: list[str]
     sizes: Any
     ends: dict[QueueKey, int]
     wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
     part: Range
     last: bool
 
 
-def _worker(task: _Task) -> RangeResult:
-    with Store(task.root, task.folders, task.sizes) as store:
-        return run_range(store, task.ends, task.wanted, task.part, task.last)
+def _worker(job: _Job, task: _Task) -> RangeResult:
+    with Store(job.root, job.folders, job.sizes) as store:
+        return run_range(store, job.ends, job.wanted, task.part, task.last)
 
 
 def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
-        progress: Progress | None = None, minimum: int = MIN_RANGE) -> RangeResult:
-    """The whole log. StoreIOError from any range ends it."""
-    jobs = max(1, jobs or os.cpu_count() or 1)
-    pieces = split(store, jobs if jobs == 1 else jobs * 4, minimum)
-    if len(pieces) == 1 or jobs == 1:
-        whole = Range(pieces[0].start, pieces[-1].end, False)
-        return run_range(store, ends, wanted, whole, True, progress)
-    tasks = [_Task(store.root, store.log_folders, store.sizes, ends, wanted, part,
-                   part is pieces[-1]) for part in pieces]
+        progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
+        count: int | None = None) -> RangeResult:
+    """The whole log, by ``jobs`` processes or by a ``pool``. StoreIOError from any range ends it.
+
+    ``count``: the number of ranges to cut it into.
+    """
+    jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
+    pieces = (split(store, count, 1) if count is not None
+              else split(store, jobs if jobs == 1 else jobs * 4, minimum))
+    if pool is None:
+        if len(pieces) == 1 or jobs == 1:
+            whole = Range(pieces[0].start, pieces[-1].end, False)
+            return run_range(store, ends, wanted, whole, True, progress)
+        pool = Processes(min(jobs, len(pieces)))
+    job = _Job(store.root, store.log_folders, store.sizes, ends, wanted)
+    tasks = [_Task(part, part is pieces[-1]) for part in pieces]
     total: RangeResult | None = None
-    for task, result in parallel(_worker, tasks, min(jobs, len(pieces))):
-        total = _join(store, task, total, result, progress)
+    for task, result in pool.run(partial(_worker, job), tasks):
+        total = _join(store, job, task, total, result, progress)
     assert total is not None
     return total
 
 
-def _join(store: Store, task: _Task, total: RangeResult | None, result: RangeResult,
+def _join(store: Store, job: _Job, task: _Task, total: RangeResult | None, result: RangeResult,
           progress: Progress | None) -> RangeResult:
     if total is None:
         total = result
@@ -140,7 +154,7 @@ def _join(store: Store, task: _Task, total: RangeResult | None, result: RangeRes
         seam = _seam(store, total.position)
         if result.first != seam:
             part = Range(seam, max(task.part.end, seam), False)
-            result = run_range(store, task.ends, task.wanted, part, task.last)
+            result = run_range(store, job.ends, job.wanted, part, task.last)
         total.merge(result)
     if progress is not None:
         progress(task.part.end - task.part.start)

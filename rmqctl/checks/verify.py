@@ -26,6 +26,7 @@ from rmqctl.checks.topics import known_topics
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
 from rmqctl.store.consume_queue import ConsumeQueue
+from rmqctl.store.ranges import Pool
 from rmqctl.store.store import Store
 
 STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "timer",
@@ -37,6 +38,7 @@ _DERIVED = frozenset({"consumequeue", "index"})
 class Options:
     """``only``: structures to check (None: all). ``jobs``: processes for the log pass.
 
+    ``ranges``: the number of pieces the log is cut into for them (None: as fits).
     ``sample``: check that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from
     this physical offset on, which must be a frame border. Either way rows and entries are only
     held against what was read.
@@ -48,6 +50,7 @@ class Options:
     sample: float | None = None
     since: int | None = None
     seed: int = 0
+    ranges: int | None = None
 
     def wants(self, structure: str) -> bool:
         return self.only is None or structure in self.only
@@ -78,6 +81,7 @@ class Verification:
     store: Store
     options: Options = field(default_factory=Options)
     progress: Callable[[int], None] | None = None
+    pool: Pool | None = None
     coverage: Coverage = field(default_factory=Coverage)
     checked: list[dict[str, Any]] = field(default_factory=list)
     ok: bool = True
@@ -116,7 +120,7 @@ class Verification:
                 self.parts = self._parts()
                 if self.parts is None:
                     result = ranges.run(store, ends, wanted, options.jobs, self.progress,
-                                        options.minimum_range)
+                                        options.minimum_range, self.pool, options.ranges)
                 else:
                     result = ranges.run_parts(store, ends, wanted, self.parts, self.progress)
             except StoreIOError as error:
@@ -181,7 +185,7 @@ class Verification:
         if self.options.wants("consumequeue"):
             cover.consumequeue_rows = sum(
                 end - store.queues[key].first_index for key, end in ends.items())
-            for key, tally in result.queues.items():
+            for key, tally in sorted(result.queues.items()):  # ranges meet them in other orders
                 if key not in store.queues or not store.queues[key].files:
                     yield from missing_queue(context, key, tally)
             yield from batch_forward(context)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,13 +61,14 @@ class Outcome:
 
 def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: bool, yes: bool,
         dry_run: bool = False, extra: Extra | None = None, summary: Extra | None = None,
-        resume: bool = False) -> Outcome:
+        resume: bool = False, scratch_above: str | None = None) -> Outcome:
     """Shows the plan of the command ``name`` for a store, and carries it out with ``apply``.
 
     ``make_plan`` works in the scratch folder it is given: a temporary one for a plan that is only
     shown; for one that is applied, one on the store's file system, made under the store's lock.
     It is empty unless ``resume``: then it may hold what an interrupted run had made, and is kept
-    if this one is interrupted. ``extra`` gives further fields of the JSON document, ``summary``
+    if this one is interrupted. ``scratch_above``: where the temporary one is made, instead of the
+    system's folder for such. ``extra`` gives further fields of the JSON document, ``summary``
     what people read above the actions; both are asked once the plan is made.
 
     Asks on a terminal, unless ``yes`` or the output is data; elsewhere ``apply`` is consent enough:
@@ -88,7 +90,7 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
         out.warn(f"repair {unfinished} was interrupted and is not finished: --apply completes it "
                  f"first, `rmqctl undo {store_root} {unfinished}` takes it back")
     _warn_if_held(out, store_root)
-    with Scratch() as scratch:
+    with Scratch(scratch_above, f"rmqctl-{uuid.uuid4().hex}") as scratch:
         with noting_refusals() as refused:
             plan = make_plan(scratch)
         check(store_root, plan.steps)  # what --apply refuses is no plan

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,11 +22,13 @@ from rmqctl.commands.options import (
     open_output,
     worker_count,
 )
+from rmqctl.commands.pipeline_options import Engine, Master, opened_pool
 from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
     from rmqctl.checks.state import Place
+    from rmqctl.checks.verdict import Verdict
     from rmqctl.checks.verify import Verification
     from rmqctl.output import Output
     from rmqctl.output.human import Human
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 NAME = ("verify",)
 EFFECT = "read-only"
 
-_COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "topic", "queue_id",
-            "queue_offset", "detail", "next", "position", "count")
+COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "topic", "queue_id",
+           "queue_offset", "detail", "next", "position", "count")
 _BRIEF = ("severity", "category", "where", "queue", "detail")
 _STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
 
@@ -57,8 +58,8 @@ def command(
     max_findings: Annotated[int, typer.Option(
         "--max-findings", metavar="N", min=0, help="List at most N findings; all are counted.",
     )] = 1000,
-    engine: Annotated[Literal["local", "auto"], typer.Option(
-        "--engine", help="What does the work: this machine.")] = "auto",
+    engine: Engine = "auto",
+    master: Master = "local[*]",
     prometheus: Annotated[str | None, typer.Option(
         "--format-prometheus", metavar="FILE", help="Also write metrics for the textfile "
         "collector.")] = None,
@@ -86,16 +87,19 @@ def command(
         rmqctl verify /data/store --since-last --format-prometheus /metrics/rmq.prom
     """
     from rmqctl.checks import state as states
+    from rmqctl.checks.verdict import verdict
     from rmqctl.checks.verify import Options, Verification
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
+    from rmqctl.store.ranges import Processes
 
     out = open_output(output, quiet, verbose, no_progress)
-    out.debug(f"engine: {'local' if engine == 'auto' else engine}, the only one so far")
-    options = Options(_structures(only), worker_count(jobs), sample=sample, seed=seed)
+    options = Options(structures(only), worker_count(jobs), sample=sample, seed=seed)
     if sample is not None and since_last:
         raise UsageError("--sample and --since-last cannot be used together: the one looks at "
                          "pieces of everything, the other at all that is new")
+    if engine == "spark" and (sample is not None or since_last):
+        raise UsageError("--sample and --since-last look at parts: that is the local engine's")
     sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
     with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
         place = state or states.default_path(opened.root)
@@ -116,14 +120,20 @@ def command(
         if holder.held:
             who = f"process {holder.pid}" if holder.pid else "another process"
             out.warn(f"{who} holds the store ({holder.kind}): this is a moving picture")
-        with out.progress("verify", sum(one.size for one in opened.log.files)) as progress:
+        size = sum(one.size for one in opened.log.files)
+        if sample is not None or since_last:
+            engine = "local"
+        with opened_pool(out, engine, size, jobs=options.jobs, master=master) as pool, out.progress(
+                "verify", size) as progress:
             run = Verification(opened, options, progress.advance)
-            kept, counts = _collect(run, max_findings)
-        _show(out, run, kept, counts)
+            if not isinstance(pool, Processes):
+                run.pool, run.progress = pool, None
+            found = verdict(run, max_findings)
+        show(out, found)
         if since_last:
-            states.save(place, opened.root, _safe_place(run, kept, before))
+            states.save(place, opened.root, _safe_place(run, found.findings, before))
         if prometheus is not None:
-            _metrics(prometheus, run, counts)
+            _metrics(prometheus, found)
     if not run.ok:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
@@ -138,7 +148,8 @@ def _outside(root: str, files: dict[str, str | None]) -> None:
             raise UsageError(f"{option} {file}: lies in the store, which verify does not write to")
 
 
-def _structures(only: str | None) -> frozenset[str] | None:
+def structures(only: str | None) -> frozenset[str] | None:
+    """The value of ``--only``. UsageError."""
     from rmqctl.checks.verify import STRUCTURES
 
     if only is None:
@@ -151,18 +162,7 @@ def _structures(only: str | None) -> frozenset[str] | None:
     return names
 
 
-def _collect(run: Verification, most: int) -> tuple[list[Finding], Counter[tuple[str, str]]]:
-    """The first ``most`` findings, and how many of each (category, severity) there are."""
-    kept: list[Finding] = []
-    counts: Counter[tuple[str, str]] = Counter()
-    for one in run.findings():
-        counts[one.category, one.severity] += 1
-        if len(kept) < most:
-            kept.append(one)
-    return kept, counts
-
-
-def _safe_place(run: Verification, kept: list[Finding], before: Place | None) -> Place:
+def _safe_place(run: Verification, kept: tuple[Finding, ...], before: Place | None) -> Place:
     """Up to where nothing has to be looked at again: before the first trouble in the log."""
     from rmqctl.checks.state import Place
 
@@ -179,44 +179,40 @@ def _safe_place(run: Verification, kept: list[Finding], before: Place | None) ->
     return Place(first) if first > start.position else start
 
 
-def _show(out: Output, run: Verification, kept: list[Finding],
-          counts: Counter[tuple[str, str]]) -> None:
-    total = sum(counts.values())
-    if total > len(kept):
-        out.warn(f"{total - len(kept)} more findings are counted, not listed (--max-findings)")
-    rows = [one.as_dict() for one in kept]
-    document: dict[str, Any] = {
-        "ok": run.ok, "findings": rows, "coverage": run.coverage.as_dict(),
-        "checked": run.checked, "findings_total": total,
-        "counts": [{"category": category, "severity": severity, "count": count}
-                   for (category, severity), count in sorted(counts.items())]}
+def show(out: Output, found: Verdict) -> None:
+    """The verdict in the format that is asked for."""
+    if found.total > len(found.findings):
+        out.warn(f"{found.total - len(found.findings)} more findings are counted, not listed "
+                 "(--max-findings)")
+    document = found.as_dict()
+    rows = document["findings"]
     if out.format == "jsonl":
         out.rows([*rows, {name: value for name, value in document.items()
                           if name != "findings"}])
     elif out.format in ("csv", "tsv"):
-        out.rows(rows, _COLUMNS)
+        out.rows(rows, COLUMNS)
     else:
-        out.document(document, lambda page: _page(page, run, kept, counts))
+        out.document(document, lambda page: show_page(page, found))
 
 
-def _page(page: Human, run: Verification, kept: list[Finding],
-          counts: Counter[tuple[str, str]]) -> None:
+def show_page(page: Human, found: Verdict) -> None:
+    """The verdict for people."""
     from rmqctl.output.units import count_text, size_text
 
-    troubles = sum(count for (_, severity), count in counts.items() if severity != "info")
-    if run.ok:
-        page.text(f"{run.store.root}: no damage found", "good")
+    if found.ok:
+        page.text(f"{found.root}: no damage found", "good")
     else:
-        page.text(f"{run.store.root}: {troubles} finding{'s' if troubles > 1 else ''}", "bad")
-    if kept:
+        troubles = found.troubles
+        page.text(f"{found.root}: {troubles} finding{'s' if troubles > 1 else ''}", "bad")
+    if found.findings:
         page.blank()
-        page.table([_brief(one, run.store.root) for one in kept], _BRIEF,
+        page.table([_brief(one, found.root) for one in found.findings], _BRIEF,
                    styles={"severity": _STYLES.get})
-        seen = dict.fromkeys(one.next for one in kept if one.next and one.is_trouble)
+        seen = dict.fromkeys(one.next for one in found.findings if one.next and one.is_trouble)
         if seen:
             page.heading("What next")
             page.text("\n".join(list(seen)[:6]))
-    cover = run.coverage
+    cover = found.coverage
     page.heading("Coverage")
     page.pairs({
         "messages": count_text(cover.messages),
@@ -228,10 +224,10 @@ def _page(page: Human, run: Verification, kept: list[Finding],
                           "properties no checksum covers",
         "consumequeue rows": count_text(cover.consumequeue_rows),
         "index entries": count_text(cover.index_entries),
-        "checked": ", ".join(str(one["structure"]) for one in run.checked),
+        "checked": ", ".join(str(one["structure"]) for one in found.checked),
     })
-    if run.parts is not None:
-        page.text(f"only {len(run.parts)} part{'s' if len(run.parts) != 1 else ''} of the log "
+    if found.pieces is not None:
+        page.text(f"only {found.pieces} part{'s' if found.pieces != 1 else ''} of the log "
                   "looked at", "warn")
 
 
@@ -246,19 +242,19 @@ def _brief(finding: Finding, root: str) -> dict[str, Any]:
             "queue": queue, "detail": finding.detail}
 
 
-def _metrics(path: str, run: Verification, counts: Counter[tuple[str, str]]) -> None:
+def _metrics(path: str, found: Verdict) -> None:
     import time
 
     from rmqctl.output.prometheus import Metric, write_textfile
 
-    store = {"store": run.store.root}
-    cover = run.coverage.as_dict()
+    store = {"store": found.root}
+    cover = found.coverage.as_dict()
     write_textfile(path, [
         Metric("rmqctl_verify_ok", "1 when nothing wrong was found.", "gauge",
-               [(store, float(run.ok))]),
+               [(store, float(found.ok))]),
         Metric("rmqctl_verify_findings", "Findings by category and severity.", "gauge",
                [({**store, "category": category, "severity": severity}, float(count))
-                for (category, severity), count in sorted(counts.items())]),
+                for (category, severity), count in sorted(found.counts.items())]),
         Metric("rmqctl_verify_messages", "Intact messages.", "gauge",
                [(store, float(cover["messages"]))]),
         Metric("rmqctl_verify_bytes", "Commitlog bytes by what they are.", "gauge",

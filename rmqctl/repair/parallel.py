@@ -14,12 +14,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from rmqctl.errors import StoreIOError
+from rmqctl.errors import JobError
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log_end import used_size
-from rmqctl.store.ranges import leave_signals_to_parent, signals_later
+from rmqctl.store.ranges import Pool, end_workers, leave_signals_to_parent, signals_later
 
 STRETCH = 8 << 20
 _QUEUED = 4
@@ -76,15 +76,16 @@ def cut(parts: Sequence[LogPart], start: int = 0, end: int | None = None,
             yield Stretch(part, at, max(at, stop), at > first, length)
 
 
-def in_order(work: Callable[[Stretch], P], stretches: Iterable[Stretch],
-             jobs: int = 1) -> Results[P]:
+def in_order(work: Callable[[Stretch], P], stretches: Iterable[Stretch], jobs: int = 1,
+             pool: Pool | None = None) -> Results[P]:
     """(stretch, result) in order, with sound seams.
 
     ``work`` must be a picklable function of the stretch alone. What comes out never depends on
-    the number of jobs. StoreIOError.
+    the number of jobs. A ``pool`` does the work instead of ``jobs`` processes. StoreIOError.
     """
     expected = 0
-    for one, found in _results(work, stretches, jobs):
+    for one, found in _results(work, stretches, jobs) if pool is None else pool.run(
+            work, stretches):
         if not one.resync:
             expected = one.start
         if found is not None and found.first == expected:
@@ -108,7 +109,7 @@ def shared(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tu
     """(task, result) in the order of the tasks, worked on by ``jobs`` processes, this one too.
 
     Only a few more tasks than processes are under way, so memory stays flat. An exception of a
-    worker is raised here; a worker that was killed is a StoreIOError.
+    worker is raised here; a worker that was killed is a JobError.
     """
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(jobs - 1, context, initializer=leave_signals_to_parent)
@@ -142,7 +143,10 @@ def shared(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tu
             done, future = waiting.popleft()
             yield done, future.result()
     except BrokenProcessPool:
-        raise StoreIOError("a worker process was killed (out of memory?); "
-                           "--jobs 1 needs the least") from None
+        raise JobError("a worker process was killed (out of memory?); "
+                       "--jobs 1 needs the least") from None
+    except BaseException:
+        end_workers(pool)
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

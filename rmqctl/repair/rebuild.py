@@ -74,7 +74,7 @@ class Rebuilt:
 
     def wants(self, key: QueueKey) -> bool:
         """Whether a queue was asked for."""
-        return CONSUMEQUEUE in self.only and _wants(self.topic, self.queue, key)
+        return CONSUMEQUEUE in self.only and wants(self.topic, self.queue, key)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -115,15 +115,21 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
     another log, or to other wishes, is emptied first. StoreIOError, RefusedError (files of the
     store have other sizes than ``settings``), UsageError.
     """
+    wishes = wanted_parts(only, topic, settings)
+    job = _Job(parts, root, replace(settings, message_index=INDEX in wishes), scratch, wishes,
+               topic, queue, frozenset(batch_topics), log_end)
+    return job.run(jobs, progress, save_every)
+
+
+def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -> frozenset[str]:
+    """What of ``only`` can be rebuilt. RefusedError where that is nothing."""
     wishes = frozenset(only) & BOTH
     if topic is not None or not settings.message_index:
         wishes -= {INDEX}
     if not wishes:
         raise RefusedError("nothing to rebuild: messages are not indexed, or one topic's entries "
                            "cannot be rebuilt alone")
-    job = _Job(parts, root, replace(settings, message_index=INDEX in wishes), scratch, wishes,
-               topic, queue, frozenset(batch_topics), log_end)
-    return job.run(jobs, progress, save_every)
+    return wishes
 
 
 def log_size(parts: Sequence[LogPart], log_end: int | None = None) -> int:
@@ -170,7 +176,8 @@ class _Job:
             held.callback(dispatcher.close)
             base = at.gaps, at.refused, at.unplaceable
             self._go_on(dispatcher, at, base, jobs, progress, save_every)
-            next_offsets = dispatcher.next_offsets()
+            next_offsets = {key: end for key, end in dispatcher.next_offsets().items()
+                            if wants(self._topic, self._queue, key)}
             index_timestamp = dispatcher.index_timestamp
         if CONSUMEQUEUE in self._wishes:
             rebuild_seed.take_over(self._root, self._scratch,
@@ -193,7 +200,7 @@ class _Job:
         return self._parts[-1].end if self._parts else 0
 
     def _dispatcher(self) -> Dispatcher:
-        wanted = None if self._topic is None else partial(_wants, self._topic, self._queue)
+        wanted = None if self._topic is None else partial(wants, self._topic, self._queue)
         recall = OldUnits(self._root) if self._settings.consumequeue_ext else None
         return Dispatcher(self._scratch.root, self._settings, lambda: self._now,
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
@@ -237,5 +244,6 @@ class _Job:
         return parallel.in_order(work, parallel.cut(self._parts, done, self._log_end), jobs)
 
 
-def _wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
+def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
+    """Whether a queue is among those of ``topic`` (and ``queue``), None meaning all."""
     return (topic is None or key[0] == topic) and (queue is None or key[1] == queue)

@@ -196,7 +196,7 @@ def _fill(made: Sequence[StoreFile], sure: Sequence[str | None], free: list[str]
         if name is None:
             high = next((later for later in sure[number:] if later), None)
             at = bisect_right(free, low)
-            choices = [*free[at:at + 1], _own(one), _next(low)]
+            choices = [*free[at:at + 1], _own(one), next_name(low)]
             name = next((each for each in choices
                          if each > low and (high is None or each < high)), None)
             if name is None:
@@ -212,7 +212,8 @@ def _own(one: StoreFile) -> str:
     return name_at(header.begin_timestamp) if header.index_count > 1 else one.name
 
 
-def _next(name: str) -> str:
+def next_name(name: str) -> str:
+    """The least name behind another one's."""
     known = names.parse_index(name)
     if known is None or known.year == MAXYEAR:
         return f"{min(int(name or 0) + 1, 10 ** names.INDEX_DIGITS - 1):0{names.INDEX_DIGITS}d}"

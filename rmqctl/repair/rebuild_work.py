@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,20 +58,23 @@ class Found:
     newest: int = 0
 
 
-def derive(settings: Settings, rows: bool, limit: int | None, one: Stretch) -> Found:
+def derive(settings: Settings, rows: bool, limit: int | None, one: Stretch,
+           sink: Callable[[Derived], None] | None = None) -> Found:
     """The intact messages of a stretch that end at or before physical offset ``limit``.
 
-    ``rows``: columns for the consumequeues are wanted. StoreIOError.
+    ``rows``: columns for the consumequeues are wanted. ``sink`` takes what was derived, batch by
+    batch and with one numbering of topics, instead of the result. StoreIOError.
     """
     deriver = deriver_for(settings, rows=rows)
     found = Found()
+    take = found.derived.append if sink is None else sink
     with one.part.open() as source:
         walk = one.walk(source)
         for batch in walk:
             intact = _intact(batch, limit, found.damage) if len(batch) else batch
             if len(intact):
                 size = intact.column("total_size")
-                found.derived.append(deriver.derive(intact))
+                take(deriver.derive(intact))
                 found.messages += len(intact)
                 found.last = int(intact.offset[-1])
                 found.end = found.last + int(size[-1])

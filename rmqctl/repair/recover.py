@@ -65,9 +65,11 @@ class Wishes:
         return self.only.issuperset(PARTS[:4]) and self.topic is None
 
 
-def plan_recover(root: str, scratch: Scratch, wishes: Wishes, watch: Watch) -> Plan:
+def plan_recover(root: str, scratch: Scratch, wishes: Wishes, watch: Watch,
+                 make: Callable[..., Rebuilt] = rebuild) -> Plan:
     """The plan for the store at ``root``. Derived files are made in ``scratch``, which must stay
-    until the plan is carried out; nothing else is written.
+    until the plan is carried out; nothing else is written. ``make`` does the rebuilding: a
+    function like `rmqctl.repair.rebuild.rebuild`.
 
     NotAStoreError, RefusedError (sizes that contradict each other, see `configured` and
     `salvage`), StoreIOError.
@@ -75,12 +77,13 @@ def plan_recover(root: str, scratch: Scratch, wishes: Wishes, watch: Watch) -> P
     with ExitStack() as held:
         store = held.enter_context(Store.open(root, wishes.commitlog_dirs, wishes.sizes))
         known = configured(root, wishes.given, wishes.commitlog_dirs)
-        return _Planner(root, store, known, scratch, wishes, watch).plan()
+        return _Planner(root, store, known, scratch, wishes, watch, make).plan()
 
 
 class _Planner:
     def __init__(self, root: str, store: Store, known: Configured, scratch: Scratch,
-                 wishes: Wishes, watch: Watch) -> None:
+                 wishes: Wishes, watch: Watch, make: Callable[..., Rebuilt]) -> None:
+        self._make = make
         self._root, self._store, self._known, self._scratch = root, store, known, scratch
         self._wishes, self._watch = wishes, watch
         self._generation = known.settings.profile.generation
@@ -149,7 +152,7 @@ class _Planner:
             return None
         self._notes += self._known.notes
         with self._watch("rebuilding", log_size(saved.parts)) as done:
-            made = rebuild(
+            made = self._make(
                 saved.parts, self._root, self._known.settings, self._scratch, only=wanted,
                 topic=self._wishes.topic, queue=self._wishes.queue, jobs=self._wishes.jobs,
                 progress=done, batch_topics=self._known.batch_topics,

@@ -157,7 +157,7 @@ class Follower:
                 if magic in VERSIONS and MIN_SIZE <= total <= MAX_RECORD:
                     raw = source.read(at, total)
                     record = self._whole(raw, total)
-                    if record is not None and (_is_finished(record)
+                    if record is not None and (is_finished(record)
                                                or self._settled(source, at + total)):
                         self.next += total
                         self._remember(record.physical_offset, total, raw)
@@ -231,7 +231,7 @@ class Follower:
         self.next = reached
 
 
-def _is_finished(record: Record) -> bool:
+def is_finished(record: Record) -> bool:
     """Whether nothing says that bytes of a record are still to come.
 
     The CRC covers only the body; topic and properties are written behind it, and what is not

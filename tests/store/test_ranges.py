@@ -6,19 +6,17 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rmqctl.errors import StoreIOError
-from rmqctl.formats import message
+from rmqctl.errors import JobError, StoreIOError
 from rmqctl.store import Store, ranges, stats
 from rmqctl.store.stats import Query, collect
 from tests.conftest import GoldenFolder
-from tests.support import damage
+from tests.support import damage, forged
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 
@@ -42,10 +40,10 @@ def as_if_parallel(monkeypatch: pytest.MonkeyPatch) -> list[ranges.Range]:
         for task in tasks:
             yield task, work(task)
 
-    def counted(query: Query, part: ranges.Range) -> Any:
+    def counted(query: Query, only: Any, part: ranges.Range) -> Any:
         if part.start and not part.resync:
             again.append(part)
-        return original(query, part)
+        return original(query, only, part)
 
     original = stats._work
     monkeypatch.setattr(ranges, "parallel", serial)
@@ -104,25 +102,7 @@ def test_a_forged_record_inside_a_body_is_found_out(tmp_path: Path,
                                                     as_if_parallel: list[ranges.Range]) -> None:
     """A body that holds well placed, chained records: a resync takes them for real, the seam
     does not fit, and the range is walked again from where the one before it ended."""
-    def made(body: bytes, name: str) -> tiny_stores.Tiny:
-        return tiny_stores.build(tmp_path / name, [
-            tiny_stores.Spec("orders", 0, b"b" * 400),
-            tiny_stores.Spec("orders", 0, body),
-            tiny_stores.Spec("orders", 0, b"after")], commitlog_file_size=4096)
-
-    def forged(at: int) -> bytes:
-        one = message.Record(0, message.MAGIC_V1, 0, 0, 0, 0, 0, 0, 0, (bytes(4), 1), 5,
-                             (bytes(4), 1), 0, 0, b"", b"forged", b"")
-        size = message.size_of(0, message.MAGIC_V1, 0, 6, 0)
-        return b"".join(message.build(replace(one, total_size=size,
-                                              physical_offset=at + size * number))
-                        for number in range(3))
-
-    size = len(forged(0))
-    outer = made(bytes(100 + size), "first").messages[1]
-    inside = outer.start + outer.raw.index(bytes(100 + size)) + 100
-    tiny = made(bytes(100) + forged(inside), "second")
-    assert tiny.messages[1].start == outer.start
+    tiny, inside = forged.build(tmp_path)
     whole = figures(tiny.root, "topic")
     assert {key: one[0] for key, one in whole[0].items()} == {b"orders": 3}
     assert figures(tiny.root, "topic", range_size=inside - 20, jobs=2) == whole
@@ -177,7 +157,7 @@ def test_an_error_of_a_worker_arrives() -> None:
 
 
 def test_a_killed_worker_does_not_hang() -> None:
-    with pytest.raises(StoreIOError, match="killed"):
+    with pytest.raises(JobError, match="killed"):
         list(ranges.parallel(_die, range(10), 2))
 
 

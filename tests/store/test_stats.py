@@ -12,16 +12,15 @@ import pytest
 
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.formats import properties, sysflag
-from rmqctl.scan.aggregate import OTHER, Aggregate, Keys
+from rmqctl.scan.aggregate import Aggregate
+from rmqctl.scan.groupings import Keys
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
-from rmqctl.store.stats import (
+from rmqctl.store.stats import Query, choose_files, collect
+from rmqctl.store.stats_rows import (
     KEY_COLUMNS,
     VALUE_COLUMNS,
-    Query,
-    choose_files,
-    collect,
     rows,
     total,
 )
@@ -148,13 +147,14 @@ def test_hours_and_days_of_a_zone(zone: Any, by: str, tmp_path: Path) -> None:
     assert [row["time"] for row in rows(sums, zone)] == sorted(wanted)
 
 
-def record(at: int, *, store_timestamp: int = 0, flag: int = 0) -> bytes:
+def record(at: int, *, store_timestamp: int = 0, flag: int = 0, keys: str = "") -> bytes:
     from rmqctl.formats import message
 
     host = bytes(4), 1
+    texts = f"KEYS\x01{keys}\x02".encode() if keys else b""
     return message.build(message.Record(
-        91, message.MAGIC_V1, 0, 0, flag, 0, at, 0, 0, host, store_timestamp, host, 0, 0, b"",
-        b"", b""))
+        91 + len(texts), message.MAGIC_V1, 0, 0, flag, 0, at, 0, 0, host, store_timestamp, host,
+        0, 0, b"", b"", texts))
 
 
 def test_times_no_calendar_has() -> None:
@@ -170,23 +170,6 @@ def test_times_no_calendar_has() -> None:
         assert sum(row["messages"] for row in found) == 4
         assert total(sums)["first_store_timestamp"] == times[0]
         assert total(sums)["last_store_timestamp"] == times[1]
-
-
-def test_many_groups_are_bounded() -> None:
-    data = b"".join(record(at=number * 91, flag=number * 70_000 % (1 << 31))
-                    for number in range(50))
-    sums = Aggregate("flag", limit=20)
-    for batch in Walk(BytesSource(data), chunk=1000):
-        sums.add(batch)
-    found = sums.groups()
-    assert (len(found), found[OTHER].messages, sums.is_cut) == (21, 30, True)
-    assert sum(one.messages for one in found.values()) == 50
-    assert rows(sums, sort="key")[-1]["flag"] == OTHER
-    more = Aggregate("flag", limit=20)
-    more.merge(sums)
-    more.merge(sums)
-    assert {key: one.messages for key, one in more.groups().items()} == {
-        key: 2 * one.messages for key, one in found.items()}
 
 
 def test_keys_of_wide_and_narrow_ranges() -> None:

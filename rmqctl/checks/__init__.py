@@ -1,0 +1,1 @@
+"""Checks: verify, diff and preflight, as generators of findings over a store."""

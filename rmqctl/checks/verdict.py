@@ -1,0 +1,56 @@
+"""What a run of verify came to, as a plain value that can go from one process to another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify import Coverage, Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``findings`` are the first ones, ``counts`` all of them by (category, severity).
+
+    ``pieces``: how many pieces of the log were looked at, None for all of it.
+    """
+
+    root: str
+    ok: bool
+    findings: tuple[Finding, ...]
+    counts: Counter[tuple[str, str]]
+    coverage: Coverage
+    checked: tuple[dict[str, Any], ...]
+    pieces: int | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def troubles(self) -> int:
+        """Findings which are no mere information."""
+        return sum(count for (_, severity), count in self.counts.items() if severity != INFO)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of ``verify``."""
+        return {
+            "ok": self.ok, "findings": [one.as_dict() for one in self.findings],
+            "coverage": self.coverage.as_dict(), "checked": list(self.checked),
+            "findings_total": self.total,
+            "counts": [{"category": category, "severity": severity, "count": count}
+                       for (category, severity), count in sorted(self.counts.items())]}
+
+
+def verdict(run: Verification, most: int) -> Verdict:
+    """Runs a verification to its end and keeps the first ``most`` findings."""
+    kept: list[Finding] = []
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in run.findings():
+        counts[one.category, one.severity] += 1
+        if len(kept) < most:
+            kept.append(one)
+    return Verdict(run.store.root, run.ok, tuple(kept), counts, run.coverage, tuple(run.checked),
+                   None if run.parts is None else len(run.parts))
