@@ -49,10 +49,10 @@ demo: $(VENV)/.installed
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
 
 test: venv
-	$(BIN)/python -m pytest -n $(JOBS) --exhaustive $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --exhaustive $(ARGS)
 
 quick: venv
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m 'not slow' $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .
@@ -66,6 +66,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.rebuilding --dir $(BENCH)
 	$(BIN)/python -m benchmarks.recovering --dir $(BENCH)
 	$(BIN)/python -m benchmarks.carving --dir $(BENCH)
+	@$(PIP) -e '.[bench]'
+	$(BIN)/python -m benchmarks.pipeline --dir $(BENCH)
 	$(BIN)/python -m benchmarks.writing --dir $(BENCH)/writing
 
 clean:

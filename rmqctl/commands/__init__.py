@@ -52,6 +52,7 @@ _INSPECT = "Inspect"
 _CHECK = "Check"
 _WRITE = "Write"
 _REPAIR = "Repair"
+_PIPELINE = "Pipeline"
 _ABOUT = "About rmqctl"
 
 
@@ -64,6 +65,7 @@ def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  #
 GROUPS: tuple[GroupSpec, ...] = (
     GroupSpec(("query",), "Find messages by key, id, time or physical offset", _INSPECT),
     GroupSpec(("recover",), "Make a damaged store whole; no intact message is lost", _REPAIR),
+    GroupSpec(("pipeline",), "The same on Apache Spark: fleets of stores, on a cluster", _PIPELINE),
     GroupSpec(("topic",), "Topics of a store", _WRITE),
 )
 
@@ -93,5 +95,14 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("expire", "mutates", _REPAIR, "Take expired files away, as a broker's cleaner would"),
     _spec("carve", "writes-new", _REPAIR, "Messages out of any bytes, by content alone"),
     _spec("undo", "mutates", _REPAIR, "Take a repair back: everything becomes what it was"),
+    _spec("pipeline verify", "read-only", _PIPELINE, "Check many stores, byte by byte"),
+    _spec("pipeline stats", "read-only", _PIPELINE,
+          "Counts, bytes and rates of many stores"),
+    _spec("pipeline rebuild", "mutates", _PIPELINE,
+          "Consumequeues and index of many stores, from their logs"),
+    _spec("pipeline export", "writes-new", _PIPELINE,
+          "Messages as Parquet, JSON, CSV or Avro, by topic and day"),
+    _spec("pipeline sql", "writes-new", _PIPELINE,
+          "A query over messages, frames, consumequeue and index"),
     _spec("commands", "read-only", _ABOUT, "Every command with its effect, arguments and options"),
 )

@@ -1,0 +1,5 @@
+"""Lets Spark find the data source ``rocketmq`` by itself: it looks into packages of such names."""
+
+from rmqctl.pipeline.source.source import RocketMQ as DefaultSource
+
+__all__ = ["DefaultSource"]

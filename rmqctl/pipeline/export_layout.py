@@ -1,0 +1,136 @@
+"""Where exported messages go: partitions by topic, day and store, and their folders' names.
+
+The names are Hive's (``topic=orders/day=2023-11-14``), escaped as Hive and Spark do, so that Spark
+and Arrow find the values again. A value that would be too long a name is cut and gets a mark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta, tzinfo
+
+import numpy as np
+
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.groupings import QUARTER_HOUR
+from rmqctl.scan.text import Dictionary
+
+PARTS = ("topic", "day", "store")
+"""What an export can be partitioned by; ``day`` is that of the store time."""
+NOTHING = "__HIVE_DEFAULT_PARTITION__"
+"""Hive's name for a value that is null or empty."""
+LONGEST = 255
+"""Bytes of a file name, on nearly every file system."""
+
+Value = str | None
+Values = tuple[Value, ...]
+
+_ESCAPED = frozenset([*map(chr, range(0x20)), *'"#%\'*/:=?\\\x7f{[]^'])
+_DAY = 86_400_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = ((one - date(1970, 1, 1)).days for one in (date.min, date.max))
+_NO_DAY = _FIRST - 1
+"""For times which no calendar has: damage makes them."""
+_DAYS = 1 << 23
+_MARK = 16
+
+
+def escape(value: str) -> str:
+    """A value as a part of a path, as Hive and Spark escape it."""
+    return "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in value)
+
+
+def folder(name: str, value: Value) -> str:
+    """``name=value``; a value too long for a name is cut and ends in ``~`` and a digest of it."""
+    if not value:
+        return f"{name}={NOTHING}"
+    if not is_cut(name, value):
+        return f"{name}={escape(value)}"
+    mark = "~" + hashlib.sha256(value.encode()).hexdigest()[:_MARK]
+    room = LONGEST - len(name) - 1 - len(mark)
+    kept, used = [], 0
+    for one in value:
+        text = escape(one)
+        used += len(text.encode())
+        if used > room:
+            break
+        kept.append(text)
+    return f"{name}={''.join(kept)}{mark}"
+
+
+def is_cut(name: str, value: str) -> bool:
+    """Whether a value is too long for the name of a folder."""
+    return len(f"{name}={escape(value)}".encode()) > LONGEST
+
+
+def path(names: Sequence[str], values: Values) -> str:
+    """The folder of a partition, relative to the export; "" without partitions."""
+    return "/".join(map(folder, names, values))
+
+
+def days(times: Array, zone: tzinfo) -> Array:
+    """The day (counted from 1970-01-01) of each epoch ms in a zone; `_NO_DAY` where it has none."""
+    if zone is UTC:
+        found = times // _DAY
+        return np.where((found < _FIRST) | (found > _LAST), _NO_DAY, found)
+    # The offset of a zone from UTC is a multiple of a quarter of an hour.
+    slots, place = np.unique(times // QUARTER_HOUR, return_inverse=True)
+    known: Array = np.array([_day(one * QUARTER_HOUR, zone) for one in slots.tolist()], np.int64)
+    return known[place]
+
+
+def _day(moment: int, zone: tzinfo) -> int:
+    try:
+        local = (_EPOCH + timedelta(milliseconds=moment)).astimezone(zone)
+    except (OverflowError, ValueError):
+        return _NO_DAY
+    return local.toordinal() - date(1970, 1, 1).toordinal()
+
+
+class Partitions:
+    """Small numbers for the partitions met in one store; ``found`` are their values by number."""
+
+    def __init__(self, names: Sequence[str], store: str, zone: tzinfo) -> None:
+        self.names, self.found = tuple(names), list[Values]()
+        self._store, self._zone = store, zone
+        self._topics = Dictionary()
+        self._numbers: dict[int, int] = {}
+        self._by_values: dict[Values, int] = {}
+
+    def codes(self, batch: Batch) -> Array:
+        """The number of each message's partition (int64)."""
+        key: Array = np.zeros(len(batch), np.int64)
+        if not len(batch):
+            return key
+        if "topic" in self.names:
+            key += self._topics.encode_places(batch.data, batch.column("topic_start"),
+                                              batch.column("topic_length")) * _DAYS
+        if "day" in self.names:
+            key += days(batch.column("store_timestamp"), self._zone) - _NO_DAY
+        first = int(key[0])
+        if (key == first).all():
+            return np.full(len(key), self._number(first), np.int64)
+        distinct, place = np.unique(key, return_inverse=True)
+        return np.array([self._number(one) for one in distinct.tolist()], np.int64)[place]
+
+    def _number(self, key: int) -> int:
+        known = self._numbers.get(key)
+        if known is None:
+            values = tuple(self._value(name, key) for name in self.names)
+            # Topics of other bytes may be the same text.
+            known = self._by_values.setdefault(values, len(self.found))
+            if known == len(self.found):
+                self.found.append(values)
+            self._numbers[key] = known
+        return known
+
+    def _value(self, name: str, key: int) -> Value:
+        if name == "store":
+            return self._store
+        if name == "topic":
+            return self._topics.texts[key // _DAYS].decode("utf-8", "replace")
+        day = key % _DAYS + _NO_DAY
+        if day == _NO_DAY:
+            return None
+        return date.fromordinal(day + date(1970, 1, 1).toordinal()).isoformat()

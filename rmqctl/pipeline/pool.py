@@ -1,0 +1,148 @@
+"""A pool of Spark's: tasks are worked on by executors, results come back to the driver in order.
+
+One Spark task for each task; a result is one pickled value, which the Java side passes on without
+looking at it. The function and the tasks are sent once (broadcast). Spark tries a task again that
+failed and takes one result of each. It is an RDD job and no ``mapInArrow``: the same kernel and the
+same worker processes, without the SQL engine, whose first query costs 2 to 3 s of start-up
+(benchmarks/RESULTS.md).
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rmqctl.errors import JobError, RmqctlError
+from rmqctl.pipeline.session import log_of
+from rmqctl.pipeline.watching import POLL, Watch, new_group, tasks_of
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class SparkPool:
+    """A `rmqctl.store.ranges.Pool` on a Spark session.
+
+    ``jobs``: how many tasks the cluster works on at a time. ``watch`` hears of tasks done.
+    """
+
+    def __init__(self, spark: SparkSession, jobs: int | None = None,
+                 watch: Watch | None = None) -> None:
+        self.spark, self.watch = spark, watch
+        self.jobs = jobs or max(1, spark.sparkContext.defaultParallelism)
+
+    def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
+        """See `Pool.run`. Interrupted, the Spark job is cancelled."""
+        known = list(tasks)
+        if not known:
+            return
+        for task, found in zip(known, self._results(work, known), strict=True):
+            value = pickle.loads(found)  # noqa: S301  # it comes from this program's workers
+            if isinstance(value, _Failed):
+                raise value.error
+            yield task, value
+
+    def _results(self, work: Callable[[T], R], tasks: list[T]) -> list[bytes]:
+        from pyspark import cloudpickle
+
+        context = self.spark.sparkContext
+        dumps: Callable[[Any], bytes] = cloudpickle.dumps
+        sent = context.broadcast((dumps(work), [dumps(task) for task in tasks]))
+        try:
+            found = self._collected(context, _Worker(sent), len(tasks))
+        finally:
+            sent.unpersist()
+        return found
+
+    def _collected(self, context: SparkContext, worker: _Worker, count: int) -> list[bytes]:
+        """Runs the job in a thread, so that this one can show progress and be interrupted."""
+        group = new_group()
+        outcome: list[Any] = []
+
+        def job() -> None:
+            context.setJobGroup(group, "rmqctl", interruptOnCancel=True)
+            try:
+                outcome.append(context.parallelize(range(count), count).map(worker).collect())
+            except BaseException as error:  # noqa: BLE001  # raised again in the other thread
+                outcome.append(error)
+
+        from pyspark import InheritableThread
+
+        thread = InheritableThread(target=job, daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(POLL)
+                if self.watch is not None:
+                    self.watch(min(count, tasks_of(context, group)[0]), count)
+        except BaseException:
+            context.cancelJobGroup(group)
+            thread.join(20)
+            raise
+        result = outcome[0]
+        if isinstance(result, BaseException):
+            raise failure(result, log_of(self.spark)) from None
+        if len(result) != count:
+            raise JobError(f"Spark gave {len(result)} results for {count} tasks")
+        if self.watch is not None:
+            self.watch(count, count)
+        found: list[bytes] = result
+        return found
+
+
+def failure(error: BaseException, log: str | None) -> BaseException:
+    """What a user should read of a Spark job that failed."""
+    if not isinstance(error, Exception):
+        return error
+    text = str(error)
+    where = f" (Spark's messages: {log})" if log else ""
+    for sign, words in _SIGNS:
+        if sign in text:
+            return JobError(words + where)
+    told = _PYTHON.findall(text)
+    if told:
+        name, words = told[-1]
+        said = words if name.startswith("rmqctl.") and words else f"{name}: {words}".rstrip(": ")
+        return JobError(f"the Spark job failed: {said}{where}")
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return JobError(f"the Spark job failed: {first or type(error).__name__}{where}")
+
+
+_PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
+"""The last line of a Python traceback."""
+_SIGNS = (
+    ("crashed", "a Python worker was killed again and again (out of memory?)"),
+    ("ExecutorLostFailure", "executors were lost again and again (out of memory?)"),
+    ("maxResultSize", "the results are larger than spark.driver.maxResultSize"),
+    ("No space left on device", "no space left on the device (Spark's local folder?)"),
+    ("cancelled", "the Spark job was cancelled"),
+)
+
+
+class _Failed:
+    """An error that a task's work ended with, to be raised by the driver."""
+
+    def __init__(self, error: RmqctlError) -> None:
+        self.error = error
+
+
+class _Worker:
+    """What runs on an executor: the number of a task in, its pickled result out."""
+
+    def __init__(self, sent: Any) -> None:
+        self._sent = sent
+
+    def __call__(self, number: int) -> bytes:
+        work, tasks = self._sent.value
+        do, task = pickle.loads(work), pickle.loads(tasks[number])  # noqa: S301
+        try:
+            found = do(task)
+        except RmqctlError as error:
+            found = _Failed(error)
+        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)

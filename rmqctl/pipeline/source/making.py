@@ -1,0 +1,126 @@
+"""A new store from the rows that tasks have spooled: put by one engine, published by one rename.
+
+Everything happens in a folder beside the target, on the same file system. As long as the rename
+has not happened there is no store, afterwards it is whole and on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from rmqctl.engine import ingest
+from rmqctl.engine.create import create_store, plan_store
+from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
+from rmqctl.engine.put import Message
+from rmqctl.engine.settings import Settings
+from rmqctl.engine.storage import make_folders, sync_folder
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.formats.message import decode
+from rmqctl.pipeline.source.rows import RECORD, outgoing
+from rmqctl.pipeline.source.spool import Run, merged
+
+STAGING = ".rmqctl-write-"
+_STORE = "store"
+_log = logging.getLogger(__name__)
+
+
+def refuse_existing(target: str) -> None:
+    """RefusedError unless nothing, or an empty folder, lies at ``target``."""
+    if not os.path.lexists(target):
+        return
+    try:
+        if not os.path.islink(target) and not os.listdir(target):
+            return
+    except OSError:
+        pass
+    raise RefusedError(f"{target} exists: a new store is made where nothing is, and nothing is "
+                       "ever replaced or added to (rmqctl append adds to a store)")
+
+
+def make(target: str, staging: str, runs: Sequence[Run], schema: pa.Schema, settings: Settings,
+         *, batch_topics: Iterable[str] = (), keep_queue_offsets: bool = False) -> int:
+    """Makes the store from the rows of all runs and publishes it; the number of messages.
+
+    Rows with a column ``record`` are stored as recorded, others are put. Queue offsets that do not
+    go on in their queue are made new unless ``keep_queue_offsets``; a warning counts them.
+    RefusedError when the store may not take a row, StoreIOError; then nothing is published.
+    """
+    refuse_existing(target)
+    root = os.path.join(staging, _STORE)
+    made = create_store(root, plan_store(root, settings).settings)
+    topics = made.settings.batch_topics | frozenset(batch_topics)
+    settings = replace(made.settings, batch_topics=topics)
+    count = 0
+    with Engine.open(root, settings, keep_queue_offsets=keep_queue_offsets) as engine:
+        for group in _groups(merged(staging, runs, schema), settings):
+            results = engine.put_many(group, stop=True)
+            last = results[-1]
+            if not last.stored:
+                topic = group[len(results) - 1].topic
+                name = topic if isinstance(topic, str) else topic.decode("utf-8", "replace")
+                raise RefusedError(f"a message of topic {name}: {last.reason or last.status}")
+            count += len(results)
+        moved, misplaced = engine.renumbered, engine.misplaced
+    if moved:
+        _log.warning("%s: %d messages got new queue offsets, because rows before them in their "
+                     "queues are missing", target, moved)
+    if misplaced:
+        _log.warning("%s: %d messages kept a queue offset at which their queue does not go on",
+                     target, misplaced)
+    _publish(root, target)
+    return count
+
+
+def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[list[Message]]:
+    """Messages in the numbers in which the engine takes them best."""
+    prepare = ingest.preparer(settings, ingest.unique_ids())
+    group: list[Message] = []
+    size = 0
+    for batch in batches:
+        found: Iterable[Message] = (
+            map(decode, batch.column(RECORD).to_pylist()) if RECORD in batch.schema.names
+            else outgoing(batch, prepare))
+        for one in found:
+            group.append(one)
+            size += len(one.body) if not hasattr(one, "messages") else 0
+            if size >= GROUP_BYTES or len(group) >= GROUP_MESSAGES:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _publish(root: str, target: str) -> None:
+    parent = os.path.dirname(target)
+    sync_folder(root)
+    try:
+        os.rename(root, target)  # on a folder that is not empty the system refuses it
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, target, "publish the store as") from None
+    sync_folder(parent)
+
+
+def make_staging(staging: str) -> None:
+    """Makes the folder for spooled rows. StoreIOError.
+
+    Only the driver does: a task that does not find it has another file system, or is too late.
+    """
+    make_folders(staging, durable=False)
+
+
+def remove_staging(staging: str) -> None:
+    """Removes the folder of one write, which holds nothing but what that write made.
+
+    It loses its name first, so that a task which is still at work cannot add to it.
+    """
+    doomed = f"{staging}-removed"
+    with contextlib.suppress(OSError):
+        os.rename(staging, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,134 @@
+"""The options of the data source, from texts to values. Every refusal is a UsageError."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.pipeline.source.pushdown import Filters
+from rmqctl.pipeline.source.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES
+from rmqctl.texts import parse_offset, parse_size, parse_time, wall_clock
+
+NAMES = ("table", "path", "paths", "startPhy", "endPhy", "since", "until", "topic", "queueId",
+         "body", "splitSize", "numPartitions", "commitlogDirs")
+_BODIES = ("binary", "none")
+_INT_MAX = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is read. ``split_size`` in bytes, 0 for whole files, None for what fits.
+
+    ``paths`` as given; `stores` finds what they name.
+    """
+
+    paths: tuple[str, ...]
+    table: str = MESSAGES
+    body: bool = True
+    filters: Filters = field(default_factory=Filters)
+    split_size: int | None = None
+    partitions: int | None = None
+    log_folders: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> Options:
+        """From a data source's options (names without regard to case).
+
+        ``more`` are names that somebody else reads. UsageError for unknown ones: a condition
+        with a slip of the pen must not be left out silently.
+        """
+        known = {name.lower(): name for name in (*NAMES, *more)}
+        unknown = [name for name in given if name.lower() not in known and "." not in name]
+        if unknown:
+            raise UsageError(f"unknown option {', '.join(unknown)}; there are "
+                             f"{', '.join(sorted(set(known.values()) - {'paths'}))}")
+        values = {name.lower(): text for name, text in given.items()}
+
+        def one(name: str) -> str | None:
+            return values.get(name.lower()) or None
+
+        table = (one("table") or MESSAGES).strip().lower()
+        if table not in TABLES:
+            raise UsageError(f"table={table}: there are {', '.join(TABLES)}")
+        body = (one("body") or _BODIES[0]).strip().lower()
+        if body not in _BODIES:
+            raise UsageError(f"body={body}: {' or '.join(_BODIES)}")
+        size, count = one("splitSize"), one("numPartitions")
+        parts = None if count is None else _number("numPartitions", count, 1)
+        return cls(_paths(one("path"), one("paths")), table, body == _BODIES[0],
+                   _filters(table, one), None if size is None else parse_size(size), parts,
+                   tuple(_words(one("commitlogDirs"))))
+
+    def stores(self) -> list[str]:
+        """The store directories the paths name, in order, each once.
+
+        NotAStoreError where a path names nothing.
+        """
+        found: dict[str, None] = {}
+        for path in self.paths:
+            if os.path.lexists(path) or not glob.has_magic(path):
+                some = [path]
+            else:
+                some = sorted(one for one in glob.glob(path) if os.path.isdir(one))
+                if not some:
+                    raise NotAStoreError(f"{path}: no directory has such a name")
+            found |= dict.fromkeys(os.path.normpath(one) for one in some)
+        return list(found)
+
+
+def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
+    """``path`` is one, or several with commas; ``paths`` is what ``load([...])`` makes (JSON)."""
+    found: list[str] = []
+    if paths is not None:
+        found += json.loads(paths)
+    if path is not None:
+        found += [path] if os.path.lexists(path) else _words(path)
+    if not found:
+        raise UsageError("no path given: name a store (or several, or a glob) with "
+                         ".load(PATH) or .option('path', PATH)")
+    return tuple(local(one) for one in found)
+
+
+def local(path: str) -> str:
+    """A path of the file system; ``file:`` URLs are taken, others are not."""
+    if path.startswith("file:"):
+        rest = path.removeprefix("file:")
+        return "/" + rest.lstrip("/") if rest.startswith("/") else rest
+    scheme, separator, _ = path.partition("://")
+    if separator:
+        raise UsageError(f"{path}: {scheme} is not read directly; mount it where the driver and "
+                         "all executors see it at the same path")
+    return path
+
+
+def _words(text: str | None) -> list[str]:
+    return [] if text is None else [one.strip() for one in text.split(",") if one.strip()]
+
+
+def _number(name: str, text: str, least: int) -> int:
+    stripped = text.strip()
+    if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) <= _INT_MAX:
+        raise UsageError(f"{name}={text}: a number from {least} on is wanted")
+    return int(stripped)
+
+
+def _filters(table: str, ask: Callable[[str], str | None]) -> Filters:
+    now = wall_clock()
+    start, end = ask("startPhy"), ask("endPhy")
+    since, until = ask("since"), ask("until")
+    topics, queues = _words(ask("topic")), _words(ask("queueId"))
+    if (since or until) and table == CONSUMEQUEUE:
+        raise UsageError("since and until: rows of a consumequeue have no time; read messages")
+    if (topics or queues) and table == INDEX:
+        raise UsageError("topic and queueId: an index has neither; read messages or consumequeue")
+    return Filters(
+        topics=frozenset(os.fsencode(one) for one in topics) or None,
+        queue_ids=frozenset(_number("queueId", one, 0) for one in queues) or None,
+        since=None if since is None else parse_time(since, clock=lambda: now),
+        until=None if until is None else parse_time(until, clock=lambda: now),
+        start=None if start is None else parse_offset(start),
+        end=None if end is None else parse_offset(end))

@@ -1,0 +1,226 @@
+"""Conditions on rows that the data source applies itself, and what of Spark's filters it takes.
+
+A filter is taken only where it is applied exactly; all others stay with Spark. A null fulfils no
+condition: a frame that is no message has no topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqctl.scan.frames import Array, Batch, gather
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+_REPLACED = "\ufffd"
+_FAR = 1 << 62
+_INTEGERS = ("queue_id", "store_timestamp", "physical_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Conditions that all have to hold; None: no condition.
+
+    ``since`` and ``until`` (store time, ms) are inclusive, ``start`` and ``end`` are physical
+    offsets, the end is exclusive.
+    """
+
+    topics: frozenset[bytes] | None = None
+    queue_ids: frozenset[int] | None = None
+    since: int | None = None
+    until: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+    def __and__(self, other: Filters) -> Filters:
+        return Filters(_both(self.topics, other.topics), _both(self.queue_ids, other.queue_ids),
+                       _most(self.since, other.since), _least(self.until, other.until),
+                       _most(self.start, other.start), _least(self.end, other.end))
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that have a condition."""
+        asked = {"topic": self.topics, "queue_id": self.queue_ids,
+                 "store_timestamp": (self.since, self.until),
+                 "physical_offset": (self.start, self.end)}
+        return [name for name, one in asked.items() if one is not None and one != (None, None)]
+
+    def of_messages(self, batch: Batch) -> Batch:
+        """The messages of a batch that are asked for, found before any column is made."""
+        keep: Array | None = None
+        for name, least, most in (("physical_offset", self.start, _before(self.end)),
+                                  ("store_timestamp", self.since, self.until)):
+            if len(batch) and (least is not None or most is not None):
+                values = batch.offset if name == "physical_offset" else batch.column(name)
+                keep = _and(keep, _within(values, least, most))
+        if self.queue_ids is not None:
+            ids = np.array(sorted(self.queue_ids), np.int64)
+            keep = _and(keep, np.isin(batch.column("queue_id"), ids))
+        if self.topics is not None:
+            keep = _and(keep, _topics(batch, self.topics))
+        return batch if keep is None or keep.all() else batch.select(np.flatnonzero(keep))
+
+    def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that are asked for of a record batch, which has all of `columns`."""
+        keep: Any = None
+        for name in self.columns:
+            values = rows.column(name)
+            if name == "topic":
+                assert self.topics is not None
+                one = pc.is_in(values.cast(pa.binary()), pa.array(sorted(self.topics), pa.binary()))
+            elif name == "queue_id":
+                assert self.queue_ids is not None
+                ids = pa.array(sorted(self.queue_ids), pa.int64())
+                one = pc.is_in(values.cast(pa.int64()), ids)
+            elif name == "store_timestamp":
+                one = _between(values, self.since, self.until)
+            else:
+                one = _between(values, self.start, _before(self.end))
+            keep = one if keep is None else pc.and_(keep, one)
+        return rows if keep is None else rows.filter(keep)
+
+    def takes_topic(self, topic: str) -> bool:
+        return self.topics is None or topic.encode("utf-8", "surrogateescape") in self.topics
+
+    def takes_queue(self, queue_id: int) -> bool:
+        return self.queue_ids is None or queue_id in self.queue_ids
+
+
+def split(filters: Iterable[Filter], columns: Iterable[str]) -> tuple[Filters, list[Filter]]:
+    """(what is applied here, what is left to Spark) of the filters on a table's columns."""
+    known = {name.lower(): name for name in columns}
+    taken, left = Filters(), []
+    for one in filters:
+        found = _taken(one, known)
+        if found is None:
+            left.append(one)
+        else:
+            taken = taken & found
+    return taken, left
+
+
+def _taken(one: Filter, known: dict[str, str]) -> Filters | None:
+    """The condition a filter makes; None where it is left to Spark."""
+    path = getattr(one, "attribute", None)
+    if path is None or len(path) != 1:
+        return None
+    kind, name = type(one).__name__, known.get(path[0].lower())
+    value = getattr(one, "value", None)
+    if name == "topic":
+        values = _values(kind, value)
+        if values is None or not all(isinstance(text, str) and _is_plain(text) for text in values):
+            return None
+        return Filters(topics=frozenset(text.encode() for text in values))
+    if name not in _INTEGERS:
+        return None
+    values = _values(kind, value)
+    if values is not None:
+        if not all(map(_is_integer, values)):
+            return None
+        if name == "queue_id":
+            return Filters(queue_ids=frozenset(values))
+        near = len(values) == 1 and abs(values[0]) <= _FAR
+        return _interval(name, values[0], values[0]) if near else None
+    if name == "queue_id" or not isinstance(value, int) or not _is_integer(value):
+        return None
+    bounds: dict[str, tuple[int | None, int | None]] = {
+        "GreaterThan": (value + 1, None), "GreaterThanOrEqual": (value, None),
+        "LessThan": (None, value - 1), "LessThanOrEqual": (None, value)}
+    if kind not in bounds or abs(value) > _FAR:
+        return None
+    return _interval(name, *bounds[kind])
+
+
+def _values(kind: str, value: Any) -> list[Any] | None:
+    """The values one of which the column must have; a null never is one."""
+    if kind in ("EqualTo", "EqualNullSafe"):
+        return None if value is None else [value]
+    if kind == "In":
+        return [one for one in value if one is not None]
+    return None
+
+
+def _interval(name: str, least: int | None, most: int | None) -> Filters:
+    if name == "store_timestamp":
+        return Filters(since=least, until=most)
+    return Filters(start=least, end=None if most is None else most + 1)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether only one byte sequence is shown as this text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return _REPLACED not in text
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _topics(batch: Batch, topics: frozenset[bytes]) -> Array:
+    """Which messages have one of the topics."""
+    length, start = batch.column("topic_length"), batch.column("topic_start")
+    keep: Array = np.zeros(len(batch), bool)
+    for topic in topics:
+        rows = np.flatnonzero(length == len(topic))
+        if len(rows) and topic:
+            texts = gather(batch.data, start[rows], len(topic))
+            wanted = np.frombuffer(topic, np.uint8)
+            rows = rows[(texts.view(np.uint8).reshape(-1, len(topic)) == wanted).all(axis=1)]
+        keep[rows] = True
+    return keep
+
+
+def _within(values: Array, least: int | None, most: int | None) -> Array:
+    found: Array = np.ones(len(values), bool)
+    if least is not None:
+        found &= values >= least
+    if most is not None:
+        found &= values <= most
+    return found
+
+
+def _between(values: pa.Array, least: int | None, most: int | None) -> Any:
+    conditions = []
+    if least is not None:
+        conditions.append(pc.greater_equal(values, pa.scalar(_clamped(least), pa.int64())))
+    if most is not None:
+        conditions.append(pc.less_equal(values, pa.scalar(_clamped(most), pa.int64())))
+    return conditions[0] if len(conditions) == 1 else pc.and_(*conditions)
+
+
+def _clamped(value: int) -> int:
+    return max(-(1 << 63), min(value, (1 << 63) - 1))
+
+
+def _and(one: Array | None, other: Array) -> Array:
+    return other if one is None else one & other
+
+
+def _before(end: int | None) -> int | None:
+    return None if end is None else end - 1
+
+
+def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset[Any] | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((x for x in (one, other) if x is not None), default=None)
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((x for x in (one, other) if x is not None), default=None)
+
+

@@ -1,0 +1,238 @@
+"""Rows of a DataFrame as messages to be stored: whole records as they were, or messages to be put.
+
+Rows are checked where they are read, by many tasks; what comes out is what the one writer of the
+log takes without looking at columns again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rmqctl.engine.admission import check_record
+from rmqctl.engine.encoder import assemble, body_crc, raw_text
+from rmqctl.engine.message import Outgoing
+from rmqctl.engine.recorded import V1_TOPIC_BYTES
+from rmqctl.engine.settings import Host, Settings
+from rmqctl.errors import FormatError, RefusedError, UsageError
+from rmqctl.formats import message
+from rmqctl.formats import properties as props
+from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, VERSIONS, Record, decode, size_of, variant
+from rmqctl.formats.sysflag import INNER_BATCH
+from rmqctl.scan.columns import MESSAGE_TYPES
+
+RECORD = "record"
+NEEDED = ("topic", "body")
+RECORDED = (*NEEDED, "queue_id", "queue_offset", "sys_flag", "born_timestamp", "born_host",
+            "store_timestamp", "store_host", "properties_raw")
+"""The columns that make a row a whole recorded message; the others of a record have defaults."""
+_RECORD_TOO = ("physical_offset", "total_size", "magic", "body_crc", "crc_ok", "flag",
+               "reconsume_times", "prepared_transaction_offset")
+_PUT = (*NEEDED, "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host",
+        "reconsume_times", "properties", "properties_raw", "tags", "keys")
+"""What the put path looks at; a broker makes everything else itself."""
+_IGNORED = ("store", "file")
+_LOST = "\N{REPLACEMENT CHARACTER}"
+
+RECORD_SCHEMA = pa.schema([pa.field(RECORD, pa.binary())])
+
+
+def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
+    """Whether rows with these columns are stored as recorded. UsageError for what cannot be.
+
+    ``asked``: what the user wants; None: as recorded if the columns allow it.
+    """
+    known = {*MESSAGE_TYPES, *_IGNORED}
+    if strange := [name for name in names if name not in known]:
+        raise UsageError(f"messages have no column {', '.join(strange)}; there are "
+                         f"{', '.join(MESSAGE_TYPES)}")
+    missing = [] if RECORD in names else [name for name in RECORDED if name not in names]
+    if asked and missing:
+        raise UsageError(f"to store messages as recorded, columns are missing: "
+                         f"{', '.join(missing)} (or the one column {RECORD})")
+    recorded = not missing if asked is None else asked
+    if not recorded and (lacking := [name for name in NEEDED if name not in names]):
+        raise UsageError(f"a column is missing: {', '.join(lacking)}")
+    return recorded
+
+
+def put_schema(names: Sequence[str]) -> pa.Schema:
+    """The columns the put path wants, of those that are there."""
+    return pa.schema([pa.field(name, MESSAGE_TYPES[name]) for name in _PUT if name in names])
+
+
+def put_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
+    """The columns of a batch in the types of a schema. RefusedError for a row that is none."""
+    found = []
+    for field in schema:
+        array = _cast(batch.column(field.name), field)
+        if field.name in NEEDED and array.null_count:
+            raise RefusedError(f"a row has no {field.name}")
+        found.append(array)
+    return found
+
+
+def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
+    try:
+        if field.name == "keys" and pa.types.is_string(array.type):
+            array = pa.array([None if one is None else one.split() for one in array.to_pylist()],
+                             field.type)
+        return array.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"column {field.name} is {array.type}, not {field.type}: {error}"
+                         ) from None
+
+
+# -- as recorded ---------------------------------------------------------------------------------
+
+
+class RecordRows:
+    """Makes records of rows and checks each as the engine would."""
+
+    def __init__(self, names: Sequence[str], settings: Settings) -> None:
+        self._settings = settings
+        self._raw = RECORD in names
+        self._names = [name for name in (*RECORDED, *_RECORD_TOO) if name in names]
+        self.batch_topics: set[str] = set()
+        """Topics with inner batches, which go to batch consumequeues."""
+
+    def columns(self, batch: pa.RecordBatch) -> tuple[np.ndarray[Any, np.dtype[np.int64]],
+                                                      pa.Array]:
+        """(recorded physical offsets, -1 where none is given; the records). RefusedError."""
+        records = self._stored(batch) if self._raw else self._made(batch)
+        places, found = [], []
+        for record, raw in records:
+            places.append(record.physical_offset)
+            found.append(raw)
+        return np.array(places, np.int64), pa.array(found, pa.binary())
+
+    def _check(self, record: Record) -> None:
+        refused = check_record(record, self._settings)
+        if refused is not None:
+            raise RefusedError(f"{_place(record)}: {refused.reason}")
+        if record.sys_flag & INNER_BATCH:
+            self.batch_topics.add(record.topic.decode("utf-8", "surrogateescape"))
+
+    def _stored(self, batch: pa.RecordBatch) -> Iterator[tuple[Record, bytes]]:
+        for raw in batch.column(RECORD).to_pylist():
+            if raw is None:
+                raise RefusedError(f"a row has no {RECORD}")
+            try:
+                record = decode(raw)
+            except FormatError as error:
+                raise RefusedError(f"column {RECORD}: field {error.path}: {error.reason}"
+                                   ) from None
+            if record.body and not record.crc_ok:
+                raise _damaged(record)
+            self._check(record)
+            yield record, raw
+
+    def _made(self, batch: pa.RecordBatch) -> Iterator[tuple[Record, bytes]]:
+        names = self._names
+        columns = []
+        for name in names:
+            array = _cast(batch.column(name), pa.field(name, MESSAGE_TYPES[name]))
+            if name in RECORDED and array.null_count:
+                raise RefusedError(f"a row has no {name}, which a recorded message has (to put "
+                                   "all of them as new messages, set asRecorded to false)")
+            columns.append(array.to_pylist())
+        for values in zip(*columns, strict=True):
+            record = _record(dict(zip(names, values, strict=True)))
+            self._check(record)
+            topic = variant(0, record.magic).topic_length.pack(len(record.topic)) + record.topic
+            yield record, assemble(record, topic, record.properties)
+
+
+def _record(row: dict[str, Any]) -> Record:
+    body, sys_flag = row["body"], row["sys_flag"]
+    topic, properties = raw_text(row["topic"]), raw_text(row["properties_raw"])
+    magic = _magic(row.get("magic"), topic)
+    size = size_of(sys_flag, magic, len(body), len(topic), len(properties))
+    crc, known = body_crc(body), row.get("body_crc")
+    place = row.get("physical_offset")
+    record = Record(
+        size, magic, crc if body or known is None else known, row["queue_id"],
+        row.get("flag") or 0, row["queue_offset"], -1 if place is None else place, sys_flag,
+        row["born_timestamp"], _host(row["born_host"]), row["store_timestamp"],
+        _host(row["store_host"]), row.get("reconsume_times") or 0,
+        row.get("prepared_transaction_offset") or 0, body, topic, properties)
+    if body and (row.get("crc_ok") is False or known not in (None, crc)):
+        raise _damaged(record)
+    if size != row.get("total_size", size) and (_LOST in row["topic"]
+                                                or _LOST in row["properties_raw"]):
+        raise RefusedError(f"{_place(record)}: holds a text that is not UTF-8, whose bytes are "
+                           f"lost in columns of strings; read the column {RECORD} as well")
+    return record
+
+
+def _place(record: Record) -> str:
+    at = "" if record.physical_offset < 0 else f" at physical offset {record.physical_offset}"
+    topic = record.topic.decode("utf-8", "replace")
+    return f"the message{at} (topic {topic}, queue {record.queue_id}, {record.queue_offset})"
+
+
+def _damaged(record: Record) -> RefusedError:
+    return RefusedError(f"{_place(record)}: the body is not what its CRC says; stored again it "
+                        "would look sound (leave it out with a condition on crc_ok, or leave "
+                        "out the columns crc_ok and body_crc)")
+
+
+def _magic(given: str | None, topic: bytes) -> int:
+    if given is None:
+        return MAGIC_V2 if len(topic) > V1_TOPIC_BYTES else MAGIC_V1
+    for magic, name in VERSIONS.items():
+        if name == given:
+            return magic
+    raise RefusedError(f"column magic: {given!r} is none of {', '.join(VERSIONS.values())}")
+
+
+@lru_cache(maxsize=8192)
+def _host(text: str) -> Host:
+    try:
+        return message.host_bytes(text)
+    except ValueError:
+        raise RefusedError(f"{text!r} is no ADDRESS:PORT") from None
+
+
+# -- as new messages -----------------------------------------------------------------------------
+
+
+def outgoing(batch: pa.RecordBatch, prepare: Callable[[dict[str, str] | str], str]) -> list[
+        Outgoing]:
+    """The rows of a batch of `put_schema` as what reaches the put path. RefusedError.
+
+    ``prepare`` does what a broker does to the properties of a client's message.
+    """
+    names = [name for name in batch.schema.names if name in _PUT]
+    columns = [batch.column(name).to_pylist() for name in names]
+    found = []
+    for values in zip(*columns, strict=True):
+        row = dict(zip(names, values, strict=True))
+        try:
+            properties = prepare(_properties(row))
+        except ValueError as error:
+            raise RefusedError(f"a message of topic {row['topic']}: properties: {error}"
+                               ) from None
+        born, store = row.get("born_host"), row.get("store_host")
+        found.append(Outgoing(
+            row["topic"], row["body"], properties, row.get("queue_id") or 0,
+            row.get("flag") or 0, row.get("sys_flag") or 0, row.get("born_timestamp"),
+            None if born is None else _host(born), None,
+            None if store is None else _host(store), row.get("reconsume_times") or 0))
+    return found
+
+
+def _properties(row: dict[str, Any]) -> dict[str, str] | str:
+    raw: str | None = row.get("properties_raw")
+    if raw is not None:
+        return raw
+    pairs = {name: value for name, value in row.get("properties") or () if value is not None}
+    if row.get("tags"):
+        pairs.setdefault(props.TAGS, row["tags"])
+    if row.get("keys"):
+        pairs.setdefault(props.KEYS, " ".join(filter(None, row["keys"])))
+    return pairs

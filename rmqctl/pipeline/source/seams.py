@@ -1,0 +1,181 @@
+"""Where frames start at a cut of a log file: the same answer for both neighbours of the cut.
+
+Tasks of a data source cannot talk to each other, so who ends at a cut and who begins there ask
+the same function of the file alone. It looks for an *anchor*, a record before the cut that its
+consumequeue row leads to: a record forged inside another one's body has none. From there the
+frames are walked up to the cut. Whoever walks the range before notices when it does not end at the
+seam (`walk_range`), so a wrong seam ends the job and never loses or doubles a record silently.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.message import START_SIZE, Record, decode
+from rmqctl.scan.frames import ZERO, Batch, Span
+from rmqctl.scan.resync import next_provable, provable
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import CHUNK, Walk
+from rmqctl.store.consume_queue import ConsumeQueue
+from rmqctl.store.files import listing
+
+STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
+"""How far before the cut an anchor is looked for (bytes), one after the other."""
+CHEAP = 32 << 20
+"""Up to here (bytes of the file) it is walked from its start where no row proves an anchor."""
+_AGREEING = 3
+_CHECKS = 24
+_QUEUES = 256
+Proof = Callable[[Record], bool]
+"""Whether a record of the log is known from elsewhere to lie where it says."""
+
+
+class QueueProof:
+    """A record is proven when the row of its queue offset leads to just its place and size.
+
+    Queues are listed once each, a bounded number of them is remembered. What cannot be read
+    proves nothing.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._queues: OrderedDict[tuple[str, int], ConsumeQueue | None] = OrderedDict()
+
+    def __call__(self, record: Record) -> bool:
+        try:
+            queue = self._queue(record.topic.decode("utf-8", "surrogateescape"), record.queue_id)
+            if queue is None:
+                return False
+            with closing(queue):
+                unit = queue.unit(record.queue_offset)
+        except (StoreIOError, ValueError):
+            return False
+        return (unit is not None and unit.physical_offset == record.physical_offset
+                and unit.size == record.total_size)
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        key = topic, queue_id
+        if key not in self._queues:
+            if len(self._queues) >= _QUEUES:
+                self._queues.popitem(last=False)
+            self._queues[key] = self._listed(topic, queue_id)
+        self._queues.move_to_end(key)
+        return self._queues[key]
+
+    def _listed(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
+            return None
+        folder = os.path.join(self._root, "consumequeue", topic, str(queue_id))
+        found = listing(folder)
+        return ConsumeQueue(topic, queue_id, folder, found.files, []) if found.files else None
+
+
+class Seams:
+    """The seams of one log file. ``proof`` None: there is no consumequeue to ask."""
+
+    def __init__(self, source: Source, proof: Proof | None) -> None:
+        self._source, self._proof = source, proof
+
+    def at(self, cut: int) -> int:
+        """The first frame border at or after position ``cut``, as a walk over the whole file has
+        it. StoreIOError when the file cannot be read or has shrunk.
+
+        1. A record that is proven, at most 16 MiB before the cut, and the frames behind it.
+        2. No row proves one: the walk from the file's start, where that is near.
+        3. Else resyncs at several distances have to agree; 4. else the file's start again.
+        """
+        if cut <= 0:
+            return 0
+        found: list[int] = []
+        for back in STEPS:
+            start = cut - back
+            if start <= 0:
+                return self._walked(0, cut)
+            one = self._anchored(start, cut)
+            if one is None:
+                continue
+            seam, proven = one
+            if proven:
+                return seam
+            found.append(seam)
+            if found[0] != seam or (cut > CHEAP and len(found) >= _AGREEING):
+                break
+        if cut > CHEAP and len(found) > 1 and len(set(found)) == 1:
+            return found[0]
+        return self._walked(0, cut)
+
+    def _walked(self, start: int, cut: int) -> int:
+        walk = Walk(self._source, start, cut)
+        for _ in walk:
+            pass
+        whole(walk)
+        return walk.position
+
+    def _anchored(self, start: int, cut: int) -> tuple[int, bool] | None:
+        """(where the walk from the first record in ``[start, cut)`` stands at the cut, whether
+
+        a record on its way is proven); None where there is no record.
+        """
+        first = next_provable(self._source, start, cut)
+        if first is None:
+            return None
+        chunk = min(CHUNK, max(cut - first + START_SIZE, 64 << 10))
+        walk = Walk(self._source, first, cut, chunk=chunk)
+        proven, left = False, _CHECKS
+        for batch in walk:
+            if not proven and left and self._proof is not None and len(batch):
+                rows = np.unique(np.linspace(0, len(batch) - 1, min(left, 8)).astype(np.int64))
+                left -= len(rows)
+                proven = any(self._proves(batch, int(row)) for row in rows)
+        whole(walk)
+        return walk.position, proven
+
+    def _proves(self, batch: Batch, row: int) -> bool:
+        assert self._proof is not None
+        if not self._proof(decode(batch.bytes_at(row))):
+            return False
+        # What resync would pass over behind damage is no place to start from.
+        return provable(self._source, int(batch.offset[row]) - self._source.base)
+
+
+def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool) -> Iterator[
+        Batch]:
+    """The frames of a file that start at the seam of ``start`` or behind, before that of ``end``.
+
+    ``last``: all bytes from ``end`` on are zero; they make one frame with what is left before.
+    StoreIOError when the range does not end where the next one begins, or the file shrank: then
+    what was given is not to be used.
+    """
+    walk = Walk(source, seams.at(start), end)
+    yield from walk
+    whole(walk)
+    if not last:
+        seam = seams.at(end)
+        if walk.position != seam:
+            raise StoreIOError(
+                f"{source.name}: the range of bytes from {start} to {end} ends at {walk.position}, "
+                f"the next one begins at {seam}: a record inside another one's body, or the file "
+                "was changed meanwhile; the option splitSize=0 reads the file in one piece")
+    elif walk.position < source.size:
+        yield zeros(source.base + walk.position, source.size - walk.position)
+
+
+def whole(walk: Walk) -> None:
+    """StoreIOError when the file turned out to be shorter than it was."""
+    if walk.shrunk:
+        raise StoreIOError(f"{walk.source.name}: the file shrank while it was read: nothing "
+                           f"behind byte {walk.source.size}, what was there is missing")
+
+
+def zeros(physical: int, length: int) -> Batch:
+    """A batch of no message, with one frame of zeros."""
+    nothing = np.zeros(0, np.int64)
+    batch = Batch(np.zeros(0, np.uint8), physical, nothing, [], {})
+    batch.spans = [Span(ZERO, physical, length)]
+    return batch

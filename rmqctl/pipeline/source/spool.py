@@ -1,0 +1,214 @@
+"""Rows that tasks hand to one writer: sorted runs in files, merged in bounded memory.
+
+A run is an Arrow IPC stream whose first two columns, ``key`` and ``position``, give the order of
+all rows of a job; no two rows have both in common. Runs lie in a folder which the driver and all
+executors see; only runs whose names a task returned count.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from rmqctl.errors import StoreIOError
+
+KEY, POSITION = "key", "position"
+RUN_BYTES = 64 << 20
+BATCH_BYTES = 1 << 20
+FAN_IN = 64
+"""Runs that are open at a time."""
+Place = tuple[int, int]
+"""(key, position): rows are put in this order."""
+
+
+class Run(NamedTuple):
+    """A run: the name of its file, its first and last place."""
+
+    name: str
+    first: Place
+    last: Place
+
+
+def spool_schema(payload: pa.Schema) -> pa.Schema:
+    """The schema of runs that hold the columns of ``payload``."""
+    return pa.schema([pa.field(KEY, pa.int64()), pa.field(POSITION, pa.int64()), *payload])
+
+
+class Spooler:
+    """Takes the rows of one task in any order, in batches of the schema, and writes runs."""
+
+    def __init__(self, folder: str, schema: pa.Schema, run_bytes: int = RUN_BYTES) -> None:
+        self._folder, self._schema, self._run_bytes = folder, schema, run_bytes
+        self._held: list[pa.RecordBatch] = []
+        self._size = 0
+        self._runs: list[Run] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """StoreIOError when the run that becomes full cannot be written."""
+        if batch.num_rows:
+            self._held.append(batch)
+            self._size += batch.nbytes
+            if self._size >= self._run_bytes:
+                self._write()
+
+    def finish(self) -> list[Run]:
+        """The runs that hold everything that was added."""
+        if self._held:
+            self._write()
+        return self._runs
+
+    def _write(self) -> None:
+        rows = pa.Table.from_batches(self._held, self._schema)
+        rows = rows.take(pa.array(np.lexsort((_numbers(rows, POSITION), _numbers(rows, KEY)))))
+        self._runs.append(write_run(self._folder, self._schema, _cut(rows)))
+        self._held, self._size = [], 0
+
+
+def _numbers(rows: pa.Table | pa.RecordBatch, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    found: np.ndarray[Any, np.dtype[np.int64]] = rows.column(name).to_numpy()
+    return found
+
+
+def _cut(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """In batches that are small enough to have one of each of many runs in memory."""
+    count = max(1, int(rows.num_rows * BATCH_BYTES / max(rows.nbytes, 1)))
+    for start in range(0, rows.num_rows, count):
+        yield from rows.slice(start, count).combine_chunks().to_batches()
+
+
+def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Run:
+    """A run of sorted batches, of which there is at least one, under a name nobody else has."""
+    name = f"{uuid.uuid4().hex}.arrows"
+    path = os.path.join(folder, name)
+    first: Place | None = None
+    last: Place = (0, 0)
+    try:
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            for batch in batches:
+                key, position = _numbers(batch, KEY), _numbers(batch, POSITION)
+                first = first or (int(key[0]), int(position[0]))
+                last = int(key[-1]), int(position[-1])
+                writer.write_batch(batch)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "keep rows in") from None
+    assert first is not None
+    return Run(name, first, last)
+
+
+class _Cursor:
+    """Where the merge stands in one run."""
+
+    def __init__(self, folder: str, run: Run) -> None:
+        self.path = os.path.join(folder, run.name)
+        try:
+            self._file = pa.OSFile(self.path, "rb")
+            self._batches = iter(pa.ipc.open_stream(self._file))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise self._failed(error) from None
+        self._at = 0
+        self._batch: pa.RecordBatch | None = None
+        self.advance()
+
+    def _failed(self, error: Exception) -> StoreIOError:
+        if isinstance(error, OSError):
+            return StoreIOError.from_oserror(error, self.path, "read the rows kept in")
+        return StoreIOError(f"cannot read the rows kept in {self.path}: {error}")
+
+    def advance(self) -> None:
+        """The next batch."""
+        try:
+            self._batch = next(self._batches, None)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise self._failed(error) from None
+        self._at = 0
+        if self._batch is None:
+            self._file.close()
+        else:
+            self._keys = _numbers(self._batch, KEY)
+            self._positions = _numbers(self._batch, POSITION)
+
+    @property
+    def place(self) -> Place | None:
+        """The next row's place; None behind the last."""
+        if self._batch is None:
+            return None
+        return int(self._keys[self._at]), int(self._positions[self._at])
+
+    def before(self, bound: Place | None) -> pa.RecordBatch:
+        """The next rows of this batch that come before ``bound``, at least one."""
+        assert self._batch is not None
+        start, end = self._at, len(self._keys)
+        if bound is not None:
+            low = int(np.searchsorted(self._keys, bound[0], "left"))
+            high = int(np.searchsorted(self._keys, bound[0], "right"))
+            end = low + int(np.searchsorted(self._positions[low:high], bound[1]))
+        found = self._batch.slice(start, end - start)
+        self._at = end
+        if end == len(self._keys):
+            self.advance()
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def merged(folder: str, runs: Sequence[Run], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of all runs in order of their places, in batches. StoreIOError."""
+    runs = sorted(runs, key=lambda one: (one.first, one.name))
+    while _most_open(runs) > FAN_IN:
+        groups = [runs[at:at + FAN_IN] for at in range(0, len(runs), FAN_IN)]
+        runs = [_joined(folder, one, schema) for one in groups]
+    yield from _merge(folder, runs)
+
+
+def _joined(folder: str, runs: Sequence[Run], schema: pa.Schema) -> Run:
+    found = write_run(folder, schema, _merge(folder, runs))
+    for one in runs:  # of this job, and nobody reads them again
+        os.unlink(os.path.join(folder, one.name))
+    return found
+
+
+def _most_open(runs: Sequence[Run]) -> int:
+    """How many runs, sorted by their start, lie over each other at most."""
+    ends: list[Place] = []
+    most = 0
+    for one in runs:
+        while ends and ends[0] < one.first:
+            heapq.heappop(ends)
+        heapq.heappush(ends, one.last)
+        most = max(most, len(ends))
+    return most
+
+
+def _merge(folder: str, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
+    """A run is opened when its first row is due, so runs one behind the other cost nothing."""
+    waiting = deque(runs)
+    opened: list[tuple[Place, int, _Cursor]] = []
+    number = 0
+    try:
+        while waiting or opened:
+            while waiting and (not opened or waiting[0].first < opened[0][0]):
+                run = waiting.popleft()
+                heapq.heappush(opened, (run.first, number, _Cursor(folder, run)))
+                number += 1
+            _, mine, cursor = heapq.heappop(opened)
+            bounds = [one[0] for one in opened[:1]]
+            if waiting:
+                bounds.append(waiting[0].first)
+            try:
+                yield cursor.before(min(bounds, default=None))
+            except BaseException:
+                cursor.close()
+                raise
+            if (place := cursor.place) is not None:
+                heapq.heappush(opened, (place, mine, cursor))
+    finally:
+        for _, _, cursor in opened:
+            cursor.close()

@@ -1,0 +1,175 @@
+"""``df.write.format("rocketmq")``: a new store from a DataFrame of messages.
+
+Tasks check their rows and spool them, sorted, into a folder beside the target which the driver and
+all executors have to see; the commit puts them in order through one engine and publishes the
+store. Whatever fails before that leaves nothing at the target.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from rmqctl.engine.create import plan_store
+from rmqctl.engine.settings import Settings
+from rmqctl.errors import UsageError
+from rmqctl.pipeline.rebuild_spool import refuse_unseen
+from rmqctl.pipeline.source.making import (
+    STAGING,
+    make,
+    make_staging,
+    refuse_existing,
+    remove_staging,
+)
+from rmqctl.pipeline.source.options import local
+from rmqctl.pipeline.source.rows import (
+    RECORD_SCHEMA,
+    RecordRows,
+    is_recorded,
+    put_columns,
+    put_schema,
+)
+from rmqctl.pipeline.source.spool import Run, Spooler, spool_schema
+from rmqctl.texts import parse_size
+
+AS_RECORDED, KEEP_OFFSETS = "asRecorded", "keepQueueOffsets"
+_SIZES = {"commitlogFileSize": "commitlog_file_size",
+          "consumequeueFileSize": "consumequeue_file_size",
+          "batchConsumequeueFileSize": "batch_consumequeue_file_size"}
+_COUNTS = {"indexSlots": "index_slots", "indexMax": "index_max"}
+_SWITCHES = {"appendCrc": "append_properties_crc", "lmq": "lmq",
+             "multiDispatch": "multi_dispatch"}
+_TEXTS = {"brokerVersion": "version", "cluster": "cluster"}
+OPTIONS = ("path", AS_RECORDED, KEEP_OFFSETS, *_SIZES, *_COUNTS, *_SWITCHES, *_TEXTS,
+           "diskWatermark")
+"""The options of writing; names and meanings are those of ``rmqctl init``."""
+_POSITIONS = 1 << 40
+"""Rows a partition may have."""
+
+
+@dataclass(frozen=True)
+class Spooled(WriterCommitMessage):
+    """What one task has spooled."""
+
+    runs: tuple[Run, ...]
+    batch_topics: frozenset[str]
+
+
+class StoreWriter(DataSourceArrowWriter):
+    """Writes the rows of a DataFrame with ``schema`` as a new store.
+
+    ``options`` are the data source's; ``path`` says where the store is to be. What cannot be
+    (columns, options, a place that is taken) is refused here, before any task runs.
+    """
+
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        given = _lookup(options)
+        known = {name.lower() for name in OPTIONS}
+        if unknown := [name for name in options if name.lower() not in known and "." not in name]:
+            raise UsageError(f"unknown option {', '.join(unknown)}; there are "
+                             f"{', '.join(sorted(OPTIONS))}")
+        if not given.get("path"):
+            raise UsageError("no path given: name the new store with .save(PATH)")
+        self._target = os.path.abspath(local(given["path"]))
+        self._names = schema.fieldNames()
+        asked = given.get(AS_RECORDED.lower())
+        self._keep = _switch(KEEP_OFFSETS, given.get(KEEP_OFFSETS.lower(), "false"))
+        self._recorded = is_recorded(
+            self._names, None if asked is None else _switch(AS_RECORDED, asked))
+        self._settings = settings_of(options, recorded=self._recorded)
+        self._schema = spool_schema(
+            RECORD_SCHEMA if self._recorded else put_schema(self._names))
+        refuse_existing(self._target)
+        plan_store(self._target, self._settings)
+        self._staging = f"{self._target}{STAGING}{uuid.uuid4().hex}"
+        make_staging(self._staging)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """On an executor: spools the rows of one partition."""
+        context = TaskContext.get()
+        position = (context.partitionId() if context is not None else 0) * _POSITIONS
+        refuse_unseen(self._staging)
+        spooler = Spooler(self._staging, self._schema)
+        rows = RecordRows(self._names, self._settings)
+        for batch in iterator:
+            order = np.arange(position, position + batch.num_rows)
+            position += batch.num_rows
+            columns: list[pa.Array]
+            if self._recorded:
+                places, records = rows.columns(batch)
+                columns = [pa.array(places), pa.array(order), records]
+            else:
+                columns = [pa.array(np.zeros(batch.num_rows, np.int64)), pa.array(order),
+                           *put_columns(batch, put_schema(self._names))]
+            spooler.add(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        return Spooled(tuple(spooler.finish()), frozenset(rows.batch_topics))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when all tasks are done: makes the store and publishes it."""
+        spooled = [one for one in messages if isinstance(one, Spooled)]
+        make(self._target, self._staging, [run for one in spooled for run in one.runs],
+             self._schema, self._settings,
+             batch_topics=[topic for one in spooled for topic in one.batch_topics],
+             keep_queue_offsets=self._keep)
+        remove_staging(self._staging)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when something failed: nothing was published, so nothing is lost."""
+        remove_staging(self._staging)
+
+
+def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settings:
+    """The settings of the store that the options describe. UsageError."""
+    given = _lookup(options)
+    found: dict[str, Any] = {}
+    if recorded:
+        # A record that names its rows in other queues had them.
+        found |= {"lmq": True, "multi_dispatch": True}
+    for name, field in {**_SIZES, **_COUNTS, **_SWITCHES, **_TEXTS}.items():
+        text = given.get(name.lower())
+        if text is None:
+            continue
+        if name in _SWITCHES:
+            found[field] = _switch(name, text)
+        else:
+            found[field] = parse_size(text) if name in _SIZES else (
+                _count(name, text) if name in _COUNTS else text.strip())
+    if (share := given.get("diskwatermark")) is not None:
+        found["disk_watermark"] = _share(share)
+    settings = Settings(**found)
+    _ = settings.profile
+    return settings
+
+
+def _lookup(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): text for name, text in options.items()}
+
+
+def _switch(name: str, text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise UsageError(f"{name}={text}: true or false")
+    return text.strip().lower() == "true"
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.strip().isascii() and text.strip().isdigit()):
+        raise UsageError(f"{name}={text}: a number is wanted")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    number = text.strip().removesuffix("%").strip()
+    if not (number.isascii() and number.replace(".", "", 1).isdigit()
+            and 0 < float(number) <= 100):
+        raise UsageError(f"diskWatermark={text}: a share of the disk such as 90%, or 100% for no "
+                         "limit")
+    return float(number) / 100

@@ -1,0 +1,77 @@
+"""Reading with the data source's own code, without Spark; and with the local walk, to compare."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rmqctl.pipeline.source import schema
+from rmqctl.pipeline.source.options import Options
+from rmqctl.pipeline.source.planning import plan
+from rmqctl.pipeline.source.pushdown import Filters
+from rmqctl.pipeline.source.reader import Reading
+from rmqctl.scan.columns import frame_columns, message_columns
+from rmqctl.scan.source import FileSource
+from rmqctl.scan.walk import Walk
+from rmqctl.store import Store
+from rmqctl.store.unit_columns import batch_queue_batches, index_batches, queue_batches
+
+Row = dict[str, Any]
+
+
+def of(options: Options) -> pa.Table:
+    return read(plan(options, options.filters), options.table, options.filters)
+
+
+def rows(path: Path | str, table: str = "messages", **options: str) -> list[Row]:
+    """The rows of a store, in the order of the partitions."""
+    return of(Options.of({"path": str(path), "table": table, **options})).to_pylist()
+
+
+def read(parts: list[list[Any]], table: str, filters: Filters) -> pa.Table:
+    arrow, names = schema.asked(schema.default(table), table)
+    found = [batch for part in parts for batch in Reading(table, names, arrow, filters).rows(part)]
+    return pa.Table.from_batches(found, arrow)
+
+
+def local(path: Path | str, table: str, folders: tuple[str, ...] = ()) -> list[Row]:
+    """The same rows by the local readers: one walk over each whole file, each file of rows."""
+    kinds = schema.columns(table)
+    place = ("store", "file") if table in schema.LOG_TABLES else schema.OF_FILE
+    names = [name for name in kinds if name not in schema.ONLY_ASKED and name not in place]
+    found: list[Row] = []
+    root = Path(path)
+    with Store.open(path, folders) as store:
+
+        def add(file: Any, batch: pa.RecordBatch, **more: Any) -> None:
+            known = {"store": str(root), "file": _relative(file.path, root), **more}
+            found.extend({name: (known | row)[name] for name in kinds
+                          if name not in schema.ONLY_ASKED} for row in batch.to_pylist())
+
+        if table in schema.LOG_TABLES:
+            for file in store.log.files:
+                with FileSource(file.path, file.base) as source:
+                    for batch in Walk(source):
+                        add(file, message_columns(batch, names) if table == "messages"
+                            else frame_columns(batch, names, file.base))
+        elif table == "index":
+            for file in store.index_listing.files:
+                with closing(store.open_index(file)) as index:
+                    shape = index.shape
+                for batch in index_batches(file, names, shape=shape):
+                    add(file, batch)
+        else:
+            for queues, batches in ((store.queues, queue_batches),
+                                    (store.batch_queues, batch_queue_batches)):
+                for (topic, queue_id), queue in queues.items():
+                    for file in queue.files:
+                        for batch in batches(file, names):
+                            add(file, batch, topic=topic, queue_id=queue_id)
+    return found
+
+
+def _relative(path: str, root: Path) -> str:
+    return str(Path(path).relative_to(root))

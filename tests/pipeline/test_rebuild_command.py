@@ -1,0 +1,140 @@
+"""``rmqctl pipeline rebuild`` as a user runs it, with processes of this machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmqctl.engine import storage
+from tests.repair.accidents import bytes_of
+from tests.repair.rebuilding import derived
+from tests.support import snapshot
+from tests.support.cli import Result
+
+Run = Callable[..., Result]
+Folder = Callable[[str], Path]
+NAMES = ["4.9.3/basic", "5.3.3/lmq", "5.3.3/batchcq", "5.3.3/cqext"]
+HERE = ("--engine", "local", "--jobs", "2", "-o", "json")
+SIZES = ("--index-slots", "100", "--index-max", "200", "--consumequeue-file-size", "440")
+
+
+def harm(store: Path) -> None:
+    """Every second file of queues and index is damaged or gone; what no log tells stays."""
+    for kind in ("consumequeue/", "batchconsumequeue/", "index/"):
+        names = [one for one in sorted(derived(store)) if one.startswith(kind)]
+        for number, name in enumerate(names):
+            path = store / name
+            if number % 4 == 2:
+                path.unlink()
+            elif number % 4 == 0:
+                data = bytearray(path.read_bytes())
+                data[9] ^= 1
+                path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plan_of_recover_carried_out_and_taken_back(rmqctl: Run, golden_copy: Folder,
+                                                        name: str) -> None:
+    root = golden_copy(f"{name}/store")
+    wanted = derived(root)
+    harm(root)
+    was, before = snapshot.take(root), bytes_of(root)
+    theirs = rmqctl("recover", root, "--only", "consumequeue,index", "-o", "json").expect(0).json()
+    mine = rmqctl("pipeline", "rebuild", root, *HERE, "--partitions", "9").expect(0).json()
+    assert mine == theirs
+    assert mine["actions"]
+    assert snapshot.take(root) == was, "a plan changes nothing"
+    done = rmqctl("pipeline", "rebuild", root, *HERE, "--apply", "--yes").expect(0).json()
+    assert done["applied"]
+    assert done["actions"] == theirs["actions"]
+    found = derived(root)
+    assert {name: found[name] for name in found if name[:5] != "index"} == {
+        name: wanted[name] for name in wanted if name[:5] != "index"}
+    assert sorted(found[one] for one in found if one[:5] == "index") == sorted(
+        wanted[one] for one in wanted if one[:5] == "index")
+    assert not (root / ".rmqctl" / "scratch").exists()
+    again = rmqctl("pipeline", "rebuild", root, *HERE, "--apply", "--yes").expect(0).json()
+    assert again["actions"] == []
+    assert not again["applied"]
+    rmqctl("undo", root, "--yes").expect(0)
+    assert bytes_of(root) == before
+
+
+@pytest.mark.parametrize("options", [
+    ("--only", "consumequeue"), ("--only", "index"), ("--topic", "TP"),
+    ("--topic", "TP", "--queue", "0")], ids=str)
+def test_a_part_of_it(rmqctl: Run, golden_copy: Folder, options: tuple[str, ...]) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    topic = min(one.name for one in (root / "consumequeue").iterdir() if one.name[0] == "T")
+    given = [topic if one == "TP" else one for one in options]
+    harm(root)
+    theirs = rmqctl("recover", root, *(given if "--only" in given else
+                                       ["--only", "consumequeue", *given]), "-o", "json").json()
+    assert rmqctl("pipeline", "rebuild", root, *given, *HERE).expect(0).json() == theirs
+    assert theirs["actions"]
+
+
+def test_several_stores_and_one_that_is_none(rmqctl: Run, golden_copy: Folder,
+                                             tmp_path: Path) -> None:
+    roots = [golden_copy("4.9.3/basic/store"), golden_copy("5.3.3/basic/store")]
+    wanted = [derived(root) for root in roots]
+    shutil.rmtree(roots[1] / "index")
+    none = tmp_path / "none"
+    shape = ("--index-slots", "100", "--index-max", "400")
+    result = rmqctl("pipeline", "rebuild", roots[0], none, roots[1], *HERE, *shape, "--apply",
+                    "--yes").expect(3)
+    sound, failed, mended = result.json()["stores"]
+    assert (sound["store"], sound["actions"], sound["applied"]) == (str(roots[0]), [], False)
+    assert failed["store"] == str(none)
+    assert set(failed) == {"store", "error"}
+    assert mended["applied"]
+    assert len(mended["actions"]) == sum(name.startswith("index") for name in wanted[1])
+    assert derived(roots[0]) == wanted[0]
+    rows = rmqctl("pipeline", "rebuild", *roots, *HERE[:-1], "jsonl").expect(0).jsonl()
+    assert [row["store"] for row in rows] == list(map(str, roots))
+    assert not any(row["actions"] for row in rows)
+    page = rmqctl("pipeline", "rebuild", *roots, *HERE[:-1], "plain").expect(0).out
+    assert all(str(root) in page for root in roots)
+    assert page.count("nothing to do") == 2
+    rmqctl("pipeline", "rebuild", none, *HERE).expect(3)
+
+
+def test_a_plan_made_in_a_named_folder(rmqctl: Run, golden_copy: Folder, tmp_path: Path) -> None:
+    root = golden_copy("4.9.3/basic/store")
+    shutil.rmtree(root / "consumequeue")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    found = rmqctl("pipeline", "rebuild", root, *HERE, *SIZES, "--scratch", folder).expect(0).json()
+    assert found["actions"]
+    assert list(folder.iterdir()) == []
+    rmqctl("pipeline", "rebuild", root, *HERE, "--scratch", folder, "--apply").expect(2)
+
+
+def test_a_full_disk_changes_nothing(rmqctl: Run, golden_copy: Folder,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    harm(root)
+    before = bytes_of(root)
+
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(storage.os, "pwritev", no_room)
+    monkeypatch.setattr(storage.os, "pwrite", no_room)
+    result = rmqctl("pipeline", "rebuild", root, *HERE, "--apply", "--yes").expect(5)
+    assert "no space left on the device" in result.err
+    assert {name: data for name, data in bytes_of(root).items()
+            if not name.startswith(".rmqctl")} == before
+
+
+@pytest.mark.parametrize("given", [("--queue", "1"), ("--topic", "T", "--only", "index"),
+                                   ("--only", "commitlog"), ("--apply", "--dry-run"), ("--yes",)],
+                         ids=str)
+def test_what_makes_no_sense_is_refused(rmqctl: Run, golden: Folder,
+                                        given: tuple[str, ...]) -> None:
+    rmqctl("pipeline", "rebuild", golden("4.9.3/basic/store"), *HERE, *given).expect(2)

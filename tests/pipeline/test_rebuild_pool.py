@@ -1,0 +1,398 @@
+"""A rebuild on a pool: the same bytes and figures as the local one, however the work is cut."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rmqctl.engine import storage
+from rmqctl.engine.store_lock import StoreLock
+from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.formats.index_file import Shape
+from rmqctl.pipeline import rebuild as pipeline_rebuild
+from rmqctl.pipeline import rebuild_tasks
+from rmqctl.pipeline.rebuild import default_range_size
+from rmqctl.pipeline.rebuild_index_tasks import Index, index_tasks
+from rmqctl.repair.rebuild import log_size
+from rmqctl.repair.rebuild_index import Expired
+from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.files import StoreFile
+from rmqctl.store.ranges import Processes
+from tests.pipeline.pools import LosingFirst, Unruly, on_pool, outcome
+from tests.repair.rebuilding import (
+    DERIVED,
+    IDS,
+    SETS,
+    carry_out,
+    derived,
+    parts_of,
+    run,
+    settings_of,
+    unnamed,
+)
+from tests.support import snapshot
+from tests.support.golden import all_sets
+
+DAMAGED = [each for each in all_sets() if each.is_damaged]
+each_set = pytest.mark.parametrize("each", SETS, ids=IDS)
+SOME = ["4.9.3/basic", "5.3.3/cqext", "5.3.3/batchcq", "5.3.3/lmq"]
+
+
+def range_size(parts, count: int) -> int:
+    """Bytes that cut a log into about ``count`` ranges."""
+    return max(1, -(-log_size(parts) // count))
+
+
+def local(store, settings, kind, folder, **more):
+    """What the local rebuild comes to."""
+    with Scratch(str(folder), "local") as scratch:
+        return outcome(run(store, settings, scratch, kind, **more))
+
+
+@pytest.mark.parametrize(("jobs", "ranges"), [(2, 7), pytest.param(
+    1, 1, marks=pytest.mark.exhaustive)])
+@each_set
+def test_deleted_structures_come_back_as_the_engine_wrote_them(each, jobs, ranges, golden,
+                                                               golden_copy, tmp_path):
+    folder = golden(each.id)
+    settings = settings_of(folder, each.version)
+    store = golden_copy(f"{each.id}/store")
+    wanted = derived(store)
+    for name in DERIVED:
+        shutil.rmtree(store / name, ignore_errors=True)
+    parts = parts_of(store, each.kind)
+    with Scratch(str(tmp_path)) as scratch:
+        rebuilt = on_pool(Processes(jobs), store, settings, scratch, each.kind,
+                          range_size=range_size(parts, ranges))
+        carry_out(derived_steps(rebuilt)[0], store)
+        assert set(os.listdir(scratch.root)) <= {*DERIVED, "consumequeue_ext"}
+    assert unnamed(derived(store)) == unnamed(wanted)
+
+
+def same_as_local(store, settings, kind, tmp_path, pool, ranges, groups):
+    parts = parts_of(store, kind)
+    wanted = local(store, settings, kind, tmp_path)
+    with snapshot.assert_unchanged(store), Scratch(str(tmp_path)) as scratch:
+        rebuilt = on_pool(pool, store, settings, scratch, kind, groups=groups,
+                          range_size=range_size(parts, ranges))
+        assert outcome(rebuilt) == wanted
+        return derived_steps(rebuilt)
+
+
+@pytest.mark.parametrize("each", SETS, ids=IDS)
+def test_the_same_as_the_local_rebuild(each, golden, tmp_path):
+    """Tasks run in any order and several times."""
+    folder, pool = golden(each.id), Unruly(7)
+    assert same_as_local(folder / "store", settings_of(folder, each.version), each.kind, tmp_path,
+                         pool, 7, 3) == ([], [])
+    assert pool.attempts > 4
+
+
+@pytest.mark.parametrize("pool", [Processes(1), Processes(2), Unruly(1)],
+                         ids=["1-process", "2-processes", "unruly"])
+@pytest.mark.parametrize("cut", [(1, 1), (2, 5), (64, 13)], ids=str)
+@pytest.mark.parametrize("name", ["5.3.3/lmq", *(pytest.param(
+    each.id, marks=pytest.mark.exhaustive) for each in SETS if each.id != "5.3.3/lmq")])
+def test_any_number_of_ranges_and_groups(name, cut, pool, golden, tmp_path):
+    folder = golden(name)
+    kind = name.partition("/")[2]
+    assert same_as_local(folder / "store", settings_of(folder, name[:5]), kind, tmp_path,
+                         pool, *cut) == ([], [])
+
+
+@pytest.mark.parametrize("ranges", [23, *(pytest.param(
+    one, marks=pytest.mark.exhaustive) for one in (2, 64, 200))])
+@pytest.mark.parametrize("each", DAMAGED, ids=lambda one: one.id)
+def test_damaged_logs(each, ranges, golden, tmp_path):
+    """Damage is counted and passed over alike; ranges begin inside of it."""
+    folder = golden(each.id)
+    same_as_local(folder / "before", settings_of(folder, each.version), each.kind, tmp_path,
+                  Unruly(ranges), ranges, 3)
+
+
+@pytest.mark.parametrize("wish", [{"only": {"consumequeue"}}, {"only": {"index"}},
+                                  {"log_end": 100_000}], ids=str)
+@pytest.mark.parametrize("name", SOME)
+def test_parts_of_it(name, wish, golden, tmp_path):
+    folder = golden(name)
+    store, settings = folder / "store", settings_of(folder, name[:5])
+    wanted = local(store, settings, "", tmp_path, **wish)
+    with Scratch(str(tmp_path)) as scratch:
+        assert outcome(on_pool(Unruly(4), store, settings, scratch, groups=4,
+                               range_size=20_000, **wish)) == wanted
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_one_topic_or_queue(name, golden, tmp_path):
+    folder = golden(name)
+    store, settings = folder / "store", settings_of(folder, name[:5])
+    topics = {Path(one).parts[1:3] for one in derived(store) if not one.startswith("index")}
+    some = sorted(topics)[::max(1, len(topics) // 2)]
+    for topic, queue in some:
+        for number in (None, int(queue)):
+            wanted = local(store, settings, "", tmp_path, topic=topic, queue=number)
+            assert wanted[0]
+            with Scratch(str(tmp_path)) as scratch:
+                assert outcome(on_pool(Unruly(7), store, settings, scratch, groups=5,
+                                       range_size=30_000, topic=topic, queue=number)) == wanted
+
+
+@each_set
+def test_expired_heads(each, golden, tmp_path):
+    """Rows, units and entries of expired messages are taken over; batch queues go on from them."""
+    folder = golden(each.id)
+    store, settings = folder / "store", settings_of(folder, each.version)
+    parts = parts_of(store, each.kind)
+    for number in {1, len(parts) // 2} - {0}:
+        wanted = local(store, settings, each.kind, tmp_path, parts=parts[number:])
+        with Scratch(str(tmp_path)) as scratch:
+            rebuilt = on_pool(Unruly(number), store, settings, scratch, each.kind, groups=3,
+                              parts=parts[number:], range_size=40_000)
+            assert outcome(rebuilt) == wanted
+            assert derived_steps(rebuilt) == ([], [])
+
+
+@pytest.mark.parametrize(("name", "capacity", "ending"), [
+    ("4.9.3/basic", 53, None), ("5.3.3/lmq", 31, 150_000), *(pytest.param(
+        "5.3.3/basic", count, end, marks=pytest.mark.exhaustive)
+        for count in (1, 2, 3, 16) for end in (None, 150_000))])
+def test_index_files_by_many_tasks(name, capacity, ending, golden, tmp_path):
+    """Files of any size: a message's keys may lie in several, and in those of several tasks."""
+    folder = golden(name)
+    store = folder / "store"
+    settings = settings_of(folder, name[:5], index_max=capacity + 1, index_slots=7)
+    wanted = local(store, settings, "", tmp_path, only={"index"}, log_end=ending)
+    assert len(wanted[0]) > 8
+    for groups in (3, 29):
+        with Scratch(str(tmp_path)) as scratch:
+            assert outcome(on_pool(
+                LosingFirst(nullcontext), store, settings, scratch, groups=groups, only={"index"},
+                log_end=ending, range_size=20_000)) == wanted
+
+
+def test_how_index_files_are_divided():
+    shape = Shape(7, 11)
+    whole = [(one.start, one.stop) for one in index_tasks(Expired(), shape, 45, 100)]
+    assert whole == [(0, 10), (10, 20), (20, 30), (30, 40), (40, None)]
+    assert [(one.start, one.stop) for one in index_tasks(Expired(), shape, 40, 3)] == [
+        (0, 10), (10, 20), (20, None)]
+    begun = Expired((), StoreFile("x", "x", 1, 1), 4)
+    assert [(one.start, one.stop, one.expired.entries) for one in index_tasks(
+        begun, shape, 7, 9)] == [(0, 6, 4), (6, None, 0)]
+    for entries in (0, 1, 10):
+        assert [(one.start, one.stop) for one in index_tasks(Expired(), shape, entries, 9)] == [
+            (0, None)]
+
+
+def test_a_log_of_no_file(golden, tmp_path):
+    folder = golden("4.9.3/basic")
+    settings = settings_of(folder, "4.9.3")
+    wanted = local(folder / "store", settings, "", tmp_path, parts=[])
+    with Scratch(str(tmp_path)) as scratch:
+        assert outcome(on_pool(Processes(2), folder / "store", settings, scratch,
+                               parts=[])) == wanted
+
+
+def test_small_segments_and_many_of_them(golden, tmp_path, monkeypatch):
+    monkeypatch.setattr(rebuild_tasks, "MOST_HELD", 1)
+    monkeypatch.setattr("rmqctl.scan.walk.CHUNK", 3000)
+    for name in SOME:
+        folder = golden(name)
+        store, settings = folder / "store", settings_of(folder, name[:5])
+        wanted = local(store, settings, "", tmp_path)
+        with Scratch(str(tmp_path)) as scratch:
+            assert outcome(on_pool(Unruly(1), store, settings, scratch, groups=3)) == wanted
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+@contextmanager
+def full_disk(monkeypatch, after: int):
+    """No room behind the first ``after`` writes."""
+    writes = [0]
+
+    def limited(real):
+        def write(*args):
+            writes[0] += 1
+            if writes[0] > after:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args)
+        return write
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.os, "pwrite", limited(os.pwrite))
+        patch.setattr(storage.os, "pwritev", limited(os.pwritev))
+        yield
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_lost_attempts_leave_nothing_behind(name, golden, tmp_path, monkeypatch):
+    """Each task's first attempt dies in the middle of its writing."""
+    folder = golden(name)
+    store, settings = folder / "store", settings_of(folder, name[:5])
+    wanted = local(store, settings, "", tmp_path)
+    for after in (0, 1, 5):
+        pool = LosingFirst(partial(full_disk, monkeypatch, after))
+        with Scratch(str(tmp_path)) as scratch:
+            assert outcome(on_pool(pool, store, settings, scratch, groups=3,
+                                   range_size=50_000)) == wanted
+            assert not os.path.exists(scratch.path(pipeline_rebuild.FOLDER))
+        assert pool.lost >= 3
+
+
+def test_a_full_disk_is_said_and_the_store_stays(golden, tmp_path, monkeypatch):
+    folder = golden("5.3.3/basic")
+    store, settings = folder / "store", settings_of(folder, "5.3.3")
+    for after in (0, 3, 40):
+        with (snapshot.assert_unchanged(store), Scratch(str(tmp_path)) as scratch,
+              full_disk(monkeypatch, after),
+              pytest.raises(StoreIOError, match="no space left on the device")):
+            on_pool(Unruly(3), store, settings, scratch, range_size=50_000)
+        assert not os.path.exists(scratch.root)
+
+
+def killing(flag: Path, work, job, one):
+    """The work; but the worker process that gets there first is killed."""
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return work(job, one)
+
+
+@pytest.mark.parametrize("stage", ["spool", "make"])
+def test_a_killed_worker_is_said_and_the_next_run_is_whole(stage, golden, tmp_path, monkeypatch):
+    folder = golden("5.3.3/lmq")
+    store, settings = folder / "store", settings_of(folder, "5.3.3")
+    wanted = local(store, settings, "", tmp_path)
+    whole = getattr(rebuild_tasks, stage)
+    flag = tmp_path / "killed"
+    monkeypatch.setattr(pipeline_rebuild, stage, partial(killing, flag, whole))
+    scratch = Scratch(str(tmp_path), "kept", keep=True)
+    with snapshot.assert_unchanged(store), pytest.raises(RmqctlError, match="killed"):
+        on_pool(Processes(2), store, settings, scratch, range_size=50_000)
+    assert flag.exists()
+    assert outcome(on_pool(Processes(2), store, settings, scratch, range_size=50_000)) == wanted
+
+
+ORPHANS = """
+import os, sys, time
+from rmqctl.engine.store_lock import StoreLock
+from rmqctl.store.ranges import Processes
+
+def work(number):
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(number)
+
+with StoreLock(sys.argv[1]):
+    list(Processes(2).run(work, [0, 0, 600]))
+"""
+
+
+def test_workers_of_a_killed_process_end_and_free_the_store(golden_copy):
+    store = golden_copy("4.9.3/basic/store")
+    with subprocess.Popen([sys.executable, "-c", ORPHANS, store], stdout=subprocess.PIPE,
+                          text=True) as process:
+        assert process.stdout is not None
+        late = threading.Timer(60, process.kill)
+        late.start()
+        workers = {int(process.stdout.readline()) for _ in range(3)}
+        late.cancel()
+        process.kill()
+    until = time.monotonic() + 30
+    while time.monotonic() < until and any(os.path.exists(f"/proc/{one}") for one in workers):
+        time.sleep(0.05)
+    with StoreLock(store):
+        pass
+
+
+def test_what_a_killed_driver_left_is_cleared(golden, tmp_path):
+    folder = golden("4.9.3/basic")
+    store, settings = folder / "store", settings_of(folder, "4.9.3")
+    wanted = local(store, settings, "", tmp_path)
+    scratch = Scratch(str(tmp_path), "kept", keep=True)
+    for name in ("pipeline/spools", "pipeline/old.spool", "consumequeue/Other/0/x",
+                 "pipeline/made/consumequeue/T/0/00000000000000000000"):
+        path = Path(scratch.path(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"old")
+    assert outcome(on_pool(Processes(1), store, settings, scratch)) == wanted
+
+
+def blind(job, one):
+    """A worker on another machine, with a folder of its own of that name."""
+    moved = job.folder + "-elsewhere"
+    shutil.copytree(job.folder, moved, dirs_exist_ok=True)
+    found = rebuild_tasks.spool(_at(job, moved), one)
+    shutil.rmtree(moved)
+    return found
+
+
+def _at(job, folder):
+    return rebuild_tasks.Job(job.root, folder, job.settings, job.grouping, job.rows, job.log_min,
+                             job.log_end, job.batch_topics)
+
+
+def test_workers_that_see_other_folders_are_noticed(golden, tmp_path, monkeypatch):
+    folder = golden("4.9.3/basic")
+    store, settings = folder / "store", settings_of(folder, "4.9.3")
+    monkeypatch.setattr(pipeline_rebuild, "spool", blind)
+    with (Scratch(str(tmp_path)) as scratch,
+          pytest.raises(StoreIOError, match="the driver does not see it")):
+        on_pool(Processes(1), store, settings, scratch)
+    monkeypatch.setattr(pipeline_rebuild, "spool", lambda job, one: rebuild_tasks.spool(
+        _at(job, job.folder + "-elsewhere"), one))
+    with (Scratch(str(tmp_path)) as scratch,
+          pytest.raises(StoreIOError, match="under the same paths")):
+        on_pool(Processes(1), store, settings, scratch)
+
+
+@pytest.mark.parametrize("harm", ["cut", "emptied", "overwritten"])
+def test_a_spool_that_was_changed_is_refused(harm, golden, tmp_path):
+    folder = golden("4.9.3/basic")
+    store, settings = folder / "store", settings_of(folder, "4.9.3")
+
+    class Harming(Unruly):
+        def run(self, work, tasks):
+            known = list(tasks)
+            if not isinstance(known[0], rebuild_tasks.Group | Index):
+                yield from super().run(work, known)
+                return
+            for path in Path(scratch.path("pipeline")).glob("*.spool"):
+                data = path.read_bytes()
+                path.write_bytes({"cut": data[:-30], "emptied": b"",
+                                  "overwritten": b"\xff" * 64 + data[64:]}[harm])
+            yield from super().run(work, known)
+
+    with Scratch(str(tmp_path)) as scratch, pytest.raises(StoreIOError, match="is not whole"):
+        on_pool(Harming(), store, settings, scratch)
+
+
+def test_progress_comes_to_the_whole_log(golden, tmp_path):
+    folder = golden("4.9.3/basic")
+    store, settings = folder / "store", settings_of(folder, "4.9.3")
+    for pool in (Processes(1), Unruly()):
+        told: list[int] = []
+        with Scratch(str(tmp_path)) as scratch:
+            on_pool(pool, store, settings, scratch, range_size=30_000, progress=told.append)
+        assert sum(told) == log_size(parts_of(store))
+        assert len(told) > 5
+        assert min(told) > 0
+
+
+def test_ranges_suit_log_and_pool():
+    assert default_range_size(0, 2) == 16 << 20
+    assert default_range_size(1 << 30, 2) == 128 << 20
+    assert default_range_size(1 << 40, 4) == 1 << 30

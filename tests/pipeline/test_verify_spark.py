@@ -1,0 +1,93 @@
+"""verify on Spark says what verify says: on every golden store, for any number of ranges."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rmqctl.checks.verdict import verdict
+from rmqctl.checks.verify import Options, Verification
+from rmqctl.pipeline.verify import verify_stores
+from rmqctl.store.ranges import Processes
+from rmqctl.store.store import Store
+from tests.support import damage, forged, golden
+
+pytestmark = pytest.mark.xdist_group("spark")
+COUNTS = (1, 2, 7, 64)
+MOST = 500
+
+
+def local(root, dirs=()):
+    with Store.open(root, dirs) as store:
+        return verdict(Verification(store), MOST).as_dict()
+
+
+def on_pool(root, pool, count, dirs=()):
+    (found,) = verify_stores([root], pool, Options(ranges=count), MOST, dirs)
+    assert found.error is None
+    return found.verdict.as_dict()
+
+
+@pytest.mark.parametrize("each", golden.golden_stores(), ids=lambda one: one.id)
+def test_every_golden_store(each, golden, spark_pool):
+    root = str(golden(each.id))
+    wanted = local(root, each.commitlog_dirs)
+    for count in COUNTS:
+        assert on_pool(root, spark_pool, count, each.commitlog_dirs) == wanted, count
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_damage_with_borders_inside_it(seed, golden_copy, spark_pool):
+    chance = random.Random(seed)
+    store = golden_copy(chance.choice(["4.9.3/basic/store", "5.3.3/basic/store",
+                                       "5.3.3/v2topic/store", "4.9.3/batch/store"]))
+    files = sorted((store / "commitlog").iterdir())
+    for _ in range(chance.randint(1, 6)):
+        file = chance.choice(files)
+        at = chance.randrange(file.stat().st_size)
+        length = min(chance.choice([1, 40, 3000]), file.stat().st_size - at)
+        damage.write(store, f"commitlog/{file.name}", at, chance.randbytes(length))
+    wanted = local(str(store))
+    assert wanted["ok"] is False
+    for count in (*COUNTS, chance.randint(3, 300)):
+        assert on_pool(str(store), Processes(1), count) == wanted, count
+    assert on_pool(str(store), spark_pool, chance.randint(2, 64)) == wanted
+
+
+class Strange:
+    """A pool that runs every task twice, the last one first, and keeps the second result."""
+
+    jobs = 3
+
+    def run(self, work, tasks):
+        known = list(tasks)
+        for task in reversed(known):
+            work(task)
+        yield from [(task, work(task)) for task in known]
+
+
+def test_tasks_may_run_twice_and_in_any_order(golden):
+    root = str(golden("5.3.3/crash-crc/before"))
+    assert on_pool(root, Strange(), 7) == local(root)
+
+
+def test_a_forged_record_at_a_border_costs_nothing(tmp_path):
+    """A body that holds whole records with the right physical offsets is no seam."""
+    store, inside = forged.build(tmp_path)
+    assert inside < 4096
+    wanted = local(str(store.root))
+    for count in range(2, 41):
+        assert on_pool(str(store.root), Processes(1), count) == wanted, count
+
+
+def test_many_stores_have_a_verdict_each(golden, tmp_path, spark_pool):
+    roots = [str(golden("4.9.3/basic/store")), str(tmp_path / "nothing"),
+             str(golden("5.3.3/crash-crc/before"))]
+    for pool in (spark_pool, Processes(1), Processes(2)):
+        found = list(verify_stores(roots, pool, Options(), MOST))
+        assert [one.root for one in found] == roots
+        assert [one.verdict is not None and one.verdict.ok for one in found] == [
+            True, False, False]
+        assert "no such file" in str(found[1].error)
+        assert found[2].verdict.as_dict() == local(roots[2])

@@ -1,0 +1,311 @@
+"""Rows to messages, and the spool: what needs no Spark."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from rmqctl.engine.settings import Settings
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.formats.message import build, decode
+from rmqctl.pipeline.source import making, spool
+from rmqctl.pipeline.source.rows import (
+    RECORDED,
+    RecordRows,
+    is_recorded,
+    outgoing,
+    put_columns,
+    put_schema,
+)
+from rmqctl.pipeline.source.write import StoreWriter
+from rmqctl.scan.columns import MESSAGE_TYPES, message_columns
+from rmqctl.scan.source import FileSource
+from rmqctl.scan.walk import Walk
+from rmqctl.store import Store
+
+NAMES = [name for name in MESSAGE_TYPES if name != "record"]
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_base) -> pa.RecordBatch:
+    path = min((tiny_base.root / "commitlog").iterdir())
+    with FileSource(str(path), int(path.name)) as source:
+        return message_columns(next(iter(Walk(source))), list(MESSAGE_TYPES))
+
+
+def with_column(batch: pa.RecordBatch, name: str, value) -> pa.RecordBatch:
+    """The batch with another value in the second row."""
+    values = batch.column(name).to_pylist()
+    values[1] = value
+    return batch.set_column(batch.schema.get_field_index(name), name,
+                            pa.array(values, batch.schema.field(name).type))
+
+
+def test_columns_make_the_very_records(batch):
+    places, records = RecordRows(NAMES, Settings()).columns(batch.select(NAMES))
+    assert records.to_pylist() == batch.column("record").to_pylist()
+    assert places.tolist() == batch.column("physical_offset").to_pylist()
+    least = RecordRows(RECORDED, Settings()).columns(batch.select(RECORDED))
+    assert set(least[0].tolist()) == {-1}
+    assert [decode(one).body for one in least[1].to_pylist()] == batch.column("body").to_pylist()
+
+
+BAD = {
+    "body damaged": ("body", b"other", "not what its CRC says"),
+    "crc known to be bad": ("crc_ok", False, "not what its CRC says"),
+    "host missing": ("store_host", None, "has no store_host"),
+    "body left out": ("body", None, "has no body"),
+    "host of IPv6": ("born_host", "[::1]:10", "IPv6"),
+    "flag of IPv6": ("sys_flag", 0x10, "sys_flag|address"),
+    "no host": ("born_host", "nonsense", "ADDRESS:PORT"),
+    "port too large": ("born_host", "10.0.0.1:99999999999", "born_host|port"),
+    "no magic": ("magic", "v7", "v7"),
+    "topic too long": ("topic", "t" * 200, "topic"),
+    "properties too long": ("properties_raw", "k\x01" + "v" * 40_000, "properties"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_row_that_is_no_record_is_refused(batch, case):
+    column, value, words = BAD[case]
+    changed = with_column(batch.select(NAMES), column, value)
+    with pytest.raises(RefusedError, match=words):
+        RecordRows(NAMES, Settings()).columns(changed)
+
+
+def test_lost_bytes_of_a_text_are_noticed(batch):
+    raw = decode(batch.column("record")[1].as_py())
+    raw.properties = b"TAGS\x01\xff\x02" + raw.properties[7:]
+    lost = with_column(batch.select(NAMES), "properties_raw",
+                       raw.properties.decode("utf-8", "replace"))
+    with pytest.raises(RefusedError, match="not UTF-8"):
+        RecordRows(NAMES, Settings()).columns(lost)
+    exact = with_column(batch.select(["record"]), "record", build(raw))
+    assert RecordRows(["record"], Settings()).columns(exact)[1][1].as_py() == build(raw)
+
+
+@pytest.mark.parametrize("value", [None, b"", b"no record at all, but long enough" * 4])
+def test_a_record_that_is_none_is_refused(batch, value):
+    changed = with_column(batch.select(["record"]), "record", value)
+    with pytest.raises(RefusedError, match="record"):
+        RecordRows(["record"], Settings()).columns(changed)
+
+
+def test_which_columns_mean_what():
+    assert is_recorded(RECORDED, None)
+    assert is_recorded(["record", "topic"], None)
+    assert not is_recorded(["topic", "body", "born_host"], None)
+    assert not is_recorded(NAMES, False)
+    with pytest.raises(UsageError, match="born_host"):
+        is_recorded(["topic", "body"], True)
+    with pytest.raises(UsageError, match="missing: topic, body"):
+        is_recorded(["record"], False)
+
+
+def test_what_a_message_to_be_put_says():
+    names = ["topic", "body", "keys", "tags", "properties", "queue_id"]
+    given = pa.RecordBatch.from_pydict({
+        "topic": ["t", "u"], "body": ["text", "more"], "keys": ["a b", None],
+        "tags": ["A", None], "properties": pa.array([[("x", "1")], None], pa.map_(
+            pa.string(), pa.string())), "queue_id": pa.array([7, None], pa.int64())})
+    schema = put_schema(names)
+    batch = pa.RecordBatch.from_arrays(put_columns(given, schema), schema=schema)
+    taken = []
+    first, second = outgoing(batch, lambda pairs: taken.append(pairs) or "made")
+    assert (first.topic, first.body, first.queue_id, first.properties) == ("t", b"text", 7, "made")
+    assert taken == [{"x": "1", "TAGS": "A", "KEYS": "a b"}, {}]
+    assert (second.queue_id, second.born_host, second.store_timestamp) == (0, None, None)
+
+
+def test_columns_of_wrong_types_are_refused():
+    schema = put_schema(["topic", "body", "queue_id"])
+    for queue in (["seven"], [1 << 40]):
+        given = pa.RecordBatch.from_pydict({"topic": ["t"], "body": ["b"], "queue_id": queue})
+        with pytest.raises(UsageError, match="queue_id"):
+            put_columns(given, schema)
+    with pytest.raises(RefusedError, match="no topic"):
+        put_columns(pa.RecordBatch.from_pydict({
+            "topic": pa.array([None], pa.string()), "body": ["b"], "queue_id": [1]}), schema)
+
+
+# -- the writer, task by task ---------------------------------------------------------------------
+
+STORED = StructType([StructField("record", BinaryType())])
+SIZES = {"indexSlots": "10", "indexMax": "100", "diskWatermark": "100%"}
+
+
+def log_of(root) -> list[bytes]:
+    with Store.open(str(root)) as store:
+        return [batch.bytes_at(number) for batch in store.log.walk()
+                for number in range(len(batch))]
+
+
+def test_only_the_attempt_that_was_returned_counts(batch, tmp_path):
+    """Retries and speculation: the same rows are spooled twice, by one of them only in part."""
+    target = tmp_path / "new"
+    writer = pickle.loads(pickle.dumps(StoreWriter(STORED, {"path": str(target), **SIZES})))
+    rows = batch.select(["record"])
+    writer.write(iter([rows]))
+    writer.write(iter([rows.slice(0, 2)]))
+    told = pickle.loads(pickle.dumps(writer.write(iter([rows.slice(0, 3), rows.slice(3)]))))
+    assert not target.exists()
+    pickle.loads(pickle.dumps(writer)).commit([told, None])
+    assert log_of(target) == rows.column("record").to_pylist()
+    assert [one.name for one in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_late_attempt_cannot_bring_a_removed_write_back(batch, tmp_path):
+    writer = StoreWriter(STORED, {"path": str(tmp_path / "new"), **SIZES})
+    writer.abort([None])
+    with pytest.raises(StoreIOError, match="workers and driver"):
+        writer.write(iter([batch.select(["record"])]))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_rows_left_out_move_what_comes_after_them(batch, tmp_path, caplog, keep):
+    rows = batch.select(["record"])
+    before = [decode(one) for one in rows.column("record").to_pylist()]
+    orders = [one for one in before if (one.topic, one.queue_id) == (b"orders", 0)]
+    assert [one.queue_offset for one in orders][:3] == [0, 1, 2]
+    without = rows.filter(pa.array([one is not orders[1] for one in before]))
+    target = tmp_path / "new"
+    writer = StoreWriter(STORED, {"path": str(target), "keepQueueOffsets": keep, **SIZES})
+    writer.commit([writer.write(iter([without]))])
+    found = [decode(one) for one in log_of(target)]
+    assert [one.body for one in found] == [one.body for one in before if one is not orders[1]]
+    kept = [one.queue_offset for one in found if (one.topic, one.queue_id) == (b"orders", 0)]
+    assert kept[:2] == ([0, 2] if keep == "true" else [0, 1])
+    assert ("kept a queue offset" if keep == "true" else "got new queue offsets") in caplog.text
+
+
+def test_who_comes_first_has_the_place(batch, tmp_path):
+    """Two writes to one place: the later one is refused, and the store is the first's."""
+    target = tmp_path / "new"
+    first, second = (StoreWriter(STORED, {"path": str(target), **SIZES}) for _ in range(2))
+    rows = batch.select(["record"])
+    told = [first.write(iter([rows])), second.write(iter([rows.slice(0, 1)]))]
+    first.commit(told[:1])
+    with pytest.raises(RefusedError, match="exists"):
+        second.commit(told[1:])
+    second.abort(told[1:])
+    assert len(log_of(target)) == len(rows)
+    assert [one.name for one in tmp_path.iterdir()] == ["new"]
+
+
+def test_the_place_is_taken_while_the_store_is_made(batch, tmp_path, monkeypatch):
+    target = tmp_path / "new"
+    writer = StoreWriter(STORED, {"path": str(target), **SIZES})
+    told = writer.write(iter([batch.select(["record"])]))
+    real = making.sync_folder
+
+    def taken(path: str) -> None:
+        if not target.exists():
+            target.mkdir()
+            (target / "somebody's").write_text("work")
+        real(path)
+
+    monkeypatch.setattr(making, "sync_folder", taken)
+    with pytest.raises(StoreIOError, match="publish the store as"):
+        writer.commit([told])
+    writer.abort([told])
+    assert [one.name for one in target.iterdir()] == ["somebody's"]
+    assert [one.name for one in tmp_path.iterdir()] == ["new"]
+
+
+def test_an_empty_folder_becomes_the_store(batch, tmp_path):
+    target = tmp_path / "new"
+    target.mkdir()
+    writer = StoreWriter(STORED, {"path": f"file://{target}", **SIZES})
+    writer.commit([writer.write(iter([batch.select(["record"])]))])
+    assert len(log_of(target)) == batch.num_rows
+
+
+# -- the spool ------------------------------------------------------------------------------------
+
+SCHEMA = spool.spool_schema(pa.schema([pa.field("text", pa.binary())]))
+
+
+def rows(places: list[tuple[int, int]]) -> pa.RecordBatch:
+    keys, positions = zip(*places, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(keys), pa.array(positions), pa.array([b"%d/%d" % one for one in places])],
+        schema=SCHEMA)
+
+
+def spooled(folder, tasks: list[list[tuple[int, int]]], run_bytes: int) -> list[spool.Run]:
+    runs = []
+    for places in tasks:
+        one = spool.Spooler(str(folder), SCHEMA, run_bytes)
+        for at in range(0, len(places), 10):
+            one.add(rows(places[at:at + 10]))
+        runs += one.finish()
+    return runs
+
+
+@pytest.mark.parametrize("run_bytes", [1, 1000, 1 << 20])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_rows_come_back_in_order(tmp_path, monkeypatch, seed, run_bytes, shuffled):
+    monkeypatch.setattr(spool, "BATCH_BYTES", 64)
+    monkeypatch.setattr(spool, "FAN_IN", 4)
+    draw = random.Random(seed)
+    everything = [(draw.randrange(200) - 100, number) for number in range(1000)]
+    if not shuffled:
+        everything.sort()
+    runs = spooled(tmp_path, [everything[at:at + 170] for at in range(0, 1000, 170)], run_bytes)
+    (tmp_path / "left by another attempt.arrows").write_bytes(b"no run")
+    found = [one for batch in spool.merged(str(tmp_path), runs, SCHEMA)
+             for one in batch.column("text").to_pylist()]
+    assert found == [b"%d/%d" % one for one in sorted(everything)]
+
+
+def test_few_runs_are_open_at_a_time(tmp_path, monkeypatch):
+    """One behind the other costs one open file; all over each other at most the fan-in."""
+    monkeypatch.setattr(spool, "FAN_IN", 3)
+    opened: list[int] = []
+    now = 0
+
+    class Counted(spool._Cursor):
+        def __init__(self, *given):
+            nonlocal now
+            now += 1
+            super().__init__(*given)
+            opened.append(now)
+
+        def advance(self):
+            nonlocal now
+            super().advance()
+            now -= self._batch is None
+
+    monkeypatch.setattr(spool, "_Cursor", Counted)
+    behind = spooled(tmp_path, [[(number, number)] for number in range(20)], 1)
+    assert sum(one.num_rows for one in spool.merged(str(tmp_path), behind, SCHEMA)) == 20
+    assert max(opened) == 1
+    over = spooled(tmp_path, [[(0, number), (9, number)] for number in range(20)], 1 << 20)
+    assert sum(one.num_rows for one in spool.merged(str(tmp_path), over, SCHEMA)) == 40
+    assert max(opened) == 3
+
+
+def test_a_spool_that_cannot_be_read_is_said(tmp_path):
+    (run,) = spooled(tmp_path, [[(number, number) for number in range(500)]], 1 << 20)
+    path = tmp_path / run.name
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(StoreIOError, match=run.name):
+        list(spool.merged(str(tmp_path), [run], SCHEMA))
+    path.unlink()
+    with pytest.raises(StoreIOError, match=run.name):
+        list(spool.merged(str(tmp_path), [run], SCHEMA))
+    with pytest.raises(StoreIOError, match="keep rows in"):
+        spooled(tmp_path / "missing", [[(1, 1)]], 1)
+
+
+def test_lexsort_is_by_key_then_position(tmp_path):
+    (run,) = spooled(tmp_path, [[(5, 1), (5, 0), (-3, 9)]], 1 << 20)
+    assert (run.first, run.last) == ((-3, 9), (5, 1))
+    (batch,) = spool.merged(str(tmp_path), [run], SCHEMA)
+    assert np.array_equal(batch.column("position").to_numpy(), [9, 0, 1])
