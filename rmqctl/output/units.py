@@ -24,6 +24,11 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """A count with its noun: ``1 file``, ``1,901 files``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def time_text(millis: int, tz: tzinfo = UTC) -> str:
     """Epoch milliseconds as ISO-8601 with milliseconds and zone: ``2023-11-14T22:13:20.004Z``.
 

@@ -1,0 +1,300 @@
+"""How fast the pipeline is on Spark, beside the local engine and beside plain ``binaryFile``.
+
+python -m benchmarks.pipeline --dir DIR [--rounds N] [--write-results]
+
+The stores are those of `benchmarks.run` (made in DIR when they are not there), their files in the
+page cache. Everything has two cores: the local engine two processes, Spark ``local[2]`` in one
+session that is up before. Rounds are interleaved, the best pass counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import process
+from benchmarks.pipeline_scale import fleet, many_files
+from benchmarks.report import machine
+from benchmarks.results import publish
+from benchmarks.run import PROFILES, prepare, warm
+
+MARK = "\n## Pipeline on Spark\n"
+JOB_GOAL, SOURCE_GOAL, ANSWER_GOAL, PLAN_GOAL = 0.6, 0.4, 10.0, 5.0
+WORKERS = 2
+SCALARS = ("physical_offset", "queue_id", "queue_offset", "store_timestamp", "total_size")
+WIDE = (*SCALARS, "topic", "tags", "flag", "sys_flag", "born_timestamp", "reconsume_times",
+        "magic", "body_crc", "prepared_transaction_offset", "body")
+TYPES = {"topic": "string", "tags": "string", "magic": "string", "body": "binary",
+         **dict.fromkeys(("physical_offset", "queue_offset", "store_timestamp", "born_timestamp",
+                          "prepared_transaction_offset"), "long")}
+PEER_BYTES = 128 << 20
+Pass = Callable[[], object]
+
+
+# -- the jobs, on any pool ------------------------------------------------------------------------
+
+
+def stats(store: Path, pool: Any, by: str) -> object:
+    """Counts and bytes by a field."""
+    from rmqctl.store.stats import Query, collect
+    from rmqctl.store.store import Store
+
+    with Store.open(store) as opened:
+        return collect(opened, Query(by), pool=pool).groups()
+
+
+def verify(store: Path, pool: Any) -> object:
+    """Everything that verify checks."""
+    from rmqctl.checks.verdict import verdict
+    from rmqctl.checks.verify import Options, Verification
+    from rmqctl.store.ranges import Processes
+    from rmqctl.store.store import Store
+
+    with Store.open(store) as opened:
+        local = isinstance(pool, Processes)
+        run = Verification(opened, Options(jobs=WORKERS), pool=None if local else pool)
+        found = verdict(run, 10)
+    assert found.ok
+    return found.coverage
+
+
+def rebuild(store: Path, pool: Any, where: Path) -> object:
+    """Consumequeue and index into a scratch folder."""
+    from rmqctl.engine.settings import Settings
+    from rmqctl.pipeline.rebuild import rebuild_on
+    from rmqctl.repair.rebuild import rebuild as rebuild_here
+    from rmqctl.repair.scratch import Scratch
+    from rmqctl.scan.overlay import LogPart
+    from rmqctl.store.ranges import Processes
+    from rmqctl.store.store import Store
+
+    with Store.open(store) as opened:
+        parts = [LogPart(one.base, one.size, one.path) for one in opened.log.files]
+    make = (partial(rebuild_here, jobs=WORKERS) if isinstance(pool, Processes)
+            else partial(rebuild_on, pool))
+    with Scratch(str(where), "rebuilding") as scratch:
+        return make(parts, str(store), Settings(), scratch).messages
+
+
+def export(store: Path, pool: Any, where: Path) -> object:
+    """All messages as Parquet, by topic and day."""
+    from rmqctl.pipeline.export import export as run
+    from rmqctl.pipeline.export_plan import plan
+    from rmqctl.pipeline.export_spec import Export
+    from rmqctl.store.select import Selection
+
+    out = where / "exported"
+    shutil.rmtree(out, ignore_errors=True)
+    run(plan([str(store)], Selection(), WORKERS), Export.of(), str(out), pool)
+    return sum(one.stat().st_size > 0 for one in out.rglob("*.parquet"))
+
+
+# -- the data source ------------------------------------------------------------------------------
+
+
+def columns(store: Path, pool: Any, names: tuple[str, ...]) -> object:
+    """What a reader of these columns has to do at least: Arrow batches, which nobody takes."""
+    from rmqctl.store import ranges
+    from rmqctl.store.store import Store
+
+    with Store.open(store) as opened:
+        parts = list(ranges.split(opened.log.files))
+    return sum(count for _, count in pool.run(partial(_columns, names), parts))
+
+
+def _columns(names: tuple[str, ...], part: Any) -> int:
+    from rmqctl.scan.columns import message_columns
+    from rmqctl.scan.source import FileSource
+    from rmqctl.store import ranges
+
+    with FileSource(part.file.path, part.file.base) as source:
+        return sum(message_columns(batch, names).num_rows for batch in ranges.walk(part, source))
+
+
+def source(spark: Any, store: Path, names: tuple[str, ...]) -> object:
+    """These columns through Spark's rows into nothing."""
+    ddl = ", ".join(f"{name} {TYPES.get(name, 'int')}" for name in names)
+    frame = spark.read.format("rocketmq").schema(ddl).load(str(store))
+    frame.write.format("noop").mode("overwrite").save()
+    return None
+
+
+def by_topic(spark: Any, store: Path) -> object:
+    """Spark's own aggregation over the data source."""
+    frame = spark.read.format("rocketmq").schema("topic string").load(str(store))
+    return len(frame.groupBy("topic").count().collect())
+
+
+def peer(spark: Any, part: Path) -> object:
+    """``binaryFile`` and a Python loop over the fixed fields: what one writes without a source."""
+    def parse(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for content in batch.column("content"):
+                data, at, found = content.as_buffer(), 0, 0
+                view = memoryview(data)
+                while at + 88 <= len(view):
+                    size, _magic, *_ = struct.unpack_from(">iiiiiqqiqqqqqiq", view, at)
+                    if size <= 0:
+                        break
+                    at += size
+                    found += 1
+                yield pa.RecordBatch.from_pydict({"messages": [found]})
+
+    frame = spark.read.format("binaryFile").load(str(part)).select("content")
+    return frame.mapInArrow(parse, "messages long").collect()
+
+
+# -- measuring ------------------------------------------------------------------------------------
+
+
+def best(passes: dict[str, Pass], rounds: int) -> dict[str, float]:
+    """Seconds of the best pass of each, the first one not counted."""
+    found: dict[str, float] = {}
+    for number in range(rounds + 1):
+        for name, run in passes.items():
+            began = time.perf_counter()
+            run()
+            took = time.perf_counter() - began
+            print(f"{number} {name:40} {took:7.2f} s", file=sys.stderr)
+            if number:
+                found[name] = min(took, found.get(name, took))
+    return found
+
+
+def jobs_of(store: Path, where: Path) -> dict[str, tuple[Callable[[Any], object], float]]:
+    """The jobs by name: what runs on a pool, and its goal."""
+    return {
+        "stats by topic": (partial(_on, stats, store, "topic"), JOB_GOAL),
+        "stats by tag": (partial(_on, stats, store, "tag"), JOB_GOAL),
+        "verify": (partial(_on, verify, store), JOB_GOAL),
+        "rebuild": (partial(_on, rebuild, store, where), JOB_GOAL),
+        "export to Parquet": (partial(_on, export, store, where), JOB_GOAL),
+    }
+
+
+def _on(job: Callable[..., object], store: Path, *more: Any) -> object:
+    *rest, pool = more
+    return job(store, pool, *rest)
+
+
+def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str]:
+    """One table: every job on both engines."""
+    from rmqctl.pipeline.pool import SparkPool
+    from rmqctl.pipeline.session import session
+    from rmqctl.store.ranges import Processes
+
+    store, facts = prepare(profile, directory)
+    warm(store)
+    size = facts["log_bytes"]
+    local = Processes(WORKERS)
+    passes: dict[str, Pass] = {}
+    goals: dict[str, float] = {}
+    with session(f"local[{WORKERS}]") as spark:
+        for name, (job, goal) in jobs_of(store, where).items():
+            passes[f"{name}, local"] = partial(job, local)
+            passes[f"{name}, Spark"] = partial(job, SparkPool(spark))
+            goals[name] = goal
+        for name, names in (("5 numbers", SCALARS), ("15 columns with bodies", WIDE)):
+            passes[f"{name}, local"] = partial(columns, store, local, names)
+            passes[f"{name}, Spark"] = partial(source, spark, store, names)
+            goals[name] = SOURCE_GOAL
+        passes["data source by topic, local"] = partial(stats, store, local, "topic")
+        passes["data source by topic, Spark"] = partial(by_topic, spark, store)
+        goals["data source by topic"] = SOURCE_GOAL
+        found = best(passes, rounds)
+    part = _first_part(store, where)
+    with session(f"local[{WORKERS}]", conf={"spark.driver.memory": "6g"}) as spark:
+        beside = best({"peer": partial(peer, spark, part)}, 1)["peer"]
+    lines = [f"### Store {profile}", "", f"{facts['records']:,} messages, {size:,} bytes.", "",
+             "| job | local MB/s | Spark MB/s | Spark of local | goal |",
+             "| --- | --- | --- | --- | --- |"]
+    for name, goal in goals.items():
+        here, there = (found[f"{name}, {engine}"] for engine in ("local", "Spark"))
+        said = "yes" if here / there >= goal else "NO"
+        lines.append(f"| {name} | {size / here / 1e6:.0f} | {size / there / 1e6:.0f} | "
+                     f"{here / there:.2f} | >= {goal}: {said} |")
+    rate = part.stat().st_size / beside / 1e6
+    peers = f"`binaryFile` and a Python loop, first {PEER_BYTES >> 20} MiB"
+    return [*lines, f"| {peers} | | {rate:.0f} | | |", ""]
+
+
+def _first_part(store: Path, where: Path) -> Path:
+    """The beginning of the log in a file that ``binaryFile`` can take whole."""
+    first = min((store / "commitlog").iterdir())
+    target = where / "part"
+    with first.open("rb") as log, target.open("wb") as out:
+        out.write(log.read(PEER_BYTES))
+    return target
+
+
+def commands(directory: Path, where: Path, rounds: int) -> list[str]:
+    """Commands from the start of the process to its end: one store, fleets, many files."""
+    lines = ["### From start to answer", "",
+             "`pipeline stats --engine spark` on fleets of the 1 KiB store (links to the one log).",
+             "", "| stores | GiB | wall s | s per GiB | driver RSS MiB (Python) | goal |",
+             "| --- | --- | --- | --- | --- | --- |"]
+    store, facts = prepare("1k", directory)
+    for count in (1, 2, 4, 8):
+        with fleet(store, count, where) as roots:
+            used = [process.run(process.python("-m", "rmqctl", "pipeline", "stats", *roots,
+                                               "-o", "json")) for _ in range(rounds)]
+        assert all(one.exit_code == 0 for one in used), used[0]
+        wall = min(one.wall_s for one in used)
+        gib = count * facts["log_bytes"] / (1 << 30)
+        goal = (f"< {ANSWER_GOAL:.0f} s: {'yes' if wall < ANSWER_GOAL else 'NO'}"
+                if count == 1 else "")
+        lines.append(f"| {count} | {gib:.0f} | {wall:.2f} | {wall / gib:.2f} | "
+                     f"{_python_rss(roots, where, count, store):.0f} | {goal} |")
+    seconds, files, parts = many_files(where)
+    said = "yes" if seconds < PLAN_GOAL else "NO"
+    planned = f"Planning {files:,} files of the log into {parts} partitions"
+    lines += ["", f"{planned}: {seconds:.2f} s (goal: under {PLAN_GOAL:.0f} s: {said}).", ""]
+    return lines
+
+
+def _python_rss(_roots: list[str], where: Path, count: int, store: Path) -> float:
+    """Peak memory of the driver's Python process, which holds the results."""
+    code = ("import resource, sys; from rmqctl.cli import main\n"
+            "try: main(sys.argv[1:])\n"
+            "except SystemExit: pass\n"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, file=sys.stderr)")
+    with fleet(store, count, where) as roots:
+        done = process.run(process.python("-c", code, "pipeline", "stats", *roots, "-o", "json"))
+    return float(done.stderr.split()[-1])
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True, help="where the stores are or go")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write-results", action="store_true")
+    given = parser.parse_args()
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    with contextlib.ExitStack() as held:
+        where = Path(held.enter_context(tempfile.TemporaryDirectory(dir=given.dir)))
+        lines = [MARK.strip("\n"), "",
+                 ("Made by `python -m benchmarks.pipeline --dir DIR --write-results`: best of "
+                  f"{given.rounds}, interleaved. {machine()}"), ""]
+        lines += commands(given.dir, where, given.rounds)
+        for profile in PROFILES:
+            lines += section(profile, given.dir, where, given.rounds)
+    print("\n".join(lines))
+    if given.write_results:
+        publish(MARK, lines)
+
+
+if __name__ == "__main__":
+    main()

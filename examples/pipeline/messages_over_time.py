@@ -1,0 +1,189 @@
+"""Stores of RocketMQ read with Spark: counts, a join, SQL, a stream, and a picture over time.
+
+    python examples/pipeline/messages_over_time.py examples/store --png messages_over_time.png
+
+The parts between ``# %%`` are cells: editors run them one by one, and jupytext makes a notebook
+of them. Stores may be many (``/mnt/brokers/*/store``); the figures are then of all of them.
+"""
+
+# %% What is read, and where the picture goes
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import matplotlib as mpl
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # Spark's own name for it
+
+mpl.use("Agg")  # files, no windows; leave it out in a notebook
+import matplotlib.pyplot as plt
+from matplotlib import dates
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("stores", nargs="+", metavar="STORE", help="store directories or patterns")
+parser.add_argument("--png", default="messages_over_time.png", help="the picture to be made")
+arguments = parser.parse_args()
+
+# %% A session: workers run the same Python as this program, and filters reach the reader
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+spark = (
+    SparkSession.builder.master("local[2]")
+    .appName("messages over time")
+    .config("spark.sql.python.filterPushdown.enabled", "true")  # it is off by default
+    .config("spark.python.unix.domain.socket.enabled", "true")  # less waiting for each task
+    .config("spark.sql.session.timeZone", "UTC")
+    .config("spark.sql.shuffle.partitions", "2")  # for a small store
+    .config("spark.ui.enabled", "false")
+    .config("spark.ui.showConsoleProgress", "false")
+    .getOrCreate()
+)
+spark.sparkContext.setLogLevel("ERROR")
+
+
+def table(name: str, columns: str, paths: list[str] = arguments.stores) -> DataFrame:
+    """A table of the stores. Only the columns that the schema names are read."""
+    return spark.read.format("rocketmq").option("table", name).schema(columns).load(paths)
+
+
+# %% Messages by topic and hour
+messages = table("messages", "topic string, queue_id int, store_timestamp long, "
+                             "born_timestamp long, physical_offset long, total_size int").cache()
+hours = (
+    messages.groupBy("topic", F.date_trunc("hour", F.timestamp_millis("store_timestamp"))
+                     .alias("hour"))
+    .agg(F.count("*").alias("messages"), F.sum("total_size").alias("bytes"))
+    .orderBy("hour", F.desc("messages"), "topic")
+)
+hours.show(100, truncate=False)
+
+# %% The log beside the consumequeues: what does a consumer not see, what leads nowhere?
+log = table("messages", "store string, physical_offset long, total_size int")
+rows = table("consumequeue", "store string, physical_offset long, size int")
+both = log.alias("m").join(
+    rows.alias("q"),
+    F.expr("m.store = q.store AND m.physical_offset = q.physical_offset "
+           "AND m.total_size = q.size"),
+    "full_outer",
+)
+seen = (
+    F.when(F.col("q.store").isNull(), "message without a row")
+    .when(F.col("m.store").isNull(), "row without a message")
+    .otherwise("message with its row")
+)
+both.groupBy(seen.alias("found")).count().orderBy("found").show(truncate=False)
+
+# %% SQL: how long are messages on their way from the client to the log?
+messages.createOrReplaceTempView("messages")
+spark.sql("""
+    SELECT topic, count(*) AS messages,
+           percentile(store_timestamp - born_timestamp, 0.5) AS median_ms,
+           max(store_timestamp - born_timestamp) AS longest_ms
+    FROM messages GROUP BY topic ORDER BY topic
+""").show(100, truncate=False)
+
+# %% A stream: a copy of the first store is followed; the second run reads what came meanwhile
+with tempfile.TemporaryDirectory() as folder:
+    growing, taken = f"{folder}/store", f"{folder}/taken"
+    (first,) = table("messages", "store string").select("store").limit(1).collect()
+    shutil.copytree(first.store, growing)
+    written = sorted(Path(growing, "commitlog").iterdir())
+    later = written[-1].rename(f"{folder}/later")  # the last file is still to be written
+
+    def follow() -> int:
+        """Takes what is new, remembers in the checkpoint how far it came, ends; the new rows."""
+        before = spark.read.parquet(taken).count() if Path(taken).exists() else 0
+        stream = (
+            spark.readStream.format("rocketmq")
+            .schema("topic string, queue_id int, queue_offset long, physical_offset long")
+            .load(growing)
+        )
+        stream.writeStream.format("parquet").option("checkpointLocation", f"{folder}/at").option(
+            "path", taken).trigger(availableNow=True).start().awaitTermination()
+        return spark.read.parquet(taken).count() - before
+
+    print("stream, first run: ", follow(), "messages")
+    later.rename(written[-1])  # as a broker that has gone on
+    print("stream, second run:", follow(), "messages")
+
+# %% The picture: messages over time, by topic. Spark counts, only the counts come here.
+STEPS = [seconds * 1000 for seconds in (
+    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)]
+BARS = 40
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7F7F7F"]
+OTHERS = "other topics"
+
+total, begin, end, size = messages.agg(
+    F.count("*"), F.min("store_timestamp"), F.max("store_timestamp"), F.sum("total_size")).first()
+step = next((one for one in STEPS if (end - begin) / one <= BARS),
+            STEPS[-1] * -(-(end - begin) // (STEPS[-1] * BARS)))
+largest = [row.topic for row in messages.groupBy("topic").count().orderBy(
+    F.desc("count"), "topic").limit(len(COLOURS) - 1).collect()]
+counted = messages.groupBy(
+    (F.floor(F.col("store_timestamp") / step) * step).alias("time"),
+    F.when(F.col("topic").isin(largest), F.col("topic")).otherwise(OTHERS).alias("topic"),
+).count()
+counts = {(row.topic, row.time): row["count"] for row in counted.collect()}
+spark.stop()
+
+
+# %%
+def label(milliseconds: int) -> str:
+    """``10 s``, ``5 min``, ``1 h``."""
+    seconds = milliseconds // 1000
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds % length == 0:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def amount(size: float) -> str:
+    """``316 KiB``, ``11.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def clock(milliseconds: int) -> datetime:
+    """A store time."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+times = list(range(begin // step * step, end + 1, step))
+shown = [*largest, *([OTHERS] if any(topic == OTHERS for topic, _ in counts) else [])]
+figure, axes = plt.subplots(figsize=(9, 4.2), dpi=100, layout="constrained")
+below = [0] * len(times)
+for topic, colour in zip(shown, COLOURS, strict=False):
+    heights = [counts.get((topic, one), 0) for one in times]
+    axes.bar([clock(one) for one in times], heights, width=step / 86_400_000, align="edge",
+             bottom=below, color=colour, edgecolor="white", linewidth=0.6, label=topic)
+    below = [one + other for one, other in zip(below, heights, strict=True)]
+
+ticks = dates.AutoDateLocator(tz=UTC, minticks=4, maxticks=8)
+hours_shown = (end - begin) / 3_600_000
+axes.xaxis.set_major_locator(ticks)
+axes.xaxis.set_major_formatter(dates.DateFormatter(
+    "%H:%M:%S" if hours_shown < 0.2 else "%H:%M" if hours_shown < 24 else
+    "%m-%d %H:%M" if hours_shown < 96 else "%Y-%m-%d", tz=UTC))
+first_day, last_day = f"{clock(begin):%Y-%m-%d}", f"{clock(end):%Y-%m-%d}"
+axes.set_xlabel("store time (UTC), "
+                + (first_day if first_day == last_day else f"{first_day} to {last_day}"))
+axes.set_ylabel(f"messages per {label(step)}")
+axes.set_ylim(0, max(below) * 1.05)
+axes.yaxis.get_major_locator().set_params(integer=True)
+axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+axes.set_axisbelow(True)
+axes.spines[["top", "right"]].set_visible(False)
+across = max(1, min(4, 100 // (8 + max(map(len, shown)))))
+axes.set_title(f"Messages over time: {total:,} messages, {amount(size)}", loc="left",
+               fontsize=13, fontweight="bold", pad=12 + 16 * -(-len(shown) // across))
+axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=across, frameon=False, fontsize=9)
+figure.savefig(arguments.png, metadata={"Software": None})  # the same bytes every time
+print("picture:", arguments.png)
