@@ -24,6 +24,9 @@ from rmqctl.store.store import Store
 pytestmark = [pytest.mark.xdist_group("spark-cluster"), pytest.mark.slow]
 _URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _READY = 60
+SPECULATION = {"spark.speculation": "true", "spark.speculation.interval": "100ms",
+               "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.5",
+               "spark.speculation.minTaskRuntime": "300ms"}
 
 
 def spark_class(home, name, *args, log, folder):
@@ -76,7 +79,7 @@ def cluster(master):
     from rmqctl.pipeline.session import session
 
     with session(master, conf={"spark.executor.memory": "512m", "spark.cores.max": "2",
-                               "spark.driver.host": "127.0.0.1"}) as spark:
+                               "spark.driver.host": "127.0.0.1", **SPECULATION}) as spark:
         yield spark
 
 
@@ -145,6 +148,20 @@ def test_an_executor_that_dies_costs_nothing(golden, pool, tmp_path):
     assert (tmp_path / "killed").exists()
     (found,) = verify_stores([root], pool, Options(ranges=7), 500)
     assert found.verdict.as_dict() == wanted
+
+
+def test_a_task_that_runs_twice_counts_once(golden, pool, tmp_path):
+    """Speculation: a task that is slow is started a second time elsewhere."""
+    def slow_once(number):
+        mine = tmp_path / f"{number}-{os.getpid()}"
+        mine.touch()
+        time.sleep(15 if number == 0 and len(list(tmp_path.glob("0-*"))) == 1 else 0.2)
+        return number
+
+    began = time.monotonic()
+    assert [one for _, one in pool.run(slow_once, range(6))] == list(range(6))
+    assert len(list(tmp_path.glob("0-*"))) == 2, "it did not run twice"
+    assert time.monotonic() - began < 14
 
 
 def test_the_command_works_on_it(golden, master):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from functools import partial
 
 import pytest
 
@@ -91,3 +93,33 @@ def test_many_stores_have_a_verdict_each(golden, tmp_path, spark_pool):
             True, False, False]
         assert "no such file" in str(found[1].error)
         assert found[2].verdict.as_dict() == local(roots[2])
+
+
+class Meanwhile:
+    """A pool which lets something happen to the store before the first task."""
+
+    jobs = 2
+
+    def __init__(self, happening):
+        self._happening = happening
+
+    def run(self, work, tasks):
+        self._happening()
+        yield from Processes(1).run(work, tasks)
+
+
+@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("number", [0, 1, -1])
+@pytest.mark.parametrize("what", ["vanishes", "shrinks"])
+def test_a_file_that_changes_meanwhile_is_never_passed_over(what, number, count, golden_copy):
+    store = golden_copy("5.3.3/basic/store")
+    file = sorted((store / "commitlog").iterdir())[number]
+    happening = (partial(file.unlink, missing_ok=True) if what == "vanishes"
+                 else lambda: os.truncate(file, 5000))
+    (found,) = verify_stores([str(store)], Meanwhile(happening), Options(ranges=count), MOST)
+    if found.error is not None:
+        assert file.name in str(found.error)
+    elif (what, number) == ("vanishes", 0):  # it has expired: what is left is a whole store
+        assert found.verdict.as_dict() == local(str(store))
+    else:
+        assert not found.verdict.ok
