@@ -97,7 +97,7 @@ def command(
     ] = None,
     tz: Zone = "UTC",  # type: ignore[assignment]
     dry_run: DryRun = False,
-    engine: Engine = "auto",
+    engine: Engine = None,
     master: Master = "local[*]",
     conf: Conf = None,
     partitions: Partitions = None,

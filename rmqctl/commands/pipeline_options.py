@@ -71,11 +71,11 @@ SparkLog = Annotated[
     ),
 ]
 Engine = Annotated[
-    EngineName,
+    EngineName | None,
     typer.Option(
         "--engine",
         help="What does the work: processes of this machine (local), Spark, or what is faster "
-        "for so many bytes (auto; -v says which and why).",
+        "for so many bytes (auto, which says why).",
         rich_help_panel=_SPARK,
     ),
 ]
@@ -110,12 +110,12 @@ def conf_of(given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def chosen_engine(engine: EngineName, master: str, size: int) -> tuple[Literal["local", "spark"],
-                                                                       str]:
-    """(engine, why) for so many bytes of log."""
+def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
+        Literal["local", "spark"], str]:
+    """(engine, why) for so many bytes of log; None is auto."""
     from rmqctl.output.units import size_text
 
-    if engine != "auto":
+    if engine is not None and engine != "auto":
         return engine, "asked for"
     if master.startswith("local"):
         return "local", "on one machine it is always the faster one (Spark first has to start)"
@@ -139,11 +139,11 @@ def spark_session(out: Output, master: str, conf: list[str] | None, log: str | N
 
 
 @contextmanager
-def opened_pool(out: Output, engine: EngineName, size: int, *, jobs: int, master: str,
+def opened_pool(out: Output, engine: EngineName | None, size: int, *, jobs: int, master: str,
                 conf: list[str] | None = None, log: str | None = None) -> Iterator[Pool]:
     """The pool for so many bytes of log: ``jobs`` processes, or Spark on ``master``."""
     name, why = chosen_engine(engine, master, size)
-    say = out.note if engine == "auto" and name == "spark" else out.debug
+    say = out.note if engine == "auto" or (engine is None and name == "spark") else out.debug
     say(f"engine: {name}, {why}")
     if name == "local":
         from rmqctl.store.ranges import Processes

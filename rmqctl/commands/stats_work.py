@@ -53,8 +53,9 @@ def range_size(sources: Sequence[Source], partitions: int | None, jobs: int) -> 
     return range_size_for(logs, jobs, partitions)
 
 
-def count(out: Output, sources: Sequence[Source], query: Query, engine: EngineName, jobs: int, *,
-          partitions: int | None = None, together: bool = False, **spark: Any) -> list[Aggregate]:
+def count(out: Output, sources: Sequence[Source], query: Query, engine: EngineName | None,
+          jobs: int, *, partitions: int | None = None, together: bool = False,
+          **spark: Any) -> list[Aggregate]:
     """The sums by store (``together``: one for all), and what they leave out as warnings.
 
     ``spark``: master, conf and log, as `opened_pool` takes them.
@@ -90,7 +91,7 @@ def count(out: Output, sources: Sequence[Source], query: Query, engine: EngineNa
     return sums
 
 
-def pieces(sources: Sequence[Source], engine: EngineName, master: str, jobs: int,
+def pieces(sources: Sequence[Source], engine: EngineName | None, master: str, jobs: int,
            partitions: int | None) -> tuple[str, str, list[dict[str, Any]]]:
     """(engine, why, a row per store with files, ranges and bytes): what would be read.
 

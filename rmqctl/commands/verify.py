@@ -58,7 +58,7 @@ def command(
     max_findings: Annotated[int, typer.Option(
         "--max-findings", metavar="N", min=0, help="List at most N findings; all are counted.",
     )] = 1000,
-    engine: Engine = "auto",
+    engine: Engine = None,
     master: Master = "local[*]",
     prometheus: Annotated[str | None, typer.Option(
         "--format-prometheus", metavar="FILE", help="Also write metrics for the textfile "

@@ -9,9 +9,11 @@ same worker processes, without the SQL engine, whose first query costs 2 to 3 s 
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, chdir, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqctl.errors import JobError, RmqctlError
@@ -55,7 +57,7 @@ class SparkPool:
         dumps: Callable[[Any], bytes] = cloudpickle.dumps
         sent = context.broadcast((dumps(work), [dumps(task) for task in tasks]))
         try:
-            found = self._collected(context, _Worker(sent), len(tasks))
+            found = self._collected(context, _Worker(sent, os.getcwd()), len(tasks))
         finally:
             sent.unpersist()
         return found
@@ -133,16 +135,22 @@ class _Failed:
 
 
 class _Worker:
-    """What runs on an executor: the number of a task in, its pickled result out."""
+    """What runs on an executor: the number of a task in, its pickled result out.
 
-    def __init__(self, sent: Any) -> None:
-        self._sent = sent
+    Relative paths mean there what they mean at the driver, if its folder is there, too.
+    """
+
+    def __init__(self, sent: Any, folder: str) -> None:
+        self._sent, self._folder = sent, folder
 
     def __call__(self, number: int) -> bytes:
         work, tasks = self._sent.value
         do, task = pickle.loads(work), pickle.loads(tasks[number])  # noqa: S301
-        try:
-            found = do(task)
-        except RmqctlError as error:
-            found = _Failed(error)
+        with ExitStack() as held:
+            with suppress(OSError):
+                held.enter_context(chdir(self._folder))
+            try:
+                found = do(task)
+            except RmqctlError as error:
+                found = _Failed(error)
         return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)

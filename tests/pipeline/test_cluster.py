@@ -127,6 +127,18 @@ def test_the_data_source_is_found_on_the_workers(golden, cluster):
     assert frame.count() == wanted
 
 
+def test_relative_paths_are_the_drivers(golden, pool, monkeypatch):
+    root = golden("4.9.3/basic/store")
+    monkeypatch.chdir(root.parent)
+    with Store.open("store") as store:
+        wanted = verdict(Verification(store), 500).as_dict()
+    for roots in (["store"], ["store", f"../{root.parent.name}/store"]):  # in ranges, and whole
+        assert [one.error for one in verify_stores(roots, pool, Options(), 500)] == [None] * len(
+            roots)
+    (found,) = verify_stores(["store"], pool, Options(ranges=7), 500)
+    assert found.verdict.as_dict() == wanted
+
+
 def test_an_executor_that_dies_costs_nothing(golden, pool, tmp_path):
     root = str(golden("5.3.3/basic/store"))
     with Store.open(root) as store:
