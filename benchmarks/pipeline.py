@@ -31,6 +31,7 @@ from benchmarks.run import PROFILES, prepare, warm
 MARK = "\n## Pipeline on Spark\n"
 JOB_GOAL, SOURCE_GOAL, ANSWER_GOAL, PLAN_GOAL = 0.6, 0.4, 10.0, 5.0
 WORKERS = 2
+FLEET = 4
 SCALARS = ("physical_offset", "queue_id", "queue_offset", "store_timestamp", "total_size")
 WIDE = (*SCALARS, "topic", "tags", "flag", "sys_flag", "born_timestamp", "reconsume_times",
         "magic", "body_crc", "prepared_transaction_offset", "body")
@@ -44,13 +45,16 @@ Pass = Callable[[], object]
 # -- the jobs, on any pool ------------------------------------------------------------------------
 
 
-def stats(store: Path, pool: Any, by: str) -> object:
+def stats(stores: list[str], pool: Any, by: str) -> object:
     """Counts and bytes by a field."""
-    from rmqctl.store.stats import Query, collect
+    from rmqctl.store.stats import Query, choose_files, collect_many
     from rmqctl.store.store import Store
 
-    with Store.open(store) as opened:
-        return collect(opened, Query(by), pool=pool).groups()
+    query, logs = Query(by), []
+    for store in stores:
+        with Store.open(store) as opened:
+            logs.append(choose_files(opened, query))
+    return [one.groups() for one in collect_many(logs, query, pool=pool)]
 
 
 def verify(store: Path, pool: Any) -> object:
@@ -102,13 +106,15 @@ def export(store: Path, pool: Any, where: Path) -> object:
 # -- the data source ------------------------------------------------------------------------------
 
 
-def columns(store: Path, pool: Any, names: tuple[str, ...]) -> object:
+def columns(stores: list[str], pool: Any, names: tuple[str, ...]) -> object:
     """What a reader of these columns has to do at least: Arrow batches, which nobody takes."""
     from rmqctl.store import ranges
     from rmqctl.store.store import Store
 
-    with Store.open(store) as opened:
-        parts = list(ranges.split(opened.log.files))
+    parts = []
+    for store in stores:
+        with Store.open(store) as opened:
+            parts += ranges.split(opened.log.files)
     return sum(count for _, count in pool.run(partial(_columns, names), parts))
 
 
@@ -121,17 +127,17 @@ def _columns(names: tuple[str, ...], part: Any) -> int:
         return sum(message_columns(batch, names).num_rows for batch in ranges.walk(part, source))
 
 
-def source(spark: Any, store: Path, names: tuple[str, ...]) -> object:
+def source(spark: Any, stores: list[str], names: tuple[str, ...]) -> object:
     """These columns through Spark's rows into nothing."""
     ddl = ", ".join(f"{name} {TYPES.get(name, 'int')}" for name in names)
-    frame = spark.read.format("rocketmq").schema(ddl).load(str(store))
+    frame = spark.read.format("rocketmq").schema(ddl).load(stores)
     frame.write.format("noop").mode("overwrite").save()
     return None
 
 
-def by_topic(spark: Any, store: Path) -> object:
+def by_topic(spark: Any, stores: list[str]) -> object:
     """Spark's own aggregation over the data source."""
-    frame = spark.read.format("rocketmq").schema("topic string").load(str(store))
+    frame = spark.read.format("rocketmq").schema("topic string").load(stores)
     return len(frame.groupBy("topic").count().collect())
 
 
@@ -173,20 +179,17 @@ def best(passes: dict[str, Pass], rounds: int) -> dict[str, float]:
     return found
 
 
-def jobs_of(store: Path, where: Path) -> dict[str, tuple[Callable[[Any], object], float]]:
-    """The jobs by name: what runs on a pool, and its goal."""
+def jobs_of(store: Path, many: list[str], where: Path) -> dict[str, Callable[[Any], object]]:
+    """The jobs by name: what runs on a pool."""
+    one = [str(store)]
     return {
-        "stats by topic": (partial(_on, stats, store, "topic"), JOB_GOAL),
-        "stats by tag": (partial(_on, stats, store, "tag"), JOB_GOAL),
-        "verify": (partial(_on, verify, store), JOB_GOAL),
-        "rebuild": (partial(_on, rebuild, store, where), JOB_GOAL),
-        "export to Parquet": (partial(_on, export, store, where), JOB_GOAL),
+        "stats by topic": lambda pool: stats(one, pool, "topic"),
+        f"stats by topic, {len(many)} stores": lambda pool: stats(many, pool, "topic"),
+        "stats by tag": lambda pool: stats(one, pool, "tag"),
+        "verify": lambda pool: verify(store, pool),
+        "rebuild": lambda pool: rebuild(store, pool, where),
+        "export to Parquet": lambda pool: export(store, pool, where),
     }
-
-
-def _on(job: Callable[..., object], store: Path, *more: Any) -> object:
-    *rest, pool = more
-    return job(store, pool, *rest)
 
 
 def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str]:
@@ -201,18 +204,21 @@ def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str
     local = Processes(WORKERS)
     passes: dict[str, Pass] = {}
     goals: dict[str, float] = {}
-    with session(f"local[{WORKERS}]") as spark:
-        for name, (job, goal) in jobs_of(store, where).items():
+    with fleet(store, FLEET, where) as many, session(f"local[{WORKERS}]") as spark:
+        for name, job in jobs_of(store, many, where).items():
             passes[f"{name}, local"] = partial(job, local)
             passes[f"{name}, Spark"] = partial(job, SparkPool(spark))
-            goals[name] = goal
-        for name, names in (("5 numbers", SCALARS), ("15 columns with bodies", WIDE)):
-            passes[f"{name}, local"] = partial(columns, store, local, names)
-            passes[f"{name}, Spark"] = partial(source, spark, store, names)
+            goals[name] = JOB_GOAL
+        for more, stores in (("", [str(store)]), (f", {FLEET} stores", many)):
+            for what, names in (("5 numbers", SCALARS), ("15 columns with bodies", WIDE)):
+                name = f"data source: {what}{more}"
+                passes[f"{name}, local"] = partial(columns, stores, local, names)
+                passes[f"{name}, Spark"] = partial(source, spark, stores, names)
+                goals[name] = SOURCE_GOAL
+            name = f"data source: count by topic{more}"
+            passes[f"{name}, local"] = partial(stats, stores, local, "topic")
+            passes[f"{name}, Spark"] = partial(by_topic, spark, stores)
             goals[name] = SOURCE_GOAL
-        passes["data source by topic, local"] = partial(stats, store, local, "topic")
-        passes["data source by topic, Spark"] = partial(by_topic, spark, store)
-        goals["data source by topic"] = SOURCE_GOAL
         found = best(passes, rounds)
     part = _first_part(store, where)
     with session(f"local[{WORKERS}]", conf={"spark.driver.memory": "6g"}) as spark:
@@ -223,7 +229,8 @@ def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str
     for name, goal in goals.items():
         here, there = (found[f"{name}, {engine}"] for engine in ("local", "Spark"))
         said = "yes" if here / there >= goal else "NO"
-        lines.append(f"| {name} | {size / here / 1e6:.0f} | {size / there / 1e6:.0f} | "
+        read = size * (FLEET if name.endswith("stores") else 1)
+        lines.append(f"| {name} | {read / here / 1e6:.0f} | {read / there / 1e6:.0f} | "
                      f"{here / there:.2f} | >= {goal}: {said} |")
     rate = part.stat().st_size / beside / 1e6
     peers = f"`binaryFile` and a Python loop, first {PEER_BYTES >> 20} MiB"

@@ -38,6 +38,8 @@ COMMANDS: dict[str, list[list[str]]] = {
     "config": [["{store}"]],
     "stats": [["{store}"], ["{store}", "--by", "queue"]],
     "verify": [["{store}"], ["{store}", "-o", "json"]],
+    "pipeline verify": [["{store}", "--engine", "local"], ["{store}", "--dry-run"]],
+    "pipeline stats": [["{store}", "--engine", "local"], ["{store}", "--dry-run"]],
     "diff": [["{store}", "{store}"]],
     "recover table": [["{store}"]],
     "preflight": [["{store}"]],

@@ -29,13 +29,13 @@ SPECULATION = {"spark.speculation": "true", "spark.speculation.interval": "100ms
                "spark.speculation.minTaskRuntime": "300ms"}
 
 
-def spark_class(home, name, *args, log, folder):
+def spark_class(home, name, *args, log, folder, host="127.0.0.1"):
     environ = {name: value for name, value in os.environ.items()
                if not name.startswith(("PYTHON", "SPARK", "PYSPARK"))}
     return subprocess.Popen(
         [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}", *args], cwd=folder,
         stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-        env={**environ, "SPARK_NO_DAEMONIZE": "1", "SPARK_LOCAL_IP": "127.0.0.1",
+        env={**environ, "SPARK_NO_DAEMONIZE": "1", "SPARK_LOCAL_IP": host,
              "SPARK_WORKER_OPTS": "-Dspark.worker.cleanup.enabled=false"})
 
 
@@ -62,10 +62,11 @@ def master(tmp_path_factory):
             running.append(spark_class(home, "master.Master", "--host", "127.0.0.1", "--port", "0",
                                        "--webui-port", "0", log=out, folder=folder))
             url = wait_for(log, _URL)[1]
+            # Hosts of their own: a second attempt of a slow task is made on another one only.
             running += [spark_class(
-                home, "worker.Worker", "--host", "127.0.0.1", "--cores", "2", "--memory", "2g",
-                "--webui-port", "0", "--work-dir", str(folder / f"work{number}"), url, log=out,
-                folder=folder) for number in (1, 2)]
+                home, "worker.Worker", "--host", host, "--cores", "2", "--memory", "2g",
+                "--webui-port", "0", "--work-dir", str(folder / host), url, log=out,
+                folder=folder, host=host) for host in ("127.0.0.1", "127.0.0.2")]
             wait_for(log, re.compile(r"(Registering worker.*?){2}", re.DOTALL))
         yield url
     finally:
