@@ -40,6 +40,9 @@ TYPES = {"topic": "string", "tags": "string", "magic": "string", "body": "binary
                           "prepared_transaction_offset"), "long")}
 PEER_BYTES = 128 << 20
 Pass = Callable[[], object]
+BOUND = (
+    "The data source hands every row to Java, one by one; large bodies and small rows are bound by "
+    "that and not by the reader. Built-in jobs hand over one value for each range.")
 
 
 # -- the jobs, on any pool ------------------------------------------------------------------------
@@ -294,7 +297,7 @@ def main() -> None:
         where = Path(held.enter_context(tempfile.TemporaryDirectory(dir=given.dir)))
         lines = [MARK.strip("\n"), "",
                  ("Made by `python -m benchmarks.pipeline --dir DIR --write-results`: best of "
-                  f"{given.rounds}, interleaved. {machine()}"), ""]
+                  f"{given.rounds}, interleaved. {machine()}"), "", BOUND, ""]
         lines += commands(given.dir, where, given.rounds)
         for profile in PROFILES:
             lines += section(profile, given.dir, where, given.rounds)

@@ -3,8 +3,7 @@
 One Spark task for each task; a result is one pickled value, which the Java side passes on without
 looking at it. The function and the tasks are sent once (broadcast). Spark tries a task again that
 failed and takes one result of each. It is an RDD job and no ``mapInArrow``: the same kernel and the
-same worker processes, without the SQL engine, whose first query costs 2 to 3 s of start-up
-(benchmarks/RESULTS.md).
+same worker processes, without the SQL engine, whose first query takes 2 to 3 s longer to start.
 """
 
 from __future__ import annotations
