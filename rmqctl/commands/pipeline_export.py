@@ -57,7 +57,6 @@ _NAMED = 5
 
 
 def command(
-    stores: Stores,
     target: Annotated[
         str,
         typer.Option(
@@ -65,6 +64,7 @@ def command(
             help="The new folder; it must not be there, or be empty.",
         ),
     ],
+    stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "json", "csv", "avro"],
         typer.Option("--format", help="json: lines, each a message object as `rmqctl read -o "

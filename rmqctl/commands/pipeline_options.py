@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.options import complete_folders
+from rmqctl.commands.options import STORE_VARIABLE, complete_folders
 from rmqctl.errors import NotAStoreError, UsageError
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ AUTO_FROM = 64 << 30
 """Bytes of log from which on `auto` takes a cluster that was named."""
 
 Stores = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
-        metavar="STORE...",
-        help="Store roots; a pattern such as '/backup/*/store' names all that match.",
+        metavar="STORE",
+        help="Store roots; a pattern such as '/backup/*/store' names all that match. Default: "
+        "RMQCTL_STORE.",
         autocompletion=complete_folders,
         show_default=False,
     ),
@@ -85,8 +86,13 @@ DryRun = Annotated[
 ]
 
 
-def named_stores(names: list[str]) -> list[str]:
+def named_stores(names: list[str] | None) -> list[str]:
     """The store roots that arguments name, patterns expanded, each once, in order."""
+    if not names:
+        one = os.environ.get(STORE_VARIABLE)
+        if not one:
+            raise UsageError(f"Missing argument 'STORE': name a store, or set {STORE_VARIABLE}")
+        names = [one]
     found: dict[str, None] = {}
     for name in names:
         if os.path.lexists(name) or not glob.has_magic(name):

@@ -71,7 +71,7 @@ def parse_only(text: str) -> str:
 
 
 def command(
-    stores: Stores,
+    stores: Stores = None,
     only: Annotated[
         str | None,
         typer.Option("--only", metavar="PARTS", parser=parse_only,

@@ -121,6 +121,4 @@ def _told_apart(arguments: list[str], file: str | None) -> tuple[list[str], str]
     if not any(one.isspace() for one in text.strip()) or os.path.lexists(text):
         raise UsageError(f"the query is missing: the last argument ({text}) is none; give it in "
                          "quotes, or --file")
-    if not stores:
-        raise UsageError("no store named: STORE... comes before the query")
     return stores, text

@@ -42,7 +42,7 @@ EFFECT = "read-only"
 
 
 def command(
-    stores: Stores,
+    stores: Stores = None,
     by: Annotated[
         Literal[By, "store"], typer.Option("--by", help="What to count by, in each store.")
     ] = "topic",

@@ -38,7 +38,7 @@ EFFECT = "read-only"
 
 
 def command(
-    stores: Stores,
+    stores: Stores = None,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
         "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store.")] = None,

@@ -50,3 +50,13 @@ def test_settings():
     for bad in ("a", "=1"):
         with pytest.raises(UsageError, match="NAME=VALUE"):
             conf_of([bad])
+
+
+def test_the_store_may_come_from_the_environment(golden, rmqctl, tmp_path):
+    root = golden("4.9.3/basic/store")
+    named = rmqctl("pipeline", "verify", root, "--engine", "local").expect(0)
+    there = {"RMQCTL_STORE": str(root)}
+    again = rmqctl("pipeline", "verify", "--engine", "local", env=there)
+    assert again.expect(0).out == named.out
+    rmqctl("pipeline", "export", "--out", tmp_path / "out", env=there).expect(0)
+    assert "name a store, or set RMQCTL_STORE" in rmqctl("pipeline", "stats").expect(2).err

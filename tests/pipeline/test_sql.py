@@ -308,7 +308,7 @@ def test_a_failed_query_leaves_nothing(spark, root, tmp_path):
 @pytest.mark.parametrize(("arguments", "words"), [
     (["{root}"], "the query is missing"),
     (["{root}", "{root}"], "the query is missing"),
-    (["SELECT 1 AS a"], "no store named"),
+    (["SELECT 1 AS a"], "name a store, or set RMQCTL_STORE"),
     (["{root}", "SELECT 1 AS a", "--file", "{file}"], "one of them"),
     (["{root}", "--file", "{empty}"], "no query in it"),
 ])
