@@ -23,7 +23,7 @@ from rmqctl.store.store import Store
 
 pytestmark = [pytest.mark.xdist_group("spark-cluster"), pytest.mark.slow]
 _URL = re.compile(r"Starting Spark master at (spark://\S+)")
-_READY = 60
+_READY = 240
 SPECULATION = {"spark.speculation": "true", "spark.speculation.interval": "100ms",
                "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.5",
                "spark.speculation.minTaskRuntime": "300ms"}
@@ -168,13 +168,13 @@ def test_a_task_that_runs_twice_counts_once(golden, pool, tmp_path):
     def slow_once(number):
         mine = tmp_path / f"{number}-{os.getpid()}"
         mine.touch()
-        time.sleep(15 if number == 0 and len(list(tmp_path.glob("0-*"))) == 1 else 0.2)
+        time.sleep(90 if number == 0 and len(list(tmp_path.glob("0-*"))) == 1 else 0.2)
         return number
 
     began = time.monotonic()
     assert [one for _, one in pool.run(slow_once, range(6))] == list(range(6))
     assert len(list(tmp_path.glob("0-*"))) == 2, "it did not run twice"
-    assert time.monotonic() - began < 14
+    assert time.monotonic() - began < 80
 
 
 def test_the_command_works_on_it(golden, master):
@@ -184,7 +184,7 @@ def test_the_command_works_on_it(golden, master):
     done = {engine: subprocess.run(
         [sys.executable, "-m", "rmqctl", "pipeline", "verify", str(root), "-o", "json",
          "--engine", engine, "--master", master, *conf], text=True, capture_output=True,
-        cwd=Path(__file__).parents[2], timeout=180) for engine in ("spark", "local")}
+        cwd=Path(__file__).parents[2], timeout=500) for engine in ("spark", "local")}
     assert {one.returncode for one in done.values()} == {1}, done["spark"].stderr
     assert done["spark"].stdout == done["local"].stdout
     assert done["spark"].stderr == ""

@@ -91,7 +91,7 @@ def test_an_interruption_cancels_the_job(spark, tmp_path):
     pool, began = SparkPool(spark, watch=watch), time.monotonic()
     with pytest.raises(Stop):
         list(pool.run(endless, range(2)))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 50
     status = spark.sparkContext.statusTracker()
     waited = time.monotonic() + 20
     while status.getActiveJobsIds() and time.monotonic() < waited:
@@ -114,7 +114,7 @@ def test_no_masters(master):
 
 def rmqctl(*args, **env):
     return subprocess.run([sys.executable, "-m", "rmqctl", *map(str, args)], text=True,
-                          capture_output=True, timeout=180, cwd=ROOT,
+                          capture_output=True, timeout=500, cwd=ROOT,
                           env={**os.environ, **env})
 
 
@@ -159,7 +159,7 @@ sys.exit(main())
          "--master", "local[1]"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         cwd=ROOT, start_new_session=True,
         env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)})
-    timer = threading.Timer(120, child.kill)
+    timer = threading.Timer(400, child.kill)
     timer.start()
     while not mark.exists() and child.poll() is None:
         time.sleep(0.1)
