@@ -1,22 +1,50 @@
 """One Spark session for all tests of the pipeline, on two threads of this machine.
 
 Tests that use it carry ``pytestmark = pytest.mark.xdist_group("spark")``, so that only one
-process of a parallel run starts it.
+process of a parallel run starts it. A process has one session at a time: another kind takes its
+place (`Sessions`).
 """
 
 from __future__ import annotations
+
+from contextlib import ExitStack
 
 import pytest
 
 from rmqctl.store.ranges import Processes
 
 
-@pytest.fixture(scope="session")
-def spark():
-    from rmqctl.pipeline.session import session
+class Sessions:
+    """The Spark session of this process, kept as long as the same kind is asked for."""
 
-    with session("local[2]") as found:
-        yield found
+    def __init__(self):
+        self._kind, self._session, self._held = None, None, ExitStack()
+
+    def use(self, master, **conf):
+        from rmqctl.pipeline.session import session
+
+        kind = master, tuple(sorted(conf.items()))
+        if kind != self._kind:
+            self.close()
+            self._session = self._held.enter_context(session(master, conf=conf))
+            self._kind = kind
+        return self._session
+
+    def close(self):
+        self._kind = self._session = None
+        self._held.close()
+
+
+@pytest.fixture(scope="session")
+def sessions():
+    found = Sessions()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def spark(sessions):
+    return sessions.use("local[2]")
 
 
 @pytest.fixture

@@ -76,12 +76,10 @@ def master(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def cluster(master):
-    from rmqctl.pipeline.session import session
-
-    with session(master, conf={"spark.executor.memory": "512m", "spark.cores.max": "2",
-                               "spark.driver.host": "127.0.0.1", **SPECULATION}) as spark:
-        yield spark
+def cluster(sessions, master):
+    yield sessions.use(master, **{"spark.executor.memory": "512m", "spark.cores.max": "2",
+                                  "spark.driver.host": "127.0.0.1", **SPECULATION})
+    sessions.close()
 
 
 @pytest.fixture
