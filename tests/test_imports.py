@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": LIBRARY,
     "engine": LIBRARY,
     "repair": LIBRARY | {"checks", "engine"},
-    "tiered": LIBRARY,
+    "tiered": LIBRARY | {"checks", "engine", "repair"},
     "pipeline": LIBRARY | {"checks", "engine", "repair", "tiered"},
     "output": set(),
     "commands": LIBRARY | {"checks", "engine", "repair", "tiered", "pipeline", "output"},

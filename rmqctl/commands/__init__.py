@@ -52,6 +52,7 @@ _INSPECT = "Inspect"
 _CHECK = "Check"
 _WRITE = "Write"
 _REPAIR = "Repair"
+_TIERED = "Tiered storage"
 _PIPELINE = "Pipeline"
 _ABOUT = "About rmqctl"
 

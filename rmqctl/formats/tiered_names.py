@@ -1,0 +1,93 @@
+"""Names in a tier: the cluster's folder, segment files, what is never uploaded (tiered.md §1, §7).
+
+A segment's file name is eight hex digits of the MD5 of its base offset, then the offset in 20
+digits. Sorting names is therefore no order: sort by the parsed offset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+COMMIT_LOG = "COMMIT_LOG"
+CONSUME_QUEUE = "CONSUME_QUEUE"
+INDEX = "INDEX"
+KINDS = (COMMIT_LOG, CONSUME_QUEUE, INDEX)
+"""The types of flat files; the place is the number metadata has for it."""
+
+INDEX_TOPIC = "rmq_sys_INDEX"
+INDEX_QUEUE = 0
+LOCAL_INDEX_FOLDER = "tiered_index_file"
+COMPACTING_FOLDER = "compacting"
+OLD_INDEX_NAMES = ("0000", "1111", "2222")
+"""What 5.1.x calls its local index files: current, full, compacted."""
+METADATA_NAME = "tieredStoreMetadata.json"
+TIER_FOLDER = "tieredstore"
+"""Where the golden sets, and our own documentation, put a tier inside of a store."""
+
+_HASH = 8
+_DIGITS = 20
+_LONG_MAX = (1 << 63) - 1
+
+
+def name_hash(text: str) -> str:
+    """The first eight hex digits of a text's MD5, as in every name of a tier."""
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:_HASH]
+
+
+def cluster_folder(cluster: str) -> str:
+    """The folder of a cluster below the tier root: ``212d6b50_DefaultCluster``."""
+    return f"{name_hash(cluster)}_{cluster}"
+
+
+def parse_cluster(name: str) -> tuple[str, bool] | None:
+    """(cluster name, whether the hash before it is right); None for another kind of name."""
+    head, mark, cluster = name.partition("_")
+    if not mark or not cluster or len(head) != _HASH or not _is_hex(head):
+        return None
+    return cluster, head == name_hash(cluster)
+
+
+def build_segment(base: int) -> str:
+    """The file name of the segment that starts at logical offset ``base``. ValueError if none."""
+    if not 0 <= base <= _LONG_MAX:
+        raise ValueError(f"no segment can start at {base}")
+    return f"{name_hash(str(base))}{base:0{_DIGITS}d}"
+
+
+def parse_segment(name: str) -> tuple[int, bool] | None:
+    """(base offset, whether the hash before it is right); None for another kind of name."""
+    head, digits = name[:_HASH], name[_HASH:]
+    if len(digits) != _DIGITS or not _is_hex(head) or not (digits.isascii() and digits.isdigit()):
+        return None
+    base = int(digits)
+    if base > _LONG_MAX:
+        return None
+    return base, head == name_hash(str(base))
+
+
+def segment_path(cluster: str, broker: str, topic: str, queue_id: int, kind: str,
+                 base: int) -> str:
+    """The path of a segment below the tier root."""
+    return (f"{cluster_folder(cluster)}/{metadata_path(broker, topic, queue_id)}/{kind}/"
+            f"{build_segment(base)}")
+
+
+def metadata_path(broker: str, topic: str, queue_id: int) -> str:
+    """What metadata calls a flat file's place: no cluster, no type, no file name (§6)."""
+    return f"{broker}/{topic}/{queue_id}"
+
+
+_SYSTEM = frozenset({
+    "TBW102", "SCHEDULE_TOPIC_XXXX", "BenchmarkTest", "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRACE_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "CHECKPOINT_TOPIC"})
+
+
+def is_filtered(topic: str, cluster: str | None = None, broker: str | None = None) -> bool:
+    """Whether a broker never uploads a topic (§7): system topics, LMQ, its own two names."""
+    return (not topic.strip() or topic in _SYSTEM or topic.startswith(("rmq_sys_", "%LMQ%"))
+            or topic in (cluster, broker))
+
+
+def _is_hex(text: str) -> bool:
+    return all(char in "0123456789abcdef" for char in text)

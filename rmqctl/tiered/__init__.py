@@ -1,0 +1,1 @@
+"""Tiered storage: read, verify, feed and heal what a broker moved out of its store."""

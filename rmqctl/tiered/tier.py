@@ -1,0 +1,240 @@
+"""A tier opened read-only: queues, uploaded and local index files, metadata (tiered.md §1, §17.1).
+
+Files are believed before metadata: a broker's copy of sizes may be stale, and is often the first
+thing that is lost. What could not be read becomes a problem in words; the rest goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
+from rmqctl.formats import tiered_metadata as meta
+from rmqctl.formats import tiered_names as names
+from rmqctl.tiered.flat_file import FlatFile
+from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.storage import Reader, is_url, open_reader
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something of the tier that cannot be read, or does not belong there."""
+
+    path: str
+    reason: str
+    unreadable: bool = False
+
+
+@dataclass(slots=True)
+class Found:
+    """What a walk over the folders of a tier met."""
+
+    queues: dict[QueueName, FlatQueue] = field(default_factory=dict)
+    indexes: dict[tuple[str, str], FlatFile] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+class Tier:
+    """A tier root. Use as a context manager.
+
+    ``metadata_path``: the file that is used, None where none was found; ``metadata`` its content,
+    empty where it cannot be read (``metadata_error`` says why). ``home``: the broker's local root,
+    which has ``config/`` and ``tiered_index_file/``; None where it is not known.
+    """
+
+    def __init__(self, reader: Reader, metadata_path: str | None, home: str | None) -> None:
+        self.reader = reader
+        self.name = reader.name
+        self.metadata_path = metadata_path
+        self.home = home
+        self.metadata = meta.Metadata()
+        self.metadata_error: str | None = None
+        self.metadata_bytes: bytes | None = None
+        self._found: Found | None = None
+        if metadata_path is not None:
+            self._load(metadata_path)
+
+    @classmethod
+    def open(cls, root: str, metadata: str | None = None) -> Tier:
+        """The tier at a folder (or URL). NotAStoreError where nothing of a tier is there."""
+        root = _tier_root(root)
+        reader = open_reader(root)
+        path = find_metadata(root) if metadata is None else metadata
+        if metadata is not None and not os.path.lexists(metadata):
+            reader.close()
+            raise UsageError(f"{metadata}: no such file")
+        tier = cls(reader, path, home_of(path))
+        try:
+            if not any(names.parse_cluster(one.name) for one in reader.list("") if one.is_folder):
+                raise NotAStoreError(f"{root}: no tier: no folder with the name of a cluster "
+                                     "(8 hex digits, '_', the cluster) is in it")
+        except BaseException:
+            tier.close()
+            raise
+        return tier
+
+    def _load(self, path: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                self.metadata_bytes = file.read()
+            self.metadata = meta.parse(self.metadata_bytes)
+        except OSError as error:
+            self.metadata_error = str(StoreIOError.from_oserror(error, path, "read"))
+        except FormatError as error:
+            error.file = path
+            self.metadata_error = str(error)
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    @property
+    def found(self) -> Found:
+        """All folders, looked at once."""
+        if self._found is None:
+            self._found = _look(self.reader)
+        return self._found
+
+    @property
+    def problems(self) -> list[Problem]:
+        return self.found.problems
+
+    def queues(self, topic: str | None = None, queue_id: int | None = None,
+               broker: str | None = None) -> Iterator[FlatQueue]:
+        """The queues, by cluster, broker, topic and number."""
+        for name, queue in sorted(self.found.queues.items(), key=lambda item: (
+                item[0].cluster, item[0].broker, item[0].topic, item[0].queue_id)):
+            if (topic in (None, name.topic) and queue_id in (None, name.queue_id)
+                    and broker in (None, name.broker)):
+                yield queue
+
+    def queue(self, topic: str, queue_id: int, broker: str | None = None) -> FlatQueue | None:
+        """One queue; None where there is none. UsageError where several brokers have it."""
+        found = list(self.queues(topic, queue_id, broker))
+        if len(found) > 1:
+            brokers = ", ".join(sorted({one.name.broker for one in found}))
+            raise UsageError(f"{topic}/{queue_id} is there for several brokers ({brokers}): "
+                             "name one with --broker")
+        return found[0] if found else None
+
+    def indexes(self, broker: str | None = None) -> Iterator[tuple[str, FlatFile]]:
+        """(broker, its uploaded index files)."""
+        for (_, owner), flat in sorted(self.found.indexes.items()):
+            if broker in (None, owner):
+                yield owner, flat
+
+    @property
+    def local_index_folder(self) -> str | None:
+        """The broker's folder of index files that are not uploaded; None where not known or not
+        there.
+        """
+        if self.home is None:
+            return None
+        folder = os.path.join(self.home, names.LOCAL_INDEX_FOLDER)
+        return folder if os.path.isdir(folder) else None
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _tier_root(root: str) -> str:
+    """The folder itself, or the ``tieredstore`` of a store that was named instead."""
+    inner = os.path.join(root, names.TIER_FOLDER)
+    if is_url(root) or not os.path.isdir(inner):
+        return root
+    try:
+        with os.scandir(root) as entries:
+            here = any(names.parse_cluster(one.name) for one in entries)
+    except OSError:
+        return root
+    return root if here else inner
+
+
+def find_metadata(root: str) -> str | None:
+    """The metadata that belongs to a tier root: in ``config/`` of it or of the folder above it, or
+    in it.
+    """
+    if is_url(root):
+        return None
+    root = os.path.abspath(root)
+    above = os.path.dirname(root)
+    for folder in (os.path.join(root, "config"), os.path.join(above, "config"), root):
+        for suffix in ("", ".bak"):
+            path = os.path.join(folder, names.METADATA_NAME + suffix)
+            if os.path.isfile(path):
+                return path
+    return None
+
+
+def home_of(metadata_path: str | None) -> str | None:
+    """The broker's local root, from the place of its metadata."""
+    if metadata_path is None:
+        return None
+    folder = os.path.dirname(os.path.abspath(metadata_path))
+    return os.path.dirname(folder) if os.path.basename(folder) == "config" else folder
+
+
+def _look(reader: Reader) -> Found:
+    found = Found()
+    for cluster, path in _folders(reader, "", found):
+        parsed = names.parse_cluster(cluster)
+        if parsed is None:
+            if cluster not in (".rmqctl", "config"):
+                found.problems.append(Problem(path, "no cluster's folder"))
+            continue
+        if not parsed[1]:
+            found.problems.append(Problem(path, "the hash in the cluster's folder is wrong"))
+        for broker, below in _folders(reader, path, found):
+            for topic, under in _folders(reader, below, found):
+                _queues_of(reader, (parsed[0], broker, topic), under, found)
+    return found
+
+
+def _queues_of(reader: Reader, owner: tuple[str, str, str], path: str, found: Found) -> None:
+    cluster, broker, topic = owner
+    for number, folder in _folders(reader, path, found):
+        if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
+            found.problems.append(Problem(folder, "no queue's folder"))
+            continue
+        flat = {}
+        for kind, place in _folders(reader, folder, found):
+            if kind not in names.KINDS:
+                found.problems.append(Problem(place, "no kind of file a tier has"))
+                continue
+            try:
+                flat[kind] = FlatFile.open(reader, place)
+            except StoreIOError as error:
+                found.problems.append(Problem(place, str(error), unreadable=True))
+                continue
+            found.problems.extend(Problem(f"{place}/{name}", "no segment's name")
+                                  for name in flat[kind].strange)
+        if names.INDEX in flat:
+            found.indexes[cluster, broker] = flat.pop(names.INDEX)
+        if flat:
+            name = QueueName(cluster, broker, topic, int(number))
+            log, rows = (flat.get(kind) or FlatFile(reader, f"{folder}/{kind}", kind)
+                         for kind in (names.COMMIT_LOG, names.CONSUME_QUEUE))
+            found.queues[name] = FlatQueue(name, log, rows)
+
+
+def _folders(reader: Reader, path: str, found: Found) -> Iterator[tuple[str, str]]:
+    try:
+        entries = reader.list(path)
+    except StoreIOError as error:
+        found.problems.append(Problem(path, str(error), unreadable=True))
+        return
+    for one in entries:
+        below = f"{path}/{one.name}" if path else one.name
+        if one.is_folder:
+            yield one.name, below
+        elif path or one.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak"):
+            found.problems.append(Problem(below, "a file where folders belong"))
