@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rmqctl.checks.common import plural
 from rmqctl.checks.context import Context
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.queue_rows import QueueKey
@@ -25,7 +26,7 @@ def batch_forward(context: Context) -> Iterator[Finding]:
         queue = context.store.batch_queues.get(key)
         if queue is None or not queue.files:
             yield _finding(context, key, "cq-missing", expected, None,
-                           f"{len(expected)} records in the log, no batch consumequeue")
+                           f"{plural(len(expected), 'record')} in the log, no batch consumequeue")
             continue
         try:
             yield from _queue(context, key, queue, expected)
@@ -44,12 +45,12 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
     behind = [one for one in missing if one[0] > newest]
     if between:
         yield _finding(context, key, "cq-missing-entry", between, queue,
-                       f"{len(between)} records have no row, though later ones have; the first "
-                       f"is at {between[0][0]}")
+                       f"{plural(len(between), 'record has', 'records have')} no row, though "
+                       f"later ones have; the first is at {between[0][0]}")
     if behind:
         yield _finding(context, key, "cq-behind", behind, queue,
-                       f"the rows end, the log goes on: {len(behind)} records from "
-                       f"{behind[0][0]} on have no row", INFO if context.live else "")
+                       f"the rows end, the log goes on: {plural(len(behind), 'record')} from "
+                       f"{behind[0][0]} on without a row", INFO if context.live else "")
 
 
 def _finding(context: Context, key: QueueKey, category: str, records: Expected,

@@ -58,8 +58,8 @@ def _extra(context: Context) -> Iterator[Finding]:
         physical, place = min(ahead)
         count = len(ahead) + unkept_ahead
         yield _entry(tally.files, place, "index-ahead", "physical_offset",
-                     f"{count} entries lead to {physical} and behind, where the log has ended "
-                     f"({context.log_end})", count)
+                     f"{plural(count, 'entry leads', 'entries lead')} to {physical} and behind, "
+                     f"where the log has ended ({context.log_end})", count)
 
 
 def _legal_repeat(context: Context, physical: int, key_hash: int) -> bool:

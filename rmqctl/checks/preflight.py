@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rmqctl.checks import preflight_actions as actions
+from rmqctl.checks.common import plural
 from rmqctl.checks.preflight_index import Index
 from rmqctl.checks.preflight_load import Load, load, relative
 from rmqctl.checks.preflight_lost import Lost, Unreachable
@@ -198,8 +199,10 @@ class _Start:
         self._twins(made)
         if gone:
             count = sum(self.unreachable.by_topic[topic] for topic in gone)
-            made.notes.append(f"{count} messages without a row belong to topics that are not in "
-                              "config/topics.json; deleted topics are not counted")
+            made.notes.append(plural(count, "message without a row belongs",
+                                     "messages without a row belong")
+                              + " to topics that are not in config/topics.json; deleted topics "
+                              "are not counted")
 
     def _twins(self, made: Prediction) -> None:
         for one in twins(self.log, made.truncate_to or 0):
@@ -218,12 +221,14 @@ class _Start:
                               f"of the log at {made.truncate_to}: messages that are written "
                               "before that physical offset get no index entry")
         if walk is not None and walk.misplaced:
-            made.notes.append(f"{len(walk.misplaced)} records, the first at {walk.misplaced[0]}, "
-                              "say another physical offset than theirs; a broker takes them, and "
-                              "their rows lead to nowhere")
+            made.notes.append(plural(len(walk.misplaced), "record says another physical offset "
+                                     "than its own", "records say another physical offset than "
+                                     "theirs") + f", the first at {walk.misplaced[0]}; a broker "
+                              "takes such a record, and its row leads to nowhere")
         if made.superseded:
-            made.notes.append(f"{made.superseded} intact messages behind the end of the log were "
-                              "cut off earlier: others have their queue offsets")
+            made.notes.append(plural(made.superseded, "intact message behind the end of the log "
+                                     "was", "intact messages behind the end of the log were")
+                              + " cut off earlier: others have these queue offsets")
         if self.log.files and not self.store.index_listing.files and not self.index.entries:
             made.notes.append("there is no index, and it is not made again: no message can be "
                               "found by its key")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 
 from rmqctl.checks.actions import Action
+from rmqctl.checks.common import plural
 from rmqctl.checks.preflight_index import Index
 from rmqctl.checks.preflight_load import DELETE, Load, relative
 from rmqctl.checks.preflight_queue import LAST_FILES, PLAIN, QueueState
@@ -92,17 +93,13 @@ def _queue(made: Prediction, store: Store, state: QueueState) -> None:
     if state.added:
         made.rows_added += state.added
         gone = f"; files deleted before: {len(doomed)}" if doomed else ""
-        reason = (f"{_many(state.added)} for messages from physical offset "
+        reason = (f"{plural(state.added, 'row')} for messages from physical offset "
                   f"{state.first_added} on{gone}")
         if state.blanked:
-            reason += f"; {_many(state.blanked)} before them not made again"
+            reason += f"; {plural(state.blanked, 'row')} before them not made again"
         if state.misplaced:
-            reason += f"; {_many(state.misplaced)} of these at a wrong queue offset"
+            reason += f"; {plural(state.misplaced, 'row')} of these at a wrong queue offset"
         made.actions.append(Action("add rows", state.target, kept, state.end, reason))
-
-
-def _many(rows: int) -> str:
-    return f"{rows} row" if rows == 1 else f"{rows} rows"
 
 
 def _looked_at(state: QueueState) -> tuple[str, ...]:
@@ -118,7 +115,7 @@ def _index(made: Prediction, store: Store, index: Index) -> None:
         made.doomed.append(target := relative(store, one.file.path))
         entries = one.header.entries if one.header else 0
         made.actions.append(Action(
-            DELETE, target, f"{entries} entries", None,
+            DELETE, target, plural(entries, "entry", "entries"), None,
             "it ends after the checkpoint's index time, which is not trusted after an unclean "
             "end"))
     made.index_discarded = len(index.discarded)
@@ -126,14 +123,15 @@ def _index(made: Prediction, store: Store, index: Index) -> None:
                           - index.entries + index.duplicates)
     made.index_entries, made.index_duplicates = index.entries, index.duplicates
     if made.index_lost:
-        made.notes.append(f"{made.index_lost} index entries do not come back: messages which "
-                          "they lead to are no longer found by key")
+        made.notes.append(f"{plural(made.index_lost, 'index entry does', 'index entries do')} not "
+                          "come back: the messages concerned are no longer found by key")
     if index.entries or index.created:
-        double = f"; {index.duplicates} are there already" if index.duplicates else ""
+        double = (f"; {plural(index.duplicates, 'is', 'are')} there already" if index.duplicates
+                  else "")
         made.actions.append(Action(
-            "add entries", "index", f"{len(index.kept)} files",
-            f"{len(index.kept) + index.created} files",
-            f"{index.entries} keys of messages that are dispatched again{double}"))
+            "add entries", "index", plural(len(index.kept), "file"),
+            plural(len(index.kept) + index.created, "file"),
+            f"{plural(index.entries, 'key')} of messages that are dispatched again{double}"))
 
 
 def _checkpoint(made: Prediction, store: Store, log: CommitLog, rules: Rules, queues: Queues,

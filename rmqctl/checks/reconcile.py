@@ -68,7 +68,7 @@ class QueueReconciler(LeftOver):
                 still.append(claim)
             else:
                 yield self._fields(claim, row_of)
-        yield from self._runs("cq-missing-entry", "have no row", missing)
+        yield from self._runs("cq-missing-entry", missing)
         if still or self.tally.unkept:
             yield self._behind(still)
 
@@ -94,11 +94,12 @@ class QueueReconciler(LeftOver):
         first = min((c.queue_offset for c in claims), default=self.end)
         place = min((c.physical_offset for c in claims), default=None)
         return self.finding(
-            "cq-behind", f"the queue ends at {self.end}, the log goes on: {count} messages from "
-            f"queue offset {first} (physical offset {place}) have no row", first, count=count,
+            "cq-behind", f"the queue ends at {self.end}, the log goes on: "
+            f"{plural(count, 'message')} from queue offset {first} (physical offset {place}) "
+            f"{_have(count)} no row", first, count=count,
             severity=INFO if self.context.live else "")
 
-    def _runs(self, category: str, words: str, claims: list[Claim]) -> Iterator[Finding]:
+    def _runs(self, category: str, claims: list[Claim]) -> Iterator[Finding]:
         """One finding for each run of neighbouring queue offsets."""
         claims = sorted(claims)
         start = 0
@@ -106,7 +107,8 @@ class QueueReconciler(LeftOver):
             if at == len(claims) or claims[at].queue_offset != claims[at - 1].queue_offset + 1:
                 run = claims[start:at]
                 yield self.finding(
-                    category, f"{len(run)} messages {words}: queue offset {run[0].queue_offset}"
+                    category, f"{plural(len(run), 'message')} {_have(len(run))} no row: queue "
+                    f"offset {run[0].queue_offset}"
                     + (f" to {run[-1].queue_offset}" if len(run) > 1 else "")
                     + f", physical offset {run[0].physical_offset}", run[0].queue_offset,
                     count=len(run))
@@ -245,3 +247,7 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
                   file=context.store.path("consumequeue", topic, str(queue_id)), offset=0,
                   topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
                   severity=INFO if gone else "")
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"

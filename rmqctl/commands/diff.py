@@ -178,7 +178,7 @@ def _show(out: Output, run: Diff) -> None:
 
 
 def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
-    from rmqctl.output.units import count_text, size_text
+    from rmqctl.output.units import count_text, counted, size_text
 
     total = run.differences.total
     if run.equal:
@@ -197,7 +197,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     for name in ("a", "b"):
         one = said[name]
         spans, size = one["damaged_spans"], size_text(one["bytes_damaged"])
-        damage = f", {spans} damaged spans ({size})" if spans else ""
+        damage = f", {counted(spans, 'damaged span')} ({size})" if spans else ""
         pairs[name] = (
             f"{one['store']}: {count_text(one['messages'])} messages, physical offsets "
             f"{one['min_phy_offset']} to {one['max_phy_offset']}{damage}"

@@ -12,6 +12,7 @@ import typer
 
 from rmqctl.commands.options import STORE_VARIABLE, complete_folders
 from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.tiered.storage import is_url
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -95,6 +96,9 @@ def named_stores(names: list[str] | None) -> list[str]:
         names = [one]
     found: dict[str, None] = {}
     for name in names:
+        if is_url(name):  # of a tier; whoever reads stores says that there is none
+            found[name] = None
+            continue
         if os.path.lexists(name) or not glob.has_magic(name):
             found[os.path.normpath(name)] = None
             continue
@@ -136,7 +140,10 @@ def spark_session(out: Output, master: str, conf: list[str] | None, log: str | N
         Any]:
     """A Spark session for a command; that it starts is said to people who wait."""
     from rmqctl.pipeline.session import session
+    from rmqctl.store.enclosing import refuse_in_store
 
+    if log is not None:
+        refuse_in_store(log, f"--spark-log {log}")
     with out.progress(f"starting Spark ({master})", None) as progress:
         progress.advance(0)
         with session(master, conf=conf_of(conf), log=log) as spark:

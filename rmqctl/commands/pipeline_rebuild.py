@@ -171,6 +171,10 @@ def _refuse(only: str | None, topic: str | None, queue: int | None, *, apply: bo
     if scratch is not None and apply:
         raise UsageError("--scratch is for a plan that is only shown: with --apply the files are "
                          "made below the store")
+    if scratch is not None:
+        from rmqctl.store.enclosing import refuse_in_store
+
+        refuse_in_store(scratch, f"--scratch {scratch}")
 
 
 def _total(roots: list[str], wishes: Wishes) -> int:

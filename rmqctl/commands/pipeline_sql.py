@@ -1,11 +1,12 @@
-"""``rmqctl pipeline sql``: a query over messages, frames, consumequeue and index of stores."""
+"""``rmqctl pipeline sql``: a query over the tables of stores and tiers."""
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,6 +19,7 @@ from rmqctl.commands.options import (
 )
 from rmqctl.commands.pipeline_options import (
     Conf,
+    DryRun,
     Master,
     Partitions,
     SparkLog,
@@ -26,6 +28,9 @@ from rmqctl.commands.pipeline_options import (
     tasks_shown,
 )
 from rmqctl.errors import StoreIOError, UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.output import Output
 
 NAME = ("pipeline", "sql")
 EFFECT = "writes-new"
@@ -58,6 +63,7 @@ def command(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=0, help="At most N rows.")
     ] = None,
+    dry_run: DryRun = False,
     master: Master = "local[*]",
     partitions: Partitions = None,
     conf: Conf = None,
@@ -67,7 +73,7 @@ def command(
     verbose: Verbose = 0,
     no_progress: NoProgress = False,
 ) -> None:
-    """Ask stores in SQL: the views messages, frames, consumequeue and index.
+    """Ask stores in SQL: the views messages, frames, consumequeue, index and tiered_messages.
 
     The query is Spark's SQL. Views have the columns of the data source (DESCRIBE messages names
     them) with a column `store`; only the columns a query needs are read, and conditions on topic,
@@ -83,7 +89,16 @@ def command(
     names, text = _told_apart(arguments, file)
     stores = named_stores(names)
     for one in stores:  # before Spark is started for something that is no store
-        Store.open(os.path.abspath(one)).close()
+        if not _only_tiers(text, one):
+            Store.open(os.path.abspath(one)).close()
+    if out_path is not None:
+        from rmqctl.pipeline.export_staging import checked_target
+
+        checked_target(out_path)
+    options = {} if partitions is None else {"numPartitions": str(partitions)}
+    if dry_run:
+        _show_pieces(out, stores, text, options)
+        return
     with ExitStack() as held:
         spark = held.enter_context(spark_session(out, master, conf, spark_log))
         from rmqctl.pipeline import sql
@@ -91,7 +106,6 @@ def command(
 
         progress = held.enter_context(out.progress("query", None, unit="tasks"))
         held.enter_context(watched(spark, tasks_shown(progress)))
-        options = {} if partitions is None else {"numPartitions": str(partitions)}
         frame = sql.query(spark, stores, text, options=options)
         if limit is not None:
             frame = frame.limit(limit)
@@ -100,6 +114,35 @@ def command(
             out.note(f"written to {out_path}")
         else:
             out.rows(sql.rows(frame), sql.columns(frame))
+
+
+def _only_tiers(text: str, store: str) -> bool:
+    """Whether a query wants nothing but tiers, and ``store`` has one or is one."""
+    from rmqctl.pipeline.pruning import named_tables
+    from rmqctl.pipeline.source.schema import TIERED_MESSAGES
+    from rmqctl.pipeline.source.tiered import has_tier
+
+    return named_tables(text) == [TIERED_MESSAGES] and has_tier(store)
+
+
+def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, str]) -> None:
+    """What a query would read at most: conditions and columns are only known to Spark."""
+    from rmqctl.output.units import count_text, size_text
+    from rmqctl.pipeline.pruning import named_tables
+    from rmqctl.pipeline.source.options import Options
+    from rmqctl.pipeline.source.planning import estimate
+    from rmqctl.pipeline.source.tiered import holding
+
+    rows = []
+    for table in named_tables(text):
+        named = holding(table, stores)
+        given = {**options, "table": table, "paths": json.dumps(named)}
+        pieces, size = estimate(Options.of(given))
+        rows.append({"view": table, "stores": len(named), "partitions": pieces, "bytes": size})
+    if not rows:
+        out.note("the query names none of the views")
+    out.rows(rows, ("view", "stores", "partitions", "bytes"),
+             render={"partitions": count_text, "bytes": size_text})
 
 
 def _told_apart(arguments: list[str], file: str | None) -> tuple[list[str], str]:

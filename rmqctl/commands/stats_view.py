@@ -70,10 +70,12 @@ class Figures:
 def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
     """Says what the figures leave out."""
     where = "" if store is None else f"{store}: "
+    from rmqctl.output.units import counted
+
     if sums.bytes_damaged:
         out.warn(
-            f"{where}{sums.bytes_damaged:,} bytes in {sums.damaged_spans:,} damaged spans were "
-            f"passed over; `rmqctl verify` says where"
+            f"{where}{counted(sums.bytes_damaged, 'byte')} in "
+            f"{counted(sums.damaged_spans, 'damaged span')} passed over; `rmqctl verify` says where"
         )
     if sums.is_cut:
         from rmqctl.scan.aggregate import HEAVY

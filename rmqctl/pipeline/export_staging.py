@@ -17,15 +17,17 @@ from typing import Self
 
 from rmqctl.engine.storage import sync_folder
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
+from rmqctl.store.enclosing import refuse_in_store
 
 MARK = ".rmqctl-export-"
 
 
 def checked_target(out: str) -> str:
-    """The real path of OUT. RefusedError if it is there, unless as an empty folder; StoreIOError
-    without a folder to put it into.
+    """The real path of OUT. UsageError if it lies in a store; RefusedError if it is there, unless
+    as an empty folder; StoreIOError without a folder to put it into.
     """
     target = os.path.realpath(out)
+    refuse_in_store(out)
     try:
         if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
             raise RefusedError(f"{out}: is there already; name a new place (nothing is ever "

@@ -1,4 +1,4 @@
-"""Which columns of a table a query really needs, read off Spark's optimised plan.
+"""Which tables a query names, and which of their columns it needs, off Spark's optimised plan.
 
 Spark prunes no columns of a Python data source, but its optimiser puts a projection above the scan
 of every source, and above that nothing sees other columns. What that projection, and conditions
@@ -7,8 +7,11 @@ below it, name is what has to be read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
+
+from rmqctl.pipeline.source.schema import TABLES
 
 _SCAN = "DataSourceV2ScanRelation"
 _THROUGH = ("Filter",)
@@ -19,6 +22,16 @@ _NO_SOURCE = ("LocalRelation", "OneRowRelation", "EmptyRelation", "Range", "CTER
 
 class _UnknownLeafError(Exception):
     """A leaf of which nobody knows what it reads."""
+
+
+def says(text: str, word: str) -> bool:
+    """Whether a word stands in the text of a query."""
+    return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
+
+
+def named_tables(text: str) -> list[str]:
+    """The tables of the data source that a query may read: those it names."""
+    return [one for one in TABLES if says(text, one)]
 
 
 def needed_columns(plan: Any) -> dict[str, set[str]] | None:

@@ -1,4 +1,5 @@
-"""A query over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``.
+"""A query over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``
+and, of those that have a tier, ``tiered_messages``.
 
 Only the views that a query names are made, and of these only the columns it needs are read
 (`pruning`): a view has all columns, those that nobody looks at are typed nulls.
@@ -18,10 +19,11 @@ from rmqctl.errors import RmqctlError, StoreIOError, UsageError
 from rmqctl.pipeline import register
 from rmqctl.pipeline.export_staging import Staging
 from rmqctl.pipeline.pool import failure
-from rmqctl.pipeline.pruning import needed_columns
+from rmqctl.pipeline.pruning import named_tables, needed_columns, says
 from rmqctl.pipeline.session import log_of
 from rmqctl.pipeline.source import schema
 from rmqctl.pipeline.source.source import NAME
+from rmqctl.pipeline.source.tiered import holding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 FileFormat = Literal["parquet", "json", "csv"]
 _PUSHING = "spark.sql.python.filterPushdown.enabled"
 _CHEAP = {schema.MESSAGES: "physical_offset", schema.FRAMES: "physical_offset",
-          schema.CONSUMEQUEUE: "queue_offset", schema.INDEX: "number"}
+          schema.CONSUMEQUEUE: "queue_offset", schema.INDEX: "number",
+          schema.TIERED_MESSAGES: "physical_offset"}
 """What is read where a query needs rows, but no column of them."""
 _SHOWING = ("DescribeRelation", "DescribeColumn", "DescribeQueryCommand", "ShowTables",
             "ShowColumns", "ShowFunctions", "ExplainCommand")
@@ -54,7 +57,7 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
     register(spark)
     with told(spark):
         shows = _check(spark, text)
-        names = [one for one in schema.TABLES if _says(text, one)]
+        names = named_tables(text)
         columns = {one: _columns(one, text) for one in names}
         for one in names:
             _make_view(spark, one, stores, given, columns[one], None)
@@ -72,17 +75,13 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
         return spark.sql(text)
 
 
-def _says(text: str, word: str) -> bool:
-    return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
-
-
 def _columns(table: str, text: str) -> StructType:
     """The columns of a view; ``record`` is among them where the query names it."""
     from pyspark.sql.pandas.types import from_arrow_type
 
     found = schema.default(table)
     for one in schema.ONLY_ASKED:
-        if one in schema.columns(table) and _says(text, one):
+        if one in schema.columns(table) and says(text, one):
             found = found.add(one, from_arrow_type(schema.columns(table)[one]))
     return found
 
@@ -97,7 +96,7 @@ def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: M
     if needed is not None:
         read = StructType([one for one in whole.fields if one.name in (needed or {_CHEAP[table]})])
     frame = (spark.read.format(NAME).options(**options).option("table", table).schema(read)
-             .load(list(paths)))
+             .load(holding(table, paths)))
     known = set(read.names)
     frame.select(*(col(one.name) if one.name in known else
                    lit(None).cast(one.dataType).alias(one.name) for one in whole.fields)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from rmqctl.checks.common import plural
 from rmqctl.checks.preflight import Progress, preflight
 from rmqctl.checks.preflight_types import Prediction, rules_of
 from rmqctl.engine.settings import Settings
@@ -55,7 +56,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
         steps.append(MoveAside("abort"))
     more = made.messages_lost - len(made.lost_first)
     if more > 0:
-        notes.append(f"{more} more messages are lost than are listed")
+        notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
     return Plan(COMMAND, store.root, actions, tuple(steps), _lost(made), made.table, tuple(notes))
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rmqctl.checks.common import plural
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.index_file import HEADER
 from rmqctl.formats.properties import HALF_TOPIC, SCHEDULE_TOPIC
@@ -147,8 +148,10 @@ def _unread(queues: QueuesExpired, progress: Progress) -> Iterator[str]:
         yield f"{total[group, topic]} {what} expire: {group}, {topic} ({named(places)})"
     for queue_id, span in sorted(queues.of_topic(SCHEDULE_TOPIC)):
         if queue_id not in progress.delayed and span.after > span.before:
-            yield (f"{span.after - span.before} delayed messages expire, and no progress of the "
-                   f"delay service is known: {SCHEDULE_TOPIC} (queue {queue_id})")
+            yield (plural(span.after - span.before, "delayed message expires",
+                          "delayed messages expire")
+                   + f", and no progress of the delay service is known: {SCHEDULE_TOPIC} (queue "
+                   f"{queue_id})")
 
 
 def _younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[str]:

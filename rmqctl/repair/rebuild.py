@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+from rmqctl.checks.common import plural
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.settings import Settings
 from rmqctl.errors import RefusedError, RmqctlError
@@ -82,19 +83,20 @@ class Rebuilt:
         found = []
         if self.damage.count:
             first = self.damage.spans[0]
-            found.append(f"{self.damage.count} damaged spans ({self.damage.length} bytes) of the "
-                         f"log were passed over, the first at physical offset {first.offset}: "
-                         f"{first.reason}")
+            found.append(f"{plural(self.damage.count, 'damaged span')} "
+                         f"({plural(self.damage.length, 'byte')}) of the log passed over: the "
+                         f"first at physical offset {first.offset}, {first.reason}")
         if self.gaps:
-            found.append(f"{self.gaps} rows follow a gap in their queue's offsets: they stand "
-                         "where a broker puts them, at the end of the queue, before the queue "
-                         "offset of their message")
+            found.append(plural(self.gaps, "row follows a gap in its queue's offsets: it stands",
+                                "rows follow a gap in their queue's offsets: they stand")
+                         + " where a broker puts such rows, at the end of the queue, before the "
+                         "queue offset of their message")
         if self.refused:
-            found.append(f"{self.refused} messages have a queue offset that no queue can have: "
-                         "they have no row")
+            found.append(f"{plural(self.refused, 'message has', 'messages have')} a queue offset "
+                         "that no queue can have: no row is made")
         if self.unplaceable:
-            found.append(f"{self.unplaceable} messages have a topic that can be no folder: they "
-                         "have no row")
+            found.append(f"{plural(self.unplaceable, 'message has', 'messages have')} a topic "
+                         "that can be no folder: no row is made")
         return tuple(found)
 
 

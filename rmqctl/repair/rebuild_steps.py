@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rmqctl.checks.common import plural
 from rmqctl.engine.dispatch.index_file import header_of
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import batch_consume_queue, consume_queue, names
@@ -255,8 +256,8 @@ def _extension(rebuilt: Rebuilt, key: QueueKey, movable: bool) -> Planned:
     if not steps:
         return [], []
     reason = (_WRONG.replace("rows", "units") if there else _MISSING).format(EXT)
-    return steps, [Action(_VERB, target, f"{len(there)} files" if there else "missing",
-                          f"{len(made) + len(older)} files", reason)]
+    return steps, [Action(_VERB, target, plural(len(there), "file") if there else "missing",
+                          plural(len(made) + len(older), "file"), reason)]
 
 
 # -- index ----------------------------------------------------------------------------------------
@@ -306,6 +307,6 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
 
 def _entries(one: StoreFile) -> str:
     try:
-        return f"{max(header_of(one.path).index_count, 1) - 1} entries"
+        return plural(max(header_of(one.path).index_count, 1) - 1, "entry", "entries")
     except StoreIOError:
         return "unreadable"

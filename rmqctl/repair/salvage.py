@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal
 
+from rmqctl.checks.common import plural
 from rmqctl.repair import tombstone
 from rmqctl.repair.evidence import Evidence, Gatherer
 from rmqctl.repair.lost import lost_messages
@@ -192,8 +193,9 @@ class _Job:
                          f"at physical offset {survey.unsealed[0]}: a broker with "
                          "forceVerifyPropCRC ends its log there; they are left as they are")
         if evidence.ahead:
-            found.append(f"{evidence.ahead} consumequeue rows lead behind the last file of the "
-                         "log: these queues go on at smaller queue offsets")
+            found.append(plural(evidence.ahead, "consumequeue row leads", "consumequeue rows lead")
+                         + " behind the last file of the log: these queues go on at smaller queue "
+                         "offsets")
         return found
 
     def _style(self, survey: Survey) -> Style:
@@ -262,8 +264,8 @@ class _Job:
         homeless = sum(id(one) not in placed for one in known.carried) + sum(
             len(bulk) for start, bulk in known.bulks.items() if start not in bulks)
         if homeless:
-            self.notes.append(f"{homeless} lost messages found no room for a tombstone: "
-                              "their queues have gaps")
+            self.notes.append(f"no room for a tombstone of {plural(homeless, 'lost message')}: "
+                              "gaps stay in the queues")
         result, empty = without_empty_end([
             replace(part, path=made[number]) if number in made else part
             for number, part in enumerate(laid_over(parts, pieces))])

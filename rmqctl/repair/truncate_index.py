@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rmqctl.checks.common import plural
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import index_file as layout
 from rmqctl.formats.index_file import ENTRY, HEADER, SLOT, HeaderRecord
@@ -94,7 +95,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, before: HeaderRecor
         return header
     if not made_before:
         cut.steps.append(MoveAside(name))
-        cut.actions.append(Action("move aside", name, f"{header.entries} entries", None,
+        cut.actions.append(Action("move aside", name, _entries(header.entries), None,
                                   "made after the cut"))
         return None
     table, freed = _led_back(index, count)
@@ -115,7 +116,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, before: HeaderRecor
     pieces = [Piece.of(0, layout.build_header(made)), *_slot_pieces(index, table),
               *_entry_piece(index, count)]
     cut.steps.append(Patch(name, tuple(pieces)))
-    cut.actions.append(Action("truncate", name, f"{header.entries} entries", f"{count} entries",
+    cut.actions.append(Action("truncate", name, _entries(header.entries), _entries(count),
                               "entries of messages that are cut"))
     return made
 
@@ -227,3 +228,7 @@ def _entry_piece(index: IndexFile, count: int) -> Iterator[Piece]:
     until = max(used_size(index.source), HEADER.size)
     if until > start:
         yield Piece(start, until - start)
+
+
+def _entries(count: int) -> str:
+    return plural(count, "entry", "entries")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rmqctl.checks.common import plural
 from rmqctl.formats import properties as props
 from rmqctl.formats.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
@@ -98,27 +99,28 @@ def warnings(cut: Cut, progress: Progress, next_offsets: dict[QueueKey, int],
     """What somebody should know before the messages are cut, one sentence each."""
     said = []
     if cut.count > len(cut.listed):
-        said.append(f"{cut.count} messages are cut; the first {len(cut.listed)} are listed")
+        said.append(f"{plural(cut.count, 'message is', 'messages are')} cut; the first "
+                    f"{len(cut.listed)} are listed")
     if cut.damaged:
-        said.append(f"{_many(cut.damaged, 'damaged part')} of the log behind the cut "
+        said.append(f"{plural(cut.damaged, 'damaged part')} of the log behind the cut "
                     "may hold messages, too")
     topics = cut.by_topic
     if topics[SCHEDULE_TOPIC]:
-        said.append(f"{SCHEDULE_TOPIC}: {_many(cut.pending_delay, 'delayed message')} not yet "
+        said.append(f"{SCHEDULE_TOPIC}: {plural(cut.pending_delay, 'delayed message')} not yet "
                     f"delivered will never be (of {topics[SCHEDULE_TOPIC]} that are cut)")
     if cut.delivered_delay:
-        said.append(f"{_many(cut.delivered_delay, 'message')} that the delay service had "
+        said.append(f"{plural(cut.delivered_delay, 'message')} that the delay service had "
                     "delivered: where only the delivered copy is cut, it is not delivered again")
     half, op = topics[props.HALF_TOPIC], topics[props.OP_HALF_TOPIC]
     if half:
-        said.append(f"{props.HALF_TOPIC}: {_many(half, 'half message')} cut, whose transactions "
+        said.append(f"{props.HALF_TOPIC}: {plural(half, 'half message')} cut, whose transactions "
                     "can neither be committed nor rolled back any more")
     if op:
-        said.append(f"{props.OP_HALF_TOPIC}: {_many(op, 'op message')} cut: half messages before "
+        said.append(f"{props.OP_HALF_TOPIC}: {plural(op, 'op message')} cut: half messages before "
                     "the cut that were decided on are checked again, and may be committed twice"
-                    + (f" ({_many(cut.commits, 'committed message')} cut)" if cut.commits else ""))
+                    + (f" ({plural(cut.commits, 'committed message')} cut)" if cut.commits else ""))
     if topics[TIMER_TOPIC]:
-        said.append(f"{TIMER_TOPIC}: {_many(topics[TIMER_TOPIC], 'timer message')} cut, which "
+        said.append(f"{TIMER_TOPIC}: {plural(topics[TIMER_TOPIC], 'timer message')} cut, which "
                     "will not be delivered if they are still pending")
     said += _too_far(progress, next_offsets)
     if restarted:
@@ -139,7 +141,3 @@ def _too_far(progress: Progress, next_offsets: dict[QueueKey, int]) -> list[str]
     return [f"the offset of {who} is then ahead of the queue ({named(places)}): messages that "
             "come there are skipped until the offset is reached, or reset"
             for who, places in sorted(ahead.items())]
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rmqctl.checks.common import plural
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import timer_check, timer_log, timer_wheel
 from rmqctl.formats.timer_check import TimerCheckRecord
@@ -131,8 +132,8 @@ def _cut_wheel(cut: TimerCut, store: Store, files: list[StoreFile], end: int) ->
         pieces.append(Piece.of(first * SLOT_SIZE, changed[first:stop].tobytes()))
     name = target(store, path)
     cut.steps.append(Patch(name, tuple(pieces)))
-    cut.actions.append(Action("lead back", name, f"{len(touched)} slots to units that go",
-                              f"{len(touched) - len(empty)} slots to units before, "
+    cut.actions.append(Action("lead back", name, f"{plural(len(touched), 'slot')} to units that go",
+                              f"{plural(len(touched) - len(empty), 'slot')} to units before, "
                               f"{len(empty)} unused", "units of messages that are cut"))
 
 

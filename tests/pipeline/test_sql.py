@@ -8,6 +8,7 @@ import datetime
 import json
 import os
 from collections import Counter
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,7 @@ from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.message import decode
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
+from rmqctl.store.log_end import find_end
 from rmqctl.store.objects import message_object
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
@@ -323,6 +325,30 @@ def test_what_is_asked_for_must_be_clear(arguments, words, root, tmp_path, rmqct
 def test_no_store_no_spark(tmp_path, rmqctl: Runner):
     rmqctl("pipeline", "sql", tmp_path / "none", "SELECT 1 AS a").expect(3)
     rmqctl("pipeline", "sql", tmp_path, "--file", tmp_path / "none.sql").expect(5)
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_dry_run_shows_the_pieces_and_starts_nothing(count, root, golden: GoldenFolder, tmp_path,
+                                                       rmqctl: Runner, monkeypatch):
+    monkeypatch.setattr("rmqctl.pipeline.session.session", None)
+    roots = [root, str(golden("4.9.3/basic/store"))]
+    query = ("SELECT c.topic FROM consumequeue c JOIN Messages m USING (physical_offset) "
+             "WHERE m.topic <> 'frame'")
+    done = rmqctl("pipeline", "sql", *roots, query, "--dry-run", "--partitions", str(count),
+                  "--out", tmp_path / "out", "-o", "json").expect(0)
+    queues = sum(file.stat().st_size for one in roots
+                 for file in Path(one, "consumequeue").rglob("*") if file.is_file())
+    log = 0
+    for one in roots:
+        with Store.open(one) as store:
+            log += find_end(store).offset
+    found = {one.pop("view"): one for one in done.json()}
+    assert found == {"messages": {"stores": 2, "partitions": count, "bytes": log},
+                     "consumequeue": {"stores": 2, "partitions": count, "bytes": queues}}
+    assert queues > 1000 < log
+    assert os.listdir(tmp_path) == []
+    assert "none of the views" in rmqctl("pipeline", "sql", root, "SELECT 1 AS one",
+                                         "--dry-run").expect(0).err
 
 
 def test_the_command(root, stored, tmp_path, rmqctl_process: Runner):

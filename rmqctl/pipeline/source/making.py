@@ -25,6 +25,7 @@ from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.formats.message import decode
 from rmqctl.pipeline.source.rows import RECORD, outgoing
 from rmqctl.pipeline.source.spool import Run, merged
+from rmqctl.store.enclosing import refuse_in_store
 
 STAGING = ".rmqctl-write-"
 _STORE = "store"
@@ -32,7 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 def refuse_existing(target: str) -> None:
-    """RefusedError unless nothing, or an empty folder, lies at ``target``."""
+    """RefusedError unless nothing, or an empty folder, lies at ``target``; UsageError where that
+    is in a store.
+    """
+    refuse_in_store(os.path.dirname(target) or os.curdir, target)
     if not os.path.lexists(target):
         return
     try:

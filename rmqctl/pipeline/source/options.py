@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 
 from rmqctl.errors import NotAStoreError, UsageError
 from rmqctl.pipeline.source.pushdown import Filters
-from rmqctl.pipeline.source.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES
+from rmqctl.pipeline.source.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESSAGES
 from rmqctl.texts import parse_offset, parse_size, parse_time, wall_clock
+from rmqctl.tiered.storage import is_url
 
 NAMES = ("table", "path", "paths", "startPhy", "endPhy", "since", "until", "topic", "queueId",
-         "body", "splitSize", "numPartitions", "commitlogDirs")
+         "body", "splitSize", "numPartitions", "commitlogDirs", "orphans")
 _BODIES = ("binary", "none")
+_ORPHANS = ("exclude", "include")
 _INT_MAX = (1 << 31) - 1
 
 
@@ -23,7 +25,8 @@ _INT_MAX = (1 << 31) - 1
 class Options:
     """What is read. ``split_size`` in bytes, 0 for whole files, None for what fits.
 
-    ``paths`` as given; `stores` finds what they name.
+    ``paths`` as given; `stores` finds what they name. ``orphans``: of tiers, messages that no
+    consume queue leads to, too.
     """
 
     paths: tuple[str, ...]
@@ -33,6 +36,7 @@ class Options:
     split_size: int | None = None
     partitions: int | None = None
     log_folders: tuple[str, ...] = ()
+    orphans: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> Options:
@@ -57,11 +61,19 @@ class Options:
         body = (one("body") or _BODIES[0]).strip().lower()
         if body not in _BODIES:
             raise UsageError(f"body={body}: {' or '.join(_BODIES)}")
+        orphans = (one("orphans") or _ORPHANS[0]).strip().lower()
+        if orphans not in _ORPHANS:
+            raise UsageError(f"orphans={orphans}: {' or '.join(_ORPHANS)}")
+        for name in ("startPhy", "endPhy", "commitlogDirs") if table == TIERED_MESSAGES else (
+                "orphans",):
+            if one(name) is not None:
+                raise UsageError(f"{name} says nothing of the table {table}")
         size, count = one("splitSize"), one("numPartitions")
         parts = None if count is None else _number("numPartitions", count, 1)
-        return cls(_paths(one("path"), one("paths")), table, body == _BODIES[0],
+        paths = _paths(one("path"), one("paths"), urls=table == TIERED_MESSAGES)
+        return cls(paths, table, body == _BODIES[0],
                    _filters(table, one), None if size is None else parse_size(size), parts,
-                   tuple(_words(one("commitlogDirs"))))
+                   tuple(_words(one("commitlogDirs"))), orphans == _ORPHANS[1])
 
     def stores(self) -> list[str]:
         """The store directories the paths name, in order, each once.
@@ -70,6 +82,9 @@ class Options:
         """
         found: dict[str, None] = {}
         for path in self.paths:
+            if is_url(path):
+                found[path] = None
+                continue
             if os.path.lexists(path) or not glob.has_magic(path):
                 some = [path]
             else:
@@ -80,8 +95,11 @@ class Options:
         return list(found)
 
 
-def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
-    """``path`` is one, or several with commas; ``paths`` is what ``load([...])`` makes (JSON)."""
+def _paths(path: str | None, paths: str | None, *, urls: bool) -> tuple[str, ...]:
+    """``path`` is one, or several with commas; ``paths`` is what ``load([...])`` makes (JSON).
+
+    ``urls``: those of object stores are taken as they are.
+    """
     found: list[str] = []
     if paths is not None:
         found += json.loads(paths)
@@ -90,7 +108,8 @@ def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
     if not found:
         raise UsageError("no path given: name a store (or several, or a glob) with "
                          ".load(PATH) or .option('path', PATH)")
-    return tuple(local(one) for one in found)
+    return tuple(one if urls and is_url(one) and not one.startswith("file:") else local(one)
+                 for one in found)
 
 
 def local(path: str) -> str:

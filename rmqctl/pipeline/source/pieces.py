@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.index_file import Shape
+from rmqctl.pipeline.source.tiered import RecordPiece, UnitPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 
@@ -58,7 +59,7 @@ class IndexPiece:
     shape: Shape | None
 
 
-Piece = LogPiece | QueuePiece | IndexPiece
+Piece = LogPiece | QueuePiece | IndexPiece | UnitPiece | RecordPiece
 
 
 class PlannedFile(FileSource):

@@ -17,7 +17,8 @@ from rmqctl.formats.index_file import Shape
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.pieces import IndexPiece, LogPiece, Piece, QueuePiece
 from rmqctl.pipeline.source.pushdown import Filters
-from rmqctl.pipeline.source.schema import CONSUMEQUEUE, FRAMES, INDEX
+from rmqctl.pipeline.source.schema import CONSUMEQUEUE, FRAMES, INDEX, TIERED_MESSAGES
+from rmqctl.pipeline.source.tiered import of_tier
 from rmqctl.pipeline.source.times import files_of_time
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, listing
@@ -49,7 +50,20 @@ def plan(options: Options, filters: Filters, cores: int | None = None) -> list[l
 
     ``filters`` are all conditions, also those of ``options``. NotAStoreError, StoreIOError.
     """
-    items = [item for path in options.stores() for item in _of_store(path, options, filters)]
+    return _partitions(_items(options, filters), options, cores)
+
+
+def estimate(options: Options) -> tuple[int, int]:
+    """(partitions, bytes in them) of a reading with these options, without push-down."""
+    items = _items(options, options.filters)
+    return len(_partitions(items, options, None)), sum(item.weight for item in items)
+
+
+def _items(options: Options, filters: Filters) -> list[Item]:
+    return [item for path in options.stores() for item in _of_store(path, options, filters)]
+
+
+def _partitions(items: list[Item], options: Options, cores: int | None) -> list[list[Piece]]:
     if options.split_size == 0 and options.partitions is None:
         return list(_whole(items))
     total = sum(item.weight for item in items)
@@ -101,6 +115,10 @@ def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
 
 
 def _of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
+    if options.table == TIERED_MESSAGES:
+        for weight, cut in of_tier(path, filters, orphans=options.orphans):
+            yield Item(weight, cut)
+        return
     with Store.open(os.path.abspath(path), options.log_folders) as store:
         if options.table == CONSUMEQUEUE:
             yield from _queues(store, path, filters)

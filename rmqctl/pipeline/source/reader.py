@@ -20,8 +20,9 @@ from rmqctl.pipeline.source.pieces import (
     still_there,
 )
 from rmqctl.pipeline.source.pushdown import Filters
-from rmqctl.pipeline.source.schema import FRAMES, OF_FILE, TABLES
+from rmqctl.pipeline.source.schema import FRAMES, OF_FILE, OF_TIER, TABLES
 from rmqctl.pipeline.source.seams import QueueProof, Seams, walk_range
+from rmqctl.pipeline.source.tiered import RecordPiece, UnitPiece
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import Batch
 from rmqctl.store.unit_columns import batch_queue_batches, index_batches, queue_batches
@@ -48,6 +49,8 @@ class Reading:
                     yield batch
 
     def _of(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        if isinstance(piece, UnitPiece | RecordPiece):
+            return self._tiered(piece)
         constant: Constants = {"store": piece.store, "file": piece.file}
         if isinstance(piece, LogPiece):
             return self._log(piece, constant)
@@ -62,10 +65,19 @@ class Reading:
                 yield self._finished(self._of_batch(batch, source.base), constant)
 
     def _of_batch(self, batch: Batch, base: int) -> pa.RecordBatch:
-        names = [name for name in self.names if name not in ("store", "file")]
+        names = [name for name in self.names if name not in OF_TIER]
         if self.table != FRAMES:
             return message_columns(self.filters.of_messages(batch), names)
         return self.filters.of_rows(frame_columns(batch, self._with_filters(names), base))
+
+    def _tiered(self, piece: UnitPiece | RecordPiece) -> Iterator[pa.RecordBatch]:
+        from rmqctl.pipeline.source.tiered_rows import batches
+
+        queue = piece.queue
+        constant: Constants = {"store": queue.store, "cluster": queue.cluster,
+                               "broker": queue.broker}
+        for path, batch in batches(piece):
+            yield self._finished(self._of_batch(batch, 0), constant | {"file": path})
 
     def _queue(self, piece: QueuePiece, constant: Constants) -> Iterator[
             pa.RecordBatch]:

@@ -18,18 +18,23 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MESSAGES, FRAMES, CONSUMEQUEUE, INDEX = "messages", "frames", "consumequeue", "index"
+TIERED_MESSAGES = "tiered_messages"
 LOG_TABLES = (MESSAGES, FRAMES)
 _PLACE = {"store": pa.string(), "file": pa.string()}
+_OWNER = {"cluster": pa.string(), "broker": pa.string()}
 _QUEUE = {"topic": pa.string(), "queue_id": pa.int32()}
 TABLES: dict[str, dict[str, pa.DataType]] = {
     MESSAGES: _PLACE | MESSAGE_TYPES,
     FRAMES: _PLACE | FRAME_TYPES,
     CONSUMEQUEUE: _PLACE | _QUEUE | QUEUE_TYPES,
     INDEX: _PLACE | INDEX_TYPES,
+    TIERED_MESSAGES: _PLACE | _OWNER | MESSAGE_TYPES,
 }
 """All columns by table, in order."""
 OF_FILE = frozenset(_PLACE) | frozenset(_QUEUE)
 """What is the same for all rows of a consumequeue file (the first two: of any file)."""
+OF_TIER = frozenset(_PLACE) | frozenset(_OWNER)
+"""What is the same for all messages of a queue in a tier."""
 ONLY_ASKED = frozenset(("record",))
 """Columns that are there only where the schema names them."""
 

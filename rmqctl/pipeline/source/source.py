@@ -34,7 +34,9 @@ _PUSHING = "data_source_pushdown_filters.py"
 
 
 class RocketMQ(DataSource):
-    """Stores of RocketMQ: tables ``messages``, ``frames``, ``consumequeue``, ``index``."""
+    """Stores of RocketMQ: tables ``messages``, ``frames``, ``consumequeue``, ``index``; tiers of
+    theirs: ``tiered_messages``.
+    """
 
     @classmethod
     def name(cls) -> str:

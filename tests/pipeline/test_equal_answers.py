@@ -1,0 +1,180 @@
+"""On all golden stores and on damaged ones, Spark and the local readers say the same.
+
+The log of every store is cut into 1, 7 and 64 pieces (64 on a share of the stores where each has a
+task of its own), inside messages and inside damage; verify has a test of its own
+(`test_verify_spark`). The stores are read together, as a fleet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+from collections import Counter, defaultdict
+
+import pytest
+
+from rmqctl.pipeline import register
+from rmqctl.pipeline.source.options import Options
+from rmqctl.pipeline.source.planning import plan
+from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.repair.scratch import Scratch
+from rmqctl.store.ranges import Processes
+from rmqctl.store.stats import Query, choose_files, collect_many
+from rmqctl.store.store import Store
+from tests.pipeline import exporting
+from tests.pipeline.pools import on_pool
+from tests.pipeline.reading import local
+from tests.repair.rebuilding import DERIVED, carry_out, derived, settings_of, unnamed
+from tests.support import damage, snapshot
+from tests.support import golden as golden_sets
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.exhaustive]
+COUNTS = (1, 7, 64)
+DAMAGED = ("4.9.3/basic/store", "5.3.3/basic/store", "5.3.3/v2topic/store", "4.9.3/batch/store",
+           "5.3.3/ipv6/store", "5.3.3/appendcrc/store")
+SINGLE = [one for one in golden_sets.golden_stores() if not one.options]
+SEVERAL = [one for one in golden_sets.golden_stores() if one.options]
+
+
+@pytest.fixture(scope="module")
+def fleet(golden, tmp_path_factory):
+    """The roots of all golden stores with one log folder, and of damaged copies."""
+    roots = [golden(one.id) for one in SINGLE]
+    folder = tmp_path_factory.mktemp("damaged")
+    for number, name in enumerate(DAMAGED):
+        chance, root = random.Random(number), folder / f"store{number}"
+        snapshot.copy_tree(golden(name), root)
+        for file in sorted((root / "commitlog").iterdir()):
+            noise = chance.randbytes(chance.choice([1, 60, 3000, 12000]))
+            at = chance.randrange(file.stat().st_size - len(noise))
+            damage.write(root, f"commitlog/{file.name}", at, noise)
+        roots.append(root)
+    return roots
+
+
+def few(fleet):
+    """A share of the golden stores, and all damaged ones."""
+    return fleet[:-len(DAMAGED):12] + fleet[-len(DAMAGED):]
+
+
+def ordered(rows):
+    return sorted(rows, key=lambda row: (row["store"], row["file"], row.get("position") or 0,
+                                         row.get("number") or 0, row["physical_offset"]))
+
+
+@pytest.fixture(scope="module")
+def truth(fleet):
+    """The rows of a table by the local readers, made once."""
+    known = {}
+
+    def rows(table):
+        if table not in known:
+            known.clear()
+            known[table] = ordered(row for root in fleet for row in local(root, table))
+        return known[table]
+
+    return rows
+
+
+CUTS = {"1": lambda fleet: (fleet, 1), "7 each": lambda fleet: (fleet, 7 * len(fleet)),
+        "64 each": lambda fleet: (few(fleet), 64 * len(few(fleet)))}
+"""What is read, in how many partitions."""
+
+
+@pytest.mark.parametrize("cut", list(CUTS)[1:])
+def test_borders_lie_in_messages_and_in_damage(cut, fleet, truth):
+    roots, count = CUTS[cut](fleet)
+    options = Options.of({"paths": json.dumps(list(map(str, roots))), "numPartitions": str(count)})
+    borders = defaultdict(set)
+    for piece in itertools.chain.from_iterable(plan(options, options.filters)):
+        borders[piece.store, piece.file].add(piece.start)
+    kinds = Counter(row["kind"] for row in truth("frames")
+                    for border in borders[row["store"], row["file"]]
+                    if row["position"] < border < row["position"] + row["length"])
+    assert kinds["message"] > 100
+    assert kinds["damaged"] > 3
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("table", ["messages", "frames", "consumequeue", "index"])
+def test_the_data_source(table, cut, spark, fleet, truth):
+    register(spark)
+    roots, count = CUTS[cut](fleet)
+    names = set(map(str, roots))
+    found = (spark.read.format("rocketmq").option("table", table)
+             .option("numPartitions", str(count)).load(list(map(str, roots)))
+             .toArrow().to_pylist(maps_as_pydicts="strict"))
+    wanted = [row for row in truth(table) if row["store"] in names]
+    assert len(found) == len(wanted) > 1000
+    for one, other in zip(ordered(found), wanted, strict=True):
+        if "properties" in other:
+            other = {**other, "properties": dict(other["properties"])}  # noqa: PLW2901
+        assert one == other
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("each", SEVERAL, ids=lambda one: one.id)
+def test_the_data_source_on_logs_in_several_folders(each, count, spark, golden):
+    register(spark)
+    root = golden(each.id)
+    for table in ("messages", "frames"):
+        found = (spark.read.format("rocketmq").option("table", table)
+                 .option("numPartitions", str(count))
+                 .option("commitlogDirs", ",".join(each.commitlog_dirs)).load(str(root))
+                 .toArrow().to_pylist(maps_as_pydicts="strict"))
+        wanted = [{**row, "properties": dict(row["properties"])} if "properties" in row else row
+                  for row in local(root, table, each.commitlog_dirs)]
+        assert ordered(found) == ordered(wanted)
+
+
+@pytest.mark.parametrize("by", ["queue", "key", "hour"])
+@pytest.mark.parametrize("count", COUNTS)
+def test_stats(by, count, spark_pool, fleet):
+    query, logs = Query(by), []
+    for root in fleet if count < COUNTS[-1] else few(fleet):
+        with Store.open(root) as store:
+            logs.append(choose_files(store, query))
+    wanted = [one.groups() for one in collect_many(logs, query)]
+    assert sum(map(len, wanted)) > 10
+    largest = max(sum(file.size for file in files) for files in logs)
+    found = collect_many(logs, query, pool=spark_pool, range_size=-(-largest // count))
+    assert [one.groups() for one in found] == wanted
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_export(count, spark_pool, fleet, tmp_path):
+    roots = fleet if count < COUNTS[-1] else few(fleet)
+    exporting.run(roots, tmp_path / "here", "json", Processes(1), partition_by=("store",))
+    exporting.run(roots, tmp_path / "there", "json", spark_pool, count=count,
+                  partition_by=("store",))
+    assert exporting.lines(tmp_path / "there") == exporting.lines(tmp_path / "here") != []
+    here, there = (exporting.manifest(tmp_path / name) for name in ("here", "there"))
+    assert there["complete"] is here["complete"] is False
+    assert len(there["stores"]) == len(roots)
+    for one, other in zip(there["stores"], here["stores"], strict=True):
+        del one["file_count"], other["file_count"]  # depends on how a log was cut
+        assert one == other
+
+
+@pytest.mark.parametrize("each", [one for one in golden_sets.clean_stores()
+                                  if not one.options],
+                         ids=lambda one: one.id)
+def test_rebuild(each, golden, golden_copy, tmp_path, spark_pool):
+    """Deleted consumequeues and index files come back as the engine wrote them."""
+    settings = settings_of(golden(each.set.id), each.version)
+    store = golden_copy(each.id)
+    wanted = derived(store)
+    for one in DERIVED:
+        shutil.rmtree(store / one, ignore_errors=True)
+    size = sum(file.stat().st_size for file in (store / "commitlog").iterdir())
+    for count in COUNTS:
+        with Scratch(str(tmp_path), f"of {count}") as scratch:
+            rebuilt = on_pool(spark_pool, store, settings, scratch, range_size=-(-size // count))
+            steps = derived_steps(rebuilt)[0]
+            copy = snapshot.copy_tree(store, tmp_path / f"{count}")
+            carry_out(steps, copy)
+        assert unnamed(derived(copy)) == unnamed(wanted), count
+        assert os.listdir(copy / "commitlog") == os.listdir(store / "commitlog")
