@@ -116,7 +116,7 @@ def test_group_help_names_its_commands(capsys):
     assert all(re.search(rf"^  {word} ", out, re.MULTILINE) for word in ("key", "id", "time"))
 
 
-@pytest.mark.parametrize("args", [[], ["query"]])
+@pytest.mark.parametrize("args", [[], ["query"], ["tiered"], ["tiered", "query"]])
 def test_nothing_asked_for_is_a_usage_error_with_help(capsys, args):
     code, out, err = run(capsys, *args)
     assert (code, out) == (2, "")

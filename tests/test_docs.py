@@ -100,10 +100,12 @@ def unknown(line: str) -> str | None:
     if not words or words[0].startswith("-"):
         return None
     known = {spec.name: spec for spec in REGISTRY}
-    spec = known.get(tuple(words[:2])) or known.get(tuple(words[:1]))
+    spec = next((known[name] for name in (tuple(words[:most]) for most in (3, 2, 1))
+                 if name in known), None)
     if spec is None:
-        groups = {spec.name[0] for spec in REGISTRY if len(spec.name) > 1}
-        is_group = words[0] in groups and (len(words) == 1 or words[1].startswith("-"))
+        groups = {spec.name[:most] for spec in REGISTRY for most in range(1, len(spec.name))}
+        named = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+        is_group = tuple(words[:named]) in groups
         return None if is_group or not words[0].islower() else words[0]
     options = {name for p in parameters(load(spec)) for name in p.names} | {"--help", "-h"}
     for word in words[len(spec.name) :]:

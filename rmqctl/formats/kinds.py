@@ -24,6 +24,8 @@ from rmqctl.formats import (
     lock,
     message,
     names,
+    tiered_index,
+    tiered_names,
     timer_check,
     timer_log,
     timer_wheel,
@@ -48,6 +50,10 @@ BROKER_IDENTITY = "broker_identity"
 DLEDGER = "dledger"
 DLEDGER_INDEX = "dledger_index"
 DLEDGER_CHECKPOINT = "dledger_checkpoint"
+TIERED_COMMITLOG = "tiered_commitlog"
+TIERED_CONSUMEQUEUE = "tiered_consumequeue"
+TIERED_INDEX = "tiered_index"
+TIERED_METADATA = "tiered_metadata"
 
 KINDS: dict[str, str] = {
     COMMITLOG: "messages in the order they were stored",
@@ -69,6 +75,10 @@ KINDS: dict[str, str] = {
     DLEDGER: "DLedger log entries with messages inside",
     DLEDGER_INDEX: "where each DLedger entry lies",
     DLEDGER_CHECKPOINT: "DLedger's end and committed index",
+    TIERED_COMMITLOG: "a segment of a queue's commit log in a tier",
+    TIERED_CONSUMEQUEUE: "a segment of a queue's consume queue in a tier",
+    TIERED_INDEX: "message keys, pointing into the commit logs of a tier",
+    TIERED_METADATA: "what a broker knows of its tier",
 }
 
 _BY_NAME = {
@@ -83,6 +93,10 @@ _QUEUE_FOLDERS = {
     "compactionCq": COMPACTION_CQ,
 }
 _LOG_FOLDERS = {"commitlog": COMMITLOG, "timerlog": TIMERLOG}
+_TIERED_FOLDERS = {
+    tiered_names.COMMIT_LOG: TIERED_COMMITLOG, tiered_names.CONSUME_QUEUE: TIERED_CONSUMEQUEUE,
+    tiered_names.INDEX: TIERED_INDEX,
+}
 _WORKING_FOLDERS = ("compacting", "replicating")
 _QUEUE_ID = re.compile(r"-?[0-9]{1,10}", re.ASCII)
 
@@ -96,7 +110,9 @@ def bare_name(name: str) -> str:
 
 def base_offset(name: str) -> int | None:
     """The stream offset of a file's first byte, when its name is one."""
-    return names.parse_offset(bare_name(name))
+    name = bare_name(name)
+    segment = tiered_names.parse_segment(name)
+    return names.parse_offset(name) if segment is None else segment[0]
 
 
 def from_path(parts: Sequence[str]) -> str | None:
@@ -110,6 +126,12 @@ def from_path(parts: Sequence[str]) -> str | None:
         return _numbered(above, folder)
     if names.is_index_name(name):
         return INDEX if folder == "index" else None
+    if folder in _TIERED_FOLDERS and tiered_names.parse_segment(name) is not None:
+        return _TIERED_FOLDERS[folder]
+    if name.isascii() and name.isdigit() and tiered_names.LOCAL_INDEX_FOLDER in above[-2:]:
+        return TIERED_INDEX
+    if name == tiered_names.METADATA_NAME:
+        return TIERED_METADATA
     if name.endswith(".json"):
         return CONFIG
     if name == "checkpoint" and folder.startswith("dledger-"):
@@ -204,6 +226,14 @@ def _is_index(head: bytes, size: int) -> bool:
             and header.index_count <= size // index_file.ENTRY.size)
 
 
+def _is_tiered_index(head: bytes, size: int) -> bool:
+    if len(head) < tiered_index.HEADER.size:
+        return False
+    header = tiered_index.HEADER.decode(head)
+    return header.magic in tiered_index.MAGICS and (
+        0 <= header.item_count <= size // tiered_index.COMPACTED_ITEM.size)
+
+
 def _is_timercheck(head: bytes, size: int) -> bool:
     if size not in (timer_check.TIMER_CHECK.size, timer_check.PAGE_SIZE) or any(
             head[timer_check.TIMER_CHECK.size:]) or len(head) < timer_check.TIMER_CHECK.size:
@@ -283,6 +313,7 @@ _CHECKS: tuple[tuple[str, Callable[[bytes, int], bool]], ...] = (
     (TIMERWHEEL, lambda _head, size: size == timer_wheel.FILE_SIZE),
     (TIMERCHECK, _is_timercheck),
     (CHECKPOINT, _is_checkpoint),
+    (TIERED_INDEX, _is_tiered_index),
     (INDEX, _is_index),
     (BATCHCONSUMEQUEUE, _is_batch),
     (CONSUMEQUEUE_EXT, _is_ext),

@@ -101,8 +101,16 @@ BEGIN_MAGIC = 0xBCC50289
 END_MAGIC = 0xBCC50285
 MAGICS = (BEGIN_MAGIC, END_MAGIC)
 TAIL_SIZE = 4
-"""5.1.x: bytes of a seal (BEGIN_MAGIC) behind the items."""
+"""5.1.x: bytes of a seal behind the items. In the compacted form it is BEGIN_MAGIC; in the open
+form, whose last bytes it is, END_MAGIC once the file is sealed and -1 before.
+"""
+OLD_SPARE = 12
+"""5.1.x: bytes of the open form between the place of the items and the seal, which nothing uses:
+its size reckons with the header of another kind of file (40 bytes), the places with 28.
+"""
 
+MAX_SIZE = (1 << 31) - 1
+"""Bytes of the largest file a broker can map; places in it are 32 bits."""
 DEFAULT_SLOTS = 5_000_000
 DEFAULT_MAX_ITEMS = 20_000_000
 MAX_CHAIN = 512
@@ -124,7 +132,7 @@ class Shape(NamedTuple):
     @property
     def open_size(self) -> int:
         """The size of the open form."""
-        return self.item_position(self.max_items) + (TAIL_SIZE if self.old else 0)
+        return self.item_position(self.max_items) + (OLD_SPARE + TAIL_SIZE if self.old else 0)
 
     @property
     def items_at(self) -> int:
@@ -174,7 +182,7 @@ def open_shape(size: int, slots: int | None = None, max_items: int | None = None
     Without ``slots`` or ``max_items`` the default numbers or their ratio (1:4) are tried.
     """
     for old in (False, True):
-        room = size - HEADER.size - (TAIL_SIZE if old else 0)
+        room = size - HEADER.size - (OLD_SPARE + TAIL_SIZE if old else 0)
         if slots is not None:
             rest, wrong = divmod(room - slots * SLOT.size, ITEM.size)
             if slots > 0 and rest > 0 and not wrong and max_items in (None, rest):

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import config_json, fastjson
-from rmqctl.formats.javahash import string_hash
+from rmqctl.formats import config_json, fastjson, java_concurrent_map
 from rmqctl.formats.tiered_names import KINDS
 
 K = TypeVar("K", str, int)
@@ -24,6 +23,9 @@ SEGMENT_TABLES = ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable",
 """The table of each kind, in the order of `tiered_names.KINDS`."""
 NEW, SEALED, DELETED = 0, 1, 2
 """A segment's status; from 5.3.0 on only NEW is written and none is looked at."""
+
+_TABLE = java_concurrent_map.sized(1024)
+"""Buckets of the tables a broker keeps, which it makes for 1024 keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,12 @@ def of_value(value: Any) -> Metadata:
         found.queues[topic] = {}
         for text, one in _items({topic: table}, topic, faults):
             with _telling(f"queueMetadataTable.{topic}.{text}", faults):
-                found.queues[topic][int(text)] = _queue(one, topic, text)
+                found.queues[topic][_key(text)] = _queue(one, topic, text)
     for topic, one in _items(value, "topicMetadataTable", faults):
         with _telling(f"topicMetadataTable.{topic}", faults):
             found.topics[topic] = _topic(one, topic)
     serial = value.get("maxTopicId" if found.old else "topicSerialNumber")
-    if isinstance(serial, int) and not isinstance(serial, bool):
+    if isinstance(serial, int) and not isinstance(serial, bool) and abs(serial) < 1 << 63:
         found.serial = serial - 1 if found.old else serial
     elif serial is not None or value:
         found.serial = max((one.topic_id for one in found.topics.values()), default=-1)
@@ -174,11 +176,16 @@ def _int(value: Any, name: str, default: int) -> int:
     return int(found)
 
 
+def _key(text: str) -> int:
+    """A base offset or queue number that is a key: quoted or bare, plain digits."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+        raise ValueError("the key is no number from 0 on")
+    return int(text)
+
+
 def _segment(one: Any, number: int, path: str, base: str) -> SegmentEntry:
     values = {name: _int(one, key, default) for name, (key, default) in _SEGMENT.items()}
-    offset = int(base)
-    if not 0 <= offset < 1 << 63:
-        raise ValueError("no base offset")
+    offset = _key(base)
     if _int(one, "baseOffset", offset) != offset:
         raise ValueError("baseOffset is not the entry's key")
     if _int(one, "type", number) != number:
@@ -188,12 +195,12 @@ def _segment(one: Any, number: int, path: str, base: str) -> SegmentEntry:
 
 def _queue(one: Any, topic: str, number: str) -> QueueEntry:
     named = one["queue"]
-    if named["topic"] != topic or _int(named, "queueId", -1) != int(number):
+    if named["topic"] != topic or _int(named, "queueId", -1) != _key(number):
         raise ValueError("the queue is not the entry's key")
     broker = named["brokerName"]
     if not isinstance(broker, str):
         raise TypeError("brokerName is no text")
-    return QueueEntry(topic, broker, int(number), _int(one, "minOffset", -1),
+    return QueueEntry(topic, broker, _key(number), _int(one, "minOffset", -1),
                       _int(one, "maxOffset", -1), _int(one, "updateTimestamp", 0))
 
 
@@ -207,16 +214,19 @@ def _topic(one: Any, topic: str) -> TopicEntry:
 # -- writing --------------------------------------------------------------------------------------
 
 def build(metadata: Metadata) -> bytes:
-    """The file as 5.3.3 writes it; maps in the order of a Java hash map of their keys."""
+    """The file as 5.3.3 writes it; maps in the order in which a broker that has made them since
+    it started has them.
+    """
     whole: dict[str, Any] = {}
     for kind, name in zip(KINDS, SEGMENT_TABLES, strict=True):
-        whole[name] = {path: {base: _segment_value(one) for base, one in java_order(table)}
-                       for path, table in java_order(metadata.segments[kind])}
+        whole[name] = {path: {base: _segment_value(one) for base, one in _numbered(table)}
+                       for path, table in _copied(metadata.segments[kind])}
     whole["queueMetadataTable"] = {
-        topic: {number: _queue_value(one) for number, one in java_order(table)}
-        for topic, table in java_order(metadata.queues)}
-    whole["topicMetadataTable"] = {topic: _topic_value(one)
-                                   for topic, one in java_order(metadata.topics)}
+        topic: {number: _queue_value(one) for number, one in _numbered(table)}
+        for topic, table in _copied(metadata.queues)}
+    whole["topicMetadataTable"] = {
+        topic: _topic_value(one)
+        for topic, one in java_concurrent_map.ordered(metadata.topics, _TABLE)}
     whole["topicSerialNumber"] = metadata.serial
     return fastjson.build(dict(sorted(whole.items())))
 
@@ -240,20 +250,16 @@ def _topic_value(one: TopicEntry) -> dict[str, Any]:
 
 
 def java_order(table: Mapping[K, V]) -> list[tuple[K, V]]:
-    """The items of a map as a Java hash map with these keys goes through them.
-
-    Keys that share a bucket stay in the order given, which is that of insertion.
-    """
-    capacity = 16
-    while 4 * len(table) > 3 * capacity:
-        capacity *= 2
-    return sorted(table.items(), key=lambda item: _spread(item[0]) & (capacity - 1))
+    """The items of a map as a Java ``ConcurrentHashMap`` that was filled with them goes on."""
+    return java_concurrent_map.ordered(table)
 
 
-def _spread(key: str | int) -> int:
-    if isinstance(key, str):
-        value = string_hash(key) & 0xFFFFFFFF
-    else:
-        bits = key & (1 << 64) - 1
-        value = (bits ^ bits >> 32) & 0xFFFFFFFF
-    return value ^ value >> 16
+def _copied(table: Mapping[K, V]) -> list[tuple[K, V]]:
+    """The order of the tables by path and of the one of queues: copies of large maps."""
+    source = dict(java_concurrent_map.ordered(table, _TABLE))
+    return java_concurrent_map.ordered(source, java_concurrent_map.copied(len(source)))
+
+
+def _numbered(table: Mapping[int, V]) -> list[tuple[int, V]]:
+    """The order of segments or queues by number, which came in ascending order."""
+    return java_concurrent_map.ordered(dict(sorted(table.items())))

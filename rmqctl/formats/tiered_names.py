@@ -31,7 +31,11 @@ _LONG_MAX = (1 << 63) - 1
 
 def name_hash(text: str) -> str:
     """The first eight hex digits of a text's MD5, as in every name of a tier."""
-    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:_HASH]
+    try:
+        data = text.encode("utf-8", "surrogateescape")  # a name of the file system
+    except UnicodeEncodeError:  # half of a pair, which Java writes as a question mark
+        data = text.encode("utf-8", "replace")
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()[:_HASH]
 
 
 def cluster_folder(cluster: str) -> str:

@@ -106,17 +106,19 @@ def _inverse_powers() -> Array:
     return np.array([pow(one, at, 1 << 32) for at in range(SHORT + 1)], np.uint32)
 
 
-def split(data: Array, start: Array, length: Array) -> tuple[Array, Array, Array]:
+def split(data: Array, start: Array, length: Array, *,
+          keep_empty: bool = False) -> tuple[Array, Array, Array]:
     """(number of the text each part comes from, starts, lengths) of the parts between spaces.
 
-    Texts must be ascending and must not overlap. Empty parts are left out.
+    Texts must be ascending and must not overlap. Empty parts are left out, or kept.
     """
     spaces = np.flatnonzero(data == _SPACE)
     first = np.searchsorted(spaces, start)
     inside = np.searchsorted(spaces, start + length) - first
     of = np.arange(len(start))
     if not inside.any():
-        return (of, start, length) if length.all() else _filled(of, start, start + length)
+        return (of, start, length) if keep_empty or length.all() else _filled(
+            of, start, start + length)
     spaces = spaces[np.repeat(first - np.cumsum(inside) + inside, inside)
                     + np.arange(int(inside.sum()))]
     of = np.repeat(of, inside + 1)
@@ -127,7 +129,7 @@ def split(data: Array, start: Array, length: Array) -> tuple[Array, Array, Array
     tail = np.append(head[1:], True)
     end: Array = np.empty(len(of), np.int64)
     end[tail], end[~tail] = start + length, spaces
-    return _filled(of, begin, end)
+    return (of, begin, end - begin) if keep_empty else _filled(of, begin, end)
 
 
 def _filled(of: Array, begin: Array, end: Array) -> tuple[Array, Array, Array]:

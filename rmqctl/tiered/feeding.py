@@ -7,7 +7,8 @@ never written behind a part of itself (tiered.md §8.4).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, runtime_checkable
 
 from rmqctl.engine import storage as durable
@@ -15,6 +16,8 @@ from rmqctl.engine.storage import Part
 from rmqctl.errors import NotAStoreError, RefusedError
 from rmqctl.scan.source import FileSource
 from rmqctl.tiered.storage import ASIDE, PosixReader, Reader, failed, is_url
+
+_SYNCS = 4
 
 
 @runtime_checkable
@@ -78,6 +81,41 @@ class PosixFeeder(PosixReader):
         if path in self._new:
             self._sync_names(path)
             self._new.discard(path)
+
+    def settle(self, path: str) -> None:
+        """`commit` of a file that an earlier process wrote to and perhaps did not commit."""
+        if self.size(path) is not None:
+            durable.sync(self._fd(path), self.where(path))
+            self._sync_names(path)
+            self._dirty.discard(path)
+
+    def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
+        """`commit` of many files, as something to be called once, from any thread.
+
+        What is appended after this is not part of it. StoreIOError when it is called.
+        """
+        files: list[tuple[int, str]] = []
+        folders: dict[str, None] = {}
+        for path in paths:
+            if path in self._dirty:
+                files.append((os.dup(self._fd(path)), self.where(path)))
+                self._dirty.discard(path)
+            if path in self._new:
+                folders[os.path.dirname(self._full(path))] = None
+                self._new.discard(path)
+
+        def commit() -> None:
+            try:
+                # A file system commits together what is asked for at the same time.
+                with ThreadPoolExecutor(_SYNCS) as pool:
+                    list(pool.map(lambda one: durable.sync(*one), files))
+                for folder in folders:
+                    durable.sync_folder(folder)
+            finally:
+                for fd, _ in files:
+                    os.close(fd)
+
+        return commit
 
     def _sync_names(self, path: str) -> None:
         durable.sync_folder(os.path.dirname(self._full(path)))
@@ -188,7 +226,7 @@ def _truncate(fd: int, size: int, where: str) -> None:
 def open_feeder(target: str) -> Feeder:
     """A tier root to feed; made where it is missing."""
     if is_url(target):
-        from rmqctl.tiered.remote import RemoteFeeder
+        from rmqctl.tiered.remote_feeding import RemoteFeeder
 
         return RemoteFeeder(target)
     if os.path.lexists(target) and not os.path.isdir(target):

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rmqctl.errors import FormatError
+from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import tiered_index as fmt
 from rmqctl.formats import tiered_names as names
+from rmqctl.formats.tiered_index_shape import open_shape_of
 from rmqctl.scan.source import FileSource
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.tier import Tier
@@ -61,8 +62,9 @@ class IndexFile:
         return self.header.begin_timestamp + item.time_diff * (1 if self.shape.old else 1000)
 
     def slot_of(self, key_hash: int) -> int:
-        """The slot of a hash; -1 for the one hash that has none (-2^31)."""
-        return key_hash % self.shape.slots if key_hash >= 0 else -1
+        """The slot of a hash; -1 for the one that has none: -2^31, where slots do not divide it."""
+        slot = key_hash % self.shape.slots
+        return slot if key_hash >= 0 or not slot else -1
 
     def chain(self, key_hash: int, most: int | None = None) -> Iterator[fmt.CompactedItemRecord]:
         """The items with a hash, newest first; of the slot's items ``most`` are looked at.
@@ -155,13 +157,16 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
             slots: int | None = None, max_items: int | None = None) -> IndexFile:
     """What kind of index file lies there. FormatError (with the file) where it is none.
 
-    ``slots`` and ``max_items`` are what is configured; an open file of other than the default
-    ratio needs one of them. An uploaded file of no bytes is empty, as is one of its header alone.
+    ``slots`` and ``max_items`` are what is configured; an open file without items, of other than
+    the default ratio, needs one of them. An uploaded file of no bytes is empty, as is one of its
+    header alone.
     """
     if size == 0:
         return IndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)
     try:
         header = fmt.HEADER.decode(read(0, fmt.HEADER.size))
+        if status == "UNSEALED" and not any(header):  # made, and killed before its header was
+            return IndexFile(where, size, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read)
         if header.magic not in fmt.MAGICS:
             raise FormatError(f"not an index magic: {header.magic:08x}", offset=0, path="magic")
         if header.item_count < 0:
@@ -170,7 +175,7 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
         if status == "UPLOADED":
             return IndexFile(where, size, status, COMPACTED, header,
                              fmt.compacted_shape(header, size, None), read, base)
-        shape = fmt.open_shape(size, slots, max_items)
+        shape = open_shape_of(read, size, header, slots, max_items)
         if header.item_count > shape.max_items:
             raise FormatError(f"says {header.item_count} items, there is place for "
                               f"{shape.max_items}", path="item_count",
@@ -181,15 +186,17 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
         raise
 
 
-def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError]:
-    """The uploaded index files of a broker by base offset; what is none comes as its error."""
+def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]:
+    """The uploaded index files of a broker by base offset; what is none, or cannot be read, comes
+    as its error.
+    """
     for one in flat.segments:
         def read(position: int, length: int, path: str = one.path) -> bytes:
             return flat.reader.read(path, position, length)
         try:
             yield examine(read, one.usable, flat.reader.where(one.path), status="UPLOADED",
                           base=one.base)
-        except FormatError as error:
+        except (FormatError, StoreIOError) as error:
             yield error
 
 
@@ -202,16 +209,16 @@ class LocalIndex:
     def __init__(self, folder: str | None, slots: int | None = None,
                  max_items: int | None = None) -> None:
         self.files: list[IndexFile] = []
-        self.errors: list[FormatError] = []
+        self.errors: list[FormatError | StoreIOError] = []
         self._sources: list[FileSource] = []
         for name in local_names(folder):
             path = os.path.join(str(folder), name)
-            source = FileSource(path)
-            self._sources.append(source)
             try:
+                source = FileSource(path)
+                self._sources.append(source)
                 self.files.append(examine(source.read, source.size, path, status="UNSEALED",
                                           slots=slots, max_items=max_items))
-            except FormatError as error:
+            except (FormatError, StoreIOError) as error:
                 self.errors.append(error)
 
     def close(self) -> None:
@@ -227,7 +234,7 @@ class LocalIndex:
 
 def local_names(folder: str | None) -> list[str]:
     """The names of index files in a broker's local folder, oldest first: numbers, as a broker
-    takes them, and the fixed names of 5.1.x.
+    takes them, and the fixed names of 5.1.x. StoreIOError.
     """
     if folder is None:
         return []
@@ -235,6 +242,8 @@ def local_names(folder: str | None) -> list[str]:
         found = os.listdir(folder)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, folder, "list") from None
     return sorted((one for one in found if one.isascii() and one.isdigit()
                    and not os.path.isdir(os.path.join(folder, one))),
                   key=lambda one: (one not in names.OLD_INDEX_NAMES, int(one)))

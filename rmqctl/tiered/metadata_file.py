@@ -9,15 +9,20 @@ from __future__ import annotations
 import os
 
 from rmqctl.engine.storage import STAGING, make_folders, publish
-from rmqctl.errors import StoreIOError
+from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.formats import tiered_metadata as meta
+from rmqctl.tiered.storage import is_url
 
 
 def save(path: str, metadata: meta.Metadata, home: str) -> bool:
     """Publishes metadata at ``path``, what was there as ``.bak``; False where nothing changed.
 
-    ``home`` is the broker's local root, on whose file system the new file is staged. StoreIOError.
+    ``home`` is the broker's local root, on whose file system the new file is staged. StoreIOError;
+    RefusedError for metadata behind a URL: a broker has it on its machine.
     """
+    if is_url(path):
+        raise RefusedError(f"{path}: metadata is not written behind a URL; copy it to this "
+                           "machine and name it with --metadata")
     data = meta.build(metadata)
     staging = os.path.join(home, STAGING)
     try:

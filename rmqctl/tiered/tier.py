@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -17,6 +18,7 @@ from rmqctl.formats import tiered_metadata as meta
 from rmqctl.formats import tiered_names as names
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.old_metadata import read as read_metadata
 from rmqctl.tiered.storage import Reader, is_url, open_reader
 
 
@@ -61,10 +63,10 @@ class Tier:
     @classmethod
     def open(cls, root: str, metadata: str | None = None) -> Tier:
         """The tier at a folder (or URL). NotAStoreError where nothing of a tier is there."""
-        root = _tier_root(root)
+        root = tier_root(root)
         reader = open_reader(root)
         path = find_metadata(root) if metadata is None else metadata
-        if metadata is not None and not os.path.lexists(metadata):
+        if metadata is not None and not _exists(metadata):
             reader.close()
             raise UsageError(f"{metadata}: no such file")
         tier = cls(reader, path, home_of(path))
@@ -79,11 +81,12 @@ class Tier:
 
     def _load(self, path: str) -> None:
         try:
-            with open(path, "rb") as file:
-                self.metadata_bytes = file.read()
-            self.metadata = meta.parse(self.metadata_bytes)
+            self.metadata_bytes = _whole(path)
+            self.metadata = read_metadata(self.metadata_bytes)
         except OSError as error:
             self.metadata_error = str(StoreIOError.from_oserror(error, path, "read"))
+        except StoreIOError as error:
+            self.metadata_error = str(error)
         except FormatError as error:
             error.file = path
             self.metadata_error = str(error)
@@ -146,10 +149,15 @@ class Tier:
         self.close()
 
 
-def _tier_root(root: str) -> str:
+def tier_root(root: str) -> str:
     """The folder itself, or the ``tieredstore`` of a store that was named instead."""
-    inner = os.path.join(root, names.TIER_FOLDER)
-    if is_url(root) or not os.path.isdir(inner):
+    inner = f"{root.rstrip('/')}/{names.TIER_FOLDER}"
+    if is_url(root):
+        with closing(open_reader(root)) as reader:
+            folders = [one.name for one in reader.list("") if one.is_folder]
+        here = names.TIER_FOLDER not in folders or any(map(names.parse_cluster, folders))
+        return root if here else inner
+    if not os.path.isdir(inner):
         return root
     try:
         with os.scandir(root) as entries:
@@ -163,21 +171,42 @@ def find_metadata(root: str) -> str | None:
     """The metadata that belongs to a tier root: in ``config/`` of it or of the folder above it, or
     in it.
     """
-    if is_url(root):
-        return None
-    root = os.path.abspath(root)
+    behind_url = is_url(root)
+    root = root.rstrip("/") if behind_url else os.path.abspath(root)
     above = os.path.dirname(root)
-    for folder in (os.path.join(root, "config"), os.path.join(above, "config"), root):
+    for folder in (f"{root}/config", f"{above}/config", root):
         for suffix in ("", ".bak"):
             path = os.path.join(folder, names.METADATA_NAME + suffix)
-            if os.path.isfile(path):
+            if is_url(path):
+                with suppress(StoreIOError):  # who may read a tier need not see what is above it
+                    if _exists(path):
+                        return path
+            elif not behind_url and os.path.isfile(path):
                 return path
     return None
 
 
+def _exists(path: str) -> bool:
+    if not is_url(path):
+        return os.path.lexists(path)
+    folder, _, name = path.rpartition("/")
+    with closing(open_reader(folder)) as reader:
+        return reader.size(name) is not None
+
+
+def _whole(path: str) -> bytes:
+    """A file, or one behind a URL. OSError, StoreIOError."""
+    if not is_url(path):
+        with open(path, "rb") as file:
+            return file.read()
+    folder, _, name = path.rpartition("/")
+    with closing(open_reader(folder)) as reader:
+        return reader.read(name, 0, reader.size(name) or 0)
+
+
 def home_of(metadata_path: str | None) -> str | None:
-    """The broker's local root, from the place of its metadata."""
-    if metadata_path is None:
+    """The broker's local root, from the place of its metadata; None behind a URL."""
+    if metadata_path is None or is_url(metadata_path):
         return None
     folder = os.path.dirname(os.path.abspath(metadata_path))
     return os.path.dirname(folder) if os.path.basename(folder) == "config" else folder
@@ -236,5 +265,6 @@ def _folders(reader: Reader, path: str, found: Found) -> Iterator[tuple[str, str
         below = f"{path}/{one.name}" if path else one.name
         if one.is_folder:
             yield one.name, below
-        elif path or one.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak"):
+        elif path or one.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak",
+                                         "lock"):
             found.problems.append(Problem(below, "a file where folders belong"))

@@ -16,9 +16,11 @@ import pytest
 from tests.conftest import GoldenFolder
 from tests.support import cli, damage, snapshot, subject
 from tests.support import tiny as tiny_stores
+from tests.tiered import made
 
 FIRST_ID = "0A00000100002A9F0000000000000000"
 """The offset message id of the tiny store's first message."""
+TIERED_LOG = "/".join(made.Queue().log_path(Path("x")).parts[1:])
 COMMANDS: dict[str, list[list[str]]] = {
     "commands": [["-o", "json"]],
     "info": [["{store}"]],
@@ -43,9 +45,25 @@ COMMANDS: dict[str, list[list[str]]] = {
     "diff": [["{store}", "{store}"]],
     "recover table": [["{store}"]],
     "preflight": [["{store}"]],
+    "tiered read": [["{store}"], ["{store}", "--topic", "orders", "--local", "{store}",
+                                  "--strategy", "force"]],
+    "tiered query key": [["{store}", "--topic", "orders", "--key", "k1"]],
+    "tiered query time": [["{store}", "--topic", "orders", "--queue", "0", "--time", "5"]],
+    "tiered query offset": [["{store}", "--topic", "orders", "--queue", "0", "--phy", "0"]],
+    "tiered ls": [["{store}"], ["{store}", "--segments", "-o", "json"]],
+    "tiered verify": [["{store}"], ["{store}", "-o", "json"]],
+    "tiered stats": [["{store}"], ["{store}", "--by", "queue"]],
+    "tiered dump": [["{store}/tieredstore/" + TIERED_LOG, "--hex"]],
 }
 LINES = [pytest.param(name, words, id=f"{name}-{number}")
          for name, lines in COMMANDS.items() for number, words in enumerate(lines)]
+
+
+@pytest.fixture
+def tiny(tiny: tiny_stores.Tiny) -> tiny_stores.Tiny:
+    """The tiny store with a tier in it."""
+    made.small_tier(tiny.root / "tieredstore", tiny.root)
+    return tiny
 
 
 def run(name: str, words: list[str], store: Path) -> cli.Result:

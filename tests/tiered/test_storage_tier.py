@@ -1,0 +1,136 @@
+"""A tier of the engine behind a URL reads as it does from its folder."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rmqctl.errors import NotAStoreError, RefusedError, UsageError
+from rmqctl.formats.tiered_names import METADATA_NAME
+from rmqctl.scan.walk import Walk
+from rmqctl.tiered import metadata_file, remote_feeding
+from rmqctl.tiered.feeding import open_feeder
+from rmqctl.tiered.storage import close_source, open_reader
+from rmqctl.tiered.tier import Tier, find_metadata
+
+_numbers = itertools.count()
+STORE = "5.3.3/tiered/store"
+
+
+@pytest.fixture(params=["memory", "file"])
+def behind_url(request, golden, tmp_path):
+    """The golden store with its tier, copied to behind a URL."""
+    store = golden(STORE)
+    if request.param == "memory":
+        url = f"memory://golden-{os.getpid()}-{next(_numbers)}"
+    else:
+        url = f"file://{tmp_path / 'there'}"
+        (tmp_path / "there").mkdir()
+    with closing(open_feeder(url)) as feeder:
+        for folder in ("tieredstore", "config"):
+            for path in sorted((store / folder).rglob("*")):
+                if path.is_file():
+                    place = path.relative_to(store).as_posix()
+                    feeder.create(place)
+                    if path.stat().st_size:
+                        feeder.append(place, [path.read_bytes()], 0)
+                        feeder.commit(place)
+    return url
+
+
+def _content(tier: Tier) -> dict:
+    """All messages the consume queues lead to, all bounds, all walked frames."""
+    found: dict = {"problems": tier.problems, "metadata": tier.metadata}
+    for queue in tier.queues():
+        bounds = (queue.cq_start, queue.min_offset, queue.commit_offset)
+        messages = [queue.record(at) for at in range(queue.min_offset, queue.commit_offset)]
+        frames = []
+        for _, source in queue.commit_log.sources():
+            frames += [(one.offset.tolist(), one.spans) for one in Walk(source)]
+            close_source(source)
+        found[queue.name] = bounds, messages, frames
+    for broker, flat in tier.indexes():
+        found[broker] = [(one.name, one.size, flat.read(one.base, one.usable))
+                         for one in flat.segments]
+    return found
+
+
+def test_it_reads_equal(behind_url, golden):
+    store = golden(STORE)
+    with Tier.open(str(store / "tieredstore")) as tier:
+        wanted = _content(tier)
+        assert sum(len(one[1]) for one in wanted.values() if isinstance(one, tuple)) >= 100
+    metadata = str(store / "config" / METADATA_NAME)
+    for root in (f"{behind_url}/tieredstore", f"{behind_url}/tieredstore/", behind_url):
+        with Tier.open(root, metadata) as tier:
+            assert tier.home == str(store)
+            assert _content(tier) == wanted
+        with Tier.open(root) as tier:
+            assert tier.metadata_path == f"{behind_url}/config/{METADATA_NAME}"
+            assert tier.home is None
+            assert tier.local_index_folder is None
+            assert tier.metadata == wanted["metadata"]
+
+
+def test_metadata_behind_a_url_is_read_only(behind_url):
+    with Tier.open(f"{behind_url}/tieredstore") as tier:
+        with pytest.raises(RefusedError, match="--metadata"):
+            metadata_file.save(tier.metadata_path, tier.metadata, "")
+        with pytest.raises(UsageError, match="no such file"):
+            Tier.open(behind_url, f"{behind_url}/nothing.json")
+
+
+def test_bad_metadata_behind_a_url_is_said(behind_url):
+    with closing(open_feeder(behind_url)) as feeder:
+        feeder.replace(f"config/{METADATA_NAME}", b"{")
+    with Tier.open(behind_url) as tier:
+        assert tier.metadata_error.startswith(f"{behind_url}/config/{METADATA_NAME}")
+
+
+def test_metadata_is_looked_for_in_three_places(behind_url):
+    tier, above = f"{behind_url}/tieredstore", f"{behind_url}/config/{METADATA_NAME}"
+    with closing(open_feeder(behind_url)) as feeder:
+        assert find_metadata(tier) == above
+        feeder.replace(f"tieredstore/config/{METADATA_NAME}.bak", b"{}")
+        assert find_metadata(tier) == f"{tier}/config/{METADATA_NAME}.bak"
+        for place in (f"tieredstore/config/{METADATA_NAME}.bak", f"config/{METADATA_NAME}"):
+            feeder.put_aside(place)
+        assert find_metadata(tier) in (None, f"{above}.bak")
+        feeder.replace(f"tieredstore/{METADATA_NAME}", b"{}")
+        assert find_metadata(tier) in (f"{tier}/{METADATA_NAME}", f"{above}.bak")
+
+
+@pytest.mark.parametrize("appending", [True, False])
+def test_it_is_fed_equal(appending, golden, golden_copy, tmp_path, rmqctl, monkeypatch):
+    """A dispatch to a URL gives the bytes that one to a folder gives."""
+    options = ("--broker", "b-1", "--cluster", "C", "--index-slots", "50", "--index-max", "300",
+               "--commitlog-max-size", "20KiB", "--seal-index", "--now", "2030-01-01T00:00:00Z")
+    rmqctl("tiered", "dispatch", golden_copy("5.3.3/basic/store"), tmp_path / "tier", *options
+           ).expect(0)
+    if not appending:
+        monkeypatch.setattr(remote_feeding, "APPENDING", frozenset())
+    url = f"memory://fed-{os.getpid()}-{next(_numbers)}/tier"
+    store = golden_copy("5.3.3/basic/store")
+    rmqctl("tiered", "dispatch", store, url, *options, "--verify-after").expect(0)
+    wanted = {one.relative_to(tmp_path / "tier").as_posix(): one.read_bytes()
+              for one in (tmp_path / "tier").rglob("*_C/**/*") if one.is_file()}
+    assert len(wanted) > 20
+    with closing(open_reader(url)) as reader:
+        assert {path: reader.read(path, 0, (reader.size(path) or 0) + 1) for path in wanted
+                } == wanted
+    rmqctl("tiered", "verify", url, "--metadata", store / "config" / METADATA_NAME).expect(0)
+
+
+def test_no_tier_behind_a_url(tmp_path):
+    for url in (f"memory://nothing-{next(_numbers)}", f"file://{tmp_path}/nothing",
+                f"file://{tmp_path}"):
+        with pytest.raises(NotAStoreError, match="no tier"):
+            Tier.open(url)
+    shutil.copy(Path(__file__), tmp_path / "file")
+    with pytest.raises(NotAStoreError, match="no tier"):
+        Tier.open(f"file://{tmp_path}")
