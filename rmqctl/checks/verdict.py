@@ -14,7 +14,8 @@ from rmqctl.checks.verify import Coverage, Verification
 class Verdict:
     """``findings`` are the first ones, ``counts`` all of them by (category, severity).
 
-    ``pieces``: how many pieces of the log were looked at, None for all of it.
+    ``pieces``: how many pieces of the log were looked at, None for all of it. ``tier``: what was
+    looked at of a tier that lies in the store, by name; None where none was checked.
     """
 
     root: str
@@ -24,6 +25,7 @@ class Verdict:
     coverage: Coverage
     checked: tuple[dict[str, Any], ...]
     pieces: int | None = None
+    tier: dict[str, int] | None = None
 
     @property
     def total(self) -> int:
@@ -36,9 +38,12 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``verify``."""
+        coverage: dict[str, Any] = self.coverage.as_dict()
+        if self.tier is not None:
+            coverage["tiered"] = self.tier
         return {
             "ok": self.ok, "findings": [one.as_dict() for one in self.findings],
-            "coverage": self.coverage.as_dict(), "checked": list(self.checked),
+            "coverage": coverage, "checked": list(self.checked),
             "findings_total": self.total,
             "counts": [{"category": category, "severity": severity, "count": count}
                        for (category, severity), count in sorted(self.counts.items())]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +52,16 @@ Extra = Callable[["Plan"], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Tiered:
+    """A root that is a tier's: the roots of its brokers, which are held as well, and what raises
+    where no tier is.
+    """
+
+    homes: Sequence[str]
+    is_root: Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a run came to. ``applied`` None: the plan was only shown, or was not agreed to."""
 
@@ -61,7 +71,8 @@ class Outcome:
 
 def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: bool, yes: bool,
         dry_run: bool = False, extra: Extra | None = None, summary: Extra | None = None,
-        resume: bool = False, scratch_above: str | None = None) -> Outcome:
+        resume: bool = False, scratch_above: str | None = None, tier: Tiered | None = None
+        ) -> Outcome:
     """Shows the plan of the command ``name`` for a store, and carries it out with ``apply``.
 
     ``make_plan`` works in the scratch folder it is given: a temporary one for a plan that is only
@@ -69,7 +80,8 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
     It is empty unless ``resume``: then it may hold what an interrupted run had made, and is kept
     if this one is interrupted. ``scratch_above``: where the temporary one is made, instead of the
     system's folder for such. ``extra`` gives further fields of the JSON document, ``summary``
-    what people read above the actions; both are asked once the plan is made.
+    what people read above the actions; both are asked once the plan is made. ``tier``: the root
+    is a tier's, not a store's.
 
     Asks on a terminal, unless ``yes`` or the output is data; elsewhere ``apply`` is consent enough:
     `undo` takes everything back. UsageError, StoreHeldError, and what `Repair` raises.
@@ -80,7 +92,7 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
     yes = yes or out.is_data or not at_a_terminal()
     shown = _Shown(out, extra or (lambda _: {}), summary or (lambda _: {}))
     if apply:
-        return _apply(shown, store_root, name, make_plan, yes=yes, resume=resume)
+        return _apply(shown, store_root, name, make_plan, yes=yes, resume=resume, tier=tier)
     from rmqctl.repair.checking import check
     from rmqctl.repair.executor import pending
     from rmqctl.repair.scratch import Scratch
@@ -89,7 +101,9 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
     if unfinished is not None:
         out.warn(f"repair {unfinished} was interrupted and is not finished: --apply completes it "
                  f"first, `rmqctl undo {store_root} {unfinished}` takes it back")
-    _warn_if_held(out, store_root)
+    for place in {os.path.realpath(one): one for one in (
+            *(tier.homes if tier else ()), store_root)}.values():
+        _warn_if_held(out, place)
     with Scratch(scratch_above, f"rmqctl-{uuid.uuid4().hex}") as scratch:
         with noting_refusals() as refused:
             plan = make_plan(scratch)
@@ -136,11 +150,12 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 
 
 def _apply(shown: _Shown, store_root: str, name: str, make_plan: MakePlan, *, yes: bool,
-           resume: bool) -> Outcome:
+           resume: bool, tier: Tiered | None) -> Outcome:
     from rmqctl.repair.executor import Repair
     from rmqctl.repair.scratch import Scratch
 
-    with Repair(store_root, name) as repair:
+    homes, is_root = (tier.homes, tier.is_root) if tier else (None, None)
+    with Repair(store_root, name, homes=homes, is_root=is_root) as repair:
         if repair.finished is not None:
             done = "the undoing of repair" if repair.finished.undone else "repair"
             shown.out.warn(f"{done} {repair.finished.id}, which had been interrupted, was "

@@ -76,12 +76,11 @@ def command(
     from rmqctl.commands.confirm import agreed
     from rmqctl.errors import UsageError
     from rmqctl.repair.executor import Repair, history, preview
-    from rmqctl.store import Store as OpenedStore
 
     out = open_output(output, quiet, verbose, no_progress)
     known = history(store)
     if not known:
-        OpenedStore.open(store).close()
+        _check_root(store)
     if list_all:
         if id is not None or force or abandon:
             raise UsageError("--list goes with no ID, --force or --abandon")
@@ -116,6 +115,21 @@ def command(
             if done.already:
                 out.note(f"{done.id} had been taken back before; nothing was changed")
     _show(out, document)
+
+
+def _check_root(root: str) -> None:
+    """NotAStoreError where neither a store nor a tier is."""
+    from rmqctl.errors import NotAStoreError
+    from rmqctl.store import Store as OpenedStore
+    from rmqctl.tiered.tier import Tier
+
+    try:
+        OpenedStore.open(root).close()
+    except NotAStoreError as problem:
+        try:
+            Tier.open(root).close()
+        except NotAStoreError:
+            raise problem from None
 
 
 def _count(files: int) -> str:

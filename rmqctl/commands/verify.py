@@ -46,7 +46,8 @@ def command(
     store: Store,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
-        "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store.")] = None,
+        "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store, tiered (a "
+        "tier that lies in the store).")] = None,
     sample: Sample = None,
     since_last: Annotated[bool, typer.Option(
         "--since-last", help="Go on where the last run with this option found all well.")] = False,
@@ -89,12 +90,15 @@ def command(
     from rmqctl.checks import state as states
     from rmqctl.checks.verdict import verdict
     from rmqctl.checks.verify import Options, Verification
+    from rmqctl.commands.verify_tier import split, with_tier
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
     from rmqctl.store.ranges import Processes
 
     out = open_output(output, quiet, verbose, no_progress)
-    options = Options(structures(only), worker_count(jobs), sample=sample, seed=seed)
+    only, tiered = split(only)
+    options = Options(frozenset() if only == "" and tiered else structures(only),
+                      worker_count(jobs), sample=sample, seed=seed)
     if sample is not None and since_last:
         raise UsageError("--sample and --since-last cannot be used together: the one looks at "
                          "pieces of everything, the other at all that is new")
@@ -129,12 +133,14 @@ def command(
             if not isinstance(pool, Processes):
                 run.pool, run.progress = pool, None
             found = verdict(run, max_findings)
+        if tiered and (only is not None or (sample is None and not since_last)):
+            found = with_tier(out, opened, found, max_findings, asked=only is not None)
         show(out, found)
         if since_last:
             states.save(place, opened.root, _safe_place(run, found.findings, before))
         if prometheus is not None:
             _metrics(prometheus, found)
-    if not run.ok:
+    if not found.ok:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
@@ -214,7 +220,7 @@ def show_page(page: Human, found: Verdict) -> None:
             page.text("\n".join(list(seen)[:6]))
     cover = found.coverage
     page.heading("Coverage")
-    page.pairs({
+    pairs = {
         "messages": count_text(cover.messages),
         "commitlog": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
                      f"messages + {size_text(cover.bytes_blank)} blank + "
@@ -224,8 +230,12 @@ def show_page(page: Human, found: Verdict) -> None:
                           "properties no checksum covers",
         "consumequeue rows": count_text(cover.consumequeue_rows),
         "index entries": count_text(cover.index_entries),
-        "checked": ", ".join(str(one["structure"]) for one in found.checked),
-    })
+    }
+    if found.tier is not None:
+        pairs["tier"] = (f"{count_text(found.tier['messages'])} messages in "
+                         f"{count_text(found.tier['queues'])} queues, "
+                         f"{count_text(found.tier['index_items'])} index items")
+    page.pairs({**pairs, "checked": ", ".join(str(one["structure"]) for one in found.checked)})
     if found.pieces is not None:
         page.text(f"only {found.pieces} part{'s' if found.pieces != 1 else ''} of the log "
                   "looked at", "warn")

@@ -8,7 +8,7 @@ before the commit leaves the old store; after it, the next `Repair` of the store
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,7 +16,6 @@ from typing import Self
 
 from rmqctl.engine.clock import now_ms
 from rmqctl.engine.storage import STAGING
-from rmqctl.engine.store_lock import StoreLock
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
 from rmqctl.repair import undo as undoing
 from rmqctl.repair.actions_log import NAME as LOG
@@ -24,6 +23,7 @@ from rmqctl.repair.actions_log import check as check_log
 from rmqctl.repair.actions_log import note
 from rmqctl.repair.carrying import Carrier
 from rmqctl.repair.checking import is_fulfilled
+from rmqctl.repair.holding import NOTE, Holding
 from rmqctl.repair.homes import refuse_foreign_links
 from rmqctl.repair.journal import (
     FOLDER,
@@ -35,6 +35,7 @@ from rmqctl.repair.journal import (
     load,
     pending,
     refuse_damaged,
+    repair_folder,
     set_state,
     state_of,
 )
@@ -49,7 +50,7 @@ __all__ = ["Applied", "Entry", "Preview", "Repair", "Undone", "history", "kept_f
 
 SCRATCH = "scratch"
 _WRITTEN = ("lock", os.path.join(STAGING, FOLDER), os.path.join(STAGING, SCRATCH),
-            os.path.join(STAGING, LOG))
+            os.path.join(STAGING, LOG), os.path.join(STAGING, NOTE))
 """What every repair writes to."""
 
 
@@ -80,11 +81,15 @@ class Repair:
     Entering takes the store's lock (StoreHeldError, no byte changed) and completes what an
     interrupted repair left (`finished`; None if there was none), unless ``finish`` is False.
     RefusedError if that cannot be completed, because something else changed the store since.
-    ``wall_clock`` gives ms; ``progress`` is called with 1 after every step.
+    ``wall_clock`` gives ms; ``progress`` is called with 1 after every step. For another root than
+    a store (a tier) ``is_root`` raises where none is there, and ``homes`` are the broker's roots
+    that are held as well; without them those that were noted are.
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
-                 progress: Progress | None = None, *, finish: bool = True) -> None:
+                 progress: Progress | None = None, *, finish: bool = True,
+                 homes: Sequence[str] | None = None,
+                 is_root: Callable[[str], object] | None = None) -> None:
         self.root = os.path.abspath(os.fspath(root))
         self.command = command
         self.finished: Applied | None = None
@@ -92,7 +97,8 @@ class Repair:
         self._clock = wall_clock or now_ms
         self._progress: Progress = progress or (lambda _: None)
         self._finish = finish
-        self._lock = StoreLock(self.root)
+        self._is_root = is_root or Store.open
+        self._lock = Holding(self.root, homes)
 
     @property
     def scratch_folder(self) -> str:
@@ -102,7 +108,7 @@ class Repair:
     def __enter__(self) -> Self:
         # A store all of whose files were moved aside is still one to repair.
         if not os.path.isdir(os.path.join(self.root, STAGING)):
-            Store.open(self._named)
+            self._is_root(self._named)
         for name in _WRITTEN:
             refuse_foreign_links(self.root, name)
         self._lock.acquire()
@@ -139,6 +145,7 @@ class Repair:
         if plan.empty or is_fulfilled(self.root, plan.steps):
             return Applied("", 0, "", already=True)
         check_log(self.root)
+        self._lock.note()
         staging = Staging(self.root, plan, self._clock())
         try:
             journal = staging.stage()
@@ -204,11 +211,22 @@ class Repair:
 
     def _load(self, id: str) -> Journal:  # noqa: A002
         try:
-            return load(self.root, id)
+            found = load(self.root, id)
         except StoreIOError as problem:
             if "damaged" in str(problem):
                 raise refuse_damaged(self._named, id) from None
             raise
+        if self._lock.homes:
+            self._refuse_copy(found)
+        return found
+
+    def _refuse_copy(self, journal: Journal) -> None:
+        """In a copy of a tier, a repair's files outside of it are still those of the original."""
+        outside = next((one.target for one in journal.records if os.path.isabs(one.target)), None)
+        if outside is not None and os.stat(repair_folder(
+                self.root, journal.id)).st_ino != journal.inode:
+            raise RefusedError(f"this is a copy: repair {journal.id} also changed {outside}, "
+                               "which is the original's")
 
     # -- undo -----------------------------------------------------------------------------------
 

@@ -20,13 +20,15 @@ from rmqctl.formats import (
     epoch,
     index_file,
     kinds,
+    tiered_index,
+    tiered_units,
     timer_log,
 )
 from rmqctl.formats.broker_identity import PARTS
 from rmqctl.formats.checkpoint import CheckpointRecord
 from rmqctl.formats.timer_check import TimerCheckRecord
 from rmqctl.scan.source import FileSource
-from rmqctl.store import dump_messages, dump_texts, dump_units
+from rmqctl.store import dump_messages, dump_texts, dump_tiered, dump_units
 from rmqctl.store.dump_fields import Options, Row, Target
 from rmqctl.store.objects import FIELDS
 
@@ -42,6 +44,7 @@ _READERS = {
     kinds.INDEX: dump_units.index_rows,
     **dump_messages.READERS,
     **dump_texts.READERS,
+    **dump_tiered.READERS,
 }
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
@@ -53,6 +56,11 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     kinds.COMMITLOG: ("size", *FIELDS, "appended_crc_ok"),
     kinds.COMPACTION_LOG: ("size", *FIELDS, "appended_crc_ok"),
     kinds.DLEDGER: (*dledger.ENTRY_HEAD.names, *FIELDS),
+    kinds.TIERED_COMMITLOG: ("size", *FIELDS, "appended_crc_ok", "max_store_timestamp"),
+    kinds.TIERED_CONSUMEQUEUE: (*tiered_units.UNIT.names, "queue_offset"),
+    kinds.TIERED_INDEX: (*tiered_index.HEADER.names, *tiered_index.COMPACTED_SLOT.names, "count",
+                         *tiered_index.SLOT.names, *tiered_index.ITEM.names, "item_time", "slot"),
+    kinds.TIERED_METADATA: dump_tiered.METADATA_COLUMNS,
     kinds.CHECKPOINT: (*CheckpointRecord._fields, "min_timestamp", "min_timestamp_index"),
     kinds.TIMERCHECK: TimerCheckRecord._fields,
     kinds.CONFIG: ("name", "value"),
@@ -64,7 +72,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
 }
 
 _TIMES = ("min_timestamp_index", "time_ms", "slot_time", "curr_write_time", "last_read_time_ms",
-          "entry_time")
+          "entry_time", "item_time")
 _SINGLE = (kinds.CHECKPOINT, kinds.TIMERCHECK, kinds.ABORT, kinds.LOCK, kinds.BROKER_IDENTITY,
            kinds.DLEDGER_CHECKPOINT)
 
@@ -73,6 +81,12 @@ _MESSAGE_BRIEF = ("number", "offset", "type", "size", "topic", "queue_id", "queu
 _BRIEF: dict[str, tuple[str, ...]] = {
     kinds.COMMITLOG: _MESSAGE_BRIEF,
     kinds.COMPACTION_LOG: _MESSAGE_BRIEF,
+    kinds.TIERED_COMMITLOG: _MESSAGE_BRIEF,
+    kinds.TIERED_INDEX: ("number", "offset", "type", "position", "length", "item", "key_hash",
+                         "topic_id", "queue_id", "commit_log_offset", "size", "item_time",
+                         "previous", "error"),
+    kinds.TIERED_METADATA: ("type", "kind", "path", "topic", "queue_id", "topic_id", "base_offset",
+                            "size", "begin_timestamp", "end_timestamp", "error"),
     kinds.DLEDGER: ("number", "offset", "type", "size", "entry_index", "term", *_MESSAGE_BRIEF[4:]),
     kinds.INDEX: ("number", "offset", "type", "entry", "key_hash", "physical_offset", "entry_time",
                   "previous", "index_count", "error"),
@@ -133,7 +147,7 @@ class Dump:
         from dataclasses import replace
 
         base, size = self._target.base, self._source.size
-        if self.kind in dump_texts.READERS:
+        if self.kind in dump_texts.READERS or self.kind == kinds.TIERED_METADATA:
             raise UsageError(f"--at is for files of records, this is {self.kind}")
         if not 0 <= at < size and base is not None:
             at -= base

@@ -105,18 +105,18 @@ def _first(target: Target, unit: int) -> int:
     return options.at // unit if options.at is not None else options.start or 0
 
 
-def array_rows(target: Target) -> Iterator[Row]:
+def array_rows(target: Target, array: Array | None = None) -> Iterator[Row]:
     """The units of a file which is nothing but units."""
-    array = ARRAYS[target.kind]
+    array = array or ARRAYS[target.kind]
     size = array.unit.size
     start = _first(target, size) * size
-    yield from _units(target, array, start, target.size)
+    yield from unit_rows(target, array, start, target.size)
     if target.kind == kinds.TIMERWHEEL and target.size != timer_wheel.FILE_SIZE:
         yield {**target.place(target.size), "type": "damaged", "error": target.fault(
             f"a wheel has {timer_wheel.FILE_SIZE} bytes, this file {target.size}", 0, "size")}
 
 
-def _units(target: Target, array: Array, start: int, end: int, first: int = 0,
+def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0,
            name: str | None = None, origin: int = 0) -> Iterator[Row]:
     """Rows of the units in ``[start, end)``; numbers count from ``first`` at ``origin``."""
     unit = array.unit
@@ -268,12 +268,13 @@ def index_rows(target: Target) -> Iterator[Row]:
     if options.start is None:
         start = max(header_size, options.at or 0)
         start -= (start - header_size) % index_file.SLOT.size
-        yield from _units(target, Array(index_file.SLOT, lambda slot, _number, _target: (
+        yield from unit_rows(target, Array(index_file.SLOT, lambda slot, _number, _target: (
             "slot", {}, None if 0 < slot.entry < shape.max_entries else (
                 "entry", f"there is no entry {slot.entry}"))), start, entries_at,
             origin=header_size)
     start = shape.entry_position(options.start or 0)
     if options.at is not None:
         start = max(entries_at, options.at - (options.at - entries_at) % index_file.ENTRY.size)
-    yield from _units(target, Array(index_file.ENTRY, lambda entry, number, _target: _judge_entry(
-        entry, number, shape, header)), start, target.size, origin=entries_at)
+    entries = Array(index_file.ENTRY, lambda entry, number, _target: _judge_entry(
+        entry, number, shape, header))
+    yield from unit_rows(target, entries, start, target.size, origin=entries_at)

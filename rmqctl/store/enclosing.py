@@ -17,8 +17,8 @@ def enclosing_store(path: str | os.PathLike[str]) -> str | None:
     """The root of the store that ``path`` (which need not exist) is, or lies in; None if none.
 
     A store is a folder with a commitlog or consumequeues and something else of what a broker has
-    beside them, or with files in its commitlog; a cluster's folder of a tier counts as one. Both what was named and where its links lead
-    count. What cannot be looked into is none.
+    beside them, or with files in its commitlog; a cluster's folder of a tier counts as one. Both
+    what was named and where its links lead count. What cannot be looked into is none.
     """
     named = os.path.abspath(path)
     return _above(os.path.realpath(named)) or _above(named)

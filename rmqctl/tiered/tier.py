@@ -16,9 +16,9 @@ from typing import Self
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
 from rmqctl.formats import tiered_metadata as meta
 from rmqctl.formats import tiered_names as names
+from rmqctl.formats.tiered_old_metadata import read as read_metadata
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
-from rmqctl.tiered.old_metadata import read as read_metadata
 from rmqctl.tiered.storage import Reader, is_url, open_reader
 
 
@@ -169,9 +169,10 @@ def tier_root(root: str) -> str:
 
 def find_metadata(root: str) -> str | None:
     """The metadata that belongs to a tier root: in ``config/`` of it or of the folder above it, or
-    in it.
+    in it. Relative to the working folder where ``root`` is.
     """
     behind_url = is_url(root)
+    relative = not behind_url and not os.path.isabs(root)
     root = root.rstrip("/") if behind_url else os.path.abspath(root)
     above = os.path.dirname(root)
     for folder in (f"{root}/config", f"{above}/config", root):
@@ -182,7 +183,7 @@ def find_metadata(root: str) -> str | None:
                     if _exists(path):
                         return path
             elif not behind_url and os.path.isfile(path):
-                return path
+                return os.path.relpath(path) if relative else path
     return None
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -37,11 +38,13 @@ class Crasher:
             cwd=Path(__file__).parents[2])
 
     def run(self, *args: str | Path, at: int = 0, mode: str = "before", data: bytes = b"",
-            folder: Path, power: str | None = None) -> tuple[bool, bytes, int]:
+            folder: Path, power: str | None = None,
+            root: Path | None = None) -> tuple[bool, bytes, int]:
         """(killed, what was printed, number of calls): rmqctl, killed at call ``at`` (0: never).
 
         ``mode``: before the call, after half of its bytes were written, or after it. ``power``
-        names a folder that is given the store as it would be after a power failure.
+        names a folder that is given the store (``root``, else the first argument behind the
+        command) as it would be after a power failure.
         """
         source, out = folder / "input", folder / "output"
         source.write_bytes(data)
@@ -49,7 +52,8 @@ class Crasher:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         job = {"args": [os.fspath(one) for one in args], "input": str(source), "output": str(out),
-               "at": at, "mode": mode, "power": power}
+               "at": at, "mode": mode, "power": power,
+               "root": os.fspath(args[1] if root is None else root)}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         told = json.loads(self._process.stdout.readline())
@@ -143,7 +147,8 @@ class Trap:
         self.calls = 0
         self._job, self._tell = job, tell
         self._power = job["power"]
-        self._disk = Disk(job["args"][1]) if self._power else None
+        self._disk = Disk(job["root"]) if self._power else None
+        self._still = threading.Lock()
 
     def arm(self) -> None:
         for name in CHANGING:
@@ -161,7 +166,8 @@ class Trap:
                 self._die()
             found = real(*args, **more)
             if self._disk is not None and name in ("fsync", "fdatasync"):
-                self._disk.forced(args[0])
+                with self._still:
+                    self._disk.forced(args[0])
             if here:
                 self._die()
             return found
@@ -169,6 +175,7 @@ class Trap:
 
     def _die(self) -> None:
         if self._disk is not None:
+            self._still.acquire()  # for good: what other threads force now comes too late
             for name, newest in NEWEST.items():
                 self._disk.write(f"{self._power}-{name}", newest)
         self._tell(self.calls)
@@ -205,7 +212,9 @@ def _serve() -> None:
     import rmqctl.commands.append
     import rmqctl.commands.write
     import rmqctl.engine.feed
-    import rmqctl.engine.session  # noqa: F401
+    import rmqctl.engine.session
+    import rmqctl.tiered.dispatch_session
+    import rmqctl.tiered.index_feed  # noqa: F401
 
     for text in sys.stdin:
         job = json.loads(text)

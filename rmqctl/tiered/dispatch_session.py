@@ -1,0 +1,257 @@
+"""A dispatch from its paths: names, settings, locks, index, and what came of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rmqctl.engine.storage import make_folders
+from rmqctl.engine.store_lock import StoreLock
+from rmqctl.errors import StoreHeldError, StoreIOError, UsageError
+from rmqctl.formats import tiered_names as names
+from rmqctl.store.lockprobe import probe
+from rmqctl.store.store import Sizes, Store
+from rmqctl.tiered.dispatch import Dispatch, Options
+from rmqctl.tiered.dispatch_check import Checked, read_back
+from rmqctl.tiered.dispatch_commit import Committer, IndexRun
+from rmqctl.tiered.dispatch_plan import Outcome, Start, owner
+from rmqctl.tiered.feeding import open_feeder
+from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.index_file import LocalIndex, known_slots
+from rmqctl.tiered.locking import held
+from rmqctl.tiered.progress import IndexProgress
+from rmqctl.tiered.settings import TierSettings, recall, resolve
+from rmqctl.tiered.storage import PosixReader, is_url, open_reader
+from rmqctl.tiered.tier import Tier, find_metadata, home_of, tier_root
+
+if TYPE_CHECKING:
+    from rmqctl.tiered.index_feed import IndexFeed
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to dispatch. ``given`` are settings by the names of `TierSettings`, None: not given."""
+
+    store: str
+    root: str
+    metadata: str | None = None
+    cluster: str | None = None
+    broker: str | None = None
+    topics: tuple[str, ...] = ()
+    start: Start = field(default_factory=Start)
+    only_due: bool = False
+    restart_queue: bool = False
+    index: bool = True
+    seal_index: bool = False
+    verify_after: bool = False
+    given: dict[str, int | None] = field(default_factory=dict)
+    commitlog_dirs: tuple[str, ...] = ()
+    sizes: Sizes | None = None
+
+    @property
+    def tier(self) -> str:
+        """The tier root: ``root``, or the ``tieredstore`` of a store that was named instead."""
+        if not is_url(self.root) and os.path.realpath(self.root) == os.path.realpath(self.store):
+            return os.path.join(self.root, names.TIER_FOLDER)
+        return tier_root(self.root)
+
+    @property
+    def metadata_path(self) -> str:
+        """Where the metadata is, or will be."""
+        return self.metadata or os.path.join(self.store, "config", names.METADATA_NAME)
+
+    @property
+    def home(self) -> str:
+        """The broker's local root."""
+        home = home_of(self.metadata_path)
+        if home is None:
+            raise UsageError("--metadata is a file of this machine: a broker has it on its own")
+        return home
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of it. ``items`` were put into the index, ``index_files`` uploaded."""
+
+    cluster: str
+    broker: str
+    outcomes: list[Outcome]
+    notes: list[str] = field(default_factory=list)
+    items: int = 0
+    index_files: int = 0
+    checked: Checked | None = None
+    stopped: bool = False
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether a queue could not be uploaded, or what was uploaded is not there."""
+        return (any(one.is_fault for one in self.outcomes)
+                or bool(self.checked and self.checked.problems))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "cluster": self.cluster, "broker": self.broker,
+            "messages": sum(one.messages for one in self.outcomes),
+            "bytes": sum(one.bytes for one in self.outcomes),
+            "index_items": self.items, "index_files": self.index_files,
+            "checked": None if self.checked is None else {
+                "messages": self.checked.messages, "problems": self.checked.problems},
+            "queues": [one.as_dict() for one in self.outcomes]}
+
+
+@dataclass(slots=True)
+class Watch:
+    """How somebody looks on: a progress bar, and whether Ctrl-C came."""
+
+    total: Callable[[int], None] = lambda _: None
+    advance: Callable[[int], None] = lambda _: None
+    label: Callable[[str], None] = lambda _: None
+    stopping: Callable[[], bool] = lambda: False
+
+
+def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = None) -> Result:
+    """Uploads. StoreHeldError, StoreIOError, RefusedError, UsageError, NotAStoreError."""
+    watch = watch or Watch()
+    with ExitStack() as stack:
+        store = stack.enter_context(
+            Store.open(request.store, request.commitlog_dirs, request.sizes))
+        same_metadata(request)
+        with closing(opened(request)) as tier:  # names first: a wrong command makes no folder
+            cluster, broker = owner(tier, store, request.cluster, request.broker)
+        stack.enter_context(_locked(request))
+        tier = stack.enter_context(opened(request))
+        settings, notes = resolved(tier, request)
+        options = Options(cluster, broker, request.topics, request.start, request.only_due,
+                          request.restart_queue)
+        run = Dispatch(store, tier, lambda: open_feeder(request.tier), request.metadata_path,
+                       request.home, settings, options, clock, advance=watch.advance,
+                       stopping=watch.stopping)
+        stack.callback(run.close)
+        run.prepare()
+        result = Result(cluster, broker, run.outcomes, notes)
+        watch.total(sum(one.size for one in store.log.files))
+        if request.index:
+            with _feed(request, settings, run, clock) as feed:
+                index = IndexRun(feed, _progress(request, cluster, broker, notes))
+                notes += index.catch_up(_queues(run, tier))
+                run.run(index)
+                result.items = index.items
+                if feed.dropped:
+                    notes.append(f"{feed.dropped} keys have no place in an index file and were "
+                                 "left out, as a broker leaves them out")
+                paths = feed.full_files()
+                if request.seal_index and not run.stopped:
+                    paths.append(feed.open_file)
+            result.index_files = _upload_index(request, settings, run, paths, clock)
+        else:
+            run.run()
+        result.stopped = run.stopped
+        if request.verify_after and not run.stopped:
+            watch.label("reading back")
+            with closing(open_feeder(request.tier)) as reader:
+                result.checked = read_back(store, reader, run.uploads, watch.advance)
+    return result
+
+
+def opened(request: Request) -> Tier:
+    """The tier, there or not, with the metadata of its home."""
+    path: str | None = request.metadata_path
+    if not os.path.lexists(request.metadata_path):
+        backup = f"{request.metadata_path}.bak"
+        path = backup if os.path.lexists(backup) else None
+    reader = open_reader(request.tier) if is_url(request.tier) else PosixReader(request.tier)
+    return Tier(reader, path, request.home)
+
+
+def same_metadata(request: Request) -> None:
+    """Refuses to begin new metadata for a tier that has some elsewhere. UsageError."""
+    if is_url(request.tier) or request.metadata is not None:
+        return
+    other = find_metadata(request.tier)
+    if other is None or os.path.lexists(request.metadata_path):
+        return
+    if os.path.realpath(home_of(other) or "") != os.path.realpath(request.home):
+        raise UsageError(f"{request.tier} has its metadata in {other}: name it with --metadata "
+                         "(or, to begin anew beside the store, name the new file)")
+
+
+@contextmanager
+def _locked(request: Request) -> Iterator[None]:
+    if not is_url(request.tier):
+        if os.path.lexists(request.tier) and not os.path.isdir(request.tier):
+            raise UsageError(f"{request.tier}: is no folder")
+        make_folders(os.path.abspath(request.tier))
+    make_folders(os.path.abspath(request.home))
+    with held(request.tier, request.home), ExitStack() as stack:
+        taken = {os.path.realpath(one) for one in (request.tier, request.home)}
+        if os.path.realpath(request.store) not in taken and os.path.lexists(
+                os.path.join(request.store, "lock")):
+            _hold_source(stack, request.store)
+        yield
+
+
+def _hold_source(stack: ExitStack, store: str) -> None:
+    """Holds a store that is only read; on a read-only disk it is enough that nobody else does."""
+    try:
+        stack.enter_context(StoreLock(store))
+    except StoreIOError:
+        state = probe(os.path.join(store, "lock"))
+        if state.held:
+            raise StoreHeldError(f"{store}: the store is held by another process") from None
+
+
+def resolved(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
+    """The settings: given, remembered, told by index files that are there, a broker's defaults."""
+    given = dict(request.given)
+    known, _ = recall(tier.reader)
+    if given.get("index_slots") is None and "index_slots" not in known:
+        given["index_slots"] = known_slots(tier)
+    if given.get("index_max") is None and "index_max" not in known:
+        with LocalIndex(tier.local_index_folder, given.get("index_slots")) as local:
+            if local.files:
+                shape = local.files[-1].shape
+                given["index_slots"], given["index_max"] = shape.slots, shape.max_items
+    return resolve(tier.reader, given)
+
+
+def _feed(request: Request, settings: TierSettings, run: Dispatch,
+          clock: Callable[[], int]) -> IndexFeed:
+    from rmqctl.tiered.index_feed import IndexFeed
+
+    newest = max((entry.begin_timestamp for table in run.metadata.segments[names.INDEX].values()
+                  for entry in table.values() if entry.size), default=0)
+    return IndexFeed(os.path.join(request.home, names.LOCAL_INDEX_FOLDER), settings.shape, clock,
+                     newest)
+
+
+def _progress(request: Request, cluster: str, broker: str, notes: list[str]) -> IndexProgress:
+    # A home has one metadata file, and that is of one tier, wherever it was moved.
+    progress = IndexProgress(request.home, f"{cluster}/{broker}")
+    notes += progress.load()
+    return progress
+
+
+def _queues(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int]]:
+    """All queues of the broker, with the ids of their topics."""
+    for name, queue in tier.found.queues.items():
+        topic = run.metadata.topics.get(name.topic)
+        if (name.cluster, name.broker) == (run.options.cluster, run.options.broker) and topic:
+            yield queue, topic.topic_id
+
+
+def _upload_index(request: Request, settings: TierSettings, run: Dispatch, paths: list[str],
+                  clock: Callable[[], int]) -> int:
+    """Rearranges and uploads index files that receive nothing any more; how many."""
+    from rmqctl.tiered import compaction
+
+    save = Committer(run.metadata, request.metadata_path, request.home).save
+    count = 0
+    with closing(open_feeder(request.tier)) as feeder:
+        for one in compaction.upload_files(
+                feeder, run.metadata, run.options.cluster, run.options.broker, paths,
+                compaction.opened_as(settings.shape), request.home, clock, save):
+            count += one.status != "empty"
+    return count

@@ -1,0 +1,241 @@
+"""The sweep of dispatch: once through the local log, every queue's messages cut out and rewritten.
+
+A window of the log is read, each queue's records in it are joined to one block and given their
+place in the tiered commit log, and every record has to prove itself before anybody stores it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqctl.formats import layout, message
+from rmqctl.scan.frames import Batch, examine, gather_int
+from rmqctl.scan.source import FileSource
+from rmqctl.store.commit_log import CommitLog
+from rmqctl.tiered.dispatch_local import LocalQueue, computed_tags
+
+Array = np.ndarray[Any, np.dtype[Any]]
+WINDOW = 32 << 20
+"""Bytes of the log that are gone through at a time."""
+_NEAR = 1 << 17
+"""Bytes between two records that are rather read than jumped over."""
+_PHYSICAL = layout.field(message.Message, "physical_offset")
+
+
+@dataclass(slots=True)
+class Block:
+    """Messages of one queue as the tier has them, one behind the other in ``data``.
+
+    ``offset`` is the first one's queue offset, ``base`` its tiered offset; ``end`` is the place
+    behind each in ``data``.
+    """
+
+    queue: LocalQueue
+    offset: int
+    base: int
+    data: bytearray
+    end: Array
+    size: Array
+    tags: Array
+    batch: Batch
+    rounds: list[int] = field(default_factory=list)
+    """Where rounds begin, counted in messages."""
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.end[-1]) if len(self.end) else 0
+
+    @property
+    def begin(self) -> Array:
+        """The tiered offset of each message."""
+        found: Array = self.base + self.end - self.size
+        return found
+
+    @property
+    def times(self) -> Array:
+        """Store times (ms), read where they really are."""
+        return self.batch.column("store_timestamp")
+
+    def head(self, count: int) -> Block:
+        """The first messages only."""
+        keep = slice(0, count)
+        return Block(self.queue, self.offset, self.base, self.data, self.end[keep],
+                     self.size[keep], self.tags[keep], self.batch.select(keep), self.rounds)
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Rows of a queue that lead into a window."""
+
+    queue: LocalQueue
+    first: int
+    rows: Array
+
+    def cut(self, good: int, reason: str) -> None:
+        """Only the first rows can be uploaded; why."""
+        physical = int(self.rows["physical_offset"][good])
+        self.queue.stop(self.first + good, f"physical offset {physical}: {reason}")
+        self.rows = self.rows[:good]
+
+
+class Sweep:
+    """Goes through what is left of some queues; `windows` yields blocks, a window at a time.
+
+    ``place`` says at which tiered offset a queue goes on. What cannot be uploaded stops its queue
+    (`LocalQueue.fault`); the others go on. StoreIOError where the log cannot be read.
+    """
+
+    def __init__(self, log: CommitLog, queues: Sequence[LocalQueue],
+                 place: Callable[[LocalQueue], int], window: int = WINDOW) -> None:
+        self._log, self._queues, self._place, self._window = log, queues, place, window
+        self._buffer = bytearray()
+
+    def windows(self) -> Iterator[Iterator[Block]]:
+        """For each window its blocks, which are made as they are asked for; take all of them
+        before the next window.
+        """
+        heap = []
+        for number, queue in enumerate(self._queues):
+            physical = queue.next_physical()
+            if physical is not None:
+                heap.append((physical, number))
+        heapq.heapify(heap)
+        while heap:
+            start = heap[0][0]
+            place = self._log.locate(start)
+            if place is None:
+                queue = self._queues[heapq.heappop(heap)[1]]
+                queue.stop(queue.cursor, f"physical offset {start}: {self._log.explain(start)}")
+                continue
+            source = place[0]
+            limit = min(start + self._window, source.base + source.size)
+            taken: list[_Taken] = []
+            numbers = []
+            while heap and heap[0][0] < limit:
+                number = heapq.heappop(heap)[1]
+                taken.append(_Taken(self._queues[number], *self._queues[number].take(limit)))
+                numbers.append(number)
+            yield self._blocks(source, start, taken)
+            for number in numbers:
+                physical = self._queues[number].next_physical()
+                if physical is not None:
+                    heapq.heappush(heap, (physical, number))
+
+    def _blocks(self, source: FileSource, start: int, taken: list[_Taken]) -> Iterator[Block]:
+        file_end = source.base + source.size
+        for one in taken:
+            inside = one.rows["physical_offset"] + one.rows["size"] <= file_end
+            if not inside.all():
+                one.cut(int(inside.argmin()), "the record would reach over the end of the log file")
+        taken = [one for one in taken if len(one.rows)]
+        if not taken:
+            return
+        self._read(source, start, np.concatenate([one.rows for one in taken]))
+        view = memoryview(self._buffer)
+        for one in taken:
+            block = _made(one, view, start, self._place(one.queue))
+            if len(block):
+                yield block
+
+    def _read(self, source: FileSource, start: int, rows: Array) -> None:
+        """Fills the buffer so that the records lie at their places minus ``start``."""
+        physical = rows["physical_offset"].astype(np.int64)
+        order = np.argsort(physical, kind="stable")
+        physical = physical[order]
+        end = np.maximum.accumulate(physical + rows["size"][order])
+        wanted = int(end[-1]) - start
+        if len(self._buffer) < wanted:
+            self._buffer = bytearray(max(wanted, min(self._window, source.size)))
+        far = np.flatnonzero(physical[1:] - end[:-1] > _NEAR)
+        begins = np.concatenate((physical[:1], physical[far + 1])).tolist()
+        ends = np.concatenate((end[far], end[-1:])).tolist()
+        view = memoryview(self._buffer)
+        for one, other in zip(begins, ends, strict=True):
+            part = view[one - start:other - start]
+            done = source.read_into(part, one - source.base)
+            if done < len(part):  # it was shortened meanwhile: no record proves itself in zeros
+                part[done:] = bytes(len(part) - done)
+
+
+def _made(one: _Taken, view: memoryview, start: int, base: int) -> Block:
+    """The block of some rows, as far as the records are what the rows say.
+
+    The records are joined first: then what follows finds them in the processor's cache.
+    """
+    size = one.rows["size"].astype(np.int64)
+    at = one.rows["physical_offset"].astype(np.int64) - start
+    slices = map(slice, at.tolist(), (at + size).tolist())
+    data = bytearray().join(map(view.__getitem__, slices))
+    end = np.cumsum(size)
+    begin = end - size
+    whole = np.frombuffer(data, np.uint8)
+    place = begin + _PHYSICAL.offset
+    there = gather_int(whole, place, "i8") == one.rows["physical_offset"]
+    _scatter(data, place, base + begin)
+    batch, ok = examine(whole, base, begin)  # the record as it will be proves itself
+    batch = _proven(one, batch, ok & there)
+    good = len(batch)
+    tags, lost = one.queue.tags(one.rows)
+    for number in lost:
+        tags[number] = computed_tags(batch.bytes_at(number))
+    return Block(one.queue, one.first, base, data, end[:good], size[:good], tags, batch)
+
+
+def _proven(one: _Taken, batch: Batch, ok: Array) -> Batch:
+    """The records of a queue, up to the first that is not what its row says."""
+    count = len(ok)
+    good = count if ok.all() else int(ok.argmin())
+    if good < count:  # columns of what is no record mean nothing
+        batch = batch.select(slice(0, good))
+    tests = _tests(one, batch)
+    passed = np.logical_and.reduce([test for _, test in tests])
+    if not passed.all():
+        good = int(passed.argmin())
+        one.cut(good, next(text for text, test in tests if not test[good]))
+        return batch.select(slice(0, good))
+    if good < count:
+        one.cut(good, "no record lies there, or it is damaged")
+    return batch
+
+
+def _tests(one: _Taken, batch: Batch) -> list[tuple[str, Array]]:
+    """What every record must pass, and what to say of one that does not; the first counts."""
+    queue, count = one.queue, len(batch)
+    topic = queue.topic.encode("utf-8", "surrogateescape")
+    return [
+        ("the record there has another size than its row",
+         batch.column("total_size") == one.rows["size"][:count]),
+        ("the record there is of another topic", _has_topic(batch, topic)),
+        ("the record there is of another queue", batch.column("queue_id") == queue.queue_id),
+        ("the record there has another queue offset",
+         batch.column("queue_offset") == one.first + np.arange(count)),
+        ("the body of the record there does not match its CRC", batch.crc_ok()),
+    ]
+
+
+def _has_topic(batch: Batch, topic: bytes) -> Array:
+    found: Array = batch.column("topic_length") == len(topic)
+    rows = np.flatnonzero(found)
+    if not len(rows) or not topic:
+        return found
+    width = len(topic)
+    window: Array = np.ndarray((len(batch.data) - width + 1,), f"V{width}", batch.data.data,
+                               strides=(1,))
+    raw = window[batch.column("topic_start")[rows]].view(np.uint8).reshape(-1, width)
+    found[rows] = (raw == np.frombuffer(topic, np.uint8)).all(axis=1)
+    return found
+
+
+def _scatter(data: bytearray, at: Array, values: Array) -> None:
+    """Writes big-endian numbers of eight bytes at places of a buffer."""
+    width = _PHYSICAL.size
+    window: Array = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+    window[at] = values.astype(">i8").view(f"V{width}")

@@ -1,0 +1,135 @@
+"""What tests of `tiered recover` and `tiered expire` share: the golden tier, damaged and healed.
+
+Paths are relative to the store, which holds the tier as ``tieredstore/`` and the broker's
+``config/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rmqctl.formats import tiered_metadata as meta
+from rmqctl.tiered.tier import Tier
+from tests.support import cli
+
+GOLDEN = "5.3.3/tiered/store"
+LIVE = "5.3.3/tiered/store-live"
+METADATA = "config/tieredStoreMetadata.json"
+BROKER = "tieredstore/212d6b50_DefaultCluster/broker-a"
+INDEX = f"{BROKER}/rmq_sys_INDEX/0/INDEX"
+
+
+def name_of(base: int) -> str:
+    return hashlib.md5(str(base).encode()).hexdigest()[:8] + f"{base:020d}"
+
+
+def place(topic: str, queue: int, kind: str, base: int | None = None) -> str:
+    folder = f"{BROKER}/{topic}/{queue}/{kind}"
+    return folder if base is None else f"{folder}/{name_of(base)}"
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """Every file but rmqctl's own."""
+    found = {}
+    for at, folders, files in os.walk(root):
+        folders[:] = [one for one in folders if one != ".rmqctl"]
+        for one in files:
+            path = Path(at, one)
+            name = str(path.relative_to(root))
+            if name not in ("lock", "tieredstore/lock"):
+                found[name] = path.read_bytes()
+    return found
+
+
+def changed(one: dict[str, bytes], other: dict[str, bytes]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+def recover(root: Path, *options: str, apply: bool = True) -> Any:
+    """The document of ``tiered recover``."""
+    more = ("--apply",) if apply else ()
+    return cli.run("tiered", "recover", root / "tieredstore", *more, "-o", "json",
+                   *options).expect(0).json()
+
+
+def undo(root: Path) -> None:
+    cli.run("undo", root / "tieredstore", "--yes", "-o", "json").expect(0)
+
+
+def healed(root: Path, *options: str) -> Any:
+    """Recovers; afterwards there is nothing more to do, and taking it back brings every byte
+    back. The healed content stays.
+    """
+    before = content(root)
+    plan = recover(root, *options)
+    assert plan["applied"]
+    after = content(root)
+    again = recover(root, *options, apply=False)
+    assert again["actions"] == []
+    undo(root)
+    assert not changed(before, content(root))
+    recover(root, *options)
+    # What was made anew has another time of creation.
+    assert changed(after, content(root)) <= {METADATA}
+    return plan
+
+
+def timeless(data: bytes) -> meta.Metadata:
+    """Metadata without the times of creation and update."""
+    found = meta.parse(data)
+    assert not found.faults
+    for table in found.segments.values():
+        for entries in table.values():
+            for base, one in entries.items():
+                entries[base] = replace(one, create_timestamp=0)
+    for queues in found.queues.values():
+        for number, one in queues.items():
+            queues[number] = replace(one, update_timestamp=0)
+    found.topics = {name: replace(one, update_timestamp=0) for name, one in found.topics.items()}
+    return found
+
+
+def same_metadata(one: bytes, other: bytes) -> bool:
+    first, second = timeless(one), timeless(other)
+    return (first.segments == second.segments and first.queues == second.queues
+            and first.topics == second.topics and first.serial == second.serial)
+
+
+def messages(root: Path) -> dict[tuple[str, int], list[tuple[int, str]]]:
+    """(queue offset, body digest) of every message that the tier's units lead to."""
+    found: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    with Tier.open(str(root / "tieredstore")) as tier:
+        for queue in tier.queues():
+            found[queue.name.topic, queue.name.queue_id] = [
+                (at, hashlib.sha1(queue.record(at).body).hexdigest())
+                for at in range(queue.min_offset, queue.commit_offset)]
+    return found
+
+
+def expected_messages(expect: Any) -> dict[tuple[str, int], list[tuple[int, str]]]:
+    """The same from the engine's answers."""
+    return {(one["topic"], one["queueId"]): [(row[0], row[5]) for row in one["messages"]]
+            for one in expect["extra"]["flatFiles"]}
+
+
+def sizes(data: bytes) -> Iterator[tuple[int, int]]:
+    """(position, size) of messages that follow each other."""
+    at = 0
+    while at < len(data):
+        size = struct.unpack_from(">i", data, at)[0]
+        yield at, size
+        at += size
+
+
+def change_metadata(root: Path, change: Any) -> None:
+    """Writes metadata after ``change`` had it."""
+    path = root / METADATA
+    found = meta.parse(path.read_bytes())
+    change(found)
+    path.write_bytes(meta.build(found))

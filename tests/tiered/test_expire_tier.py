@@ -1,0 +1,267 @@
+"""Expiry of a tier, held against the rules written out once more over the engine's own answers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.formats import tiered_metadata as meta
+from rmqctl.formats.tiered_units import NEVER
+from rmqctl.tiered.tier import Tier
+from tests.conftest import GoldenFolder
+from tests.support import cli
+from tests.tiered import healing, made
+
+FIRST, LAST = 1795233792655, 1795233897296
+HOUR = 3_600_000
+NOWS = [FIRST, 1795233827779, 1795233827780, 1795233840000, 1795233866668, 1795233890000,
+        LAST + 1, LAST + 1000 * HOUR]
+
+
+@pytest.fixture
+def root(golden_copy: GoldenFolder) -> Path:
+    return golden_copy(healing.GOLDEN)
+
+
+@pytest.fixture(scope="module")
+def flat_files(golden: GoldenFolder) -> list[Any]:
+    found: list[Any] = json.loads((golden("5.3.3/tiered") / "expect.json").read_text())[
+        "extra"]["flatFiles"]
+    return found
+
+
+def expire(root: Path, now: int, *options: str, older: str = "0s", apply: bool = False) -> Any:
+    more = ("--apply",) if apply else ()
+    return cli.run("tiered", "expire", root / "tieredstore", "--older-than", older, "--now",
+                   str(now), *more, "-o", "json", *options).expect(0).json()
+
+
+def gone(plan: Any) -> set[str]:
+    return {f"tieredstore/{one['target']}" for one in plan["actions"]
+            if one["action"] == "move aside"}
+
+
+def wanted(flat_files: list[Any], limit: int, topic: str | None = None) -> set[str]:
+    """Whole segments from the head, the last one stays; units as far as all they lead to goes."""
+    found = set()
+    for one in flat_files:
+        if topic not in (None, one["topic"]):
+            continue
+        start = 0
+        for segment in one["commitLogSegments"][:-1]:
+            if segment["maxTimestamp"] >= limit:
+                break
+            found.add(healing.place(one["topic"], one["queueId"], "COMMIT_LOG",
+                                    segment["baseOffset"]))
+            start = segment["baseOffset"] + segment["size"]
+        for segment in one["consumeQueueSegments"][:-1]:
+            end = (segment["baseOffset"] + segment["size"]) // 20
+            if one["messages"][end - 1][1] >= start:
+                break
+            found.add(healing.place(one["topic"], one["queueId"], "CONSUME_QUEUE",
+                                    segment["baseOffset"]))
+    return found
+
+
+@pytest.mark.parametrize("now", NOWS)
+def test_queues(root, flat_files, now):
+    plan = expire(root, now)
+    found = {one for one in gone(plan) if "INDEX" not in one}
+    assert found == wanted(flat_files, now)
+    ends = {0: 1795233831622, 5524: 1795233871103, 11076: 1795233897296}
+    assert {one for one in gone(plan) if "INDEX" in one} == {
+        f"{healing.INDEX}/{healing.name_of(base)}" for base, end in ends.items() if end < now}
+
+
+def test_applied(root, flat_files):
+    before = healing.content(root)
+    all_messages = healing.messages(root)
+    plan = expire(root, 1795233890000, apply=True)
+    assert plan["applied"]
+    now = healing.content(root)
+    assert healing.changed(before, now) == gone(plan) | {healing.METADATA}
+    assert all(one not in now for one in gone(plan))
+    left = healing.messages(root)
+    assert sum(map(len, all_messages.values())) - sum(map(len, left.values())) == plan[
+        "messages_expired"] == 177
+    for name, rows in left.items():
+        assert rows == all_messages[name][-len(rows):]
+    for one in plan["queues"]:
+        rows = left[one["topic"], one["queue_id"]]
+        assert rows[0][0] == one["min_offset"]
+    found, was = (meta.parse(data[healing.METADATA]) for data in (now, before))
+    count = 0
+    for kind, table in was.segments.items():
+        for path, entries in table.items():
+            for base, one in entries.items():
+                kept = found.segments[kind].get(path, {}).get(base)
+                assert kept in (None, one)
+                count += kept is None
+    assert count == len(gone(plan))
+    assert found.topics == was.topics
+    assert found.queues == was.queues
+    assert expire(root, 1795233890000)["actions"] == []
+    assert healing.recover(root, apply=False)["actions"] == []
+    healing.undo(root)
+    assert not healing.changed(before, healing.content(root))
+
+
+def test_in_two_steps(root):
+    """What is left after one expiry is where the next one begins."""
+    expire(root, 1795233840000, apply=True)
+    expire(root, 1795233890000, apply=True)
+    two = healing.content(root)
+    healing.undo(root)
+    healing.undo(root)
+    expire(root, 1795233890000, apply=True)
+    assert healing.content(root) == two
+
+
+def test_age(root):
+    assert expire(root, LAST + 71 * HOUR, older="72h")["actions"] == []
+    assert len(gone(expire(root, LAST + 73 * HOUR, older="72h"))) == 12
+
+
+def test_reserve_time_of_a_topic(root, flat_files):
+    """Its own wins, longer or shorter; index files go by the common age."""
+    def change(found: meta.Metadata) -> None:
+        found.topics["TP_user_Topic"] = replace(found.topics["TP_user_Topic"], reserve_time=100)
+        found.topics["TP_pay_Event5"] = replace(found.topics["TP_pay_Event5"], reserve_time=1)
+
+    healing.change_metadata(root, change)
+    plan = expire(root, LAST + 50 * HOUR, older="72h")
+    assert gone(plan) == wanted(flat_files, LAST + 1, "TP_pay_Event5")
+    plan = expire(root, LAST + 80 * HOUR, older="72h")
+    assert {one for one in gone(plan) if "INDEX" not in one} == wanted(
+        flat_files, LAST + 1, "TP_pay_Event5")
+    assert sum("INDEX" in one for one in gone(plan)) == 3
+
+
+def test_one_topic(root, flat_files):
+    plan = expire(root, LAST + HOUR, "--topic", "TP_user_Topic")
+    assert gone(plan) == wanted(flat_files, LAST + 1, "TP_user_Topic")
+    cli.run("tiered", "expire", root / "tieredstore", "--older-than", "1h", "--topic",
+            "nothing").expect(2)
+
+
+def test_the_last_segment_of_an_idle_queue_stays(root):
+    """A broker takes all of it, and then begins anew at offset 0."""
+    plan = expire(root, LAST + 10_000 * HOUR, apply=True)
+    assert plan["applied"]
+    with Tier.open(str(root / "tieredstore")) as tier:
+        for queue in tier.queues():
+            assert len(queue.commit_log.segments) == 1
+            assert queue.consume_queue.segments
+            assert queue.min_offset < queue.commit_offset
+
+
+def test_a_segment_without_times(root, flat_files):
+    """A broker deletes what metadata has no times for; here its messages are asked."""
+    path = "broker-a/TP_user_Topic/0"
+
+    def change(found: meta.Metadata) -> None:
+        table = found.segments["COMMIT_LOG"][path]
+        table[0] = replace(table[0], begin_timestamp=NEVER, end_timestamp=NEVER)
+
+    healing.change_metadata(root, change)
+    assert {one for one in gone(expire(root, 1795233827779)) if "INDEX" not in one} == wanted(
+        flat_files, 1795233827779)
+    assert {one for one in gone(expire(root, 1795233827780)) if "INDEX" not in one} == wanted(
+        flat_files, 1795233827780)
+
+
+def test_times_that_are_too_small(root, flat_files):
+    """The messages themselves have the last word before a segment goes."""
+    def change(found: meta.Metadata) -> None:
+        for table in found.segments["COMMIT_LOG"].values():
+            for base, one in table.items():
+                table[base] = replace(one, begin_timestamp=0, end_timestamp=0)
+
+    healing.change_metadata(root, change)
+    assert {one for one in gone(expire(root, 1795233840000)) if "INDEX" not in one} == wanted(
+        flat_files, 1795233840000)
+
+
+def test_index_header_that_lost_its_end(root):
+    """After a broker opened a file again its end is its begin (§5.1); the items know better."""
+    path = root / healing.INDEX / healing.name_of(0)
+    data = bytearray(path.read_bytes())
+    data[12:20] = data[4:12]
+    path.write_bytes(data)
+    assert not any("INDEX" in one for one in gone(expire(root, 1795233831000)))
+    assert any("INDEX" in one for one in gone(expire(root, 1795233832100)))
+
+
+def test_an_empty_index_file_takes_none_with_it(root):
+    base = 16628 + 2584
+    empty = root / healing.INDEX / healing.name_of(base)
+    empty.write_bytes(b"")
+    plan = expire(root, LAST + HOUR, apply=True)
+    assert empty.exists()
+    assert f"{healing.INDEX}/{healing.name_of(16628)}" in gone(plan)
+
+
+def test_a_damaged_head(root):
+    """Nothing in it can be read: it goes by the time of the file."""
+    path = root / healing.place("TP_user_Topic", 0, "COMMIT_LOG", 0)
+    path.write_bytes(bytes(path.stat().st_size))
+    plan = expire(root, LAST + 10_000 * HOUR)
+    assert any("time of the file" in one for one in plan["notes"])
+
+
+def test_metadata_that_cannot_be_read(root):
+    (root / healing.METADATA).write_bytes(b"{")
+    found = cli.run("tiered", "expire", root / "tieredstore", "--older-than", "1h").expect(6)
+    assert "tiered recover" in found.err
+
+
+def test_held(root):
+    from rmqctl.engine.store_lock import StoreLock
+
+    before = healing.content(root)
+    with StoreLock(root):
+        cli.run_process("tiered", "expire", root / "tieredstore", "--older-than", "0s",
+                        "--apply").expect(4)
+        cli.run_process("tiered", "recover", root / "tieredstore", "--apply").expect(4)
+    assert not healing.changed(before, healing.content(root))
+
+
+def test_any_unit(root):
+    """A last unit that leads anywhere is no reason for its file to go."""
+    path = root / healing.place("TP_user_Topic", 0, "CONSUME_QUEUE", 0)
+    data = path.read_bytes()
+    for offset in (-1, 1 << 62):
+        path.write_bytes(data[:-20] + struct.pack(">q", offset) + data[-12:])
+        assert f"{path.relative_to(root)}" not in gone(expire(root, LAST + HOUR))
+
+
+def test_ipv6_times_are_those_of_the_messages(tmp_path):
+    """A broker takes a part of the address for the time; the messages know better."""
+    home = tmp_path / "home"
+    queue = made.Queue()
+    for number in range(4):
+        queue.put(v6=True)
+        if number == 1:
+            queue.roll_log()
+            queue.roll_units()
+    queue.write(home / "tieredstore")
+    made.write_metadata(home, {made.TOPIC: 0}, [queue])
+    assert gone(expire(home, made.T0 + 1000)) == set()
+    assert len(gone(expire(home, made.T0 + 1001))) == 2
+
+
+def test_segments_of_codas_alone_have_their_time(tmp_path):
+    home = tmp_path / "home"
+    queue = made.Queue()
+    queue.coda()
+    queue.roll_log()
+    queue.put()
+    queue.write(home / "tieredstore")
+    made.write_metadata(home, {made.TOPIC: 0}, [queue])
+    assert gone(expire(home, made.T0)) == set()
+    assert len(gone(expire(home, made.T0 + 1))) == 1

@@ -1,0 +1,268 @@
+"""Index items made from the messages: every key of the golden tier is found again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmqctl.formats import tiered_index as fmt
+from rmqctl.formats import tiered_metadata as meta
+from rmqctl.tiered import by_key
+from rmqctl.tiered.by_key_files import IndexFiles
+from rmqctl.tiered.index_file import IndexFile, uploaded
+from rmqctl.tiered.recover_items import LOST, Known, build_files, is_sound, mixed
+from rmqctl.tiered.tier import Tier
+from tests.conftest import GoldenFolder
+from tests.support import cli
+from tests.tiered import healing
+
+BASES = (0, 5524, 11076, 16628)
+
+
+@pytest.fixture
+def root(golden_copy: GoldenFolder) -> Path:
+    return golden_copy(healing.GOLDEN)
+
+
+def items(root: Path) -> set[tuple[int, ...]]:
+    """(hash, topic id, queue, offset, size) of all uploaded items."""
+    found: set[tuple[int, ...]] = set()
+    with Tier.open(str(root / "tieredstore")) as tier:
+        for _, flat in tier.indexes():
+            for one in uploaded(flat):
+                assert isinstance(one, IndexFile)
+                assert is_sound(one)
+                for _, block in one.blocks():
+                    found.update(row[:5] for row in block.tolist())
+    return found
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_one_file_lost(root, base):
+    before = items(root)
+    (root / healing.INDEX / healing.name_of(base)).unlink()
+    assert items(root) < before
+    plan = healing.healed(root)
+    assert items(root) == before
+    assert plan["actions"][0]["action"] == "rebuild"
+
+
+def test_all_of_it_lost(root):
+    before = items(root)
+    shutil.rmtree(root / healing.INDEX)
+    plan = healing.recover(root)
+    assert any("--only index" in one for one in plan["notes"])
+    healing.healed(root, "--only", "index", "--index-slots", "64", "--index-max", "180")
+    assert items(root) == before
+    found = meta.parse((root / healing.METADATA).read_bytes())
+    table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
+    assert len(table) == 4  # 609 items, 179 in a file
+    assert sorted(table) == [0, 5552, 11104, 16656]
+    assert len({one.begin_timestamp for one in table.values()}) == 4
+    for one in table.values():
+        path = root / healing.INDEX / healing.name_of(one.base_offset)
+        header = fmt.HEADER.decode(path.read_bytes())
+        assert path.stat().st_size == one.size
+        assert (header.begin_timestamp, header.end_timestamp) == (one.begin_timestamp,
+                                                                  one.end_timestamp)
+        assert header.magic == fmt.END_MAGIC
+
+
+@pytest.mark.parametrize("lost", ["one", "all"])
+def test_the_engines_queries(root, golden, lost):
+    """Every item the engine finds for a key in all of time is found again."""
+    if lost == "one":
+        (root / healing.INDEX / healing.name_of(5524)).unlink()
+        healing.recover(root)
+    else:
+        shutil.rmtree(root / healing.INDEX)
+        healing.recover(root, "--only", "index", "--index-slots", "64")
+    expect = json.loads((golden("5.3.3/tiered") / "expect.json").read_text())
+    seen = 0
+    with Tier.open(str(root / "tieredstore")) as tier, IndexFiles.open(tier) as files:
+        for query in expect["extra"]["indexQueries"]:
+            wanted = query["items(topicId:queueId:offset:size:timeDiff)"]
+            if query["begin"] > 0 or len(wanted) >= query["max"]:
+                continue
+            found = by_key.items_as_broker(files, query["topic"], query["key"], query["max"],
+                                           query["begin"], query["end"])
+            assert {one.rpartition(":")[0] for one in wanted} == {
+                f"{one.topic_id}:{one.queue_id}:{one.commit_log_offset}:{one.size}"
+                for one in found}
+            seen += len(wanted)
+    assert seen > 8
+
+
+def test_local_files_count(golden_copy: GoldenFolder):
+    root = golden_copy(healing.LIVE)
+    assert healing.recover(root)["actions"] == []
+    shutil.rmtree(root / "tiered_index_file")
+    plan = healing.healed(root)
+    assert plan["actions"][0]["reason"].endswith(": 73")
+
+
+@pytest.mark.parametrize(("at", "data"), [
+    (0, b"\0\0\0\0"), (24, b"\xff\xff\xff\xff"), (24, b"\0\0\0\x09"), (28, b"\x11" * 80),
+    (28 + 8 * 64, b"\x7f\xff\xff\xff")])
+def test_damaged(root, at, data):
+    before = items(root)
+    path = root / healing.INDEX / healing.name_of(5524)
+    found = bytearray(path.read_bytes())
+    found[at:at + len(data)] = data
+    path.write_bytes(found)
+    plan = healing.healed(root)
+    assert plan["actions"][0]["action"] == "move aside"
+    assert items(root) == before
+
+
+def test_cut_short(root):
+    before = items(root)
+    path = root / healing.INDEX / healing.name_of(16628)
+    path.write_bytes(path.read_bytes()[:-40])
+    healing.healed(root)
+    assert items(root) == before
+
+
+def test_false_items_stay(root):
+    """They lead to nothing, and cost no more than a look."""
+    path = root / healing.INDEX / healing.name_of(0)
+    data = bytearray(path.read_bytes())
+    data[-14:-6] = (1 << 40).to_bytes(8)
+    path.write_bytes(data)
+    plan = healing.healed(root)
+    assert [one["action"] for one in plan["actions"]] == ["rebuild", "update"]
+    assert plan["actions"][0]["reason"].endswith(": 1")
+    assert path.read_bytes() == data
+
+
+def test_expired_index_files_do_not_come_back(root):
+    cli.run("tiered", "expire", root / "tieredstore", "--older-than", "0s", "--now",
+            "1795233890000", "--apply", "-o", "json").expect(0)
+    assert healing.recover(root)["actions"] == []
+
+
+def test_without_the_brokers_root(root, tmp_path):
+    """Where local index files may be that are not known, nothing counts as lost."""
+    (root / healing.INDEX / healing.name_of(0)).unlink()
+    alone = tmp_path / "tier"
+    shutil.copytree(root / "tieredstore", alone)
+    shutil.copytree(root / "config", alone / "config")
+    found = cli.run("tiered", "recover", alone, "-o", "json").expect(0).json()
+    assert [one["action"] for one in found["actions"]] == ["rebuild", "update"]
+
+
+# -- the parts ------------------------------------------------------------------------------------
+
+
+def test_known_items_in_runs(tmp_path, seed, monkeypatch):
+    """Many more than one run holds; none is taken for another."""
+    monkeypatch.setattr("rmqctl.tiered.recover_items._RUN", 1000)
+    chosen = np.random.default_rng(seed)
+    count = 5000
+    columns = [chosen.integers(0, high, count) for high in (1 << 31, 50, 8, 1 << 40)]
+
+    class File:
+        def blocks(self):
+            made = np.zeros(count, fmt.COMPACTED_ITEM.dtype())
+            for name, value in zip(("key_hash", "topic_id", "queue_id", "commit_log_offset"),
+                                   columns, strict=True):
+                made[name] = value
+            for at in range(0, count, 300):
+                yield at, made[at:at + 300]
+
+    known = Known(str(tmp_path))
+    known.add(File())  # type: ignore[arg-type]
+    assert known.has(mixed(*columns)).all()
+    for number in range(4):
+        others = list(columns)
+        others[number] = columns[number] + 1
+        assert known.has(mixed(*others)).mean() < 0.01
+
+
+def test_files_of_many_items(tmp_path, seed, monkeypatch):
+    """Against the places worked out one by one."""
+    monkeypatch.setattr("rmqctl.tiered.recover_items.MOST_ITEMS", 400)
+    chosen = np.random.default_rng(seed)
+    lost = np.zeros(1000, LOST)
+    lost["key_hash"] = chosen.integers(0, 200, 1000)
+    lost["offset"] = np.arange(1000) * 100
+    lost["size"] = 100
+    lost["store_time"] = 1_700_000_000_000 + chosen.integers(0, 3, 1000) * 1500
+    shape = fmt.Shape(37, 1 << 20)
+    used = {1_700_000_000_000}
+    seen = []
+    for path, size, begin, end in build_files(lost, shape, used, str(tmp_path)):
+        data = Path(path).read_bytes()
+        assert len(data) == size
+        header = fmt.HEADER.decode(data)
+        assert (header.begin_timestamp, header.end_timestamp) == (begin, end)
+        assert header.item_count <= 400
+        position, busy = shape.items_at, 0
+        for slot in range(37):
+            place = fmt.COMPACTED_SLOT.decode(data, 28 + 8 * slot)
+            assert place.position == position
+            busy += place.length > 0
+            before = None
+            for at in range(position, position + place.length, 28):
+                item = fmt.COMPACTED_ITEM.decode(data, at)
+                assert item.key_hash % 37 == slot
+                order = (item.time_diff, item.commit_log_offset)
+                assert before is None or order < before
+                before = order
+                row = lost[item.commit_log_offset // 100]
+                assert (row["store_time"] - begin) // 1000 == item.time_diff >= 0
+                assert row["key_hash"] == item.key_hash
+                seen.append(item.commit_log_offset)
+            position += place.length
+        assert position == size
+        assert busy == header.slot_count
+    assert sorted(seen) == lost["offset"].tolist()
+    assert len(used) == 4
+
+
+def test_old_form(tmp_path):
+    """As 5.1 writes: times in ms, all slots in the header, a seal at the end."""
+    lost = np.zeros(3, LOST)
+    lost["key_hash"], lost["offset"], lost["size"] = [8, 1, 8], [0, 100, 200], 100
+    lost["store_time"] = [1000, 2500, 3999]
+    shape = fmt.Shape(7, 40, old=True)
+    ((path, size, begin, _),) = build_files(lost, shape, set(), str(tmp_path))
+    data = Path(path).read_bytes()
+    header = fmt.HEADER.decode(data)
+    assert (begin, header.slot_count, header.item_count) == (1000, 7, 3)
+    assert fmt.compacted_shape(header, size).old
+    assert data[-4:] == fmt.BEGIN_MAGIC.to_bytes(4)
+    assert [fmt.COMPACTED_SLOT.decode(data, 28 + 8 * slot).position for slot in range(7)] == [
+        0, 84, 0, 0, 0, 0, 0]
+    assert [(one.commit_log_offset, one.time_diff) for one in fmt.COMPACTED_ITEM.decode_all(
+        data[84:-4])] == [(200, 2999), (100, 1500), (0, 0)]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_interrupted_dispatch_indexes_what_it_uploaded(root, ours):
+    """Else what it still has to index would be there twice; a broker that went on has not."""
+    (root / healing.INDEX / healing.name_of(0)).unlink()
+    queues = {"TP_user_Topic": {"0": [3, 102 if ours else 101], "1": [62, 62]},
+              "TP_pay_Event5": {"0": [87, 87], "1": [49, 49]}}
+    note = root / ".rmqctl/tiered-index.json"
+    note.parent.mkdir()
+    note.write_text(json.dumps({"format": 1, "tier": "DefaultCluster/broker-a",
+                                "position": [0, 0], "queues": queues}))
+    plan = healing.recover(root, apply=False)
+    assert any("tiered dispatch" in one for one in plan["notes"]) is ours
+    assert any(one["action"] == "rebuild" for one in plan["actions"]) is not ours
+
+
+def test_a_local_file_that_cannot_be_read_may_have_them(golden_copy: GoldenFolder):
+    root = golden_copy(healing.LIVE)
+    (local,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
+    local.write_bytes(b"\x01" * 100)
+    plan = healing.recover(root)
+    assert plan["actions"] == []
+    assert any("--only index" in one for one in plan["notes"])
+    plan = healing.healed(root, "--only", "index")
+    assert plan["actions"][0]["reason"].endswith(": 73")

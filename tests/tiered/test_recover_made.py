@@ -1,0 +1,254 @@
+"""Tiers of other versions and of odd histories, made byte by byte: sound ones are left alone, and
+what is lost comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.formats import tiered_metadata as meta
+from rmqctl.formats.tiered_units import NEVER
+from tests.support import cli
+from tests.tiered import healing
+from tests.tiered.made import BROKER, T0, TOPIC, Index, Queue, small_tier, upload, write_metadata
+
+PATH = f"{BROKER}/{TOPIC}/0"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    (home / "tieredstore").mkdir(parents=True)
+    return home
+
+
+def saved(home: Path, queues: list[Queue], **more: Any) -> None:
+    for one in queues:
+        one.write(home / "tieredstore")
+    write_metadata(home, {one.topic: at for at, one in enumerate(queues)}, queues, **more)
+
+
+def lose_units(home: Path) -> dict[str, bytes]:
+    """Without any consume queue; what they were."""
+    before = healing.content(home)
+    for one in (home / "tieredstore").glob("*/*/*/*/CONSUME_QUEUE"):
+        shutil.rmtree(one)
+    return before
+
+
+def units_of(content: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in content.items() if "CONSUME_QUEUE" in name}
+
+
+def coded() -> Queue:
+    """As 5.1 writes: a coda at the end of segments."""
+    queue = Queue(first=7)
+    for number in range(12):
+        queue.put(bytes(number), TAGS="A", KEYS=f"k{number}")
+        if number in (3, 8):
+            queue.roll_log(coda=True)
+        if number in (4, 9):
+            queue.roll_units()
+    return queue
+
+
+def test_codas(home):
+    saved(home, [coded()])
+    assert healing.recover(home)["actions"] == []
+    before = lose_units(home)
+    healing.healed(home)
+    assert units_of(healing.content(home)) == units_of(before)
+
+
+def test_codas_and_no_metadata(home):
+    queue = coded()
+    saved(home, [queue])
+    before = healing.content(home)
+    shutil.rmtree(home / "config")
+    (home / "config").mkdir()
+    healing.healed(home)
+    now = healing.content(home)
+    assert healing.changed(before, now) == {healing.METADATA}
+    found, was = (meta.parse(data[healing.METADATA]) for data in (now, before))
+    for kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
+        assert {base: (one.size, one.begin_timestamp, one.end_timestamp)
+                for base, one in found.segments[kind][PATH].items()} == {
+            base: (one.size, one.begin_timestamp, one.end_timestamp)
+            for base, one in was.segments[kind][PATH].items()}
+    entry = found.queues[TOPIC][0]
+    assert (entry.min_offset, entry.max_offset) == (7, 19)
+
+
+def test_a_coda_at_the_end_is_no_orphan(home):
+    queue = coded()
+    queue.coda()
+    saved(home, [queue])
+    assert healing.recover(home, "--drop-orphans")["actions"] == []
+
+
+def test_units_that_lead_to_a_coda(home):
+    """A broker passes over it."""
+    queue = Queue()
+    queue.put()
+    queue.put(coda_first=True)
+    queue.put()
+    saved(home, [queue])
+    assert healing.recover(home)["actions"] == []
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_orphans_in_the_middle(home, drop):
+    queue = Queue()
+    for number in range(9):
+        queue.put()
+        if number in (2, 5):
+            queue.orphan()
+    saved(home, [queue])
+    options = ["--drop-orphans"] if drop else []
+    plan = healing.recover(home, *options)
+    assert plan["actions"] == []
+    before = lose_units(home)
+    healing.healed(home, *options)
+    assert units_of(healing.content(home)) == units_of(before)
+
+
+def test_garbage_at_the_end(home):
+    queue = Queue()
+    queue.put()
+    queue.put()
+    queue.orphan()
+    saved(home, [queue])
+    assert healing.recover(home, apply=False)["actions"] == []
+    plan = healing.healed(home, "--drop-orphans")
+    last = queue.records[1]
+    assert plan["actions"][0]["to"] == last.physical_offset + last.total_size
+
+
+def test_store_times_of_ipv6_hosts(home):
+    """A broker notes other bytes for them: no damage, but nothing to be made either."""
+    queue = Queue()
+    for number in range(6):
+        queue.put(v6=number > 1)
+        if number == 3:
+            queue.roll_log()
+            queue.roll_units()
+    saved(home, [queue])
+    assert healing.recover(home)["actions"] == []
+    (home / healing.METADATA).unlink()
+    healing.healed(home)
+    found = meta.parse((home / healing.METADATA).read_bytes())
+    logs = list(found.segments["COMMIT_LOG"][PATH].values())
+    assert {(one.begin_timestamp, one.end_timestamp) for one in logs} == {
+        (T0, T0 + 3000), (T0 + 4000, T0 + 5000)}
+
+
+def test_queue_without_messages(home):
+    """A broker makes an empty first segment as soon as it sees a topic."""
+    saved(home, [Queue()])
+    assert healing.recover(home)["actions"] == []
+    (home / healing.METADATA).unlink()
+    healing.healed(home)
+    found = meta.parse((home / healing.METADATA).read_bytes())
+    entry = found.segments["COMMIT_LOG"][PATH][0]
+    assert (entry.size, entry.begin_timestamp, entry.end_timestamp) == (0, NEVER, NEVER)
+
+
+def test_small_tier_with_a_local_index(home):
+    small_tier(home / "tieredstore", home)
+    # The index's time in metadata is as a broker leaves it that opened the file again.
+    assert healing.recover(home, "--index-slots", "7")["actions"] == []
+
+
+def test_index_times_of_a_file_opened_again(home):
+    """Its header lost the end (§5.1); made anew it is that of the newest item."""
+    queue, index = Queue(), Index(T0 + 500)
+    for number in range(5):
+        index.add(queue.put(KEYS=f"k{number}"), f"k{number}")
+    upload(home / "tieredstore", index.compacted())
+    saved(home, [queue], index={0: index})
+    (home / healing.METADATA).unlink()
+    healing.recover(home)
+    found = meta.parse((home / healing.METADATA).read_bytes())
+    entry = found.segments["INDEX"][f"{BROKER}/rmq_sys_INDEX/0"][0]
+    assert entry.begin_timestamp == T0 + 500
+    assert T0 + 4000 <= entry.end_timestamp < T0 + 5000
+
+
+def test_topics_of_the_votes_and_others(home):
+    """Ids of items go to their topics, the others get higher ones."""
+    queues = [Queue(topic=name) for name in ("a", "b", "c")]
+    index = Index(T0)
+    for queue, number in zip(queues, (5, 2, None), strict=True):
+        one = queue.put(KEYS="k")
+        if number is not None:
+            index.add(one, "k", topic_id=number)
+    upload(home / "tieredstore", index.compacted())
+    saved(home, queues)
+    (home / healing.METADATA).unlink()
+    healing.recover(home, "--only", "metadata")
+    found = meta.parse((home / healing.METADATA).read_bytes())
+    assert {name: one.topic_id for name, one in found.topics.items()} == {"a": 5, "b": 2, "c": 6}
+    assert found.serial == 6
+
+
+def test_messages_of_another_queue(home):
+    """They are no messages of this one, whatever they say of their place."""
+    queue = Queue()
+    queue.put()
+    other = Queue(topic="other", log_start=queue.log_end)
+    other.put()
+    queue.logs[0][1].extend(other.logs[0][1])
+    saved(home, [queue])
+    before = lose_units(home)
+    plan = healing.healed(home)
+    assert any("of other queues" in one for one in plan["notes"])
+    assert units_of(healing.content(home)) == units_of(before)
+
+
+def test_many_queues(home):
+    queues = [Queue(topic=f"t{at // 8}", queue_id=at % 8, first=at) for at in range(64)]
+    for queue in queues:
+        for _ in range(3):
+            queue.put(TAGS="A")
+    saved(home, queues)
+    before = lose_units(home)
+    shutil.rmtree(home / "config")
+    (home / "config").mkdir()
+    healing.recover(home)
+    assert units_of(healing.content(home)) == units_of(before)
+    found = meta.parse((home / healing.METADATA).read_bytes())
+    assert sum(map(len, found.queues.values())) == 64
+
+
+def test_root_that_is_the_brokers_own(home):
+    """Everything in one folder, as in tests of brokers."""
+    queue = Queue()
+    queue.put()
+    for folder in ("commitlog", "consumequeue"):
+        (home / folder).mkdir()
+    (home / "tieredstore").rmdir()
+    queue.write(home)
+    write_metadata(home, {TOPIC: 0}, [queue])
+    before = (home / healing.METADATA).read_bytes()
+    queue.units_path(home).unlink()
+    found = cli.run("tiered", "recover", home, "--apply", "-o", "json").expect(0).json()
+    assert found["notes"] == [one for one in found["notes"] if "index" in one]
+    assert queue.units_path(home).read_bytes() == bytes(queue.units[0][1])
+    assert (home / healing.METADATA).read_bytes() == before
+    cli.run("undo", home, "--yes").expect(0)
+    assert not queue.units_path(home).exists()
+
+
+def test_metadata_through_a_link_is_refused(home, tmp_path):
+    saved(home, [coded()])
+    path = home / healing.METADATA
+    path.rename(tmp_path / "real")
+    os.symlink(tmp_path / "real", path)
+    (tmp_path / "real").write_bytes(b"{}")
+    cli.run("tiered", "recover", home / "tieredstore", "--apply").expect(6)
+    assert (tmp_path / "real").read_bytes() == b"{}"

@@ -1,0 +1,372 @@
+"""Consume queues made from the commit log, and commit logs whose messages lie elsewhere than they
+say, held against what the engine wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from rmqctl.formats import tiered_metadata as meta
+from tests.conftest import GoldenFolder
+from tests.tiered import healing
+from tests.tiered.healing import place
+
+TOPIC = "TP_user_Topic"
+LAST = place(TOPIC, 0, "COMMIT_LOG", 43593)
+
+
+@pytest.fixture
+def root(golden_copy: GoldenFolder) -> Path:
+    return golden_copy(healing.GOLDEN)
+
+
+@pytest.fixture(scope="module")
+def engine(golden: GoldenFolder):
+    return healing.content(golden(healing.GOLDEN))
+
+
+@pytest.fixture(scope="module")
+def expected(golden: GoldenFolder):
+    return healing.expected_messages(json.loads(
+        (golden("5.3.3/tiered") / "expect.json").read_text()))
+
+
+def queues(root: Path) -> list[Path]:
+    return sorted((root / healing.BROKER).glob("TP*/*/CONSUME_QUEUE"))
+
+
+# -- lost -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_all_consume_queues_lost(root, engine, expected, metadata):
+    for one in queues(root):
+        shutil.rmtree(one)
+    options = []
+    if not metadata:
+        shutil.rmtree(root / "config")
+        options = ["--consumequeue-max-size", "500"]
+    healing.healed(root, *options)
+    now = healing.content(root)
+    assert healing.changed(engine, now) <= {healing.METADATA, f"{healing.METADATA}.bak"}
+    assert healing.same_metadata(now[healing.METADATA], engine[healing.METADATA])
+    assert healing.messages(root) == expected
+
+
+def test_one_consume_queue_lost_and_no_metadata(root, engine):
+    """How large files are, those of the other queues tell."""
+    shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
+    shutil.rmtree(root / "config")
+    healing.healed(root)
+    now = healing.content(root)
+    assert healing.changed(engine, now) <= {healing.METADATA, f"{healing.METADATA}.bak"}
+
+
+def test_size_of_the_settings(root, engine):
+    for one in queues(root):
+        shutil.rmtree(one)
+    shutil.rmtree(root / "config")
+    settings = root / "tieredstore/.rmqctl/tier.json"
+    settings.parent.mkdir()
+    settings.write_text('{"format": 1, "consume_queue_max": 511}')
+    healing.recover(root)
+    now = healing.content(root)
+    assert healing.changed(engine, now) <= {healing.METADATA, f"{healing.METADATA}.bak"}
+
+
+def test_default_size(root):
+    for one in queues(root):
+        shutil.rmtree(one)
+    shutil.rmtree(root / "config")
+    healing.recover(root)
+    assert [one.name for one in (root / place(TOPIC, 0, "CONSUME_QUEUE")).iterdir()] == [
+        healing.name_of(0)]
+
+
+@pytest.mark.parametrize("base", [0, 500, 1000, 1500, 2000])
+@pytest.mark.parametrize("metadata", [True, False])
+def test_one_file_lost(root, engine, base, metadata):
+    (root / place(TOPIC, 0, "CONSUME_QUEUE", base)).unlink()
+    if not metadata:
+        shutil.rmtree(root / "config")
+    plan = healing.healed(root)
+    now = healing.content(root)
+    assert healing.changed(engine, now) <= {healing.METADATA, f"{healing.METADATA}.bak"}
+    assert healing.same_metadata(now[healing.METADATA], engine[healing.METADATA])
+    assert len(plan["actions"]) == 1 + (not metadata)
+
+
+# -- torn, wrong ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [1, 13, 19, 20, 39, 40])
+def test_torn(root, engine, cut):
+    path = root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)
+    path.write_bytes(path.read_bytes()[:-cut])
+    healing.healed(root)
+    assert not healing.changed(engine, healing.content(root))
+
+
+@pytest.mark.parametrize("more", [b"x", b"x" * 19, b"\0" * 20, b"\xff" * 47])
+def test_more_than_units(root, engine, more):
+    path = root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)
+    path.write_bytes(path.read_bytes() + more)
+    healing.healed(root)
+    assert not healing.changed(engine, healing.content(root))
+
+
+def test_misaligned_after_a_tear(root, engine):
+    """A broker goes on behind a part of a unit, and rolls to a base that is no unit's (§8.4)."""
+    for base in (1500, 2000):
+        (root / place(TOPIC, 0, "CONSUME_QUEUE", base)).unlink()
+    path = root / place(TOPIC, 0, "CONSUME_QUEUE", 1000)
+    units = path.read_bytes()
+    torn = units[:100] + units[100:113] + units[100:480]
+    path.write_bytes(torn)
+    rest = root / place(TOPIC, 0, "CONSUME_QUEUE", 1000 + len(torn))
+    rest.write_bytes(units[480:])
+    plan = healing.healed(root)
+    now = healing.content(root)
+    assert healing.changed(engine, now) == set()
+    assert any("begins there" in one["reason"] for one in plan["actions"])
+
+
+@pytest.mark.parametrize("at", [0, 8, 12, 19])
+def test_wrong_units(root, engine, at):
+    """A bit in the offset, the size or the tags code."""
+    path = root / place(TOPIC, 0, "CONSUME_QUEUE", 1000)
+    data = bytearray(path.read_bytes())
+    data[40 + at] ^= 0x40
+    path.write_bytes(data)
+    plan = healing.healed(root)
+    assert not healing.changed(engine, healing.content(root))
+    assert len(plan["actions"]) == 1
+
+
+def test_wrong_names(root, engine):
+    """A broker finds a file by its whole name."""
+    for path in (root / LAST, root / place(TOPIC, 0, "CONSUME_QUEUE", 2000),
+                 root / healing.INDEX / healing.name_of(5524)):
+        path.rename(path.with_name("00000000" + path.name[8:]))
+    healing.healed(root)
+    assert not healing.changed(engine, healing.content(root))
+
+
+def test_a_second_file_of_the_same_base(root, engine):
+    path = root / place(TOPIC, 0, "CONSUME_QUEUE", 1000)
+    path.with_name("00000000" + path.name[8:]).write_bytes(b"x" * 500)
+    healing.healed(root)
+    assert not healing.changed(engine, healing.content(root))
+
+
+# -- half done ------------------------------------------------------------------------------------
+
+
+def test_units_of_a_half_done_commit(root, engine):
+    (root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)).write_bytes(b"")
+    healing.healed(root)
+    assert not healing.changed(engine, healing.content(root))
+
+
+def test_drop_orphans(root, engine):
+    (root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)).write_bytes(b"")
+    plan = healing.healed(root, "--drop-orphans")
+    now = healing.content(root)
+    ends = [at for at, _ in healing.sizes(engine[LAST])]
+    assert now[LAST] == engine[LAST][:ends[-2]]
+    assert {one["action"] for one in plan["actions"]} == {"cut", "update"}
+    found = meta.parse(now[healing.METADATA]).segments["COMMIT_LOG"][f"broker-a/{TOPIC}/0"]
+    assert found[43593].size == ends[-2]
+
+
+def test_orphans_written_again(root, engine, expected):
+    """After a crash between the two commits the messages come once more; the last ones count."""
+    rows = place(TOPIC, 0, "CONSUME_QUEUE", 2000)
+    data = bytearray(engine[LAST])
+    starts = list(healing.sizes(engine[LAST]))[-2:]
+    again, units = b"", b""
+    for number, (at, size) in enumerate(starts):
+        position = 43593 + len(data) + len(again)
+        one = bytearray(data[at:at + size])
+        one[28:36] = position.to_bytes(8)
+        again += one
+        tags = engine[rows][20 * number + 12:20 * number + 20]
+        units += struct.pack(">qi", position, size) + tags
+    (root / LAST).write_bytes(bytes(data) + again)
+    (root / rows).write_bytes(units)
+    healing.recover(root)  # sizes of metadata, and keys of the new places
+    assert healing.content(root)[rows] == units
+    assert healing.recover(root, apply=False)["actions"] == []
+    shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
+    healing.recover(root)
+    assert healing.content(root)[rows] == units
+    assert healing.messages(root) == expected
+
+
+# -- the commit log -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [1, 100, 700])
+def test_shifted_block(root, engine, expected, part):
+    """A part of a block, then all of it: its messages say other places than theirs (§8.4)."""
+    data = engine[LAST]
+    at = list(healing.sizes(data))[3][0]
+    (root / LAST).write_bytes(data[:at] + data[at:at + part] + data[at:])
+    plan = healing.healed(root)
+    assert plan["actions"][0]["action"] == "put places right"
+    assert healing.messages(root) == expected
+    now = healing.content(root)[LAST]
+    for start, size in list(healing.sizes(now[at + part:])):
+        assert size
+        assert int.from_bytes(now[at + part + start + 28:at + part + start + 36]) == (
+            43593 + at + part + start)
+
+
+def test_torn_end_of_the_log(root, engine):
+    """Units that lead behind it go: the next messages would come to lie there."""
+    (root / LAST).write_bytes(engine[LAST][:-100])
+    plan = healing.healed(root)
+    assert plan["messages_lost_total"] == 1
+    lost = plan["messages_lost"][0]
+    assert (lost["topic"], lost["queue_id"], lost["queue_offset"]) == (TOPIC, 0, 101)
+    assert healing.content(root)[place(TOPIC, 0, "CONSUME_QUEUE", 2000)] == engine[
+        place(TOPIC, 0, "CONSUME_QUEUE", 2000)][:20]
+
+
+def test_last_segment_of_the_log_lost(root):
+    (root / LAST).unlink()
+    plan = healing.healed(root)
+    assert plan["messages_lost_total"] == 33
+    assert len(healing.messages(root)[TOPIC, 0]) == 69
+
+
+def without_magic(root: Path, number: int) -> None:
+    """One message of the last segment is none any more."""
+    data = bytearray((root / LAST).read_bytes())
+    at = list(healing.sizes(bytes(data)))[number][0]
+    data[at + 4:at + 8] = bytes(4)
+    (root / LAST).write_bytes(data)
+
+
+def test_a_hole_that_has_a_unit_is_none(root, engine):
+    without_magic(root, 5)
+    plan = healing.recover(root)
+    assert plan["actions"] == []
+    assert any("no whole message" in one for one in plan["notes"])
+    (root / place(TOPIC, 0, "CONSUME_QUEUE", 0)).unlink()
+    healing.recover(root)
+    assert healing.changed(engine, healing.content(root)) == {LAST}
+
+
+def test_a_hole_is_never_bridged(root, engine):
+    """Without units and without the message, what is newest stays readable."""
+    without_magic(root, 5)  # queue offset 74
+    shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
+    plan = healing.healed(root)
+    assert any("0 to 73" in one for one in plan["notes"])
+    now = healing.content(root)
+    there = {name: data for name, data in now.items() if name.startswith(
+        place(TOPIC, 0, "CONSUME_QUEUE"))}
+    assert b"".join(there[one] for one in sorted(there, key=lambda one: one[-20:])) == b"".join(
+        engine[place(TOPIC, 0, "CONSUME_QUEUE", base)] for base in (1500, 2000))
+
+
+def test_a_damaged_body_keeps_its_unit(root, engine):
+    data = bytearray(engine[LAST])
+    at = next(at for at, _ in healing.sizes(engine[LAST]) if int.from_bytes(data[at + 84:at + 88]))
+    data[at + 88] ^= 1
+    (root / LAST).write_bytes(data)
+    shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
+    plan = healing.recover(root)
+    assert any("CRC" in one for one in plan["notes"])
+    assert healing.changed(engine, healing.content(root)) == {LAST}
+
+
+def test_expired_messages_keep_their_units(root, engine):
+    """Units live longer than what they lead to; nothing about them is wrong."""
+    (root / place(TOPIC, 0, "COMMIT_LOG", 0)).unlink()
+    (root / place(TOPIC, 0, "COMMIT_LOG", 21321)).unlink()
+    plan = healing.healed(root)
+    assert [one["action"] for one in plan["actions"]] == ["update"]
+    now = meta.parse(healing.content(root)[healing.METADATA])
+    was = meta.parse(engine[healing.METADATA])
+    path = f"broker-a/{TOPIC}/0"
+    assert now.segments["CONSUME_QUEUE"][path] == was.segments["CONSUME_QUEUE"][path]
+    assert list(now.segments["COMMIT_LOG"][path]) == [43593]
+
+
+@pytest.mark.parametrize(("base", "by"), [(0, 7), (21321, 7), (21321, -7), (43593, 7),
+                                          (43593, -300), (43593, 9000)])
+@pytest.mark.parametrize("name", ["right", "wrong"])
+def test_a_log_at_the_wrong_place(root, engine, base, by, name):
+    """Its messages know where it begins."""
+    path = root / place(TOPIC, 0, "COMMIT_LOG", base)
+    other = root / place(TOPIC, 0, "COMMIT_LOG", base + by)
+    path.rename(other if name == "right" else other.with_name("0" * 8 + other.name[8:]))
+    plan = healing.healed(root)
+    assert {one["action"] for one in plan["actions"]} == {"rename", "move aside"}
+    assert not healing.changed(engine, healing.content(root))
+
+
+def test_a_log_at_the_wrong_place_without_room(root, engine):
+    other = root / place(TOPIC, 0, "COMMIT_LOG", 60000)
+    other.write_bytes(engine[LAST][:12000])
+    plan = healing.healed(root)
+    assert [one["action"] for one in plan["actions"]] == ["move aside"]
+    assert not healing.changed(engine, healing.content(root))
+
+
+def test_a_file_that_is_none_of_the_log(root, engine):
+    """It would hide the end of the segment in front of it."""
+    other = root / place(TOPIC, 0, "COMMIT_LOG", 60000)
+    other.write_bytes(bytes(5000))
+    plan = healing.healed(root)
+    assert [one["action"] for one in plan["actions"]] == ["move aside"]
+    assert not healing.changed(engine, healing.content(root))
+
+
+@pytest.mark.parametrize("name", ["COMMIT_LOG", "CONSUME_QUEUE"])
+def test_any_bytes(root, name, seed):
+    """Whatever lies there: a clear end, and nothing of it is gone."""
+    chosen = random.Random(seed)
+    for _ in range(6):
+        for path in (root / place(TOPIC, 0, name)).iterdir():
+            data = bytearray(path.read_bytes())
+            for _ in range(chosen.randrange(4)):
+                at = chosen.randrange(len(data) + 1)
+                what = chosen.choice([chosen.randbytes(30), bytes(25), b"\xff" * 9,
+                                      b"\xda\xa3\x20\xa7" * 3])
+                data[at:at + chosen.choice([0, len(what)])] = what
+            path.write_bytes(data)
+        content = healing.content(root)
+        healing.recover(root, apply=False)
+        assert not healing.changed(content, healing.content(root))
+    healing.recover(root)
+    assert healing.recover(root, apply=False)["actions"] == []
+    healing.undo(root)
+    assert not healing.changed(content, healing.content(root))
+
+
+@pytest.mark.parametrize("part", [1, 100, 700])
+@pytest.mark.parametrize("later", [False, True])
+def test_shifted_block_in_an_earlier_segment(root, engine, part, later):
+    """The end of the file lies behind the start of the next one: without the part that is there
+    twice all is as it should be. ``later`` blocks know the place they were really written to.
+    """
+    path = place(TOPIC, 0, "COMMIT_LOG", 21321)
+    data = bytearray(engine[path])
+    starts = [at for at, _ in healing.sizes(engine[path])]
+    if later:
+        for at in starts[20:]:
+            data[at + 28:at + 36] = (21321 + at + part).to_bytes(8)
+    at = starts[3]
+    (root / path).write_bytes(bytes(data[:at] + data[at:at + part] + data[at:]))
+    plan = healing.healed(root)
+    assert [one["action"] for one in plan["actions"]] == ["close up"]
+    assert not healing.changed(engine, healing.content(root))

@@ -1,0 +1,104 @@
+"""Tiers for the tests of verify: a small one with everything in it, and running verify on one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.store.store import Store
+from rmqctl.tiered.tier import Tier
+from rmqctl.tiered.verify import Options, Verdict, Verification, verdict
+from tests.tiered import made
+from tests.tiered.made import T0, Index, Queue
+
+OTHER = "帐单"
+TOPICS = {made.TOPIC: 0, OTHER: 1}
+
+
+@dataclass
+class Small:
+    """A tier of two queues, two uploaded index files (one of them empty), one open one."""
+
+    home: Path
+    queues: list[Queue]
+    uploaded: Index
+    local: Index
+
+    @property
+    def root(self) -> Path:
+        return self.home / "tieredstore"
+
+    @property
+    def index_path(self) -> Path:
+        folder = Queue("rmq_sys_INDEX").folder(self.root) / "INDEX"
+        return folder / made.segment_name(0)
+
+    @property
+    def local_path(self) -> Path:
+        return self.home / "tiered_index_file" / str(self.local.begin)
+
+    @property
+    def metadata_path(self) -> Path:
+        return self.home / "config" / "tieredStoreMetadata.json"
+
+    def write(self) -> None:
+        for one in self.queues:
+            one.write(self.root)
+        made.upload(self.root, self.uploaded.compacted(), b"")
+        self.local_path.parent.mkdir(exist_ok=True)
+        self.local_path.write_bytes(self.local.open_form())
+        made.write_metadata(self.home, TOPICS, self.queues, {0: self.uploaded})
+
+
+def small(home: Path, *, write: bool = True) -> Small:
+    """Seven messages in the first queue (two segments of each kind), two in the second."""
+    first, second = Queue(), Queue(OTHER, 3, first=40)
+    uploaded, local = Index(T0), Index(T0 + 3000)
+    for number in range(7):
+        if number == 4:
+            first.roll_log()
+        if number == 5:
+            first.roll_units()
+        tags = {"TAGS": "甲"} if number % 2 else {}
+        keys = {"KEYS": f"k{number} same"} if number != 3 else {}
+        one = first.put(b"body %d" % number * 2, **tags, UNIQ_KEY=f"u{number}", **keys)
+        file = uploaded if number < 3 else local
+        file.add(one, f"u{number}")
+        for key in keys.get("KEYS", "").split():
+            file.add(one, key)
+    for number in range(2):
+        one = second.put(b"", UNIQ_KEY=f"s{number}", KEYS="x")
+        for key in (f"s{number}", "x"):
+            local.add(one, key, topic_id=1)
+    found = Small(home, [first, second], uploaded, local)
+    if write:
+        found.write()
+    return found
+
+
+def verified(home: Path, local: Path | None = None, most: int = 1000,
+             options: Options | None = None) -> Verdict:
+    """Verify run to its end. ``home`` holds ``tieredstore``, or is a tier root itself."""
+    with Tier.open(str(home)) as tier:
+        store = None if local is None else Store.open(local)
+        try:
+            return verdict(Verification(tier, options or Options(), store), most)
+        finally:
+            if store is not None:
+                store.close()
+
+
+def troubles(found: Verdict) -> list[Finding]:
+    """Findings which are no mere information."""
+    return [one for one in found.findings if one.severity != INFO]
+
+
+def categories(found: Verdict) -> set[str]:
+    """The categories of those."""
+    return {one.category for one in troubles(found)}
+
+
+def informed(found: Verdict) -> set[str]:
+    """The categories of mere information."""
+    return {one.category for one in found.findings if one.severity == INFO}
