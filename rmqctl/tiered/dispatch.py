@@ -103,7 +103,7 @@ class Dispatch:
             outcome = Outcome(*key)
             self.outcomes.append(outcome)
             self._prepare(local, outcome)
-        Committer(self.metadata, self.metadata_path, self.home).save()
+        Committer(self.metadata, self.metadata_path, self.home, self._now).save()
 
     def _refuse_metadata(self) -> None:
         where = self.tier.metadata_path or self.metadata_path
@@ -196,7 +196,7 @@ class Dispatch:
         by_local = {id(one.local): one for one in self.uploads}
         sweep = Sweep(self.store.log, [one.local for one in self.uploads],
                       lambda local: by_local[id(local)].next_base, self.options.window)
-        commit = Committer(self.metadata, self.metadata_path, self.home)
+        commit = Committer(self.metadata, self.metadata_path, self.home, self._now)
 
         def append(taken: Blocks) -> Window:
             if index is not None:

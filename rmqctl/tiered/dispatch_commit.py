@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -115,8 +115,10 @@ class Stages:
 class Committer:
     """Commits windows in their order: commit log, consume queue, metadata."""
 
-    def __init__(self, metadata: Metadata, metadata_path: str, home: str) -> None:
+    def __init__(self, metadata: Metadata, metadata_path: str, home: str,
+                 clock: Callable[[], int]) -> None:
         self._metadata, self._path, self._home = metadata, metadata_path, home
+        self._now = clock
 
     def __call__(self, window: Window) -> None:
         """Makes a window last. StoreIOError: then it is as a killed run leaves it."""
@@ -131,6 +133,8 @@ class Committer:
         if paths:
             committing(window.blocks[0][0].rows.feeder, paths)()
         apply(self._metadata, entries)
+        for upload, block in window.blocks:
+            self._bounds(upload, block.offset + len(block))
         self.save()
         for upload, block in window.blocks:
             found = upload.outcome
@@ -138,6 +142,14 @@ class Committer:
             found.messages += len(block)
             found.bytes += block.bytes
             found.status = UPLOADED
+
+    def _bounds(self, upload: Upload, end: int) -> None:
+        """Notes the bounds of a queue, which brokers neither believe nor always keep up to date."""
+        name = upload.flat.name
+        table = self._metadata.queues[name.topic]
+        low = upload.flat.min_offset if upload.flat.commit_offset else upload.outcome.start
+        table[name.queue_id] = replace(table[name.queue_id], min_offset=low, max_offset=end,
+                                       update_timestamp=self._now())
 
     def save(self) -> None:
         metadata_file.save(self._path, self._metadata, self._home)

@@ -247,7 +247,7 @@ def _upload_index(request: Request, settings: TierSettings, run: Dispatch, paths
     """Rearranges and uploads index files that receive nothing any more; how many."""
     from rmqctl.tiered import compaction
 
-    save = Committer(run.metadata, request.metadata_path, request.home).save
+    save = Committer(run.metadata, request.metadata_path, request.home, clock).save
     count = 0
     with closing(open_feeder(request.tier)) as feeder:
         for one in compaction.upload_files(
