@@ -98,11 +98,13 @@ def command(
         return
     if root is None:
         raise UsageError("name the tier root DIR, or --file and --out")
+    from rmqctl.output.units import count_text, size_text, time_text
     from rmqctl.tiered.compaction_local import Wanted
 
     wanted = Wanted(root, metadata, cluster, broker, everything, index_slots, index_max)
     count = out.rows(_rows(out, wanted, dry_run=dry_run), _COLUMNS,
-                     brief=_BRIEF, empty="no full index files")
+                     brief=_BRIEF, empty="no full index files",
+                     render={"timestamp": time_text, "items": count_text, "bytes": size_text})
     if dry_run:
         out.note("dry run: nothing was uploaded")
     if not count:

@@ -242,13 +242,14 @@ def _show(out: Output, result: Result, *, dry_run: bool) -> None:
 
 
 def _page(page: Human, result: Result) -> None:
+    from rmqctl.checks.common import plural
     from rmqctl.output.units import count_text, size_text
 
     page.pairs({
         "tier of": f"{result.broker} ({result.cluster})",
         "messages": count_text(sum(one.messages for one in result.outcomes)),
         "size": size_text(sum(one.bytes for one in result.outcomes)),
-        "index": f"{count_text(result.items)} items, {result.index_files} files uploaded",
+        "index": f"{count_text(result.items)} items, {plural(result.index_files, 'file')} uploaded",
         **({} if result.checked is None else
            {"read back": f"{count_text(result.checked.messages)} messages are as in the store"}),
     })

@@ -28,7 +28,7 @@ def command(
         metavar="FILE", help="A segment, an index file (uploaded or not), or "
         "tieredStoreMetadata.json; or a copy of one.", show_default=False)],
     type_: Annotated[Type | None, typer.Option(
-        "--type", help="What the file is, where path and content do not tell.")] = None,
+        "--type", "--kind", help="What the file is, where path and content do not tell.")] = None,
     hex_: Annotated[bool, typer.Option(
         "--hex", help="Every field with its place and bytes, as the layout names it; long ones "
         "whole with -v.")] = False,
@@ -56,6 +56,10 @@ def command(
     queue segment with their queue offsets; header, slots and items of an index file of either
     form; topics, queues and segments of the metadata. Damage does not end the listing. Exit code
     1 when anything was damaged.
+
+        rmqctl tiered dump cfcd208400000000000000000000 --type commit-log --count 3
+
+        rmqctl tiered dump STORE/config/tieredStoreMetadata.json
     """
     from rmqctl.commands.dump import command as dump
     from rmqctl.tiered.dump import TYPES, kind_of

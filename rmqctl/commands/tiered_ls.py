@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 NAME = ("tiered", "ls")
 EFFECT = "read-only"
 
-_QUEUES = ("broker", "topic", "queue_id", "min_offset", "commit_offset", "commit_log_start",
-           "commit_log_end", "commit_log_segments", "bytes", "state")
-_SEGMENTS = ("topic", "queue_id", "type", "base_offset", "size", "metadata_size",
-             "begin_timestamp", "end_timestamp", "state")
-_INDEXES = ("broker", "status", "form", "begin_timestamp", "end_timestamp", "items", "used_slots",
-            "hash_slots", "size", "base_offset", "error")
+_QUEUES = ("broker", "topic", "queue_id", "min_offset", "commit_offset", "commit_log", "segments",
+           "bytes", "state")
+_SEGMENTS = ("broker", "topic", "queue_id", "type", "base_offset", "size", "in_metadata",
+             "begin_timestamp", "state")
+_INDEXES = ("broker", "status", "begin_timestamp", "end_timestamp", "items", "slots", "size",
+            "base_offset", "error")
 _STYLES = {"ok": "good", "empty": "dim", "stale-metadata": "warn", "no-metadata": "warn",
            "overlap": "warn"}
 
@@ -71,7 +71,7 @@ def command(
     from rmqctl.tiered import ls
 
     out = open_output(output, quiet, verbose, no_progress)
-    with opened_tier(root, metadata) as tier:
+    with opened_tier(root, metadata, broker) as tier:
         _warn_of(out, tier)
         found: list[dict[str, Any]] = list(
             ls.segments(tier, broker, topic) if segments else ls.queues(tier, broker, topic))
@@ -100,20 +100,44 @@ def _warn_of(out: Any, tier: Tier) -> None:
 
 
 def _page(page: Human, document: dict[str, Any], kind: str, tz: Any) -> None:
+    """For people: what fits beside each other, and no column that says the same in every row."""
     from rmqctl.output.units import count_text, size_text, time_text
 
     def moment(value: int) -> str:
         return time_text(value, tz)
 
     render: Render = {
-        **dict.fromkeys(("bytes", "size", "metadata_size"), size_text),
+        **dict.fromkeys(("bytes", "size", "in_metadata"), size_text),
         **dict.fromkeys(("begin_timestamp", "end_timestamp"), moment),
-        **dict.fromkeys(("items", "used_slots", "hash_slots"), count_text),
+        "items": count_text,
     }
-    columns = _SEGMENTS if kind == "segments" else _QUEUES
+    found, indexes = document[kind], document["index_files"]
+    several = len({one["broker"] for one in (*found, *indexes)} - {None, ""}) > 1
     styles = {"state": lambda value: _STYLES.get(value, "bad")}
-    page.table(document[kind], columns, render=render, styles=styles)
-    if document["index_files"]:
+    shown = [_segment(one) if kind == "segments" else _queue(one) for one in found]
+    same = all(one["size"] == one["in_metadata"] for one in shown if "in_metadata" in one)
+    left_out = {*(() if several else ("broker",)), *(("in_metadata",) if same else ())}
+    page.table(shown, [name for name in (_SEGMENTS if kind == "segments" else _QUEUES)
+                       if name not in left_out], render=render, styles=styles)
+    if indexes:
         page.heading("Index files")
-        wrong = any(one["error"] for one in document["index_files"])
-        page.table(document["index_files"], _INDEXES if wrong else _INDEXES[:-1], render=render)
+        wrong = any(one["error"] for one in indexes)
+        left_out = {*(() if several else ("broker",)), *(() if wrong else ("error",))}
+        page.table([_index(one) for one in indexes],
+                   [name for name in _INDEXES if name not in left_out], render=render)
+
+
+def _queue(row: dict[str, Any]) -> dict[str, Any]:
+    log = "" if row["commit_log_end"] is None else (
+        f"{row['commit_log_start']} to {row['commit_log_end']}")
+    return {**row, "commit_log": log, "segments": row["commit_log_segments"]}
+
+
+def _segment(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "in_metadata": row["metadata_size"]}
+
+
+def _index(row: dict[str, Any]) -> dict[str, Any]:
+    if row["used_slots"] is None or row["hash_slots"] is None:
+        return {**row, "slots": ""}
+    return {**row, "slots": f"{row['used_slots']:,} of {row['hash_slots']:,}"}

@@ -54,8 +54,20 @@ TieredIndexMax = Annotated[
 ]
 
 
-def opened_tier(root: str, metadata: str | None) -> Tier:
-    """The tier of a command, opened for reading. NotAStoreError, UsageError."""
+def opened_tier(root: str, metadata: str | None, broker: str | None = None) -> Tier:
+    """The tier of a command, opened for reading. NotAStoreError.
+
+    UsageError where ``broker`` has nothing in it.
+    """
+    from rmqctl.errors import UsageError
     from rmqctl.tiered.tier import Tier
 
-    return Tier.open(root, metadata)
+    tier = Tier.open(root, metadata)
+    if broker is not None:
+        there = {one.broker for one in tier.found.queues} | {
+            owner for _, owner in tier.found.indexes}
+        if broker not in there:
+            tier.close()
+            raise UsageError(f"{tier.name}: nothing of a broker {broker} is in it; there is "
+                             f"{', '.join(sorted(there)) or 'none'}")
+    return tier

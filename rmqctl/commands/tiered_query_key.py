@@ -100,7 +100,7 @@ def command(
     first, last = parse_time_range(begin, end, tz=tz)
     since, until = first or 0, by_key.FOR_EVER if last is None else last
     faults = Faults(out)
-    with (opened_tier(root, metadata) as tier,
+    with (opened_tier(root, metadata, broker) as tier,
           IndexFiles.open(tier, broker, index_slots, index_max) as files):
         answer: KeyAnswer | None
         false_hits = 0

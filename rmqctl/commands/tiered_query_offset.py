@@ -95,7 +95,7 @@ def command(
     check_local(local, strategy, in_memory)
     made = projection(out, fields, body, decompress)
     faults = Faults(out)
-    with opened_tier(root, metadata) as tier:
+    with opened_tier(root, metadata, broker) as tier:
         found = tier.queue(topic, queue, broker)
         answer: RoutedGet | None = None
         if local is not None and offset is not None:

@@ -90,7 +90,7 @@ def command(
     when, upper = parse_time(time, tz=tz), boundary == "upper"
     made = projection(out, fields, body, decompress)
     faults = Faults(out)
-    with opened_tier(root, metadata) as tier:
+    with opened_tier(root, metadata, broker) as tier:
         missing: str | None = None
         answer = None
         try:

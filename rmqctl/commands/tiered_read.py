@@ -90,7 +90,7 @@ def command(
     wanted = Selection(topic, queue, from_offset, count, None, None, begin, end, tag, key,
                        conditions(where, tz))
     faults = Faults(out)
-    with opened_tier(root, metadata) as tier:
+    with opened_tier(root, metadata, broker) as tier:
         if local is not None and topic is not None:
             unreadable(tier, topic, faults.report)
             with opened_router(out, tier, local, strategy, in_memory, broker) as router:

@@ -20,6 +20,7 @@ from rmqctl.commands.options import (
 from rmqctl.commands.parsing import parse_time_range
 from rmqctl.commands.stats_view import Plot, SortBy, Top
 from rmqctl.commands.tiered_options import Broker, MetadataFile, TierRoot, opened_tier
+from rmqctl.errors import ExitCode
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -55,6 +56,10 @@ def command(
     does not lead to (written again after a failure, or no message at all) is counted apart, and
     so are the uploaded index files. Times and rates are of the messages themselves, not of the
     metadata.
+
+        rmqctl tiered stats /mnt/tier --by queue
+
+        rmqctl tiered stats /mnt/tier --topic orders --by hour --plot
     """
     from rmqctl.tiered.stats import Query, collect
 
@@ -62,16 +67,19 @@ def command(
     begin, end = parse_time_range(since, until, tz=tz)
     apart = by == "broker"
     query = Query("none" if apart else by, broker, topic, begin, end)
-    with opened_tier(root, metadata) as tier:
+    with opened_tier(root, metadata, broker) as tier:
         size = sum(one.usable for queue in tier.queues(topic, broker=broker)
                    for one in queue.commit_log.segments)
         with out.progress("counting", size) as progress:
             found = collect(tier, query, apart=apart, progress=progress.advance)
     _show(out, found, by, tz, sort, top, plot)
+    if not found.is_whole:
+        raise typer.Exit(int(ExitCode.IO))
 
 
 def _show(out: Output, found: Figures, by: str, tz: Zone, sort: SortBy, top: Top,
           plot: bool) -> None:
+    from rmqctl.checks.common import plural
     from rmqctl.commands import stats_view
     from rmqctl.store.stats_rows import VALUE_COLUMNS
 
@@ -110,5 +118,5 @@ def _show(out: Output, found: Figures, by: str, tz: Zone, sort: SortBy, top: Top
     if found.orphans or found.bytes_other:
         out.note(f"{found.orphans:,} messages ({found.bytes_orphaned:,} bytes) and "
                  f"{found.bytes_other:,} other bytes that no consume queue leads to are not in it")
-    out.note(f"{found.index_files:,} uploaded index files: {found.index_items:,} items, "
+    out.note(f"{plural(found.index_files, 'uploaded index file')}: {found.index_items:,} items, "
              f"{found.index_bytes:,} bytes")

@@ -86,7 +86,7 @@ def command(
     options = Options(structures(only, local), broker, index_slots, index_max,
                       worker_count(jobs))
     with ExitStack() as stack:
-        tier = stack.enter_context(opened_tier(root, metadata))
+        tier = stack.enter_context(opened_tier(root, metadata, broker))
         store = None if local is None else stack.enter_context(Store.open(local))
         if tier.home is not None:
             holder = probe(os.path.join(tier.home, "lock"))
@@ -136,13 +136,14 @@ def show(out: Output, found: Verdict) -> None:
 
 
 def _page(page: Human, found: Verdict) -> None:
+    from rmqctl.checks.common import plural
     from rmqctl.commands.verify import _brief
     from rmqctl.output.units import count_text, size_text
 
     if found.ok:
         page.text(f"{found.root}: no damage found", "good")
     else:
-        page.text(f"{found.root}: {found.troubles} finding{'s' if found.troubles > 1 else ''}",
+        page.text(f"{found.root}: {plural(found.troubles, 'finding')}",
                   "bad")
     if found.findings:
         page.blank()
@@ -160,11 +161,12 @@ def _page(page: Human, found: Verdict) -> None:
         "commit logs": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
                        f"messages + {size_text(cover.bytes_orphaned)} orphans + "
                        f"{size_text(cover.bytes_coda)} codas + "
-                       f"{size_text(cover.bytes_damaged)} no message",
+                       f"{size_text(cover.bytes_zero + cover.bytes_damaged)} no message",
         "consume queue units": f"{count_text(cover.consumequeue_rows)}, "
                                f"{count_text(cover.rows_expired)} expired",
-        "index": f"{count_text(cover.index_items)} items in {count_text(cover.index_files)} "
-                 f"files, {count_text(cover.items_proven)} proven by messages",
+        "index": f"{count_text(cover.index_items)} items in "
+                 f"{plural(cover.index_files, 'file')}, {count_text(cover.items_proven)} proven by "
+                 "messages",
         "not verifiable": f"{count_text(cover.property_crc_unverifiable)} property CRCs (they "
                           "cover the local offset), "
                           f"{count_text(cover.items_unverifiable)} index items",

@@ -24,8 +24,8 @@ from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.index_file import IndexFile
 from rmqctl.tiered.storage import Reader
 
-__all__ = ["Compacted", "Opening", "Uploaded", "compact", "opened", "opened_as", "plan", "upload",
-           "upload_files", "write"]
+__all__ = ["Compacted", "Opening", "Uploaded", "compact", "is_uploaded", "opened", "opened_as",
+           "plan", "upload", "upload_files", "write"]
 
 Status = Literal["uploaded", "completed", "known", "empty"]
 """``completed``: the segment was there whole, metadata did not know it; ``known``: it did."""
@@ -96,6 +96,22 @@ def upload(feeder: Feeder, metadata: Metadata, cluster: str, broker: str, file: 
     _enter(metadata, broker, place, found, now)
     return Uploaded(file.where, status, file.timestamp, found.items, place.path, place.base,
                     found.size, found.sound, kept)
+
+
+def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
+                file: IndexFile) -> bool:
+    """Whether a file's segment is in the tier, whole: a run was killed before the file went away.
+
+    Such a file must not be fed on: what it has would go up twice. RefusedError, StoreIOError.
+    """
+    if not file.items:
+        return False
+    if any(entry.begin_timestamp == file.timestamp and entry.size
+           for entry in _entries(metadata, broker).values()):
+        return True
+    place = _next_place(reader, metadata, cluster, broker)
+    return (place.there == file.shape.compacted_size(file.items)
+            and _is_there(reader, place, compact(file)))
 
 
 def plan(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: IndexFile,

@@ -9,7 +9,9 @@ each item, 12 for each slot, then 4 for each item and one part of the result.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +38,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 PART_ITEMS = 20_000_000
 """Items of the result that are in memory at once, 534 MiB; the file is read once for each part."""
+_THREADS = 2
 _KEPT = fmt.COMPACTED_ITEM.size
 _ITEM_BYTES = np.dtype(f"V{_KEPT}")
 
@@ -145,13 +148,25 @@ def _counted_items(file: IndexFile, place: Array, items: int) -> Iterator[memory
     for start in range(0, items, PART_ITEMS):
         end = min(start + PART_ITEMS, items)
         part = room[:end - start]
-        for number, found in blocks_of(file):
+
+        def put(number: int, found: Array, part: Array = part, start: int = start,
+                end: int = end) -> None:
             to = place[number - 1:number - 1 + len(found)]
             kept = _shortened(found)
             if start or end < items:
                 inside = (to >= start) & (to < end)
                 to, kept = to[inside], kept[inside]
             part[to - start if start else to] = kept
+
+        # No two items have one place, and numpy copies without holding the interpreter's lock.
+        with ThreadPoolExecutor(_THREADS) as pool:
+            under_way: deque[Future[None]] = deque()
+            for number, found in blocks_of(file):
+                under_way.append(pool.submit(put, number, found))
+                while len(under_way) > 2 * _THREADS:
+                    under_way.popleft().result()
+            for one in under_way:
+                one.result()
         yield raw(part)
 
 

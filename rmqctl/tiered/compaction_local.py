@@ -115,7 +115,7 @@ def _files(tier: Tier, wanted: Wanted) -> LocalFiles:
         present = present[:-1]
     remembered, notes = recall(tier.reader)
     files = LocalFiles(
-        home, tier.metadata_path, cluster, broker,
+        home, tier.metadata_path.removesuffix(".bak"), cluster, broker,
         [os.path.join(folder, one) for one in present],
         wanted.slots or remembered.get("index_slots") or known_slots(tier, broker),
         wanted.max_items or remembered.get("index_max"), notes)

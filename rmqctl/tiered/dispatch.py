@@ -39,6 +39,7 @@ from rmqctl.tiered.feeding import Feeder
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.half_done import complete
+from rmqctl.tiered.half_done_metadata import unknown_topic
 from rmqctl.tiered.rounds import Rounds, is_due
 from rmqctl.tiered.settings import TierSettings, remember
 from rmqctl.tiered.tier import Tier
@@ -74,7 +75,7 @@ class Dispatch:
         self.metadata_path, self.home = metadata_path, home
         self.uploads: list[Upload] = []
         self.outcomes: list[Outcome] = []
-        self.stopped = False
+        self.stopped = self.restarted = False
         self._now, self._advance, self._stopping = clock, advance, stopping
         self._view = View(store)
         self._log_feeder, self._rows_feeder = open_feeder(), open_feeder()
@@ -116,6 +117,20 @@ class Dispatch:
             one = self.metadata.faults[0]
             raise RefusedError(f"{where}: {one.path}: {one.reason}; it would be lost when the file "
                                "is written anew; see `rmqctl tiered recover`")
+        self._refuse_unknown(where)
+
+    def _refuse_unknown(self, where: str) -> None:
+        """Refuses where metadata was lost or is an old one: topics would get other ids, and what
+        is in the index would be of topics it is not of. It is saved before a message goes.
+        """
+        broker = self.options.cluster, self.options.broker
+        # Looked at apart: what the tier itself remembers is to be what is there after `prepare`.
+        there = Tier(self.tier.reader, None, None).found
+        topic = unknown_topic((queue for name, queue in there.queues.items()
+                               if (name.cluster, name.broker) == broker), self.metadata)
+        if topic is not None:
+            raise RefusedError(f"{where} does not know the topic {topic}, which is in the tier; "
+                               "`rmqctl tiered recover` finds its id in the index")
 
     def _prepare(self, local: LocalQueue, outcome: Outcome) -> None:
         name = QueueName(self.options.cluster, self.options.broker, local.topic, local.queue_id)
@@ -175,7 +190,8 @@ class Dispatch:
                                               update_timestamp=self._now())
 
     def _restart(self, flat: FlatQueue) -> None:
-        """Moves a tiered queue's files aside."""
+        """Moves a tiered queue's files aside. What the index has of them stays."""
+        self.restarted = True
         for one in (flat.consume_queue, flat.commit_log):
             for segment in one.segments:
                 self._rows_feeder.put_aside(segment.path)

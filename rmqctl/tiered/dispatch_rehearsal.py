@@ -23,7 +23,7 @@ from rmqctl.tiered.dispatch_plan import (
     places,
     same_message,
 )
-from rmqctl.tiered.dispatch_session import Request, Result, opened, resolved, same_metadata
+from rmqctl.tiered.dispatch_session import Request, Result, opened, resolved, settled
 from rmqctl.tiered.flat_queue import QueueName
 from rmqctl.tiered.half_done import rehearse as completing
 from rmqctl.tiered.rounds import is_due
@@ -34,10 +34,11 @@ from rmqctl.tiered.tier import Tier
 def rehearse(request: Request, clock: Callable[[], int]) -> Result:
     """The outcomes as they would be. With ``only_due`` a due queue counts as a whole."""
     with Store.open(request.store, request.commitlog_dirs, request.sizes) as store:
-        same_metadata(request)
+        request, notes = settled(request)
         with closing(opened(request)) as tier:
             cluster, broker = owner(tier, store, request.cluster, request.broker)
-            settings, notes = resolved(tier, request)
+            settings, more = resolved(tier, request)
+            notes += more
             if tier.metadata_error is not None:
                 notes.append(tier.metadata_error)
             result = Result(cluster, broker, [], notes)

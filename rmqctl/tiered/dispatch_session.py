@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.engine.storage import make_folders
 from rmqctl.engine.store_lock import StoreLock
-from rmqctl.errors import StoreHeldError, StoreIOError, UsageError
+from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError, UsageError
 from rmqctl.formats import tiered_names as names
 from rmqctl.store.lockprobe import probe
 from rmqctl.store.store import Sizes, Store
+from rmqctl.tiered import home_note
 from rmqctl.tiered.dispatch import Dispatch, Options
 from rmqctl.tiered.dispatch_check import Checked, read_back
 from rmqctl.tiered.dispatch_commit import Committer, IndexRun
+from rmqctl.tiered.dispatch_home import lies_apart, metadata_beside, refuse_inside
 from rmqctl.tiered.dispatch_plan import Outcome, Start, owner
 from rmqctl.tiered.feeding import open_feeder
 from rmqctl.tiered.flat_queue import FlatQueue
-from rmqctl.tiered.index_file import LocalIndex, known_slots
+from rmqctl.tiered.index_file import LocalIndex, known_slots, local_names
 from rmqctl.tiered.locking import held
 from rmqctl.tiered.progress import IndexProgress
 from rmqctl.tiered.settings import TierSettings, recall, resolve
@@ -118,12 +120,13 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
     with ExitStack() as stack:
         store = stack.enter_context(
             Store.open(request.store, request.commitlog_dirs, request.sizes))
-        same_metadata(request)
+        request, notes = settled(request)
         with closing(opened(request)) as tier:  # names first: a wrong command makes no folder
             cluster, broker = owner(tier, store, request.cluster, request.broker)
         stack.enter_context(_locked(request))
         tier = stack.enter_context(opened(request))
-        settings, notes = resolved(tier, request)
+        settings, more = resolved(tier, request)
+        notes += more
         options = Options(cluster, broker, request.topics, request.start, request.only_due,
                           request.restart_queue)
         run = Dispatch(store, tier, lambda: open_feeder(request.tier), request.metadata_path,
@@ -131,9 +134,14 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
                        stopping=watch.stopping)
         stack.callback(run.close)
         run.prepare()
+        _note_home(request)
+        if run.restarted:
+            notes.append("the index still has items of what was in the queues that begin anew: "
+                         "`rmqctl tiered recover` takes them out")
         result = Result(cluster, broker, run.outcomes, notes)
         watch.total(sum(one.size for one in store.log.files))
         if request.index:
+            result.index_files = _finish_sealing(request, settings, run, clock)
             with _feed(request, settings, run, clock) as feed:
                 index = IndexRun(feed, _progress(request, cluster, broker, notes))
                 notes += index.catch_up(_queues(run, tier))
@@ -145,7 +153,7 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
                 paths = feed.full_files()
                 if request.seal_index and not run.stopped:
                     paths.append(feed.open_file)
-            result.index_files = _upload_index(request, settings, run, paths, clock)
+            result.index_files += _upload_index(request, settings, run, paths, clock)
         else:
             run.run()
         result.stopped = run.stopped
@@ -164,6 +172,26 @@ def opened(request: Request) -> Tier:
         path = backup if os.path.lexists(backup) else None
     reader = open_reader(request.tier) if is_url(request.tier) else PosixReader(request.tier)
     return Tier(reader, path, request.home)
+
+
+def settled(request: Request) -> tuple[Request, list[str]]:
+    """The request with the metadata that is the tier's, and what to say of it.
+
+    RefusedError for a tier in the store's own folders, UsageError.
+    """
+    refuse_inside(request.tier, request.store, request.commitlog_dirs)
+    if request.metadata is None and lies_apart(request.tier, request.store):
+        with closing(opened(request)) as tier:
+            path = metadata_beside(request.tier, request.store, tier)
+            brokers = {one.broker_name for table in tier.metadata.queues.values()
+                       for one in table.values()}
+        if path is not None:
+            told = request.broker or (brokers.pop() if len(brokers) == 1 else None)
+            note = (f"{request.tier} goes by {path}, with {names.LOCAL_INDEX_FOLDER} beside it: "
+                    f"{request.metadata_path} is another tier's (--metadata names another file)")
+            return replace(request, metadata=path, broker=told), [note]
+    same_metadata(request)
+    return request, []
 
 
 def same_metadata(request: Request) -> None:
@@ -185,6 +213,9 @@ def _locked(request: Request) -> Iterator[None]:
             raise UsageError(f"{request.tier}: is no folder")
         make_folders(os.path.abspath(request.tier))
     make_folders(os.path.abspath(request.home))
+    if request.metadata is not None and os.path.basename(
+            os.path.dirname(request.metadata)) == "config":  # the next run knows the tier by it
+        make_folders(os.path.dirname(os.path.abspath(request.metadata)))
     with held(request.tier, request.home), ExitStack() as stack:
         taken = {os.path.realpath(one) for one in (request.tier, request.home)}
         if os.path.realpath(request.store) not in taken and os.path.lexists(
@@ -217,6 +248,19 @@ def resolved(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
     return resolve(tier.reader, given)
 
 
+def _note_home(request: Request) -> None:
+    """Notes in the tier where its metadata is, unless whoever looks will find it anyway."""
+    if is_url(request.root):
+        return
+    found = find_metadata(request.root)
+    if found is not None and os.path.realpath(found) == os.path.realpath(request.metadata_path):
+        return
+    text = home_note.text_of(request.root, request.metadata_path)
+    if text is not None:
+        with closing(open_feeder(request.root)) as feeder:
+            feeder.replace(home_note.PLACE, text)
+
+
 def _feed(request: Request, settings: TierSettings, run: Dispatch,
           clock: Callable[[], int]) -> IndexFeed:
     from rmqctl.tiered.index_feed import IndexFeed
@@ -240,6 +284,27 @@ def _queues(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int]]:
         topic = run.metadata.topics.get(name.topic)
         if (name.cluster, name.broker) == (run.options.cluster, run.options.broker) and topic:
             yield queue, topic.topic_id
+
+
+def _finish_sealing(request: Request, settings: TierSettings, run: Dispatch,
+                    clock: Callable[[], int]) -> int:
+    """Takes the newest local index file away where a killed run had already uploaded it."""
+    from rmqctl.tiered import compaction
+
+    folder = os.path.join(request.home, names.LOCAL_INDEX_FOLDER)
+    present = [one for one in local_names(folder) if one not in names.OLD_INDEX_NAMES]
+    if not present:
+        return 0
+    paths = [os.path.join(folder, one) for one in present]
+    try:
+        with (closing(open_reader(request.tier)) as reader,
+              compaction.opened_as(settings.shape)(paths[-1]) as file):
+            if not compaction.is_uploaded(reader, run.metadata, run.options.cluster,
+                                          run.options.broker, file):
+                return 0
+    except (FormatError, RefusedError):  # told where the file is fed or uploaded
+        return 0
+    return _upload_index(request, settings, run, paths, clock)
 
 
 def _upload_index(request: Request, settings: TierSettings, run: Dispatch, paths: list[str],

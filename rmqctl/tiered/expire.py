@@ -108,6 +108,10 @@ class _Expiring:
             with open(path, "rb") as file:
                 return read_metadata(file.read())
         except FileNotFoundError:
+            if os.path.lexists(f"{path}.bak"):
+                raise RefusedError(f"{path} is missing, only its backup is there, which may have "
+                                   "reserve times of topics: `rmqctl tiered recover` makes it "
+                                   "anew") from None
             self._notes.append(f"{path} is missing: no topic's reserve time is known, and "
                                "`rmqctl tiered recover` makes it anew")
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rmqctl.errors import FormatError, StoreIOError
@@ -31,6 +32,17 @@ def enter(queue: FlatQueue, metadata: Metadata, now: int) -> int:
                 metadata.put_segment(new)
                 changed += 1
     return changed
+
+
+def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
+    """A topic that has messages and no entry: metadata was lost, or is an old one. Its id stands
+    in the index, and another one must not be given out. An entry is saved before a message goes.
+    """
+    for queue in queues:
+        if queue.name.topic not in metadata.topics and any(
+                one.size for one in queue.commit_log.segments):
+            return queue.name.topic
+    return None
 
 
 def _times(queue: FlatQueue, kind: str, segment: Segment) -> tuple[int, int]:

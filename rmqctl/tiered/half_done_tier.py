@@ -13,6 +13,7 @@ from rmqctl.tiered import metadata_file
 from rmqctl.tiered.feeding import open_feeder
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.half_done import Completed, complete, rehearse
+from rmqctl.tiered.half_done_metadata import unknown_topic
 from rmqctl.tiered.locking import held
 from rmqctl.tiered.settings import resolve
 from rmqctl.tiered.tier import Tier
@@ -71,6 +72,10 @@ def _refuse(tier: Tier, path: str) -> None:
     if tier.metadata.old or tier.metadata.faults:
         raise RefusedError(f"{path}: something in it would be lost when it is written anew; see "
                            "`rmqctl tiered recover`")
+    topic = unknown_topic(tier.queues(), tier.metadata)
+    if topic is not None:
+        raise RefusedError(f"{path} does not know the topic {topic}, which is in the tier; "
+                           "`rmqctl tiered recover` finds its id in the index")
 
 
 def _enter(queue: FlatQueue, tier: Tier, now: int) -> int:

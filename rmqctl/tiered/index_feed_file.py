@@ -222,22 +222,28 @@ class FeedFile:
     def rewind(self, items: int) -> None:
         """Forgets all items behind number ``items``, at once and for good. StoreIOError.
 
-        The end timestamp stays: what is forgotten is to be put again. ValueError where fewer are
-        committed.
+        The end is the latest that fits what is left: items know their time to the second.
+        ValueError where fewer are committed.
         """
         if not 0 <= items <= self.items:
             raise ValueError(f"{items} of {self.items} items cannot be kept")
         self._pending, self._waiting = [], 0
         before = self._heads.copy()
         self._heads[:] = 0
+        most = None
         with FileSource(self.path) as source:
             for number, found in self._read(source, 1, items):
+                newest = int(found["time_diff"].max())
+                most = newest if most is None else max(most, newest)
                 slot = slots_of(found["key_hash"], self.shape.slots)
                 # Of several that go to one place the last stays, which is the newest.
                 self._heads[slot] = np.arange(number, number + len(found), dtype=np.int32)
         self.items = items
-        if not items:
+        if most is None:
             self.end_timestamp = 0
+        else:
+            latest = self.timestamp + most * 1000 + (999 if most >= 0 else 0)
+            self.end_timestamp = min(self.end_timestamp, latest)
         self._replace_heads(before)
         self.commit()
 

@@ -8,6 +8,7 @@ lost. Nothing is changed here.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from rmqctl.formats.tiered_old_metadata import read as read_metadata
 from rmqctl.repair.plan import Create, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
 from rmqctl.tiered import recover_index, recover_metadata, recover_votes
-from rmqctl.tiered.index_file import COMPACTED, OPEN, IndexFile, LocalIndex
+from rmqctl.tiered.flat_file import FlatFile
+from rmqctl.tiered.index_file import OPEN, IndexFile, LocalIndex
 from rmqctl.tiered.progress import IndexProgress
 from rmqctl.tiered.recover_facts import HealedQueue
+from rmqctl.tiered.recover_judge import told_slots
 from rmqctl.tiered.recover_layout import max_units
 from rmqctl.tiered.recover_queue import heal
 from rmqctl.tiered.recover_scope import Scope
@@ -71,6 +74,7 @@ class _Recovery:
         self._tier, self._scope, self._folder, self._wishes = tier, scope, folder, wishes
         self._now = now_ms()
         self._notes: list[str] = []
+        self._uploaded_slots: Counter[int] = Counter()
         self._queues = [queue for name, queue in sorted(
             tier.found.queues.items(), key=lambda one: (one[0].topic, one[0].queue_id))
             if (name.cluster, name.broker) == (scope.cluster, scope.broker)]
@@ -84,14 +88,14 @@ class _Recovery:
         make_folders(self._folder, durable=False)
         self._look_at_problems()
         healed = self._heal_queues(watch)
-        with closing(LocalIndex(self._tier.local_index_folder, self._slots(None),
-                                self._wishes.index_max)) as local:
-            flat = self._tier.found.indexes.get((self._scope.cluster, self._scope.broker))
+        flat = self._tier.found.indexes.get((self._scope.cluster, self._scope.broker))
+        self._uploaded_slots = Counter(told_slots(flat))
+        with closing(self._local()) as local:
             index = recover_index.look(flat, local, self._index_entries(),
                                        changes="index" in parts)
             found, changes = self._topics(index.files, healed)
             if "index" in parts:
-                self._heal_index(index, found, healed)
+                self._heal_index(index, flat, found, healed)
         steps: list[Step] = []
         actions: list[Action] = []
         for one in healed:
@@ -209,22 +213,38 @@ class _Recovery:
 
     # -- index ------------------------------------------------------------------------------------
 
-    def _slots(self, files: Sequence[IndexFile] | None) -> int | None:
+    def _slots(self) -> int | None:
+        """As given, as most uploaded files have it, as noted in the tier."""
         if self._wishes.index_slots is not None:
             return self._wishes.index_slots
-        known = [one.shape.slots for one in files or () if one.form == COMPACTED]
-        if known:
-            return known[-1]
+        if self._uploaded_slots:
+            return self._uploaded_slots.most_common(1)[0][0]
         return recall(self._tier.reader)[0].get("index_slots")
 
-    def _heal_index(self, index: recover_index.HealedIndex, found: meta.Metadata,
-                    healed: Sequence[HealedQueue]) -> None:
+    def _local(self) -> LocalIndex:
+        folder, wishes = self._tier.local_index_folder, self._wishes
+        found = LocalIndex(folder, self._slots(), wishes.index_max)
+        if wishes.index_slots is None and any(isinstance(one, FormatError)
+                                              for one in found.errors):
+            # A broker that was configured otherwise since has made others.
+            again = LocalIndex(folder, None, wishes.index_max)
+            if len(again.errors) < len(found.errors):
+                found.close()
+                return again
+            again.close()
+        return found
+
+    def _heal_index(self, index: recover_index.HealedIndex, flat: FlatFile | None,
+                    found: meta.Metadata, healed: Sequence[HealedQueue]) -> None:
         if self._tier.home is None and not self._wishes.all_index:
             self._notes.append("the broker's local root is not known, so neither are the index "
                                "files that are not uploaded: lost items are not looked for "
                                "(--metadata FILE names it)")
             return
-        if not index.files and not index.steps and not self._wishes.all_index:
+        there = index.files or index.steps or index.broken or index.unread
+        # That there was one metadata says, how it is laid out the notes of the tier.
+        known = self._index_entries() and self._slots() is not None
+        if not there and not known and not self._wishes.all_index:
             if any(one.commit_log for one in healed):
                 self._notes.append("there is no index file at all: --only index makes one from "
                                    "the messages")
@@ -233,13 +253,16 @@ class _Recovery:
             self._notes.append("a `tiered dispatch` was interrupted: run again it indexes what it "
                                "had uploaded, and lost items are not looked for before")
             return
-        if index.unread and not self._wishes.all_index:
-            self._notes.append(f"{index.unread[0]}; items may be in it, so lost ones are not "
+        local = [one.shape for one in index.files if one.form == OPEN]
+        slots = self._slots() or (local[-1].slots if local else None)
+        unread = index.unread + ([] if slots else [f"{path}: {why}" for path, why in index.broken])
+        if unread and not self._wishes.all_index:
+            self._notes.append(f"{unread[0]}; items may be in it, so lost ones are not "
                                "looked for (--index-slots tells its layout, --only index goes on "
                                "without it)")
             return
-        local = [one.shape for one in index.files if one.form == OPEN]
-        slots = self._slots(index.files) or (local[-1].slots if local else None)
+        recover_index.discard_broken(index)
+        pairs = [(one.view or queue, one) for queue, one in zip(self._queues, healed, strict=True)]
         if slots is None:
             slots = fmt.DEFAULT_SLOTS
             self._notes.append(f"no index file tells the number of hash slots: {slots}, a broker's "
@@ -247,13 +270,10 @@ class _Recovery:
         noted = recall(self._tier.reader)[0].get("index_max")
         most = (self._wishes.index_max or noted
                 or (local[-1].max_items if local else fmt.DEFAULT_MAX_ITEMS))
-        ids = {topic: one.topic_id for topic, one in found.topics.items()}
-        pairs = [(one.view or queue, one) for queue, one in zip(self._queues, healed, strict=True)]
-        since = recover_index.expired_before(index, self._index_entries())
         forms = [one.shape.old for one in index.files if one.items]
         shape = fmt.Shape(slots, most, bool(forms) and all(forms))
-        recover_index.rebuild(index, pairs, ids, (self._scope.cluster, self._scope.broker), shape,
-                              os.path.join(self._folder, "index"), since)
+        recover_index.rebuild(index, flat, pairs, found, (self._scope.cluster, self._scope.broker),
+                              shape, os.path.join(self._folder, "index"), self._index_entries())
 
     def _is_dispatched(self, healed: Sequence[HealedQueue]) -> bool:
         """Whether rmqctl itself has still to index what it uploaded."""

@@ -124,8 +124,7 @@ def _entry(path: str, number: int, one: SegmentFacts, old: SegmentEntry | None, 
     begin, end = one.begin, one.end
     before = old.begin_timestamp, old.end_timestamp
     same = old.size == one.size and old.begin_timestamp != NEVER
-    if one.quirk == before or (moved and same) or (number == 2 and same
-                                                   and begin == old.begin_timestamp):
+    if one.quirk == before or (moved and same):
         begin, end = before
     elif not one.known and old.begin_timestamp != NEVER:
         begin = min(begin, old.begin_timestamp)

@@ -7,14 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmqctl.errors import FormatError, NotAStoreError, UsageError
-from rmqctl.formats import tiered_names as names
 from rmqctl.formats.tiered_old_metadata import read
 from rmqctl.tiered.storage import is_url
-from rmqctl.tiered.tier import Tier, find_metadata, home_of
-
-_OF_A_BROKER = ("config", "commitlog", "consumequeue", names.LOCAL_INDEX_FOLDER, "lock",
-                "checkpoint", "abort")
-"""What shows that a folder is a broker's local root."""
+from rmqctl.tiered.tier import Tier, home_of, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +34,6 @@ def open_tier(root: str, metadata: str | None) -> Tier:
     if path is not None:
         tier.metadata_path, tier.home = path, home_of(path)
     return tier
-
-
-def place_of(tier: Tier) -> str | None:
-    """Where the metadata of a tier lies or lay; None where nothing tells."""
-    found = find_metadata(tier.name)
-    if found is not None:
-        return found.removesuffix(".bak")
-    root = os.path.abspath(tier.name)
-    above = os.path.dirname(root)
-    if os.path.isdir(os.path.join(root, "config")):
-        home = root
-    elif any(os.path.lexists(os.path.join(above, one)) for one in _OF_A_BROKER):
-        home = above
-    else:
-        return None
-    path = os.path.join(home, "config", names.METADATA_NAME)
-    return path if os.path.isabs(tier.name) else os.path.relpath(path)
 
 
 def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:

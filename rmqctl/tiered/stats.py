@@ -45,7 +45,7 @@ class Query:
 @dataclass(slots=True)
 class Figures:
     """``brokers``: the sums of each. ``orphans`` are whole messages that no unit leads to;
-    ``bytes_other`` are codas and whatever else is no message.
+    ``bytes_other`` are codas and whatever else is no message. ``is_whole``: all could be read.
     """
 
     brokers: dict[str, Aggregate] = field(default_factory=dict)
@@ -56,6 +56,7 @@ class Figures:
     index_items: int = 0
     index_bytes: int = 0
     problems: list[str] = field(default_factory=list)
+    is_whole: bool = True
 
 
 def collect(tier: Tier, query: Query, *, apart: bool = False,
@@ -69,6 +70,11 @@ def collect(tier: Tier, query: Query, *, apart: bool = False,
     full = {name: one.candidates for name, one in figures.brokers.items() if one.is_full}
     if full:
         figures = _pass(tier, query, full, apart, None)
+    for problem in tier.problems:
+        if problem.unreadable and (query.topic is None or problem.path.split("/")[2:3] in (
+                [], [query.topic])):
+            figures.problems.append(problem.reason)
+            figures.is_whole = False
     for _, flat in tier.indexes(query.broker):
         for one in uploaded(flat):
             if isinstance(one, IndexFile):
@@ -91,6 +97,7 @@ def _pass(tier: Tier, query: Query, only: dict[str, list[Key]], apart: bool,
             _queue(queue, figures.brokers[name], figures, progress)
         except StoreIOError as error:
             figures.problems.append(str(error))
+            figures.is_whole = False
     return figures
 
 

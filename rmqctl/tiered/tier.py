@@ -19,7 +19,12 @@ from rmqctl.formats import tiered_names as names
 from rmqctl.formats.tiered_old_metadata import read as read_metadata
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.home_note import noted
 from rmqctl.tiered.storage import Reader, is_url, open_reader
+
+_OF_A_BROKER = ("config", "commitlog", "consumequeue", names.LOCAL_INDEX_FOLDER, "lock",
+                "checkpoint", "abort")
+"""What shows that a folder is a broker's local root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,16 @@ class Tier:
                 yield queue
 
     def queue(self, topic: str, queue_id: int, broker: str | None = None) -> FlatQueue | None:
-        """One queue; None where there is none. UsageError where several brokers have it."""
+        """One queue; None where there is none. UsageError where several brokers have it.
+
+        StoreIOError where a folder that it may be in cannot be read.
+        """
         found = list(self.queues(topic, queue_id, broker))
+        for one in () if found else self.problems:
+            steps = one.path.split("/")
+            if one.unreadable and all(name in (None, step) for name, step in zip(
+                    (broker, topic, str(queue_id)), steps[1:], strict=False)):
+                raise StoreIOError(one.reason)
         if len(found) > 1:
             brokers = ", ".join(sorted({one.name.broker for one in found}))
             raise UsageError(f"{topic}/{queue_id} is there for several brokers ({brokers}): "
@@ -169,7 +182,7 @@ def tier_root(root: str) -> str:
 
 def find_metadata(root: str) -> str | None:
     """The metadata that belongs to a tier root: in ``config/`` of it or of the folder above it, or
-    in it. Relative to the working folder where ``root`` is.
+    in it; else where the tier was fed from. Relative to the working folder where ``root`` is.
     """
     behind_url = is_url(root)
     relative = not behind_url and not os.path.isabs(root)
@@ -184,7 +197,28 @@ def find_metadata(root: str) -> str | None:
                         return path
             elif not behind_url and os.path.isfile(path):
                 return os.path.relpath(path) if relative else path
-    return None
+    place = None if behind_url else noted(root)
+    return place if place is not None and os.path.isfile(place) else None
+
+
+def place_of(tier: Tier) -> str | None:
+    """Where the metadata of a tier in a folder lies or lay; None where nothing tells."""
+    found = find_metadata(tier.name)
+    if found is not None:
+        return found.removesuffix(".bak")
+    root = os.path.abspath(tier.name)
+    before = noted(root)
+    if before is not None:
+        return before
+    above = os.path.dirname(root)
+    if os.path.isdir(os.path.join(root, "config")):
+        home = root
+    elif any(os.path.lexists(os.path.join(above, one)) for one in _OF_A_BROKER):
+        home = above
+    else:
+        return None
+    path = os.path.join(home, "config", names.METADATA_NAME)
+    return path if os.path.isabs(tier.name) else os.path.relpath(path)
 
 
 def _exists(path: str) -> bool:
@@ -218,7 +252,7 @@ def _look(reader: Reader) -> Found:
     for cluster, path in _folders(reader, "", found):
         parsed = names.parse_cluster(cluster)
         if parsed is None:
-            if cluster not in (".rmqctl", "config"):
+            if cluster not in (".rmqctl", "config", names.LOCAL_INDEX_FOLDER):
                 found.problems.append(Problem(path, "no cluster's folder"))
             continue
         if not parsed[1]:

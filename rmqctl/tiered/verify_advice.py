@@ -13,6 +13,10 @@ _MENDED = frozenset({"tiered-cq-torn", "tiered-cq-missing", "tiered-cq-behind", 
                      "tiered-metadata-missing", "tiered-metadata-damaged",
                      "tiered-metadata-entry", "tiered-metadata-size", "tiered-segment-time"})
 """What the tiered files themselves still tell."""
+_REMADE = frozenset({"tiered-index-unreadable", "tiered-index-header", "tiered-index-slot",
+                     "tiered-index-chain", "tiered-index-hash", "tiered-index-item",
+                     "tiered-index-time"})
+"""Index files are made anew from the messages, where they are damaged."""
 _OFFERED = frozenset({"tiered-orphans", "tiered-index-missing"})
 """What is no damage, and may be mended."""
 
@@ -27,6 +31,8 @@ def _command(finding: Finding, root: str) -> str | None:
         return f"rmqctl tiered recover {shlex.quote(root)}"
     if finding.severity == INFO:
         return None
+    if finding.category in _REMADE:
+        return f"rmqctl tiered recover {shlex.quote(root)}"
     if finding.file is not None and finding.position is not None and not is_url(finding.file):
         return f"rmqctl tiered dump {shlex.quote(finding.file)} --at {finding.position}"
     return f"rmqctl tiered ls {shlex.quote(root)} --segments"

@@ -22,9 +22,10 @@ Progress = Callable[[int], None]
 class Coverage:
     """What a run looked at. Bytes of commit logs: the kinds add up to ``bytes_total``.
 
-    ``bytes_orphaned`` are in whole messages that no unit leads to, ``bytes_damaged`` in what is no
-    message. ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical offset
-    they had in the local store, which is gone.
+    ``bytes_orphaned`` are in whole messages that no unit leads to, ``bytes_zero`` and
+    ``bytes_damaged`` in what is no message; ``bytes_unverifiable`` as in ``verify``, of messages
+    that units lead to. ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical
+    offset they had in the local store, which is gone.
     """
 
     queues: int = 0
@@ -35,7 +36,9 @@ class Coverage:
     orphans: int = 0
     bytes_orphaned: int = 0
     bytes_coda: int = 0
+    bytes_zero: int = 0
     bytes_damaged: int = 0
+    bytes_unverifiable: int = 0
     property_crc_unverifiable: int = 0
     consumequeue_rows: int = 0
     rows_expired: int = 0
@@ -54,7 +57,16 @@ class Coverage:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        """As in ``verify``: ``bytes_total`` is ``bytes_in_messages`` (here with the orphans) +
+        ``bytes_blank`` (the codas) + ``bytes_zero`` + ``bytes_damaged``.
+        """
+        found = {}
+        for name in self.__slots__:
+            found[name] = getattr(self, name)
+            if name == "bytes_in_messages":
+                found[name] += self.bytes_orphaned
+                found["bytes_blank"] = self.bytes_coda
+        return found
 
 
 @dataclass(slots=True)

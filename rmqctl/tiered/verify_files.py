@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from rmqctl.checks.common import plural
-from rmqctl.checks.findings import Finding
+from rmqctl.checks.findings import INFO, Finding
 from rmqctl.errors import FormatError
 from rmqctl.formats import tiered_metadata as meta
 from rmqctl.formats import tiered_names as names
 from rmqctl.formats.tiered_old_metadata import read as read_metadata
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import QueueName
-from rmqctl.tiered.tier import Tier
+from rmqctl.tiered.storage import is_url
+from rmqctl.tiered.tier import Tier, place_of
 from rmqctl.tiered.verify_context import METADATA, TIER
 
 _HASHES = "the hash in the cluster's folder is wrong"
@@ -88,9 +89,14 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     """The metadata file itself, then what it says of files and what files say of it."""
     path = tier.metadata_path
     if path is None:
-        yield Finding("tiered-metadata-missing", METADATA, "no tieredStoreMetadata.json is in "
-                      "config/ beside the tier (--metadata names it): a broker would begin anew",
-                      tier.reader.where(""))
+        place = None if is_url(tier.name) else place_of(tier)
+        if place is not None:
+            yield Finding("tiered-metadata-missing", METADATA, f"{place} is not there: a broker "
+                          "would begin anew", tier.reader.where(""))
+        else:
+            yield Finding("tiered-metadata-missing", METADATA, "no tieredStoreMetadata.json lies "
+                          "beside the tier: files were not compared with it (--metadata names it)",
+                          tier.reader.where(""), severity=INFO)
         return
     if tier.metadata_error is not None:
         yield Finding("tiered-metadata-damaged", METADATA, tier.metadata_error, path)

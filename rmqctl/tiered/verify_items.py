@@ -33,7 +33,7 @@ MOST_EXPLAINED = 10_000
 
 
 @dataclass(slots=True)
-class _Tally:
+class Tally:
     """Items of one file that need no look at a message."""
 
     expired: int = 0
@@ -58,7 +58,7 @@ class Items:
         self.held = ExitStack()
         """What must stay open as long as items may be looked at."""
         self.has_empty = False
-        self._tallies: list[_Tally] = []
+        self._tallies: list[Tally] = []
         self._serial = metadata.serial
         self._queues = {_low(one.topic_id): set(metadata.queues.get(one.topic, ()))
                         for one in metadata.topics.values()}
@@ -67,7 +67,7 @@ class Items:
         for number, queue in enumerate(self.queues):
             topic = metadata.topics.get(queue.name.topic)
             if topic is not None and queue.name.queue_id < 1 << 31:
-                codes.append((_code(_low(topic.topic_id), queue.name.queue_id), number))
+                codes.append((code_of(_low(topic.topic_id), queue.name.queue_id), number))
             starts.append(queue.commit_log.start)
             empties.append(string_hash(f"{queue.name.topic}#"))
         codes.sort()
@@ -79,7 +79,7 @@ class Items:
     def start(self, file: IndexFile) -> None:
         """The items that follow are of this file."""
         self.files.append(file)
-        self._tallies.append(_Tally())
+        self._tallies.append(Tally())
 
     def take(self, first: int, items: Array) -> None:
         """A block of items; ``first`` is the number of the first of them."""
@@ -89,7 +89,7 @@ class Items:
             self.counted.items_unverifiable += len(items)
             return
         topic = items["topic_id"].astype(np.int64)
-        code = _code(topic, items["queue_id"].astype(np.int64))
+        code = code_of(topic, items["queue_id"].astype(np.int64))
         at = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
         known = self._codes[at] == code
         if not known.all():
@@ -107,7 +107,7 @@ class Items:
         out["time_diff"] = items["time_diff"][rows]
         self.items.add(out)
 
-    def _unknown(self, tally: _Tally, topic: Array, queue_id: Array) -> None:
+    def _unknown(self, tally: Tally, topic: Array, queue_id: Array) -> None:
         """Items of queues without files: of those that metadata knows everything is expired, and
         a topic id that was given and is not there any more is of a removed topic.
         """
@@ -212,7 +212,7 @@ class Items:
         place, size = self._place(file, item)
         found = fmt.COMPACTED_ITEM.decode(file.read(place, fmt.COMPACTED_ITEM.size).ljust(
             fmt.COMPACTED_ITEM.size, b"\0"))
-        at = int(np.searchsorted(self._codes, _code(found.topic_id, found.queue_id)))
+        at = int(np.searchsorted(self._codes, code_of(found.topic_id, found.queue_id)))
         queue = self.queues[int(self._numbers[min(at, len(self._numbers) - 1)])]
         # A damaged message is told where it lies; that items lead to it is no trouble of theirs.
         severity = INFO if _leads_as_unit(queue, found) else ""
@@ -277,7 +277,8 @@ def _low(topic_id: int) -> int:
     return (topic_id + (1 << 31)) % _I32 - (1 << 31)
 
 
-def _code(topic_id: Array | int, queue_id: Array | int) -> Array:
+def code_of(topic_id: Array | int, queue_id: Array | int) -> Array:
+    """Topic id and queue as one number."""
     found: Array = np.asarray(topic_id, np.int64) * _I32 + (np.asarray(queue_id, np.int64) % _I32)
     return found
 

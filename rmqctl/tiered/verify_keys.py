@@ -66,8 +66,11 @@ class MessageKeys:
         self._empty_too = empty_too
 
     def add(self, found: text.Properties, rows: Array, offset: Array, size: Array,
-            queue_offset: Array, time: Array, true_time: Array) -> None:
-        """The keys of messages (columns of one batch) whose ``rows`` (bool) are to be trusted."""
+            queue_offset: Array, time: Array, true_time: Array) -> tuple[Array, Array]:
+        """The keys of messages (columns of one batch) whose ``rows`` (bool) are to be trusted.
+
+        Returns of every key its row and its length in bytes.
+        """
         unique, keys = found.places(props.UNIQUE_KEY), found.places(props.KEYS)
         of, start, length = places.split(found.data, *keys[1:])
         row = np.concatenate([unique[0], keys[0][of]])
@@ -84,6 +87,7 @@ class MessageKeys:
             sharp = np.full(len(every), self._sharp, np.int64)
             self._put(every, sharp, rows, offset, size, queue_offset, time, true_time,
                       wanted=np.zeros(len(every), bool))
+        return row, length
 
     def _put(self, row: Array, signed: Array, rows: Array, offset: Array, size: Array,
              queue_offset: Array, time: Array, true_time: Array, wanted: Array) -> None:

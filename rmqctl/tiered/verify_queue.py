@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import append_crc, layout
+from rmqctl.formats import append_crc, layout, sysflag
 from rmqctl.formats import properties as props
-from rmqctl.formats.message import MAGIC_V1, Message
+from rmqctl.formats.message import MAGIC_V1, HostV4, HostV6, Message
 from rmqctl.formats.tiered_units import CODA_SIZE, UNIT_SIZE, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
-from rmqctl.scan.frames import Array, Batch, Span, gather, gather_int
+from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.walk import Walk
 from rmqctl.tiered.flat_file import Segment
 from rmqctl.tiered.flat_queue import FlatQueue
@@ -36,6 +36,10 @@ ENGINE_TIME = layout.field(Message, "store_timestamp", sys_flag=0, magic=MAGIC_V
 """Where a broker reads the store time of any message: right unless the born host is IPv6."""
 MAX_KEPT = 1 << 20
 """Messages without a unit, and spans of no message, that are looked into one by one."""
+_UNPROVEN = sum(layout.width_of(Message, name)[0] for name in (
+    "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
+"""Bytes of every message that nothing in a tier could prove wrong; hosts and properties besides."""
+_BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 _SEAL = props.CRC32.encode() + props.NAME_VALUE_SEPARATOR.encode()
 
 
@@ -182,17 +186,32 @@ class QueueCheck:
         self._seals(batch, matched)
         found = text.Properties(batch)
         numbers = self._topics.encode(topic)
-        codes, _, _ = self._tags.codes(found, numbers, batch.column("store_timestamp"))
+        codes, tagged, tags = self._tags.codes(found, numbers, batch.column("store_timestamp"))
         for at in np.flatnonzero(matched & (codes != units.tags_code)).tolist():
             place = self.units.place(int(queue_offset[at]))
             yield self.place.rows(
                 "tiered-cq-wrong-tag", f"tags code {int(units.tags_code[at])}, the message's is "
                 f"{int(codes[at])}", place, length=UNIT_SIZE, queue_offset=int(queue_offset[at]))
+        proven: Array = np.zeros(len(batch), np.int64)
+        proven[tagged] += tags
         if self._keys is not None:
             # The CRC is the body's: keys of a message with a bad one are as good as any.
-            self._keys.add(found, matched & right, offset,
-                           batch.column("total_size"), queue_offset, engine_time,
-                           batch.column("store_timestamp"))
+            row, length = self._keys.add(found, matched & right, offset,
+                                         batch.column("total_size"), queue_offset, engine_time,
+                                         batch.column("store_timestamp"))
+            np.add.at(proven, row, length)
+        self._count_unproven(batch, matched, proven)
+
+    def _count_unproven(self, batch: Batch, matched: Array, proven: Array) -> None:
+        """``proven``: bytes of each message's properties that unit or index were held against."""
+        flags = batch.column("sys_flag")[matched]
+        wide = sum(int((flags & bit != 0).sum()) for bit in (
+            sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))
+        each = _UNPROVEN + (_BY_INDEX if self._keys is None else 0)
+        self.place.counted.bytes_unverifiable += (
+            len(flags) * each + wide * layout.size_of(HostV6)
+            + (2 * len(flags) - wide) * layout.size_of(HostV4)
+            + int((batch.column("properties_length") - proven)[matched].sum()))
 
     def _order(self, batch: Batch, matched: Array) -> Iterator[Finding]:
         mine = batch.column("queue_offset")[matched]
@@ -229,7 +248,10 @@ class QueueCheck:
             if not rest:
                 return
             span = Span(span.kind, span.offset + CODA_SIZE, rest, span.reason, span.field)
-        counted.bytes_damaged += span.length
+        if span.kind == ZERO:
+            counted.bytes_zero += span.length
+        else:
+            counted.bytes_damaged += span.length
         self.times.partial.add(segment.base)
         if len(self.spans) < MAX_KEPT:
             self.spans.append(span)

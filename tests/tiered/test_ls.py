@@ -114,8 +114,7 @@ def test_filters_and_formats(tier: Small, rmqctl: Runner) -> None:
     rows = rmqctl("tiered", "ls", tier.home, "--topic", OTHER, "-o", "jsonl").expect(0).jsonl()
     assert [(row["kind"], row["topic"], row["min_offset"], row["commit_offset"])
             for row in rows] == [("queue", OTHER, 40, 42)]
-    rows = rmqctl("tiered", "ls", tier.home, "--broker", "nobody", "-o", "json").expect(0).json()
-    assert rows["queues"] == []
+    rmqctl("tiered", "ls", tier.home, "--broker", "nobody", "-o", "json").expect(2)
     text = rmqctl("tiered", "ls", tier.home, "-o", "csv").expect(0).out
     assert text.splitlines()[0] == ",".join(ls.QUEUE_COLUMNS)
     text = rmqctl("tiered", "ls", tier.home, "--segments", "-o", "tsv").expect(0).out

@@ -113,7 +113,7 @@ def test_the_tier_root_itself_and_its_metadata(golden: GoldenFolder, rmqctl: Run
     assert rmqctl("tiered", "read", root / "tieredstore", *words).expect(0).out == whole
     assert rmqctl("tiered", "read", root / "tieredstore", *words, "--metadata",
                   root / "config/tieredStoreMetadata.json").expect(0).out == whole
-    assert rmqctl("tiered", "read", root, *words, "--broker", "nobody").expect(0).out == ""
+    assert rmqctl("tiered", "read", root, *words, "--broker", "nobody").expect(2).out == ""
 
 
 def test_selections(golden: GoldenFolder, rmqctl: Runner) -> None:

@@ -14,7 +14,7 @@ from rmqctl.formats import tiered_metadata as meta
 from rmqctl.tiered import by_key
 from rmqctl.tiered.by_key_files import IndexFiles
 from rmqctl.tiered.index_file import IndexFile, uploaded
-from rmqctl.tiered.recover_items import LOST, Known, build_files, is_sound, mixed
+from rmqctl.tiered.recover_items import LOST, Known, build_files, mixed
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.support import cli
@@ -35,7 +35,6 @@ def items(root: Path) -> set[tuple[int, ...]]:
         for _, flat in tier.indexes():
             for one in uploaded(flat):
                 assert isinstance(one, IndexFile)
-                assert is_sound(one)
                 for _, block in one.blocks():
                     found.update(row[:5] for row in block.tolist())
     return found
@@ -127,16 +126,16 @@ def test_cut_short(root):
     assert items(root) == before
 
 
-def test_false_items_stay(root):
-    """They lead to nothing, and cost no more than a look."""
+def test_false_items_are_a_reason(root):
+    """They lead to nothing: the file is made anew, and has what it had."""
+    before = items(root)
     path = root / healing.INDEX / healing.name_of(0)
     data = bytearray(path.read_bytes())
     data[-14:-6] = (1 << 40).to_bytes(8)
     path.write_bytes(data)
     plan = healing.healed(root)
-    assert [one["action"] for one in plan["actions"]] == ["rebuild", "update"]
-    assert plan["actions"][0]["reason"].endswith(": 1")
-    assert path.read_bytes() == data
+    assert [one["action"] for one in plan["actions"]] == ["move aside", "rebuild", "update"]
+    assert items(root) == before
 
 
 def test_expired_index_files_do_not_come_back(root):
@@ -257,12 +256,50 @@ def test_an_interrupted_dispatch_indexes_what_it_uploaded(root, ours):
     assert any(one["action"] == "rebuild" for one in plan["actions"]) is not ours
 
 
-def test_a_local_file_that_cannot_be_read_may_have_them(golden_copy: GoldenFolder):
+def test_a_local_file_of_other_bytes(golden_copy: GoldenFolder):
+    """What it had comes from the messages; how many slots, other files say."""
     root = golden_copy(healing.LIVE)
     (local,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
     local.write_bytes(b"\x01" * 100)
-    plan = healing.recover(root)
-    assert plan["actions"] == []
+    plan = healing.healed(root)
+    assert plan["actions"][0]["target"] == str(local)
+    assert plan["actions"][0]["action"] == "move aside"
+    assert plan["actions"][1]["reason"].endswith(": 73")
+
+
+def test_a_local_file_may_have_items_where_no_slots_are_known(golden_copy: GoldenFolder):
+    root = golden_copy(healing.LIVE)
+    shutil.rmtree(root / healing.INDEX)
+    (local,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
+    local.write_bytes(b"\x01" * 100)
+    plan = healing.recover(root, "--only", "queues,index")
+    assert not any(one["action"] == "rebuild" for one in plan["actions"])
     assert any("--only index" in one for one in plan["notes"])
-    plan = healing.healed(root, "--only", "index")
-    assert plan["actions"][0]["reason"].endswith(": 73")
+    plan = healing.healed(root, "--index-slots", "64")
+    assert plan["actions"][0]["action"] == "move aside"
+    assert plan["actions"][1]["reason"].endswith(": 609")
+
+
+def test_the_tiers_notes_tell_the_layout(root):
+    """Where no index file is left, but metadata has some, all of it is made anew."""
+    before = items(root)
+    shutil.rmtree(root / healing.INDEX)
+    note = root / "tieredstore/.rmqctl/tier.json"
+    note.parent.mkdir()
+    note.write_text(json.dumps({"format": 1, "commit_log_max": 1 << 30,
+                                "consume_queue_max": 1000, "index_slots": 64, "index_max": 180}))
+    plan = healing.healed(root)
+    assert [one["action"] for one in plan["actions"]] == ["rebuild"] * 4 + ["update"]
+    assert items(root) == before
+    assert (root / healing.INDEX / healing.name_of(0)).stat().st_size == 28 + 8 * 64 + 28 * 179
+
+
+def test_a_local_file_tells_the_layout(golden_copy: GoldenFolder):
+    root = golden_copy(healing.LIVE)
+    before = items(root)
+    shutil.rmtree(root / healing.INDEX)
+    healing.healed(root)
+    assert items(root) == before
+    path = root / healing.INDEX / healing.name_of(0)
+    assert fmt.compacted_shape(fmt.HEADER.decode(path.read_bytes()),
+                               path.stat().st_size).slots == 64

@@ -1,0 +1,67 @@
+"""A tier that lies apart from its broker: where its metadata is, is noted in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from rmqctl.tiered.home_note import PLACE, noted
+from rmqctl.tiered.tier import Tier, find_metadata, place_of
+
+NAME = "tieredStoreMetadata.json"
+
+
+@pytest.fixture
+def apart(golden_copy, tmp_path, rmqctl):
+    """A store, and its tier in another place."""
+    store, tier = golden_copy("5.3.3/basic/store"), tmp_path / "far" / "tier"
+    rmqctl("tiered", "dispatch", store, tier, "--broker", "b").expect(0)
+    return store, tier
+
+
+def test_the_metadata_is_found(apart, rmqctl):
+    store, tier = apart
+    assert find_metadata(str(tier)) == str(store / "config" / NAME)
+    rmqctl("tiered", "verify", tier, "--local", store).expect(0)
+    found = rmqctl("tiered", "verify", tier, "-o", "json").expect(0).json()
+    assert found["coverage"]["items_proven"] > 0  # they are in the broker's local root
+
+
+def test_a_renamed_tier_is_still_the_same(apart):
+    store, tier = apart
+    renamed = tier.rename(tier.parent / "other")
+    assert noted(str(renamed)) == str(store / "config" / NAME)
+
+
+def test_a_copy_does_not_lead_to_the_metadata_of_the_original(apart, tmp_path, rmqctl):
+    _, tier = apart
+    copy = tmp_path / "copy" / "tier"
+    shutil.copytree(tier, copy)
+    assert noted(str(copy)) is None
+    found = rmqctl("tiered", "verify", copy, "-o", "json").expect(0).json()
+    missing = [one for one in found["findings"] if one["category"] == "tiered-metadata-missing"]
+    assert [one["severity"] for one in missing] == ["info"]
+    rmqctl("tiered", "recover", copy).expect(2)
+    rmqctl("tiered", "expire", copy, "--older-than", "1h").expect(2)
+
+
+def test_lost_metadata_is_missed_where_it_was(apart, rmqctl):
+    store, tier = apart
+    for name in (NAME, f"{NAME}.bak"):
+        (store / "config" / name).unlink(missing_ok=True)
+    with Tier.open(str(tier)) as opened:
+        assert place_of(opened) == str(store / "config" / NAME)
+    rmqctl("tiered", "verify", tier).expect(1)
+    rmqctl("tiered", "recover", tier, "--apply", "--yes").expect(0)
+    rmqctl("tiered", "verify", tier, "--local", store).expect(0)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"metadata": 1}', b'{"metadata": "a/b"}',
+                                  b'{"metadata": "/a\\u0000b", "folder": [1, 2]}', b"\xff" * 9])
+def test_a_note_that_is_none(tmp_path, text):
+    place = tmp_path / PLACE
+    place.parent.mkdir(parents=True)
+    place.write_bytes(text)
+    assert noted(os.fspath(tmp_path)) is None

@@ -1,0 +1,221 @@
+"""Index files with turned bits: what verify finds, recover mends, and undo brings back.
+
+In the golden tier, in slots, items and headers of uploaded files and of the open one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.formats import tiered_index as fmt
+from rmqctl.formats import tiered_metadata as meta
+from rmqctl.tiered import by_key
+from rmqctl.tiered.by_key_files import IndexFiles
+from rmqctl.tiered.tier import Tier
+from tests.conftest import GoldenFolder
+from tests.tiered import healing
+from tests.tiered.verifying import troubles, verified
+
+SLOTS, MOST = 64, 180
+SHAPE = fmt.Shape(SLOTS, MOST)
+
+
+def expected(golden: GoldenFolder) -> list[Any]:
+    found = json.loads((golden("5.3.3/tiered") / "expect.json").read_text())
+    return [one for one in found["extra"]["indexQueries"] if one["begin"] == 0]
+
+
+def check_keys(root: Path, queries: list[Any]) -> None:
+    """All that the engine found for a key is found."""
+    seen = 0
+    with Tier.open(str(root / "tieredstore")) as tier, IndexFiles.open(tier) as files:
+        assert not files.errors
+        for one in queries:
+            wanted = {each.rpartition(":")[0]
+                      for each in one["items(topicId:queueId:offset:size:timeDiff)"]}
+            found = {f"{each.topic_id}:{each.queue_id}:{each.commit_log_offset}:{each.size}"
+                     for each in by_key.items_as_broker(files, one["topic"], one["key"], 1000, 0,
+                                                        one["end"])}
+            assert wanted <= found
+            seen += len(wanted)
+    assert seen > 8
+
+
+def local_file(root: Path) -> Path:
+    (found,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
+    return found
+
+
+def turn(path: Path, at: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def damage(chosen: random.Random, root: Path, path: Path,
+           place: Callable[[random.Random], tuple[int, int]]) -> None:
+    """Turns a bit that something contradicts: an item may come to be one of an expired message,
+    and an end to be one of the same second.
+    """
+    for _ in range(40):
+        at, bit = place(chosen)
+        turn(path, at, bit)
+        if troubles(verified(root)):
+            return
+        turn(path, at, bit)
+    raise AssertionError(path)
+
+
+def mended(root: Path, queries: list[Any]) -> list[str]:
+    """Verify finds it and names recover, recover mends it, undo brings it back. The categories."""
+    before = healing.content(root)
+    found = troubles(verified(root))
+    assert found
+    assert all(str(one.next).startswith("rmqctl tiered recover ") for one in found)
+    healing.recover(root)
+    after = troubles(verified(root))
+    assert [(one.category, one.detail) for one in after] == []
+    assert healing.recover(root, apply=False)["actions"] == []
+    check_keys(root, queries)
+    sound = {name for name in before if healing.INDEX in name}
+    left = healing.changed(before, healing.content(root))
+    assert len(sound & left) <= 1
+    healing.undo(root)
+    assert not healing.changed(before, healing.content(root))
+    return [one.category for one in found]
+
+
+def in_header(name: str) -> Callable[[random.Random], tuple[int, int]]:
+    """(a byte of a header's field, a bit of it)."""
+    one = fmt.HEADER.field(name)
+    return lambda chosen: (one.offset + chosen.randrange(one.size), chosen.randrange(8))
+
+
+def in_unit(unit: Any, start: int, name: str, count: int) -> Callable[
+        [random.Random], tuple[int, int]]:
+    """The same of a field of one of ``count`` units."""
+    one = unit.field(name)
+    return lambda chosen: (start + chosen.randrange(count) * unit.size + one.offset
+                           + chosen.randrange(one.size), chosen.randrange(8))
+
+
+UPLOADED = {
+    "magic": in_header("magic"),
+    "begin_timestamp": in_header("begin_timestamp"),
+    "end_timestamp": in_header("end_timestamp"),
+    "slot_count": in_header("slot_count"),
+    "item_count": in_header("item_count"),
+    "position": in_unit(fmt.COMPACTED_SLOT, fmt.HEADER.size, "position", SLOTS),
+    "length": in_unit(fmt.COMPACTED_SLOT, fmt.HEADER.size, "length", SLOTS),
+    **{name: in_unit(fmt.COMPACTED_ITEM, SHAPE.items_at, name, 70) for name in (
+        "key_hash", "topic_id", "queue_id", "commit_log_offset", "size", "time_diff")},
+}
+LOCAL = {
+    "magic": in_header("magic"),
+    "begin_timestamp": in_header("begin_timestamp"),
+    "slot_count": in_header("slot_count"),
+    "item_count": in_header("item_count"),
+    "slot": in_unit(fmt.SLOT, fmt.HEADER.size, "item", SLOTS),
+    **{name: in_unit(fmt.ITEM, SHAPE.item_position(1), name, 70) for name in (
+        "key_hash", "topic_id", "queue_id", "commit_log_offset", "size", "time_diff", "previous")},
+}
+
+
+SAMPLE = 5
+"""Fields that are tried at a time; each takes about a second."""
+
+
+@pytest.mark.parametrize("number", range(SAMPLE))
+def test_uploaded(golden: GoldenFolder, golden_copy: GoldenFolder, seed: int, number: int) -> None:
+    field = random.Random(seed).sample(list(UPLOADED), SAMPLE)[number]
+    chosen, root = random.Random(f"{seed}{field}"), golden_copy(healing.GOLDEN)
+    base = chosen.choice((0, 5524, 11076, 16628))
+    damage(chosen, root, root / healing.INDEX / healing.name_of(base), UPLOADED[field])
+    mended(root, expected(golden))
+
+
+@pytest.mark.parametrize("number", range(SAMPLE))
+def test_open(golden: GoldenFolder, golden_copy: GoldenFolder, seed: int, number: int) -> None:
+    field = random.Random(seed).sample(list(LOCAL), SAMPLE)[number]
+    chosen, root = random.Random(f"{seed}{field}"), golden_copy(healing.LIVE)
+    damage(chosen, root, local_file(root), LOCAL[field])
+    mended(root, expected(golden))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(60))
+def test_many(golden: GoldenFolder, golden_copy: GoldenFolder, number: int) -> None:
+    chosen = random.Random(number)
+    for fields, name in ((UPLOADED, healing.GOLDEN), (LOCAL, healing.LIVE)):
+        root = golden_copy(name)
+        path = (local_file(root) if fields is LOCAL else root / healing.INDEX / healing.name_of(
+            chosen.choice((0, 5524, 11076, 16628))))
+        damage(chosen, root, path, fields[chosen.choice(list(fields))])
+        mended(root, expected(golden))
+
+
+def test_a_file_that_is_made_anew_has_its_own_times(golden_copy: GoldenFolder) -> None:
+    """The entry of the file that was there does not stay, though base, size and begin are those
+    of the new one.
+    """
+    root = golden_copy(healing.GOLDEN)
+    path = root / healing.INDEX / healing.name_of(16628)
+    path.write_bytes(b"\0" + path.read_bytes()[1:])
+    healing.recover(root)
+    header = fmt.HEADER.decode(path.read_bytes())
+
+    def change(found: meta.Metadata) -> None:
+        table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
+        table[16628] = replace(table[16628], end_timestamp=header.end_timestamp + 99_000)
+
+    healing.change_metadata(root, change)
+    assert [one.category for one in troubles(verified(root))] == ["tiered-segment-time"]
+    path.write_bytes(b"\0" + path.read_bytes()[1:])
+    healing.recover(root)
+    assert troubles(verified(root)) == []
+    found = meta.parse((root / healing.METADATA).read_bytes())
+    entry = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"][16628]
+    assert (entry.begin_timestamp, entry.end_timestamp) == (header.begin_timestamp,
+                                                            header.end_timestamp)
+
+
+def test_stale_times_of_a_sound_file(golden_copy: GoldenFolder) -> None:
+    root = golden_copy(healing.GOLDEN)
+    before = healing.content(root)
+
+    def change(found: meta.Metadata) -> None:
+        table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
+        table[5524] = replace(table[5524], end_timestamp=table[5524].end_timestamp - 99_000)
+
+    healing.change_metadata(root, change)
+    assert [one.category for one in troubles(verified(root))] == ["tiered-segment-time"]
+    healing.recover(root)
+    assert healing.changed(before, healing.content(root)) <= {healing.METADATA}
+    assert troubles(verified(root)) == []
+
+
+def test_lost_messages_are_no_fault_of_their_items(golden_copy: GoldenFolder) -> None:
+    root = golden_copy(healing.GOLDEN)
+    path = min((root / healing.BROKER).glob("TP_user_Topic/0/COMMIT_LOG/*"))
+    path.write_bytes(path.read_bytes()[:3000] + bytes(2000) + path.read_bytes()[5000:])
+    index = {one: one.read_bytes() for one in (root / healing.INDEX).iterdir()}
+    healing.recover(root)
+    assert {one: one.read_bytes() for one in (root / healing.INDEX).iterdir()} == index
+
+
+def test_two_neighbours_take_their_places(golden: GoldenFolder, golden_copy: GoldenFolder) -> None:
+    root = golden_copy(healing.GOLDEN)
+    names = sorted(one.name for one in (root / healing.INDEX).iterdir())
+    for base in (0, 5524):
+        turn(root / healing.INDEX / healing.name_of(base), SHAPE.items_at + 20, 3)
+    healing.recover(root)
+    assert troubles(verified(root)) == []
+    assert sorted(one.name for one in (root / healing.INDEX).iterdir()) == names
+    check_keys(root, expected(golden))
