@@ -110,7 +110,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("tiered dump", "read-only", _TIERED, "One file of a tier, record by record"),
     _spec("tiered dispatch", "mutates", _TIERED, "Upload a local store's messages to a tier"),
     _spec("tiered commit", "mutates", _TIERED, "Complete an upload that was killed"),
-    _spec("tiered compact", "mutates", _TIERED, "Rearrange full index files and upload them"),
+    _spec("tiered compact", "mutates", _TIERED, "Rearrange local index files and upload them"),
     _spec("tiered recover", "mutates", _TIERED, "Make a tier whole from its files alone"),
     _spec("tiered expire", "mutates", _TIERED,
           "Take expired files of a tier away, as a broker would"),

@@ -144,7 +144,7 @@ def load(spec: CommandSpec) -> Command:
         name=spec.name[-1],
         cls=Command,
         short_help=spec.help,
-        epilog=f"Effect: {spec.effect}: {EFFECTS[spec.effect]}.",
+        epilog=f"Effect: {spec.effect}: {_promise(spec)}.",
         context_settings=dict(CONTEXT_SETTINGS),
     )(module.command)
     command: Any = typer.main.get_command(app)
@@ -170,6 +170,12 @@ def fill(root: Group, registry: Iterable[CommandSpec], groups: Iterable[GroupSpe
             group_of(spec.name).default = spec
         else:
             group_of(spec.name[:-1]).add_command(Placeholder(spec))
+
+
+def _promise(spec: CommandSpec) -> str:
+    if spec.name[0] == "tiered" and spec.effect == "mutates":
+        return "changes DIR, and in its broker's local root the metadata and index files"
+    return EFFECTS[spec.effect]
 
 
 def _group(spec: GroupSpec) -> Group:

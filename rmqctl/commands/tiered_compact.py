@@ -1,4 +1,4 @@
-"""``rmqctl tiered compact``: full local index files, rearranged and uploaded."""
+"""``rmqctl tiered compact``: local index files, rearranged and uploaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rmqctl.commands.tiered_options import (
     TieredIndexMax,
     TieredIndexSlots,
 )
-from rmqctl.errors import ExitCode, UsageError
+from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -49,9 +49,10 @@ def command(
     ] = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also the newest file, which could still receive items: as a "
-                     "broker from 5.3.1 on does at a clean shutdown."),
-    ] = False,
+        typer.Option("--all/--full", help="All files, also the newest, which could still receive "
+                     "items: as a broker from 5.3.1 on does at a clean shutdown. Or only full "
+                     "ones, as while it runs."),
+    ] = True,
     dry_run: DryRun = False,
     metadata: MetadataFile = None,
     broker: Broker = None,
@@ -77,16 +78,16 @@ def command(
     verbose: Verbose = 0,
     no_progress: NoProgress = False,
 ) -> None:
-    """Rearrange full local index files and upload them, as a broker's index service does.
+    """Rearrange local index files and upload them, as a broker's index service does.
 
     What changes is DIR, the broker's metadata and tiered_index_file/ in its local root. Each file
-    of that folder but the newest becomes the next INDEX segment of the tier, its items sorted by
-    slot, byte by byte as a broker makes it; then it is moved to .rmqctl/aside/ of the local root.
-    Files without items only go there. Where a crash left items that no chain leads to, they are
-    found by their hashes. A run that is killed is completed by the next one. Exit code 1 when
-    there is nothing to do.
+    of that folder becomes the next INDEX segment of the tier, its items sorted by slot, byte by
+    byte as a broker makes it; then it is moved to .rmqctl/aside/ of the local root. Files without
+    items only go there. Where a crash left items that no chain leads to, they are found by their
+    hashes. A run that is killed is completed by the next one.
 
-        rmqctl tiered compact STORE/tieredstore --all
+        rmqctl tiered compact STORE/tieredstore
+        rmqctl tiered compact STORE/tieredstore --full
 
         rmqctl tiered compact --file tiered_index_file/1795233794638 --out compacted
     """
@@ -102,13 +103,11 @@ def command(
     from rmqctl.tiered.compaction_local import Wanted
 
     wanted = Wanted(root, metadata, cluster, broker, everything, index_slots, index_max)
-    count = out.rows(_rows(out, wanted, dry_run=dry_run), _COLUMNS,
-                     brief=_BRIEF, empty="no full index files",
-                     render={"timestamp": time_text, "items": count_text, "bytes": size_text})
+    out.rows(_rows(out, wanted, dry_run=dry_run), _COLUMNS,
+             brief=_BRIEF, empty="no index files to upload",
+             render={"timestamp": time_text, "items": count_text, "bytes": size_text})
     if dry_run:
         out.note("dry run: nothing was uploaded")
-    if not count:
-        raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 def _rows(out: Output, wanted: Wanted, *, dry_run: bool) -> Iterator[dict[str, Any]]:
