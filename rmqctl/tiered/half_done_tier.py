@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from rmqctl.errors import RefusedError, UsageError
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.tiered_metadata import QueueEntry, TopicEntry
 from rmqctl.tiered import metadata_file
 from rmqctl.tiered.feeding import open_feeder
@@ -50,6 +50,7 @@ def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
             raise UsageError(f"{root}: no tieredStoreMetadata.json is found; name it with "
                              "--metadata, or make it with `rmqctl tiered recover`")
         if dry_run:
+            _refuse(tier, path)
             for queue in tier.queues():
                 yield Committed(queue, rehearse(queue, tier.metadata))
             return
@@ -67,6 +68,10 @@ def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
 
 
 def _refuse(tier: Tier, path: str) -> None:
+    """RefusedError; StoreIOError where a part of the tier cannot be looked at."""
+    for one in tier.problems:
+        if one.unreadable:
+            raise StoreIOError(one.reason)
     if tier.metadata_error is not None:
         raise RefusedError(f"{tier.metadata_error}; `rmqctl tiered recover` rebuilds it")
     if tier.metadata.old or tier.metadata.faults:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.errors import StoreIOError
 from rmqctl.formats import tiered_metadata as meta
 from rmqctl.formats.tiered_names import COMMIT_LOG, CONSUME_QUEUE
 from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.storage import PosixReader
 from tests.support import cli, snapshot
 from tests.tiered.dispatching import (
     METADATA,
@@ -292,3 +294,24 @@ def test_other_sizes_than_before_are_said(store):
     done = cli.run("tiered", "dispatch", store, store / "tier", "--commitlog-max-size", "1MiB")
     assert "1048576 now, 3000 before" in done.expect(0).err
     assert_consistent(store, store / "tier")
+
+
+@pytest.mark.parametrize("how", [[], ["--dry-run"]])
+def test_what_cannot_be_looked_at_is_not_whole(golden_copy, rmqctl, monkeypatch, how):
+    root = golden_copy("5.3.3/tiered/store")
+    listed = PosixReader.list
+
+    def refusing(self, folder):
+        if folder.endswith(f"/{CONSUME_QUEUE}"):
+            raise StoreIOError(f"cannot list {folder}: permission denied (EACCES)")
+        return listed(self, folder)
+
+    monkeypatch.setattr(PosixReader, "list", refusing)
+    assert "cannot list" in rmqctl("tiered", "commit", root, *how).expect(5).err
+
+
+def test_a_dry_run_refuses_what_the_run_refuses(golden_copy, rmqctl):
+    root = golden_copy("5.3.3/tiered/store")
+    (root / "config" / "tieredStoreMetadata.json").write_bytes(b"{")
+    for how in ([], ["--dry-run"]):
+        assert "recover" in rmqctl("tiered", "commit", root, *how).expect(6).err
