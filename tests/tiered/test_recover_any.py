@@ -84,7 +84,7 @@ def test_any_tier(golden: GoldenFolder, tmp_path, seed):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(5))
 def test_many_tiers(golden: GoldenFolder, tmp_path, number):
     chosen = random.Random(number)
     for at in range(10):

@@ -150,7 +150,7 @@ def test_open(golden: GoldenFolder, golden_copy: GoldenFolder, seed: int, number
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize("number", range(20))
 def test_many(golden: GoldenFolder, golden_copy: GoldenFolder, number: int) -> None:
     chosen = random.Random(number)
     for fields, name in ((UPLOADED, healing.GOLDEN), (LOCAL, healing.LIVE)):
