@@ -133,7 +133,7 @@ def test_killed_at_some_calls(place, crasher, seed):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_at_many_calls(place, crasher, mode, seed):
-    """A run of the suite takes other calls than the one before: over many it is all of them."""
+    """Which calls follows from the seed: RMQCTL_SEED takes others."""
     for at in places(place, 20, seed):
         # The calls of the two threads are not always in the same order.
         assert kill_and_check(place, crasher, at, mode) or at > place.calls - 12, at
