@@ -64,6 +64,22 @@ ALLOWED = {
     ("repair/salvage_bulk.py", "Bulk.write", "ftruncate"): SCRATCH,
     ("repair/scratch.py", "copy_sparse", "ftruncate"): SCRATCH,
     ("repair/staging.py", "clear", "rmtree"): "what a repair staged that was never committed",
+    ("tiered/compaction_form.py", "write", "unlink"): OWN,
+    ("tiered/feeding.py", "PosixFeeder.replace", "O_TRUNC"): "the staged file below .rmqctl",
+    ("tiered/feeding.py", "_truncate", "ftruncate"):
+        "a block that could not be appended whole; and what `cut` has a copy of, forced to disk",
+    ("tiered/index_feed_file.py", "FeedFile._open", "ftruncate"): "only ever longer",
+    ("tiered/recover_index.py", "_without_expired", "open for writing"): SCRATCH,
+    ("tiered/recover_index.py", "_write_lost", "open for writing"): SCRATCH,
+    ("tiered/recover_items.py", "build_files", "open for writing"): SCRATCH,
+    ("tiered/recover_queue.py", "_Healing._file", "open for writing"): SCRATCH,
+    ("tiered/recover_queue.py", "_Healing._write", "open for writing"): SCRATCH,
+    ("tiered/recover_scratch.py", "copy_ranges", "open for writing"): SCRATCH,
+    ("tiered/recover_scratch.py", "forget", "unlink"): SCRATCH,
+    ("tiered/recover_scratch.py", "remove_folder", "rmtree"): SCRATCH,
+    ("tiered/recover_survey.py", "survey", "open for writing"): SCRATCH,
+    ("tiered/verify_jobs.py", "_collect", "unlink"): "keys from a worker, in a temporary folder",
+    ("tiered/verify_jobs.py", "_created", "open for writing"): "in a temporary folder",
 }
 
 
