@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify import Coverage, Verification
 
 
+class Covering(Protocol):
+    """What a run looked at, in numbers."""
+
+    def as_dict(self) -> Mapping[str, Any]: ...
+
+
+C = TypeVar("C", bound=Covering)
+
+
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Generic[C]):
     """``findings`` are the first ones, ``counts`` all of them by (category, severity).
 
     ``pieces``: how many pieces of the log were looked at, None for all of it. ``tier``: what was
@@ -22,7 +32,7 @@ class Verdict:
     ok: bool
     findings: tuple[Finding, ...]
     counts: Counter[tuple[str, str]]
-    coverage: Coverage
+    coverage: C
     checked: tuple[dict[str, Any], ...]
     pieces: int | None = None
     tier: dict[str, int] | None = None
@@ -38,7 +48,7 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``verify``."""
-        coverage: dict[str, Any] = self.coverage.as_dict()
+        coverage = dict(self.coverage.as_dict())
         if self.tier is not None:
             coverage["tiered"] = self.tier
         return {
@@ -49,13 +59,20 @@ class Verdict:
                        for (category, severity), count in sorted(self.counts.items())]}
 
 
-def verdict(run: Verification, most: int) -> Verdict:
-    """Runs a verification to its end and keeps the first ``most`` findings."""
+def told(findings: Iterable[Finding], most: int) -> tuple[
+        tuple[Finding, ...], Counter[tuple[str, str]]]:
+    """(the first ``most`` findings, the number of all by category and severity)."""
     kept: list[Finding] = []
     counts: Counter[tuple[str, str]] = Counter()
-    for one in run.findings():
+    for one in findings:
         counts[one.category, one.severity] += 1
         if len(kept) < most:
             kept.append(one)
-    return Verdict(run.store.root, run.ok, tuple(kept), counts, run.coverage, tuple(run.checked),
+    return tuple(kept), counts
+
+
+def verdict(run: Verification, most: int) -> Verdict[Coverage]:
+    """Runs a verification to its end and keeps the first ``most`` findings."""
+    kept, counts = told(run.findings(), most)
+    return Verdict(run.store.root, run.ok, kept, counts, run.coverage, tuple(run.checked),
                    None if run.parts is None else len(run.parts))

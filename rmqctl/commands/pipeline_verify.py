@@ -68,12 +68,12 @@ def command(
         rmqctl pipeline verify /backup/*/store -o json
         rmqctl pipeline verify /mnt/a/store /mnt/b/store --master spark://host:7077
     """
-    from rmqctl.checks.verify import Options
-    from rmqctl.commands.verify import structures
+    from rmqctl.checks.verify import STRUCTURES, Options
+    from rmqctl.commands.verify_view import structures
     from rmqctl.pipeline.verify import verify_stores
 
     out = open_output(output, quiet, verbose, no_progress)
-    options = Options(structures(only), worker_count(jobs), ranges=partitions)
+    options = Options(structures(only, STRUCTURES), worker_count(jobs), ranges=partitions)
     roots, dirs = named_stores(stores), tuple(commitlog_dirs or ())
     if dry_run:
         _plan(out, roots, options.jobs, partitions, dirs)
@@ -125,7 +125,7 @@ def _plan(out: Output, roots: list[str], jobs: int, partitions: int | None,
 
 
 def _show(out: Output, found: list[Judged]) -> None:
-    from rmqctl.commands.verify import COLUMNS
+    from rmqctl.commands.verify_view import COLUMNS
 
     for one in found:
         if one.error is not None and len(found) > 1:
@@ -176,11 +176,12 @@ def _document(found: list[Judged]) -> dict[str, Any]:
 
 
 def _page(page: Human, found: list[Judged]) -> None:
-    from rmqctl.commands.verify import show_page
+    from rmqctl.commands.verify import covered
+    from rmqctl.commands.verify_view import show_page
     from rmqctl.output.units import count_text, counted, size_text
 
     if len(found) == 1 and found[0].verdict is not None:
-        show_page(page, found[0].verdict)
+        show_page(page, found[0].verdict, covered)
         return
     rows = []
     for one in found:

@@ -28,17 +28,11 @@ from rmqctl.commands.tiered_options import (
 from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from rmqctl.output import Output
-    from rmqctl.output.human import Human
-    from rmqctl.tiered.verify import Verdict
+    from rmqctl.checks.verdict import Verdict
+    from rmqctl.tiered.verify_context import Coverage
 
 NAME = ("tiered", "verify")
 EFFECT = "read-only"
-
-COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "topic", "queue_id",
-           "queue_offset", "detail", "next", "position", "count")
-_BRIEF = ("severity", "category", "where", "queue", "detail")
-_STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
 
 
 def command(
@@ -78,12 +72,17 @@ def command(
     """
     from contextlib import ExitStack
 
+    from rmqctl.commands.verify_view import show, structures
     from rmqctl.store import Store
     from rmqctl.store.lockprobe import probe
     from rmqctl.tiered.verify import Options, Verification, verdict
+    from rmqctl.tiered.verify_context import LOCAL, STRUCTURES
 
     out = open_output(output, quiet, verbose, no_progress)
-    options = Options(structures(only, local), broker, index_slots, index_max,
+    wanted = structures(only, STRUCTURES)
+    if local is None and wanted is not None and LOCAL in wanted:
+        raise UsageError("--only local needs --local STORE")
+    options = Options(wanted, broker, index_slots, index_max,
                       worker_count(jobs))
     with ExitStack() as stack:
         tier = stack.enter_context(opened_tier(root, metadata, broker))
@@ -98,63 +97,17 @@ def command(
         size += sum(one.size for _, flat in tier.indexes(broker) for one in flat.segments)
         with out.progress("verify", size) as progress:
             found = verdict(Verification(tier, options, store, progress.advance), max_findings)
-        show(out, found)
+        show(out, found, covered)
     if not found.ok:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def structures(only: str | None, local: str | None) -> frozenset[str] | None:
-    """The value of ``--only``. UsageError."""
-    from rmqctl.tiered.verify_context import LOCAL, STRUCTURES
-
-    if only is None:
-        return None
-    names = frozenset(name.strip() for name in only.split(",") if name.strip())
-    unknown = sorted(names - set(STRUCTURES))
-    if unknown or not names:
-        raise UsageError(f"--only: unknown structure {', '.join(unknown) or only!r}; there are "
-                         f"{', '.join(STRUCTURES)}")
-    if LOCAL in names and local is None:
-        raise UsageError("--only local needs --local STORE")
-    return names
-
-
-def show(out: Output, found: Verdict) -> None:
-    """The verdict in the format that is asked for."""
-    if found.total > len(found.findings):
-        out.warn(f"{found.total - len(found.findings)} more findings are counted, not listed "
-                 "(--max-findings)")
-    document = found.as_dict()
-    rows = document["findings"]
-    if out.format == "jsonl":
-        out.rows([*rows, {name: value for name, value in document.items()
-                          if name != "findings"}])
-    elif out.format in ("csv", "tsv"):
-        out.rows(rows, COLUMNS)
-    else:
-        out.document(document, lambda page: _page(page, found))
-
-
-def _page(page: Human, found: Verdict) -> None:
+def covered(found: Verdict[Coverage]) -> dict[str, str]:
+    """What was covered of a tier, for people."""
     from rmqctl.checks.common import plural
-    from rmqctl.commands.verify import _brief
     from rmqctl.output.units import count_text, size_text
 
-    if found.ok:
-        page.text(f"{found.root}: no damage found", "good")
-    else:
-        page.text(f"{found.root}: {plural(found.troubles, 'finding')}",
-                  "bad")
-    if found.findings:
-        page.blank()
-        page.table([_brief(one, found.root) for one in found.findings], _BRIEF,
-                   styles={"severity": _STYLES.get})
-        seen = dict.fromkeys(one.next for one in found.findings if one.next and one.is_trouble)
-        if seen:
-            page.heading("What next")
-            page.text("\n".join(list(seen)[:6]))
     cover = found.coverage
-    page.heading("Coverage")
     pairs = {
         "queues": count_text(cover.queues),
         "messages": count_text(cover.messages),
@@ -170,11 +123,10 @@ def _page(page: Human, found: Verdict) -> None:
         "not verifiable": f"{count_text(cover.property_crc_unverifiable)} property CRCs (they "
                           "cover the local offset), "
                           f"{count_text(cover.items_unverifiable)} index items",
-        "checked": ", ".join(str(one["structure"]) for one in found.checked),
     }
     if any(one["structure"] == "local" for one in found.checked):
         pairs["local store"] = (
             f"{count_text(cover.local_equal)} in both and equal, {count_text(cover.local_only)} "
             f"local only, {count_text(cover.tiered_only)} tiered only, "
             f"{count_text(cover.in_neither)} in neither")
-    page.pairs(pairs)
+    return pairs

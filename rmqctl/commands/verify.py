@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,18 +29,10 @@ if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
     from rmqctl.checks.state import Place
     from rmqctl.checks.verdict import Verdict
-    from rmqctl.checks.verify import Verification
-    from rmqctl.output import Output
-    from rmqctl.output.human import Human
+    from rmqctl.checks.verify import Coverage, Verification
 
 NAME = ("verify",)
 EFFECT = "read-only"
-
-COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "topic", "queue_id",
-           "queue_offset", "detail", "next", "position", "count")
-_BRIEF = ("severity", "category", "where", "queue", "detail")
-_STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
-
 
 def command(
     store: Store,
@@ -89,15 +81,16 @@ def command(
     """
     from rmqctl.checks import state as states
     from rmqctl.checks.verdict import verdict
-    from rmqctl.checks.verify import Options, Verification
+    from rmqctl.checks.verify import STRUCTURES, Options, Verification
     from rmqctl.commands.verify_tier import split, with_tier
+    from rmqctl.commands.verify_view import show, structures
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
     from rmqctl.store.ranges import Processes
 
     out = open_output(output, quiet, verbose, no_progress)
     only, tiered = split(only)
-    options = Options(frozenset() if only == "" and tiered else structures(only),
+    options = Options(frozenset() if only == "" and tiered else structures(only, STRUCTURES),
                       worker_count(jobs), sample=sample, seed=seed)
     if sample is not None and since_last:
         raise UsageError("--sample and --since-last cannot be used together: the one looks at "
@@ -135,7 +128,7 @@ def command(
             found = verdict(run, max_findings)
         if tiered and (only is not None or (sample is None and not since_last)):
             found = with_tier(out, opened, found, max_findings, asked=only is not None)
-        show(out, found)
+        show(out, found, covered)
         if since_last:
             states.save(place, opened.root, _safe_place(run, found.findings, before))
         if prometheus is not None:
@@ -152,20 +145,6 @@ def _outside(root: str, files: dict[str, str | None]) -> None:
     for option, file in files.items():
         if file is not None and os.path.commonpath([real, os.path.realpath(file)]) == real:
             raise UsageError(f"{option} {file}: lies in the store, which verify does not write to")
-
-
-def structures(only: str | None) -> frozenset[str] | None:
-    """The value of ``--only``. UsageError."""
-    from rmqctl.checks.verify import STRUCTURES
-
-    if only is None:
-        return None
-    names = frozenset(name.strip() for name in only.split(",") if name.strip())
-    unknown = sorted(names - set(STRUCTURES))
-    if unknown or not names:
-        raise UsageError(f"--only: unknown structure {', '.join(unknown) or only!r}; there are "
-                         f"{', '.join(STRUCTURES)}")
-    return names
 
 
 def _safe_place(run: Verification, kept: tuple[Finding, ...], before: Place | None) -> Place:
@@ -185,41 +164,11 @@ def _safe_place(run: Verification, kept: tuple[Finding, ...], before: Place | No
     return Place(first) if first > start.position else start
 
 
-def show(out: Output, found: Verdict) -> None:
-    """The verdict in the format that is asked for."""
-    if found.total > len(found.findings):
-        out.warn(f"{found.total - len(found.findings)} more findings are counted, not listed "
-                 "(--max-findings)")
-    document = found.as_dict()
-    rows = document["findings"]
-    if out.format == "jsonl":
-        out.rows([*rows, {name: value for name, value in document.items()
-                          if name != "findings"}])
-    elif out.format in ("csv", "tsv"):
-        out.rows(rows, COLUMNS)
-    else:
-        out.document(document, lambda page: show_page(page, found))
-
-
-def show_page(page: Human, found: Verdict) -> None:
-    """The verdict for people."""
+def covered(found: Verdict[Coverage]) -> dict[str, str]:
+    """What was covered of a store, for people."""
     from rmqctl.output.units import count_text, size_text
 
-    if found.ok:
-        page.text(f"{found.root}: no damage found", "good")
-    else:
-        troubles = found.troubles
-        page.text(f"{found.root}: {troubles} finding{'s' if troubles > 1 else ''}", "bad")
-    if found.findings:
-        page.blank()
-        page.table([_brief(one, found.root) for one in found.findings], _BRIEF,
-                   styles={"severity": _STYLES.get})
-        seen = dict.fromkeys(one.next for one in found.findings if one.next and one.is_trouble)
-        if seen:
-            page.heading("What next")
-            page.text("\n".join(list(seen)[:6]))
     cover = found.coverage
-    page.heading("Coverage")
     pairs = {
         "messages": count_text(cover.messages),
         "commitlog": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
@@ -235,24 +184,10 @@ def show_page(page: Human, found: Verdict) -> None:
         pairs["tier"] = (f"{count_text(found.tier['messages'])} messages in "
                          f"{count_text(found.tier['queues'])} queues, "
                          f"{count_text(found.tier['index_items'])} index items")
-    page.pairs({**pairs, "checked": ", ".join(str(one["structure"]) for one in found.checked)})
-    if found.pieces is not None:
-        page.text(f"only {found.pieces} part{'s' if found.pieces != 1 else ''} of the log "
-                  "looked at", "warn")
+    return pairs
 
 
-def _brief(finding: Finding, root: str) -> dict[str, Any]:
-    import os
-
-    file = os.path.relpath(finding.file, root) if finding.file else finding.structure
-    where = file if finding.offset is None else f"{file} @{finding.offset}"
-    queue = "" if finding.topic is None else f"{finding.topic}/{finding.queue_id}" + (
-        f" #{finding.queue_offset}" if finding.queue_offset is not None else "")
-    return {"severity": finding.severity, "category": finding.category, "where": where,
-            "queue": queue, "detail": finding.detail}
-
-
-def _metrics(path: str, found: Verdict) -> None:
+def _metrics(path: str, found: Verdict[Coverage]) -> None:
     import time
 
     from rmqctl.output.prometheus import Metric, write_textfile

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rmqctl.checks.verdict import Verdict
+    from rmqctl.checks.verify import Coverage
     from rmqctl.output import Output
     from rmqctl.store import Store
 
@@ -21,7 +22,8 @@ def split(only: str | None) -> tuple[str | None, bool]:
     return ",".join(name for name in names if name != TIERED), TIERED in names
 
 
-def with_tier(out: Output, store: Store, found: Verdict, most: int, *, asked: bool) -> Verdict:
+def with_tier(out: Output, store: Store, found: Verdict[Coverage], most: int, *,
+              asked: bool) -> Verdict[Coverage]:
     """The verdict on a store, with that on the tier in it, if there is one.
 
     ``asked``: the tier was named; then it is said where none is there.

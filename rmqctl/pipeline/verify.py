@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rmqctl.checks.verdict import Verdict, verdict
-from rmqctl.checks.verify import Options, Verification
+from rmqctl.checks.verify import Coverage, Options, Verification
 from rmqctl.errors import RmqctlError
 from rmqctl.store.ranges import Pool
 from rmqctl.store.store import Store
@@ -34,7 +34,7 @@ class Judged:
     """The verdict on a store, or why there is none."""
 
     root: str
-    verdict: Verdict | None
+    verdict: Verdict[Coverage] | None
     error: RmqctlError | None = None
 
 

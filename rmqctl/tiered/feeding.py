@@ -15,6 +15,7 @@ from rmqctl.engine import storage as durable
 from rmqctl.engine.storage import Part
 from rmqctl.errors import NotAStoreError, RefusedError
 from rmqctl.scan.source import FileSource
+from rmqctl.tiered import direct
 from rmqctl.tiered.storage import ASIDE, PosixReader, Reader, failed, is_url
 
 _SYNCS = 4
@@ -56,6 +57,7 @@ class PosixFeeder(PosixReader):
         self._writing: dict[str, int] = {}
         self._new: set[str] = set()
         self._dirty: set[str] = set()
+        self._direct = direct.DirectWriter()
 
     def create(self, path: str) -> None:
         if self.size(path) is None:
@@ -69,6 +71,9 @@ class PosixFeeder(PosixReader):
                                "somebody else writes to this tier")
         self._dirty.add(path)
         try:
+            if len(parts) == 1 and len(parts[0]) >= direct.FROM:
+                self._direct.write(fd, parts[0], position, where)
+                return len(parts[0])
             return durable.write_parts(fd, parts, position, where)
         except BaseException:
             _truncate(fd, position, where)
@@ -214,6 +219,7 @@ class PosixFeeder(PosixReader):
         for fd in self._writing.values():
             os.close(fd)
         self._writing.clear()
+        self._direct.close()
 
 
 def _truncate(fd: int, size: int, where: str) -> None:

@@ -8,13 +8,13 @@ unnamed temporary files where the fingerprints do not fit into memory.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.checks.common import bounded
 from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verdict import Verdict, told
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import tiered_index as fmt
 from rmqctl.formats import tiered_names as names
@@ -253,43 +253,7 @@ def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> F
     return Finding("tiered-index-unreadable", INDEX, error.reason, error.file, error.offset)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A run as a plain value: the first findings, all counted by (category, severity)."""
-
-    root: str
-    ok: bool
-    findings: tuple[Finding, ...]
-    counts: Counter[tuple[str, str]]
-    coverage: Coverage
-    checked: tuple[dict[str, Any], ...]
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
-
-    @property
-    def troubles(self) -> int:
-        """Findings which are no mere information."""
-        return sum(count for (_, severity), count in self.counts.items() if severity != INFO)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON object of ``tiered verify``, in the shape of ``verify``'s."""
-        return {
-            "ok": self.ok, "findings": [one.as_dict() for one in self.findings],
-            "coverage": self.coverage.as_dict(), "checked": list(self.checked),
-            "findings_total": self.total,
-            "counts": [{"category": category, "severity": severity, "count": count}
-                       for (category, severity), count in sorted(self.counts.items())]}
-
-
-def verdict(run: Verification, most: int) -> Verdict:
+def verdict(run: Verification, most: int) -> Verdict[Coverage]:
     """Runs a verification to its end and keeps the first ``most`` findings."""
-    kept: list[Finding] = []
-    counts: Counter[tuple[str, str]] = Counter()
-    for one in run.findings():
-        counts[one.category, one.severity] += 1
-        if len(kept) < most:
-            kept.append(one)
-    return Verdict(run.tier.name, run.ok, tuple(kept), counts, replace(run.coverage),
-                   tuple(run.checked))
+    kept, counts = told(run.findings(), most)
+    return Verdict(run.tier.name, run.ok, kept, counts, replace(run.coverage), tuple(run.checked))
