@@ -86,7 +86,7 @@ def loop(store: Path, target: Path) -> tuple[int, int]:
 def dispatch(store: Path, target: Path, *, index: bool) -> tuple[int, int]:
     """What `rmqctl tiered dispatch` does, without the start of a process."""
     from rmqctl.texts import wall_clock
-    from rmqctl.tiered.dispatch_session import Request
+    from rmqctl.tiered.dispatch_request import Request
     from rmqctl.tiered.dispatch_session import dispatch as upload
 
     done = upload(Request(str(store), str(target / "tier"), broker="b", index=index,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rmqctl.output import Human, Output
     from rmqctl.tiered.dispatch_plan import Start
-    from rmqctl.tiered.dispatch_session import Request, Result
+    from rmqctl.tiered.dispatch_request import Request, Result
 
 NAME = ("tiered", "dispatch")
 EFFECT = "mutates"
@@ -139,7 +139,8 @@ def command(
     ] = False,
     verify_after: Annotated[
         bool,
-        typer.Option("--verify-after", help="Read back what was uploaded and compare it."),
+        typer.Option("--verify-after", help="Read back what was uploaded, compare it "
+                     "with STORE, and verify the whole of this broker's tier."),
     ] = False,
     dry_run: DryRun = False,
     now: Annotated[
@@ -169,7 +170,7 @@ def command(
         rmqctl tiered dispatch STORE /mnt/tier --only-due --verify-after
     """
     from rmqctl.store import Sizes
-    from rmqctl.tiered.dispatch_session import Request
+    from rmqctl.tiered.dispatch_request import Request
 
     out = open_output(output, quiet, verbose, no_progress)
     fixed = None if now is None else parse_time(now)
@@ -208,7 +209,8 @@ def _rehearsed(request: Request, clock: Callable[[], int]) -> Result:
 
 
 def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:
-    from rmqctl.tiered.dispatch_session import Watch, dispatch
+    from rmqctl.tiered.dispatch_request import Watch
+    from rmqctl.tiered.dispatch_session import dispatch
 
     with Gently() as gently, out.progress("uploading", None) as progress:
         result = dispatch(request, clock, Watch(progress.total, progress.advance, progress.label,
@@ -232,6 +234,8 @@ def _show(out: Output, result: Result, *, dry_run: bool) -> None:
     if result.checked is not None:
         for text in result.checked.problems:
             out.warn(f"read back: {text}")
+        for text in result.checked.findings:
+            out.warn(f"verify: {text}")
     if dry_run:
         out.note("dry run: nothing was changed")
     if out.format in ("jsonl", "csv", "tsv"):
@@ -251,7 +255,8 @@ def _page(page: Human, result: Result) -> None:
         "size": size_text(sum(one.bytes for one in result.outcomes)),
         "index": f"{count_text(result.items)} items, {plural(result.index_files, 'file')} uploaded",
         **({} if result.checked is None else
-           {"read back": f"{count_text(result.checked.messages)} messages are as in the store"}),
+           {"read back": f"{count_text(result.checked.messages)} messages are as in the store",
+            "verified": "no finding" if not result.checked.findings else "see the warnings"}),
     })
     rows = [{name: "" if value is None else value for name, value in one.as_dict().items()}
             for one in result.outcomes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rmqctl.checks.findings import ERROR
 from rmqctl.formats.tiered_units import UNIT_SIZE
 from rmqctl.store.bounds import View
 from rmqctl.store.store import Store
@@ -13,15 +14,26 @@ from rmqctl.tiered.dispatch_plan import Upload, flat_queue
 from rmqctl.tiered.dispatch_sweep import Block, Sweep
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.half_done import unit_rows
+from rmqctl.tiered.settings import TierSettings
 from rmqctl.tiered.storage import Reader
+from rmqctl.tiered.tier import Tier
+
+_KEPT, _TOLD = 1_000, 20
+"""Findings that are kept at all, information among them, and that are told one by one."""
 
 
 @dataclass(slots=True)
 class Checked:
-    """``messages`` that are in the tier as they are in the store; ``problems`` in words."""
+    """``messages`` that are in the tier as they are in the store; ``problems`` in words.
+
+    ``findings``: what `verify` says of the whole of the broker's part, older things too; it
+    ``is_damaged`` by one that is more than a warning.
+    """
 
     messages: int = 0
     problems: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    is_damaged: bool = False
 
 
 def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
@@ -67,3 +79,18 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
     if queue.commit_log.read(block.base, block.bytes) != memoryview(block.data)[:block.bytes]:
         return f"the messages of queue offsets {block.offset} to {last} are not what was written"
     return None
+
+
+def verify_all(found: Checked, tier: Tier, broker: str, settings: TierSettings) -> None:
+    """Adds what `verify` has to say against a broker's part of a tier."""
+    from rmqctl.tiered.verify import Options, Verification, verdict
+
+    result = verdict(Verification(tier, Options(
+        broker=broker, index_slots=settings.index_slots, index_max=settings.index_max)), _KEPT)
+    found.is_damaged = any(severity == ERROR for _, severity in result.counts)
+    for one in [one for one in result.findings if one.is_trouble][:_TOLD]:
+        place = f"{one.file or ''}{'' if one.offset is None else f' @{one.offset}'}"
+        found.findings.append(f"{one.category}: {place}: {one.detail}")
+    if result.troubles > len(found.findings):
+        found.findings.append(f"{result.troubles - len(found.findings)} more: "
+                              f"`rmqctl tiered verify {tier.name}` tells all")

@@ -23,7 +23,8 @@ from rmqctl.tiered.dispatch_plan import (
     places,
     same_message,
 )
-from rmqctl.tiered.dispatch_session import Request, Result, opened, resolved, settled
+from rmqctl.tiered.dispatch_request import Request, Result
+from rmqctl.tiered.dispatch_session import opened, resolved, settled
 from rmqctl.tiered.flat_queue import QueueName
 from rmqctl.tiered.half_done import rehearse as completing
 from rmqctl.tiered.rounds import is_due

@@ -5,113 +5,35 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
 from rmqctl.engine.storage import make_folders
 from rmqctl.engine.store_lock import StoreLock
-from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError, UsageError
+from rmqctl.errors import StoreHeldError, StoreIOError, UsageError
 from rmqctl.formats import tiered_names as names
 from rmqctl.store.lockprobe import probe
-from rmqctl.store.store import Sizes, Store
+from rmqctl.store.store import Store
 from rmqctl.tiered import home_note
 from rmqctl.tiered.dispatch import Dispatch, Options
-from rmqctl.tiered.dispatch_check import Checked, read_back
-from rmqctl.tiered.dispatch_commit import Committer, IndexRun
+from rmqctl.tiered.dispatch_check import read_back, verify_all
+from rmqctl.tiered.dispatch_commit import IndexRun
 from rmqctl.tiered.dispatch_home import lies_apart, metadata_beside, refuse_inside
-from rmqctl.tiered.dispatch_plan import Outcome, Start, owner
+from rmqctl.tiered.dispatch_index import (
+    finish_sealing,
+    opened_feed,
+    progress_of,
+    queues_of,
+    upload_index,
+)
+from rmqctl.tiered.dispatch_plan import owner
+from rmqctl.tiered.dispatch_request import Request, Result, Watch
 from rmqctl.tiered.feeding import open_feeder
-from rmqctl.tiered.flat_queue import FlatQueue
-from rmqctl.tiered.index_file import LocalIndex, known_slots, local_names
+from rmqctl.tiered.index_file import LocalIndex, known_slots
 from rmqctl.tiered.locking import held
-from rmqctl.tiered.progress import IndexProgress
+from rmqctl.tiered.places import find_metadata, home_of
 from rmqctl.tiered.settings import TierSettings, recall, resolve
 from rmqctl.tiered.storage import PosixReader, is_url, open_reader
-from rmqctl.tiered.tier import Tier, find_metadata, home_of, tier_root
-
-if TYPE_CHECKING:
-    from rmqctl.tiered.index_feed import IndexFeed
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What to dispatch. ``given`` are settings by the names of `TierSettings`, None: not given."""
-
-    store: str
-    root: str
-    metadata: str | None = None
-    cluster: str | None = None
-    broker: str | None = None
-    topics: tuple[str, ...] = ()
-    start: Start = field(default_factory=Start)
-    only_due: bool = False
-    restart_queue: bool = False
-    index: bool = True
-    seal_index: bool = False
-    verify_after: bool = False
-    given: dict[str, int | None] = field(default_factory=dict)
-    commitlog_dirs: tuple[str, ...] = ()
-    sizes: Sizes | None = None
-
-    @property
-    def tier(self) -> str:
-        """The tier root: ``root``, or the ``tieredstore`` of a store that was named instead."""
-        if not is_url(self.root) and os.path.realpath(self.root) == os.path.realpath(self.store):
-            return os.path.join(self.root, names.TIER_FOLDER)
-        return tier_root(self.root)
-
-    @property
-    def metadata_path(self) -> str:
-        """Where the metadata is, or will be."""
-        return self.metadata or os.path.join(self.store, "config", names.METADATA_NAME)
-
-    @property
-    def home(self) -> str:
-        """The broker's local root."""
-        home = home_of(self.metadata_path)
-        if home is None:
-            raise UsageError("--metadata is a file of this machine: a broker has it on its own")
-        return home
-
-
-@dataclass(slots=True)
-class Result:
-    """What came of it. ``items`` were put into the index, ``index_files`` uploaded."""
-
-    cluster: str
-    broker: str
-    outcomes: list[Outcome]
-    notes: list[str] = field(default_factory=list)
-    items: int = 0
-    index_files: int = 0
-    checked: Checked | None = None
-    stopped: bool = False
-
-    @property
-    def is_fault(self) -> bool:
-        """Whether a queue could not be uploaded, or what was uploaded is not there."""
-        return (any(one.is_fault for one in self.outcomes)
-                or bool(self.checked and self.checked.problems))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "cluster": self.cluster, "broker": self.broker,
-            "messages": sum(one.messages for one in self.outcomes),
-            "bytes": sum(one.bytes for one in self.outcomes),
-            "index_items": self.items, "index_files": self.index_files,
-            "checked": None if self.checked is None else {
-                "messages": self.checked.messages, "problems": self.checked.problems},
-            "queues": [one.as_dict() for one in self.outcomes]}
-
-
-@dataclass(slots=True)
-class Watch:
-    """How somebody looks on: a progress bar, and whether Ctrl-C came."""
-
-    total: Callable[[int], None] = lambda _: None
-    advance: Callable[[int], None] = lambda _: None
-    label: Callable[[str], None] = lambda _: None
-    stopping: Callable[[], bool] = lambda: False
+from rmqctl.tiered.tier import Tier
 
 
 def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = None) -> Result:
@@ -141,10 +63,10 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
         result = Result(cluster, broker, run.outcomes, notes)
         watch.total(sum(one.size for one in store.log.files))
         if request.index:
-            result.index_files = _finish_sealing(request, settings, run, clock)
-            with _feed(request, settings, run, clock) as feed:
-                index = IndexRun(feed, _progress(request, cluster, broker, notes))
-                notes += index.catch_up(_queues(run, tier))
+            result.index_files = finish_sealing(request, settings, run, clock)
+            with opened_feed(request, settings, run, clock) as feed:
+                index = IndexRun(feed, progress_of(request, cluster, broker, notes))
+                notes += index.catch_up(queues_of(run, tier))
                 run.run(index)
                 result.items = index.items
                 if feed.dropped:
@@ -153,7 +75,7 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
                 paths = feed.full_files()
                 if request.seal_index and not run.stopped:
                     paths.append(feed.open_file)
-            result.index_files += _upload_index(request, settings, run, paths, clock)
+            result.index_files += upload_index(request, settings, run, paths, clock)
         else:
             run.run()
         result.stopped = run.stopped
@@ -161,6 +83,9 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
             watch.label("reading back")
             with closing(open_feeder(request.tier)) as reader:
                 result.checked = read_back(store, reader, run.uploads, watch.advance)
+            watch.label("verifying the tier")
+            with opened(request) as fresh:
+                verify_all(result.checked, fresh, broker, settings)
     return result
 
 
@@ -252,71 +177,10 @@ def _note_home(request: Request) -> None:
     """Notes in the tier where its metadata is, unless whoever looks will find it anyway."""
     if is_url(request.root):
         return
-    found = find_metadata(request.root)
+    found = find_metadata(request.tier)
     if found is not None and os.path.realpath(found) == os.path.realpath(request.metadata_path):
         return
-    text = home_note.text_of(request.root, request.metadata_path)
+    text = home_note.text_of(request.tier, request.metadata_path)
     if text is not None:
-        with closing(open_feeder(request.root)) as feeder:
+        with closing(open_feeder(request.tier)) as feeder:
             feeder.replace(home_note.PLACE, text)
-
-
-def _feed(request: Request, settings: TierSettings, run: Dispatch,
-          clock: Callable[[], int]) -> IndexFeed:
-    from rmqctl.tiered.index_feed import IndexFeed
-
-    newest = max((entry.begin_timestamp for table in run.metadata.segments[names.INDEX].values()
-                  for entry in table.values() if entry.size), default=0)
-    return IndexFeed(os.path.join(request.home, names.LOCAL_INDEX_FOLDER), settings.shape, clock,
-                     newest)
-
-
-def _progress(request: Request, cluster: str, broker: str, notes: list[str]) -> IndexProgress:
-    # A home has one metadata file, and that is of one tier, wherever it was moved.
-    progress = IndexProgress(request.home, f"{cluster}/{broker}")
-    notes += progress.load()
-    return progress
-
-
-def _queues(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int]]:
-    """All queues of the broker, with the ids of their topics."""
-    for name, queue in tier.found.queues.items():
-        topic = run.metadata.topics.get(name.topic)
-        if (name.cluster, name.broker) == (run.options.cluster, run.options.broker) and topic:
-            yield queue, topic.topic_id
-
-
-def _finish_sealing(request: Request, settings: TierSettings, run: Dispatch,
-                    clock: Callable[[], int]) -> int:
-    """Takes the newest local index file away where a killed run had already uploaded it."""
-    from rmqctl.tiered import compaction
-
-    folder = os.path.join(request.home, names.LOCAL_INDEX_FOLDER)
-    present = [one for one in local_names(folder) if one not in names.OLD_INDEX_NAMES]
-    if not present:
-        return 0
-    paths = [os.path.join(folder, one) for one in present]
-    try:
-        with (closing(open_reader(request.tier)) as reader,
-              compaction.opened_as(settings.shape)(paths[-1]) as file):
-            if not compaction.is_uploaded(reader, run.metadata, run.options.cluster,
-                                          run.options.broker, file):
-                return 0
-    except (FormatError, RefusedError):  # told where the file is fed or uploaded
-        return 0
-    return _upload_index(request, settings, run, paths, clock)
-
-
-def _upload_index(request: Request, settings: TierSettings, run: Dispatch, paths: list[str],
-                  clock: Callable[[], int]) -> int:
-    """Rearranges and uploads index files that receive nothing any more; how many."""
-    from rmqctl.tiered import compaction
-
-    save = Committer(run.metadata, request.metadata_path, request.home, clock).save
-    count = 0
-    with closing(open_feeder(request.tier)) as feeder:
-        for one in compaction.upload_files(
-                feeder, run.metadata, run.options.cluster, run.options.broker, paths,
-                compaction.opened_as(settings.shape), request.home, clock, save):
-            count += one.status != "empty"
-    return count

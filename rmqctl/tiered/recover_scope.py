@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from rmqctl.errors import FormatError, NotAStoreError, UsageError
 from rmqctl.formats.tiered_old_metadata import read
+from rmqctl.tiered.places import home_of, place_of
 from rmqctl.tiered.storage import is_url
-from rmqctl.tiered.tier import Tier, home_of, place_of
+from rmqctl.tiered.tier import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def open_tier(root: str, metadata: str | None) -> Tier:
         raise UsageError(f"{root}: only a tier in a folder can be changed")
     there = metadata is not None and os.path.lexists(metadata)
     tier = Tier.open(root, metadata if there else None)
-    path = metadata or place_of(tier)
+    path = metadata or place_of(tier.name)
     if path is not None:
         tier.metadata_path, tier.home = path, home_of(path)
     return tier

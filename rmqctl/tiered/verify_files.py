@@ -18,8 +18,9 @@ from rmqctl.formats import tiered_names as names
 from rmqctl.formats.tiered_old_metadata import read as read_metadata
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import QueueName
+from rmqctl.tiered.places import place_of
 from rmqctl.tiered.storage import is_url
-from rmqctl.tiered.tier import Tier, place_of
+from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify_context import METADATA, TIER
 
 _HASHES = "the hash in the cluster's folder is wrong"
@@ -89,7 +90,7 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     """The metadata file itself, then what it says of files and what files say of it."""
     path = tier.metadata_path
     if path is None:
-        place = None if is_url(tier.name) else place_of(tier)
+        place = None if is_url(tier.name) else place_of(tier.name)
         if place is not None:
             yield Finding("tiered-metadata-missing", METADATA, f"{place} is not there: a broker "
                           "would begin anew", tier.reader.where(""))

@@ -56,6 +56,8 @@ def test_any_sizes_one_behind_the_other(feeder, flagged, seed):
         assert feeder.size(PATH) == len(whole)
     feeder.commit(PATH)
     assert content(feeder) == whole
+    if feeder._direct._refused:
+        pytest.skip("the file system of the test cannot write past the page cache")
     assert sum(flagged) > len(whole) // 2
     fd = feeder._writing[PATH]
     assert not fcntl.fcntl(fd, fcntl.F_GETFL) & direct._FLAG  # what comes next is an ordinary write

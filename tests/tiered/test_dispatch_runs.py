@@ -137,7 +137,7 @@ def test_an_object_store_gets_the_same(store, root, tmp_path, request):
     dispatched(cli.run, store, url, *SMALL, "--verify-after")
     put(cli.run, store, 120, 60)
     done = dispatched(cli.run, store, url, "--verify-after")
-    assert done["checked"] == {"messages": 60, "problems": []}
+    assert done["checked"] == {"messages": 60, "problems": [], "findings": []}
     dispatched(cli.run, store, root, *SMALL, "--metadata", tmp_path / "home" / METADATA)
     with Tier.open(url, str(store / METADATA)) as remote, Tier.open(
             str(root), str(tmp_path / "home" / METADATA)) as local:

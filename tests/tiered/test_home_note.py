@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from rmqctl.tiered.home_note import PLACE, noted
-from rmqctl.tiered.tier import Tier, find_metadata, place_of
+from rmqctl.tiered.places import find_metadata, place_of
+from rmqctl.tiered.tier import Tier
 
 NAME = "tieredStoreMetadata.json"
 
@@ -52,7 +53,7 @@ def test_lost_metadata_is_missed_where_it_was(apart, rmqctl):
     for name in (NAME, f"{NAME}.bak"):
         (store / "config" / name).unlink(missing_ok=True)
     with Tier.open(str(tier)) as opened:
-        assert place_of(opened) == str(store / "config" / NAME)
+        assert place_of(opened.name) == str(store / "config" / NAME)
     rmqctl("tiered", "verify", tier).expect(1)
     rmqctl("tiered", "recover", tier, "--apply", "--yes").expect(0)
     rmqctl("tiered", "verify", tier, "--local", store).expect(0)

@@ -15,8 +15,9 @@ from rmqctl.formats.tiered_names import METADATA_NAME
 from rmqctl.scan.walk import Walk
 from rmqctl.tiered import metadata_file, remote_feeding
 from rmqctl.tiered.feeding import open_feeder
+from rmqctl.tiered.places import find_metadata
 from rmqctl.tiered.storage import close_source, open_reader
-from rmqctl.tiered.tier import Tier, find_metadata
+from rmqctl.tiered.tier import Tier
 
 _numbers = itertools.count()
 STORE = "5.3.3/tiered/store"
