@@ -180,8 +180,11 @@ class Batch:
                      {name: value[rows] for name, value in self._columns.items()})
 
 
-def examine(data: Array, base: int, start: Array) -> tuple[Batch, Array]:
+def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]:
     """Checks candidate records at positions ``start`` (int64, ascending) of ``data``.
+
+    ``base`` is the physical offset of ``data[0]``; where records of several places lie in one
+    buffer an array (int64) with one for each (the batch then counts from 0).
 
     Returns (batch over all candidates, ok): ``ok`` says for each whether it is provably a
     record: message magic, physical offset equal to its place, and lengths which add up to its
@@ -195,7 +198,8 @@ def examine(data: Array, base: int, start: Array) -> tuple[Batch, Array]:
     total[:inside] = head["total_size"]
     magic = head["magic"]
     good = (magic == MAGIC_V1) | (magic == MAGIC_V2)
-    good &= head["physical_offset"] == start[:inside] + base
+    bases = base[:inside] if isinstance(base, np.ndarray) else base
+    good &= head["physical_offset"] == start[:inside] + bases
     good &= (total[:inside] >= MIN_SIZE) & (start[:inside] + total[:inside] <= len(data))
     bits = head["sys_flag"] & HOST_BITS
     lengths = {name: np.zeros(count, np.int64) for name in (
@@ -217,7 +221,7 @@ def examine(data: Array, base: int, start: Array) -> tuple[Batch, Array]:
     if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
         groups = [(slice(None), groups[0][1])]
     columns = {"total_size": total, **lengths}
-    batch = Batch(data, base, start, groups, columns)
+    batch = Batch(data, base if isinstance(base, int) else 0, start, groups, columns)
     if len(heads) == len(groups) and sum(map(len, heads)) == count:
         batch.heads = heads
     return batch, ok

@@ -23,7 +23,7 @@ from rmqctl.tiered.dispatch_plan import UPLOADED, Upload
 from rmqctl.tiered.dispatch_sweep import Block
 from rmqctl.tiered.flat_queue import BLOCK_UNITS, FlatQueue
 from rmqctl.tiered.half_done import unit_rows
-from rmqctl.tiered.index_keys import Keys, keys_of
+from rmqctl.tiered.index_keys import Keys, keys_of_all
 from rmqctl.tiered.progress import IndexProgress, Key, Position
 from rmqctl.tiered.uploads import apply, committing
 
@@ -209,12 +209,18 @@ class IndexRun:
 
     def put(self, blocks: Blocks) -> None:
         """Puts the keys of messages that are uploaded."""
+        if not blocks:
+            return
+        counts = [len(block) for _, block in blocks]
+        begin, size, times = (np.concatenate(parts) for parts in zip(*(
+            (block.begin, block.size, block.times) for _, block in blocks), strict=True))
+        self.items += self._feed.put_keys(
+            keys_of_all([block.batch for _, block in blocks],
+                        [upload.local.topic for upload, _ in blocks]), begin, size, times,
+            np.repeat([upload.topic_id for upload, _ in blocks], counts),
+            np.repeat([upload.local.queue_id for upload, _ in blocks], counts))
         for upload, block in blocks:
-            queue = upload.local
-            self.items += self._feed.put_keys(
-                keys_of(block.batch, queue.topic), block.begin, block.size, block.times,
-                upload.topic_id, queue.queue_id)
-            self._pending[queue.topic, queue.queue_id] = block.offset + len(block)
+            self._pending[upload.local.topic, upload.local.queue_id] = block.offset + len(block)
             self._since += block.bytes
         if self._since >= _INDEX_BYTES:
             self.commit()

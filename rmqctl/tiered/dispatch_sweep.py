@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rmqctl.formats import layout, message
-from rmqctl.scan.frames import Batch, examine, gather_int
+from rmqctl.scan.frames import Batch, examine, gather, gather_int
 from rmqctl.scan.source import FileSource
 from rmqctl.store.commit_log import CommitLog
 from rmqctl.tiered.dispatch_local import LocalQueue, computed_tags
@@ -24,6 +24,8 @@ WINDOW = 32 << 20
 """Bytes of the log that are gone through at a time."""
 _NEAR = 1 << 17
 """Bytes between two records that are rather read than jumped over."""
+_TOGETHER = 4 << 20
+"""Bytes of small blocks that are made in one go."""
 _PHYSICAL = layout.field(message.Message, "physical_offset")
 
 
@@ -38,7 +40,7 @@ class Block:
     queue: LocalQueue
     offset: int
     base: int
-    data: bytearray
+    data: memoryview
     end: Array
     size: Array
     tags: Array
@@ -140,10 +142,13 @@ class Sweep:
             return
         self._read(source, start, np.concatenate([one.rows for one in taken]))
         view = memoryview(self._buffer)
-        for one in taken:
-            block = _made(one, view, start, self._place(one.queue))
-            if len(block):
-                yield block
+        for group in _groups(taken):
+            bases = [self._place(one.queue) for one in group]
+            blocks = _made_together(group, view, start, bases)
+            if blocks is None:  # one by one shows whose record is bad, and since where
+                blocks = [_made(one, view, start, base)
+                          for one, base in zip(group, bases, strict=True)]
+            yield from (block for block in blocks if len(block))
 
     def _read(self, source: FileSource, start: int, rows: Array) -> None:
         """Fills the buffer so that the records lie at their places minus ``start``."""
@@ -170,10 +175,7 @@ def _made(one: _Taken, view: memoryview, start: int, base: int) -> Block:
 
     The records are joined first: then what follows finds them in the processor's cache.
     """
-    size = one.rows["size"].astype(np.int64)
-    at = one.rows["physical_offset"].astype(np.int64) - start
-    slices = map(slice, at.tolist(), (at + size).tolist())
-    data = bytearray().join(map(view.__getitem__, slices))
+    size, data = _joined(one.rows, view, start)
     end = np.cumsum(size)
     begin = end - size
     whole = np.frombuffer(data, np.uint8)
@@ -183,10 +185,79 @@ def _made(one: _Taken, view: memoryview, start: int, base: int) -> Block:
     batch, ok = examine(whole, base, begin)  # the record as it will be proves itself
     batch = _proven(one, batch, ok & there)
     good = len(batch)
+    tags = _tags(one, batch)
+    return Block(one.queue, one.first, base, memoryview(data), end[:good], size[:good], tags,
+                 batch)
+
+
+def _groups(taken: list[_Taken]) -> Iterator[list[_Taken]]:
+    """Neighbours that are made together."""
+    group: list[_Taken] = []
+    size = 0
+    for one in taken:
+        group.append(one)
+        size += int(one.rows["size"].sum(dtype=np.int64))
+        if size >= _TOGETHER:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _made_together(group: list[_Taken], view: memoryview, start: int,
+                   bases: list[int]) -> list[Block] | None:
+    """The blocks that `_made` makes of each; None where a record of them is not what its row says.
+
+    What is done for each block costs more than what is done for each message, where blocks are
+    small.
+    """
+    rows = np.concatenate([one.rows for one in group])
+    size, data = _joined(rows, view, start)
+    end = np.cumsum(size)
+    begin = end - size
+    counts = [len(one.rows) for one in group]
+    last = np.cumsum(counts)
+    first = last - counts
+    shift = np.array(bases) - begin[first]
+    """From a place in the data to the tiered offset."""
+    whole = np.frombuffer(data, np.uint8)
+    place = begin + _PHYSICAL.offset
+    if (gather_int(whole, place, "i8") != rows["physical_offset"]).any():
+        return None
+    _scatter(data, place, begin + np.repeat(shift, counts))
+    batch, ok = examine(whole, np.repeat(shift, counts), begin)
+    offsets = np.arange(len(rows)) + np.repeat([one.first for one in group] - first, counts)
+    if not (ok.all() and (batch.column("total_size") == rows["size"]).all()
+            and _have_topics(batch, [one.queue.topic for one in group], counts)
+            and (batch.column("queue_id") == np.repeat([one.queue.queue_id for one in group],
+                                                       counts)).all()
+            and (batch.column("queue_offset") == offsets).all() and batch.crc_ok().all()):
+        return None
+    batch.column("store_timestamp")  # so it is not cut out for each
+    blocks = []
+    for one, base, low, high in zip(group, bases, first.tolist(), last.tolist(), strict=True):
+        begins = int(begin[low])
+        part = batch.select(slice(low, high))
+        part.base = base - begins
+        blocks.append(Block(one.queue, one.first, base, memoryview(data)[begins:int(end[high - 1])],
+                            end[low:high] - begins, size[low:high], _tags(one, part), part))
+    return blocks
+
+
+def _joined(rows: Array, view: memoryview, start: int) -> tuple[Array, bytearray]:
+    """(sizes, the records of rows one behind the other)."""
+    size = rows["size"].astype(np.int64)
+    at = rows["physical_offset"].astype(np.int64) - start
+    slices = map(slice, at.tolist(), (at + size).tolist())
+    return size, bytearray().join(map(view.__getitem__, slices))
+
+
+def _tags(one: _Taken, batch: Batch) -> Array:
+    """The tags code of each row, computed where its extension unit is lost."""
     tags, lost = one.queue.tags(one.rows)
     for number in lost:
         tags[number] = computed_tags(batch.bytes_at(number))
-    return Block(one.queue, one.first, base, data, end[:good], size[:good], tags, batch)
+    return tags
 
 
 def _proven(one: _Taken, batch: Batch, ok: Array) -> Batch:
@@ -224,13 +295,33 @@ def _tests(one: _Taken, batch: Batch) -> list[tuple[str, Array]]:
 def _has_topic(batch: Batch, topic: bytes) -> Array:
     found: Array = batch.column("topic_length") == len(topic)
     rows = np.flatnonzero(found)
-    if not len(rows) or not topic:
-        return found
-    width = len(topic)
-    window: Array = np.ndarray((len(batch.data) - width + 1,), f"V{width}", batch.data.data,
-                               strides=(1,))
-    raw = window[batch.column("topic_start")[rows]].view(np.uint8).reshape(-1, width)
-    found[rows] = (raw == np.frombuffer(topic, np.uint8)).all(axis=1)
+    if len(rows) and topic:
+        raw = _bytes_at(batch.data, batch.column("topic_start")[rows], len(topic))
+        found[rows] = (raw == np.frombuffer(topic, np.uint8)).all(axis=1)
+    return found
+
+
+def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
+    """Whether the first messages are of the first topic, and so on."""
+    raw = [one.encode("utf-8", "surrogateescape") for one in topics]
+    lengths = np.array([len(one) for one in raw])
+    wanted = np.repeat(lengths, counts)
+    if (batch.column("topic_length") != wanted).any():
+        return False
+    for width in np.unique(lengths[lengths > 0]).tolist():
+        rows = np.flatnonzero(wanted == width)
+        texts = np.frombuffer(b"".join(one for one in raw if len(one) == width), f"V{width}")
+        expected = np.repeat(texts, [count for one, count in zip(raw, counts, strict=True)
+                                     if len(one) == width])
+        there = _bytes_at(batch.data, batch.column("topic_start")[rows], width)
+        if (there != expected.view(np.uint8).reshape(-1, width)).any():
+            return False
+    return True
+
+
+def _bytes_at(data: Array, at: Array, width: int) -> Array:
+    """(uint8 [places, width]) the bytes at some places, as far as they are inside."""
+    found: Array = gather(data, at, width).view(np.uint8).reshape(-1, width)
     return found
 
 

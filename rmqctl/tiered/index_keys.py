@@ -7,9 +7,11 @@ ones, characters beyond ASCII, spaces at an end) is worked out message by messag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from rmqctl.formats import java_map
 from rmqctl.formats import properties as props
@@ -68,15 +70,27 @@ def keys_of(batch: Batch, topic: str | Array, found: text.Properties | None = No
     """
     properties = text.Properties(batch) if found is None else found
     sharp = np.full(len(batch), topic_hash(topic), np.int64) if isinstance(topic, str) else topic
+    return _keys(properties, sharp)
+
+
+def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> Keys:
+    """The keys of several batches as of one, each of a topic: much quicker where they are small."""
+    sharp = np.repeat([topic_hash(one) for one in topics], [len(one) for one in batches])
+    raw = pa.concat_arrays([text.properties(one) for one in batches])
+    return _keys(text.Properties(raw), sharp)
+
+
+def _keys(properties: text.Properties, sharp: Array) -> Keys:
+    count = len(sharp)
     data = properties.data
     unique = properties.places(props.UNIQUE_KEY)
     whole = properties.places(props.KEYS)
-    odd = _odd(data, unique, whole, len(batch))
+    odd = _odd(data, unique, whole, count)
     of, start, length = places.split(data, whole[1], whole[2], keep_empty=True)
     row = np.concatenate([unique[0], whole[0][of]])
     start = np.concatenate([unique[1], start])
     length = np.concatenate([unique[2], length])
-    odd |= np.bincount(row, minlength=len(batch)) > _SIMPLE_KEYS
+    odd |= np.bincount(row, minlength=count) > _SIMPLE_KEYS
     plain = ~odd[row]
     row, start, length = row[plain], start[plain], length[plain]
     own, units = places.hashes(data, start, length)
@@ -85,7 +99,7 @@ def keys_of(batch: Batch, topic: str | Array, found: text.Properties | None = No
     again = _repeated(row, own)
     hashed = _item_hash(sharp[row], own, units)
     if again.any():
-        twice: Array = np.zeros(len(batch), bool)
+        twice: Array = np.zeros(count, bool)
         twice[row[again]] = True
         odd |= twice
         kept = ~twice[row]
