@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import stat
 from collections.abc import Iterator
@@ -229,10 +228,9 @@ class _Run:
     def go(self) -> None:
         for said in self._session.notes:
             self._out.note(said)
-        # Millions of short-lived objects without a cycle among them: looking for cycles as often
-        # as usual would take a tenth of the time.
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 100)
+        from rmqctl.scan import heap
+
+        heap.calm()
         with self._out.progress("appending", _size(self._reader.fd)) as progress:
             if self._out.format in _STREAMING:
                 self._out.rows(self._rows(progress), _COLUMNS, empty="")

@@ -26,8 +26,19 @@ def quoted(text: str) -> str:
     return f'"{text.translate(_ESCAPES)}"'
 
 
+class Ready(str):
+    """What `ready` made: text that stands where a value stands."""
+
+    __slots__ = ()
+
+
+def ready(value: Any, depth: int) -> Ready:
+    """The text of a value that lies ``depth`` levels deep, to be built into others many times."""
+    return Ready("".join(_parts(value, depth)))
+
+
 def build(value: Any) -> bytes:
-    """The bytes of a value: mappings, lists, texts, numbers, bools, None.
+    """The bytes of a value: mappings, lists, texts, numbers, bools, None, `Ready` ones.
 
     Keys are texts or ints. TypeError for anything else, ValueError for a float that is no number.
     """
@@ -35,7 +46,9 @@ def build(value: Any) -> bytes:
 
 
 def _parts(value: Any, depth: int) -> Iterator[str]:
-    if isinstance(value, Mapping):
+    if isinstance(value, Ready):
+        yield value
+    elif isinstance(value, Mapping):
         yield from _mapping(value, depth)
     elif isinstance(value, list | tuple):
         yield from _sequence(value, depth)

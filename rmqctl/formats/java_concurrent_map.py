@@ -8,7 +8,8 @@ become trees; keys must be made to collide for that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import TypeVar
 
 from rmqctl.formats.javahash import string_hash
@@ -42,7 +43,7 @@ def ordered(table: Mapping[K, V], capacity: int = _DEFAULT) -> list[tuple[K, V]]
 
     ``capacity`` is the table's at the beginning, a power of two.
     """
-    keys = list(table)
+    keys = tuple(table)
     return [(keys[number], table[keys[number]]) for number in _order(keys, capacity)]
 
 
@@ -59,7 +60,10 @@ def _spread(key: str | int) -> int:
     return (value ^ value >> 16) & 0x7FFFFFFF
 
 
-def _order(keys: Iterable[str | int], capacity: int) -> list[int]:
+@lru_cache(4096)  # maps whose keys stay are gone through again and again
+def _order(keys: tuple[str | int, ...], capacity: int) -> list[int]:
+    if len(keys) == 1:
+        return [0]
     buckets: dict[int, list[_Node]] = {}
     for number, key in enumerate(keys):
         value = _spread(key)

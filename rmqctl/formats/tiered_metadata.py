@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from rmqctl.errors import FormatError
@@ -26,6 +27,10 @@ NEW, SEALED, DELETED = 0, 1, 2
 
 _TABLE = java_concurrent_map.sized(1024)
 """Buckets of the tables a broker keeps, which it makes for 1024 keys."""
+_ENTRY = 3
+"""How deep in the file the entries of segments and queues lie."""
+_KEPT = 1 << 14
+"""Texts of entries that are kept, some 6 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +224,10 @@ def build(metadata: Metadata) -> bytes:
     """
     whole: dict[str, Any] = {}
     for kind, name in zip(KINDS, SEGMENT_TABLES, strict=True):
-        whole[name] = {path: {base: _segment_value(one) for base, one in _numbered(table)}
+        whole[name] = {path: {base: _segment_text(one) for base, one in _numbered(table)}
                        for path, table in _copied(metadata.segments[kind])}
     whole["queueMetadataTable"] = {
-        topic: {number: _queue_value(one) for number, one in _numbered(table)}
+        topic: {number: _queue_text(one) for number, one in _numbered(table)}
         for topic, table in _copied(metadata.queues)}
     whole["topicMetadataTable"] = {
         topic: _topic_value(one)
@@ -231,17 +236,21 @@ def build(metadata: Metadata) -> bytes:
     return fastjson.build(dict(sorted(whole.items())))
 
 
-def _segment_value(one: SegmentEntry) -> dict[str, Any]:
-    return {"path": one.path, "type": one.type, "baseOffset": one.base_offset,
+# Dispatch writes the file for each window, and most entries are as they were.
+@lru_cache(_KEPT)
+def _segment_text(one: SegmentEntry) -> fastjson.Ready:
+    return fastjson.ready({"path": one.path, "type": one.type, "baseOffset": one.base_offset,
             "status": one.status, "size": one.size, "createTimestamp": one.create_timestamp,
             "beginTimestamp": one.begin_timestamp, "endTimestamp": one.end_timestamp,
-            "sealTimestamp": one.seal_timestamp}
+            "sealTimestamp": one.seal_timestamp}, _ENTRY)
 
 
-def _queue_value(one: QueueEntry) -> dict[str, Any]:
-    return {"queue": {"brokerName": one.broker_name, "queueId": one.queue_id, "topic": one.topic},
+@lru_cache(_KEPT)
+def _queue_text(one: QueueEntry) -> fastjson.Ready:
+    return fastjson.ready({
+            "queue": {"brokerName": one.broker_name, "queueId": one.queue_id, "topic": one.topic},
             "minOffset": one.min_offset, "maxOffset": one.max_offset,
-            "updateTimestamp": one.update_timestamp}
+            "updateTimestamp": one.update_timestamp}, _ENTRY)
 
 
 def _topic_value(one: TopicEntry) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""Keeps freed memory in the process while a log is walked.
+"""What a process that goes through much data asks of its allocator and garbage collector.
 
 A walk makes and drops the same column buffers thousands of times. glibc gives buffers of their
 size back to the system at first, and each page is then faulted in anew: up to a fifth of a
-verify's time. Elsewhere than on glibc this does nothing.
+verify's time. Elsewhere than on glibc `keep` does nothing.
 """
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 
 # From <malloc.h>; the trim threshold must be set with the other one, or glibc still trims.
@@ -26,3 +27,14 @@ def keep() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(done)
+
+
+@cache
+def calm() -> None:
+    """Looks for cycles less often, once per process, and not in what is there already.
+
+    For millions of short-lived objects without a cycle among them, of which many live at a time:
+    looking as often as usual takes a tenth to a fifth of the time.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

@@ -209,6 +209,7 @@ class Dispatch:
     def run(self, index: IndexRun | None = None) -> None:
         """Uploads what is to be uploaded. StoreIOError: what was committed stays."""
         heap.keep()
+        heap.calm()
         by_local = {id(one.local): one for one in self.uploads}
         sweep = Sweep(self.store.log, [one.local for one in self.uploads],
                       lambda local: by_local[id(local)].next_base, self.options.window)

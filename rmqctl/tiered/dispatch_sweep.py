@@ -15,6 +15,7 @@ import numpy as np
 
 from rmqctl.formats import layout, message
 from rmqctl.scan.frames import Batch, examine, gather, gather_int
+from rmqctl.scan.rooms import Rooms
 from rmqctl.scan.source import FileSource
 from rmqctl.store.commit_log import CommitLog
 from rmqctl.tiered.dispatch_local import LocalQueue, computed_tags
@@ -98,7 +99,8 @@ class Sweep:
     def __init__(self, log: CommitLog, queues: Sequence[LocalQueue],
                  place: Callable[[LocalQueue], int], window: int = WINDOW) -> None:
         self._log, self._queues, self._place, self._window = log, queues, place, window
-        self._buffer = bytearray()
+        self._buffer = memoryview(b"")
+        self._rooms = Rooms()
 
     def windows(self) -> Iterator[Iterator[Block]]:
         """For each window its blocks, which are made as they are asked for; take all of them
@@ -140,13 +142,14 @@ class Sweep:
         taken = [one for one in taken if len(one.rows)]
         if not taken:
             return
-        self._read(source, start, np.concatenate([one.rows for one in taken]))
-        view = memoryview(self._buffer)
+        rows = np.concatenate([one.rows for one in taken])
+        self._read(source, start, rows)
+        cut = _Cut(self._buffer, start, self._rooms.take(int(rows["size"].sum(dtype=np.int64))))
         for group in _groups(taken):
             bases = [self._place(one.queue) for one in group]
-            blocks = _made_together(group, view, start, bases)
+            blocks = _made_together(group, cut, bases)
             if blocks is None:  # one by one shows whose record is bad, and since where
-                blocks = [_made(one, view, start, base)
+                blocks = [_made(one, cut, base)
                           for one, base in zip(group, bases, strict=True)]
             yield from (block for block in blocks if len(block))
 
@@ -158,11 +161,11 @@ class Sweep:
         end = np.maximum.accumulate(physical + rows["size"][order])
         wanted = int(end[-1]) - start
         if len(self._buffer) < wanted:
-            self._buffer = bytearray(max(wanted, min(self._window, source.size)))
+            self._buffer = self._rooms.take(max(wanted, min(self._window, source.size)))
         far = np.flatnonzero(physical[1:] - end[:-1] > _NEAR)
         begins = np.concatenate((physical[:1], physical[far + 1])).tolist()
         ends = np.concatenate((end[far], end[-1:])).tolist()
-        view = memoryview(self._buffer)
+        view = self._buffer
         for one, other in zip(begins, ends, strict=True):
             part = view[one - start:other - start]
             done = source.read_into(part, one - source.base)
@@ -170,12 +173,36 @@ class Sweep:
                 part[done:] = bytes(len(part) - done)
 
 
-def _made(one: _Taken, view: memoryview, start: int, base: int) -> Block:
+@dataclass(slots=True)
+class _Cut:
+    """A window of the log, which begins at ``start``, and the room for what is cut out of it."""
+
+    log: memoryview
+    start: int
+    room: memoryview
+    used: int = 0
+
+    def joined(self, rows: Array) -> tuple[Array, memoryview]:
+        """(sizes, the records of rows one behind the other)."""
+        size = rows["size"].astype(np.int64)
+        at = rows["physical_offset"].astype(np.int64) - self.start
+        slices = map(slice, at.tolist(), (at + size).tolist())
+        data = b"".join(map(self.log.__getitem__, slices))
+        end = self.used + len(data)
+        if end > len(self.room):  # records that were damaged are made twice
+            return size, memoryview(bytearray(data))
+        found = self.room[self.used:end]
+        found[:] = data
+        self.used = end
+        return size, found
+
+
+def _made(one: _Taken, cut: _Cut, base: int) -> Block:
     """The block of some rows, as far as the records are what the rows say.
 
     The records are joined first: then what follows finds them in the processor's cache.
     """
-    size, data = _joined(one.rows, view, start)
+    size, data = cut.joined(one.rows)
     end = np.cumsum(size)
     begin = end - size
     whole = np.frombuffer(data, np.uint8)
@@ -186,7 +213,7 @@ def _made(one: _Taken, view: memoryview, start: int, base: int) -> Block:
     batch = _proven(one, batch, ok & there)
     good = len(batch)
     tags = _tags(one, batch)
-    return Block(one.queue, one.first, base, memoryview(data), end[:good], size[:good], tags,
+    return Block(one.queue, one.first, base, data, end[:good], size[:good], tags,
                  batch)
 
 
@@ -204,15 +231,14 @@ def _groups(taken: list[_Taken]) -> Iterator[list[_Taken]]:
         yield group
 
 
-def _made_together(group: list[_Taken], view: memoryview, start: int,
-                   bases: list[int]) -> list[Block] | None:
+def _made_together(group: list[_Taken], cut: _Cut, bases: list[int]) -> list[Block] | None:
     """The blocks that `_made` makes of each; None where a record of them is not what its row says.
 
     What is done for each block costs more than what is done for each message, where blocks are
     small.
     """
     rows = np.concatenate([one.rows for one in group])
-    size, data = _joined(rows, view, start)
+    size, data = cut.joined(rows)
     end = np.cumsum(size)
     begin = end - size
     counts = [len(one.rows) for one in group]
@@ -239,17 +265,9 @@ def _made_together(group: list[_Taken], view: memoryview, start: int,
         begins = int(begin[low])
         part = batch.select(slice(low, high))
         part.base = base - begins
-        blocks.append(Block(one.queue, one.first, base, memoryview(data)[begins:int(end[high - 1])],
+        blocks.append(Block(one.queue, one.first, base, data[begins:int(end[high - 1])],
                             end[low:high] - begins, size[low:high], _tags(one, part), part))
     return blocks
-
-
-def _joined(rows: Array, view: memoryview, start: int) -> tuple[Array, bytearray]:
-    """(sizes, the records of rows one behind the other)."""
-    size = rows["size"].astype(np.int64)
-    at = rows["physical_offset"].astype(np.int64) - start
-    slices = map(slice, at.tolist(), (at + size).tolist())
-    return size, bytearray().join(map(view.__getitem__, slices))
 
 
 def _tags(one: _Taken, batch: Batch) -> Array:
@@ -325,7 +343,7 @@ def _bytes_at(data: Array, at: Array, width: int) -> Array:
     return found
 
 
-def _scatter(data: bytearray, at: Array, values: Array) -> None:
+def _scatter(data: memoryview, at: Array, values: Array) -> None:
     """Writes big-endian numbers of eight bytes at places of a buffer."""
     width = _PHYSICAL.size
     window: Array = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))

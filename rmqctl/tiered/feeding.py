@@ -58,6 +58,7 @@ class PosixFeeder(PosixReader):
         self._new: set[str] = set()
         self._dirty: set[str] = set()
         self._direct = direct.DirectWriter()
+        self._syncs: ThreadPoolExecutor | None = None
 
     def create(self, path: str) -> None:
         if self.size(path) is None:
@@ -112,8 +113,7 @@ class PosixFeeder(PosixReader):
         def commit() -> None:
             try:
                 # A file system commits together what is asked for at the same time.
-                with ThreadPoolExecutor(_SYNCS) as pool:
-                    list(pool.map(lambda one: durable.sync(*one), files))
+                list(self._syncing().map(_sync_all, (files[n::_SYNCS] for n in range(_SYNCS))))
                 for folder in folders:
                     durable.sync_folder(folder)
             finally:
@@ -121,6 +121,11 @@ class PosixFeeder(PosixReader):
                     os.close(fd)
 
         return commit
+
+    def _syncing(self) -> ThreadPoolExecutor:
+        if self._syncs is None:
+            self._syncs = ThreadPoolExecutor(_SYNCS, "sync")
+        return self._syncs
 
     def _sync_names(self, path: str) -> None:
         durable.sync_folder(os.path.dirname(self._full(path)))
@@ -220,6 +225,13 @@ class PosixFeeder(PosixReader):
             os.close(fd)
         self._writing.clear()
         self._direct.close()
+        if self._syncs is not None:
+            self._syncs.shutdown()
+
+
+def _sync_all(files: list[tuple[int, str]]) -> None:
+    for fd, where in files:
+        durable.sync(fd, where)
 
 
 def _truncate(fd: int, size: int, where: str) -> None:

@@ -1,0 +1,112 @@
+"""Blocks that are made together are those that are made one by one, and stop at the same places."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.store.bounds import View
+from rmqctl.store.store import Store
+from rmqctl.tiered import dispatch_sweep
+from rmqctl.tiered.dispatch_local import LocalQueue
+from rmqctl.tiered.dispatch_sweep import Block, Sweep
+from tests.support import cli
+from tests.support.golden import GoldenStore, judged_stores
+from tests.tiered.dispatching import local_store
+
+COLUMNS = ("total_size", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
+           "body_crc", "properties_length")
+WINDOWS = (300, 4096, dispatch_sweep.WINDOW)
+
+
+def plain(block: Block) -> tuple[Any, ...]:
+    """All of a block, as values."""
+    batch = block.batch
+    return (block.queue.topic, block.queue.queue_id, block.offset, block.base,
+            bytes(block.data[:block.bytes]), block.end.tolist(), block.size.tolist(),
+            block.tags.tolist(), block.begin.tolist(), block.times.tolist(),
+            batch.offset.tolist(), [batch.column(name).tolist() for name in COLUMNS],
+            [batch.bytes_at(number) for number in range(len(batch))])
+
+
+def swept(root: Path, window: int, monkeypatch, *, together: bool) -> tuple[list[Any], list[Any]]:
+    """(the blocks of a store, what could not be uploaded of its queues)."""
+    monkeypatch.setattr(dispatch_sweep, "_TOGETHER", (4 << 20) if together else 0)
+    if not together:
+        monkeypatch.setattr(dispatch_sweep, "_made_together", lambda *_: None)
+    with Store.open(str(root)) as store:
+        view = View(store)
+        queues = [LocalQueue(view, one) for _, one in sorted(store.queues.items())]
+        places = {id(one): 1000 * number for number, one in enumerate(queues)}
+        for one in queues:
+            one.seek(one.first)
+        blocks: list[Any] = []
+        windows = Sweep(store.log, queues, lambda one: places[id(one)], window).windows()
+        for one in _flat(windows):
+            places[id(one.queue)] += one.bytes
+            blocks.append(plain(one))
+        faults = [(one.topic, one.queue_id, one.fault) for one in queues]
+    monkeypatch.undo()
+    return blocks, faults
+
+
+def _flat(windows: Iterator[Iterator[Block]]) -> Iterator[Block]:
+    for window in windows:
+        yield from window
+
+
+def assert_same(root: Path, window: int, monkeypatch) -> None:
+    known = swept(root, window, monkeypatch, together=False)
+    assert swept(root, window, monkeypatch, together=True) == known
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory) -> Path:
+    """Queues of topics whose names have one length, and of others."""
+    return local_store(cli.run, tmp_path_factory.mktemp("sweep") / "store", 90,
+                       topics=("T0", "T1", "Longer", "T2"))
+
+
+@pytest.mark.parametrize("one", judged_stores(), ids=lambda one: one.id)
+def test_golden(golden, one: GoldenStore, monkeypatch):
+    assert_same(golden(one.id), WINDOWS[-1], monkeypatch)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windows_of_any_size(local, window, monkeypatch):
+    blocks, faults = swept(local, window, monkeypatch, together=True)
+    assert sum(len(one[5]) for one in blocks) == 90
+    assert not any(fault for _, _, fault in faults)
+    assert_same(local, window, monkeypatch)
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_damaged(local, tmp_path, monkeypatch, seed, number):
+    chance = random.Random(seed + number)
+    root = shutil.copytree(local, tmp_path / "store")
+    files = [path for top in ("commitlog", "consumequeue") for path in (root / top).rglob("*")
+             if path.is_file()]
+    for path in chance.sample(files, chance.randrange(1, 3)):
+        data = bytearray(path.read_bytes())
+        used = len(data.rstrip(b"\0")) or 1
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(used)] = chance.randrange(256)
+        path.write_bytes(data)
+    assert_same(root, chance.choice(WINDOWS), monkeypatch)
+
+
+def test_a_row_of_another_topic_of_the_same_length(local, tmp_path, monkeypatch):
+    """Only the topic's text tells."""
+    root = shutil.copytree(local, tmp_path / "store")
+    rows = {name: next((root / "consumequeue" / name / "0").iterdir()) for name in ("T0", "T1")}
+    data = bytearray(rows["T0"].read_bytes())
+    data[:20] = rows["T1"].read_bytes()[:20]
+    rows["T0"].write_bytes(data)
+    known = swept(root, WINDOWS[-1], monkeypatch, together=False)
+    assert any(fault and "another topic" in fault.reason for _, _, fault in known[1])
+    assert_same(root, WINDOWS[-1], monkeypatch)
