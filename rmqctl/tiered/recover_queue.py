@@ -261,12 +261,16 @@ class _Healing:
     def _empty(self, units: Units, places: Sequence[Place]) -> None:
         """Files of which no unit is left, and those that never had one."""
         used = {one.base for one in places}
+        last = max(used, default=0)
         for one in units.queue.segments:
             if one.base in used:
                 continue
             if one.size and self._changes:
                 self._act(MoveAside(one.path), "move aside", one.size, None,
                           "none of its units leads to a message")
+            elif one.base < last and self._changes:
+                self._act(MoveAside(one.path), "move aside", 0, None,
+                          "it is empty, and files behind it are not: a broker would meet a gap")
             elif one.name_ok:
                 self._out.consume_queue.append(SegmentFacts(
                     one.base, one.usable - one.usable % UNIT_SIZE, NEVER, NEVER, one.mtime_ms))

@@ -14,6 +14,7 @@ import pytest
 
 from rmqctl.formats import tiered_metadata as meta
 from tests.conftest import GoldenFolder
+from tests.support import cli
 from tests.tiered import healing
 from tests.tiered.healing import place
 
@@ -299,6 +300,24 @@ def test_expired_messages_keep_their_units(root, engine):
     path = f"broker-a/{TOPIC}/0"
     assert now.segments["CONSUME_QUEUE"][path] == was.segments["CONSUME_QUEUE"][path]
     assert list(now.segments["COMMIT_LOG"][path]) == [43593]
+
+
+def test_an_emptied_file_of_expired_units_leaves_no_gap(root, engine):
+    """Nothing can make its units again, and a file without them would end where it begins."""
+    for base in (0, 21321):
+        (root / place(TOPIC, 0, "COMMIT_LOG", base)).unlink()
+    first = root / place(TOPIC, 0, "CONSUME_QUEUE", 0)
+    assert int.from_bytes(first.read_bytes()[-20:-12]) < 43593
+    first.write_bytes(b"")
+    plan = healing.healed(root)
+    assert {one["action"] for one in plan["actions"]} == {"move aside", "update"}
+    assert not first.exists()
+    assert json.loads(cli.run("tiered", "verify", root, "-o", "json").expect(0).out)["ok"]
+    path = f"broker-a/{TOPIC}/0"
+    now = meta.parse(healing.content(root)[healing.METADATA])
+    was = meta.parse(engine[healing.METADATA])
+    assert list(now.segments["CONSUME_QUEUE"][path]) == list(
+        was.segments["CONSUME_QUEUE"][path])[1:]
 
 
 @pytest.mark.parametrize(("base", "by"), [(0, 7), (21321, 7), (21321, -7), (43593, 7),
