@@ -1,7 +1,7 @@
 """Memory for large pieces of data, used again once nobody looks at it.
 
 A fresh page costs more than filling it on many machines (virtual ones above all), so what is made
-and dropped window by window lies in a few rooms. They are of huge pages where the system has them.
+and dropped window by window lies in a few rooms.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
-from contextlib import suppress
 
-_ROUND = 2 << 20
-_HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
+_ROUND = 1 << 20
 
 
 class Rooms:
@@ -29,9 +27,6 @@ class Rooms:
             room = found if len(found) >= size else None
         if room is None:
             room = mmap.mmap(-1, max(-(-size // _ROUND), 1) * _ROUND)
-            if _HUGE is not None:
-                with suppress(OSError):  # a kernel without them
-                    room.madvise(_HUGE)
         # Views keep this alive, and not the room: so it tells when the last one is gone.
         lease = (ctypes.c_char * size).from_buffer(room)
         weakref.finalize(lease, self._free.append, room)
