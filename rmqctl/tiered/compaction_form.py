@@ -31,6 +31,7 @@ from rmqctl.tiered.compaction_chains import (
     places,
     proven,
 )
+from rmqctl.tiered.direct import DirectWriter
 from rmqctl.tiered.index_feed_file import raw
 from rmqctl.tiered.index_file import COMPACTED, IndexFile, examine
 
@@ -115,16 +116,18 @@ def write(found: Compacted, path: str) -> None:
     What was written of it before an error is taken away again.
     """
     fd = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "make")
+    writer = DirectWriter()
     try:
         position = 0
         for part in found.parts():
-            durable.write_all(fd, part, position, path)
+            writer.write(fd, part, position, path)
             position += len(part)
         durable.sync(fd, path, whole=True)
     except BaseException:
         os.unlink(path)
         raise
     finally:
+        writer.close()
         os.close(fd)
     durable.sync_folder(os.path.dirname(path))
 
