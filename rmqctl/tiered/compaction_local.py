@@ -15,6 +15,7 @@ from rmqctl.tiered.compaction import Uploaded
 from rmqctl.tiered.feeding import open_feeder
 from rmqctl.tiered.index_file import IndexFile, known_slots, local_names
 from rmqctl.tiered.locking import held
+from rmqctl.tiered.progress import IndexProgress
 from rmqctl.tiered.settings import recall
 from rmqctl.tiered.storage import is_url
 from rmqctl.tiered.tier import Tier
@@ -114,6 +115,11 @@ def _files(tier: Tier, wanted: Wanted) -> LocalFiles:
     if not wanted.everything:
         present = present[:-1]
     remembered, notes = recall(tier.reader)
+    waiting = _waiting_for_dispatch(tier, home, (cluster, broker), present)
+    if waiting:
+        notes.append(f"a `tiered dispatch` was interrupted: {', '.join(waiting)} in {folder} stay "
+                     "until it is run again, which completes them")
+        present = [one for one in present if one not in waiting]
     files = LocalFiles(
         home, tier.metadata_path.removesuffix(".bak"), cluster, broker,
         [os.path.join(folder, one) for one in present],
@@ -121,6 +127,18 @@ def _files(tier: Tier, wanted: Wanted) -> LocalFiles:
         wanted.max_items or remembered.get("index_max"), notes)
     files.notes += [f"{os.path.join(folder, one)}: of a broker of 5.1.x, left alone" for one in old]
     return files
+
+
+def _waiting_for_dispatch(tier: Tier, home: str, owner: tuple[str, str],
+                          present: list[str]) -> list[str]:
+    """The files in which an interrupted dispatch has to put right what it had begun."""
+    progress = IndexProgress(home, "/".join(owner))
+    progress.load()
+    ends = {(name.topic, name.queue_id): queue.commit_offset
+            for name, queue in tier.found.queues.items() if (name.cluster, name.broker) == owner}
+    if progress.position is None or not progress.is_unfinished(ends):
+        return []
+    return [one for one in present if int(one) >= progress.position[0]]
 
 
 def _owner(tier: Tier, wanted: Wanted) -> tuple[str, str]:

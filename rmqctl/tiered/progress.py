@@ -65,6 +65,13 @@ class IndexProgress:
         """Whether no queue is further than this program may have brought it."""
         return all(end <= self.target.get(key, -1) for key, end in ends.items())
 
+    def is_unfinished(self, ends: Mapping[Key, int]) -> bool:
+        """Whether this program was interrupted before it had indexed what it uploaded or began to,
+        and nobody else uploaded since: its next run completes that.
+        """
+        return (self.known and self.is_ours(ends)
+                and any(aim > self.upto.get(key, 0) for key, aim in self.target.items()))
+
     def save(self) -> None:
         """Publishes the note. StoreIOError."""
         topics: dict[str, dict[str, list[int]]] = {}

@@ -279,9 +279,8 @@ class _Recovery:
         """Whether rmqctl itself has still to index what it uploaded."""
         progress = IndexProgress(self._scope.home, f"{self._scope.cluster}/{self._scope.broker}")
         progress.load()
-        ends = {(one.name.topic, one.name.queue_id): one.last for one in healed}
-        return (progress.known and progress.is_ours(ends)
-                and any(aim > progress.upto.get(key, 0) for key, aim in progress.target.items()))
+        return progress.is_unfinished(
+            {(one.name.topic, one.name.queue_id): one.last for one in healed})
 
     def _index_entries(self) -> dict[int, meta.SegmentEntry]:
         path = names.metadata_path(self._scope.broker, names.INDEX_TOPIC, names.INDEX_QUEUE)

@@ -149,6 +149,30 @@ def test_killed_twice(place, crasher, seed):
         assert_completed(store, place.wanted)
 
 
+def killed_and_compacted(place: Place, crasher: Crasher, at: int) -> bool:
+    """Index files that an interrupted run has to put right do not go up before; others do."""
+    store = place.fresh()
+    crasher.run(*args(store), at=at, folder=place.folder)
+    waits = False
+    if segments(store / "tier") and (store / METADATA).exists():
+        found = cli.run("tiered", "compact", store / "tier", "--metadata", store / METADATA,
+                        "--cluster", "DefaultCluster", *BROKER, "--index-slots", "16",
+                        "--index-max", "40").expect(0)
+        waits = "was interrupted" in found.err
+    assert_completed(store, place.wanted)
+    return waits
+
+
+def test_killed_and_compacted(place, crasher, seed):
+    assert any(killed_and_compacted(place, crasher, at) for at in places(place, 6, seed))
+
+
+@pytest.mark.exhaustive
+def test_killed_at_many_calls_and_compacted(place, crasher, seed):
+    for at in places(place, 24, seed):
+        killed_and_compacted(place, crasher, at)
+
+
 def cut_power(place: Place, crasher: Crasher, at: int) -> bool:
     store, power = place.fresh(), place.folder / "power"
     killed, _, _ = crasher.run(*args(store), at=at, folder=place.folder, power=str(power),

@@ -212,7 +212,6 @@ class Life:
             self.commit()
         if self.chance.random() < 0.2:
             self.compact()
-            self.index_whole = False  # what was not noted yet may have gone up
         if self.chance.random() < 0.4:
             self.crashed(self.dispatching())
             self.index_whole = False  # perhaps one without index
