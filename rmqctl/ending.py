@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
@@ -24,6 +25,12 @@ class Terminated(BaseException):
     """SIGTERM came. Not an Exception, so that no command takes it for a failure of its own."""
 
 
+_SENT_FOR: dict[type[BaseException], signal.Signals] = {
+    Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+_SOON = 0.01
+"""Seconds after which a signal is sent again."""
+
+
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """Within it, SIGTERM raises Terminated, so that ``finally`` blocks run before the exit."""
@@ -39,10 +46,25 @@ def terminable() -> Iterator[None]:
     except ValueError:  # not in the main thread: someone else runs this process
         yield
         return
+    before, sys.unraisablehook = sys.unraisablehook, _again
     try:
         yield
     finally:
+        sys.unraisablehook = before
         signal.signal(signal.SIGTERM, previous)
+
+
+def _again(found: sys.UnraisableHookArgs) -> None:
+    """A signal that came in the midst of a finaliser or a weak reference's callback is sent again:
+    Python drops what is raised there.
+    """
+    number = _SENT_FOR.get(found.exc_type)
+    if number is None:
+        sys.__unraisablehook__(found)
+        return
+    timer = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
 
 
 def settle_streams() -> None:

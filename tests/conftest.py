@@ -7,6 +7,7 @@ replays seeded tests with one seed, ``RMQCTL_GOLDEN=DIR`` takes the golden sets 
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that runs this in the background has it so, and all that tests start inherits it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "exhaustive: takes minutes; only with --exhaustive")
 
 

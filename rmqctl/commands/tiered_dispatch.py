@@ -215,12 +215,11 @@ def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:
     with Gently() as gently, out.progress("uploading", None) as progress:
         result = dispatch(request, clock, Watch(progress.total, progress.advance, progress.label,
                                                 lambda: gently.requested))
-        if result.stopped:
+        if result.stopped or gently.requested:
             progress.hide()
-            for text in result.notes:
-                out.note(text)
-            out.warn("interrupted between two windows: what was uploaded stays, the next run goes "
-                     "on there")
+            _show(out, result, dry_run=False)
+            if result.stopped:
+                out.warn("interrupted: what was uploaded stays, the next run goes on there")
             gently.check()
     return result
 

@@ -221,7 +221,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
         groups = [(slice(None), groups[0][1])]
     columns = {"total_size": total, **lengths}
-    batch = Batch(data, base if isinstance(base, int) else 0, start, groups, columns)
+    batch = Batch(data, 0 if isinstance(base, np.ndarray) else base, start, groups, columns)
     if len(heads) == len(groups) and sum(map(len, heads)) == count:
         batch.heads = heads
     return batch, ok

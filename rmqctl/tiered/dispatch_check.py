@@ -81,12 +81,14 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
     return None
 
 
-def verify_all(found: Checked, tier: Tier, broker: str, settings: TierSettings) -> None:
+def verify_all(found: Checked, tier: Tier, broker: str, settings: TierSettings,
+               advance: Callable[[int], None] = lambda _: None) -> None:
     """Adds what `verify` has to say against a broker's part of a tier."""
     from rmqctl.tiered.verify import Options, Verification, verdict
 
     result = verdict(Verification(tier, Options(
-        broker=broker, index_slots=settings.index_slots, index_max=settings.index_max)), _KEPT)
+        broker=broker, index_slots=settings.index_slots, index_max=settings.index_max),
+        progress=advance), _KEPT)
     found.is_damaged = any(severity == ERROR for _, severity in result.counts)
     for one in [one for one in result.findings if one.is_trouble][:_TOLD]:
         place = f"{one.file or ''}{'' if one.offset is None else f' @{one.offset}'}"

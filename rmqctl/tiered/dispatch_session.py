@@ -15,7 +15,7 @@ from rmqctl.store.lockprobe import probe
 from rmqctl.store.store import Store
 from rmqctl.tiered import home_note
 from rmqctl.tiered.dispatch import Dispatch, Options
-from rmqctl.tiered.dispatch_check import read_back, verify_all
+from rmqctl.tiered.dispatch_check import Checked, read_back, verify_all
 from rmqctl.tiered.dispatch_commit import IndexRun
 from rmqctl.tiered.dispatch_home import lies_apart, metadata_beside, refuse_inside
 from rmqctl.tiered.dispatch_index import (
@@ -80,13 +80,33 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
             run.run()
         result.stopped = run.stopped
         if request.verify_after and not run.stopped:
-            watch.label("reading back")
-            with closing(open_feeder(request.tier)) as reader:
-                result.checked = read_back(store, reader, run.uploads, watch.advance)
-            watch.label("verifying the tier")
-            with opened(request) as fresh:
-                verify_all(result.checked, fresh, broker, settings)
+            try:
+                result.checked = _check(request, store, run, settings, watch)
+            except _StoppedError:
+                notes.append("all was uploaded, but the check was interrupted: `rmqctl tiered "
+                             "verify` does it")
     return result
+
+
+class _StoppedError(Exception):
+    """Somebody asked to end, while nothing was written any more."""
+
+
+def _check(request: Request, store: Store, run: Dispatch, settings: TierSettings,
+           watch: Watch) -> Checked:
+    """Reads back what was uploaded and verifies the tier. StoreIOError, _StoppedError."""
+    def advance(count: int) -> None:
+        watch.advance(count)
+        if watch.stopping():
+            raise _StoppedError
+
+    watch.label("reading back")
+    with closing(open_feeder(request.tier)) as reader:
+        found = read_back(store, reader, run.uploads, advance)
+    watch.label("verifying the tier")
+    with opened(request) as tier:
+        verify_all(found, tier, run.options.broker, settings, advance)
+    return found
 
 
 def opened(request: Request) -> Tier:

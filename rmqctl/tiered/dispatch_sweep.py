@@ -15,6 +15,7 @@ import numpy as np
 
 from rmqctl.formats import layout, message
 from rmqctl.scan.frames import Batch, examine, gather, gather_int
+from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.rooms import Rooms
 from rmqctl.scan.source import FileSource
 from rmqctl.store.commit_log import CommitLog
@@ -144,10 +145,12 @@ class Sweep:
             return
         rows = np.concatenate([one.rows for one in taken])
         self._read(source, start, rows)
-        cut = _Cut(self._buffer, start, self._rooms.take(int(rows["size"].sum(dtype=np.int64))))
+        # Damaged rows may claim far more than a window has: that is joined elsewhere, if at all.
+        room = min(int(rows["size"].sum(dtype=np.int64)), self._window + MAX_RECORD)
+        cut = _Cut(self._buffer, start, self._rooms.take(room))
         for group in _groups(taken):
             bases = [self._place(one.queue) for one in group]
-            blocks = _made_together(group, cut, bases)
+            blocks = _made_together(group, cut, bases) if len(group) > 1 else None
             if blocks is None:  # one by one shows whose record is bad, and since where
                 blocks = [_made(one, cut, base)
                           for one, base in zip(group, bases, strict=True)]
@@ -218,15 +221,16 @@ def _made(one: _Taken, cut: _Cut, base: int) -> Block:
 
 
 def _groups(taken: list[_Taken]) -> Iterator[list[_Taken]]:
-    """Neighbours that are made together."""
+    """Neighbours that are made together: small ones only."""
     group: list[_Taken] = []
     size = 0
     for one in taken:
-        group.append(one)
-        size += int(one.rows["size"].sum(dtype=np.int64))
-        if size >= _TOGETHER:
+        own = int(one.rows["size"].sum(dtype=np.int64))
+        if group and size + own > _TOGETHER:
             yield group
             group, size = [], 0
+        group.append(one)
+        size += own
     if group:
         yield group
 

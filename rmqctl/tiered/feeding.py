@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol, runtime_checkable
 
 from rmqctl.engine import storage as durable
@@ -113,7 +113,11 @@ class PosixFeeder(PosixReader):
         def commit() -> None:
             try:
                 # A file system commits together what is asked for at the same time.
-                list(self._syncing().map(_sync_all, (files[n::_SYNCS] for n in range(_SYNCS))))
+                under_way = [self._syncing().submit(_sync_all, files[n::_SYNCS])
+                             for n in range(min(_SYNCS, len(files)))]
+                wait(under_way)  # nothing is closed while another thread forces it to disk
+                for one in under_way:
+                    one.result()
                 for folder in folders:
                     durable.sync_folder(folder)
             finally:

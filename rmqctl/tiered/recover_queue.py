@@ -263,8 +263,8 @@ class _Healing:
         used = {one.base for one in places}
         last = max(used, default=0)
         for one in units.queue.segments:
-            if one.base in used:
-                continue
+            if one.base in used or (not one.name_ok and self._changes):
+                continue  # what has a wrong name is moved aside already
             if one.size and self._changes:
                 self._act(MoveAside(one.path), "move aside", one.size, None,
                           "none of its units leads to a message")

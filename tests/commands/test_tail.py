@@ -112,9 +112,8 @@ class Following:
         """(exit code, stderr) after a signal, or of itself."""
         if how is not None:
             self.process.send_signal(how)
-        assert self.process.stderr is not None
-        said = self.process.stderr.read().decode()
-        return self.process.wait(PATIENT), said
+        _, said = self.process.communicate(timeout=PATIENT)
+        return self.process.returncode, said.decode()
 
     def close(self) -> None:
         if self.process.poll() is None:

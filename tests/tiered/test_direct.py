@@ -6,11 +6,12 @@ import errno
 import fcntl
 import os
 import random
+import time
 
 import pytest
 
 from rmqctl.errors import StoreIOError
-from rmqctl.tiered import direct
+from rmqctl.tiered import direct, feeding
 from rmqctl.tiered.feeding import PosixFeeder
 
 PATH = "cluster/b/T/0/COMMIT_LOG/file"
@@ -107,3 +108,23 @@ def test_writes_that_are_cut_short(feeder, monkeypatch, seed):
     block = chance.randbytes(5 << 20)
     feeder.append(PATH, [block], 0)
     assert content(feeder) == block
+
+
+def test_a_file_that_cannot_be_forced_to_disk_leaves_the_others_whole(feeder, monkeypatch):
+    """The error comes when no thread looks at any of the files any more."""
+    paths = [f"c/b/T/{number}/COMMIT_LOG/file" for number in range(9)]
+    for path in paths:
+        feeder.append(path, [b"data"], 0)
+    seen = []
+
+    def sync(fd, where, **_):
+        if where.endswith("T/0/COMMIT_LOG/file"):
+            raise StoreIOError("boom")
+        time.sleep(0.05)
+        os.fstat(fd)
+        seen.append(where)
+
+    monkeypatch.setattr(feeding.durable, "sync", sync)
+    with pytest.raises(StoreIOError, match="boom"):
+        feeder.commit_later(paths)()
+    assert len(seen) == 6  # of the three others of its thread's share two are not tried

@@ -302,13 +302,17 @@ def test_expired_messages_keep_their_units(root, engine):
     assert list(now.segments["COMMIT_LOG"][path]) == [43593]
 
 
-def test_an_emptied_file_of_expired_units_leaves_no_gap(root, engine):
+@pytest.mark.parametrize("left", [0, 7])
+@pytest.mark.parametrize("named", [True, False], ids=["right", "wrong"])
+def test_an_emptied_file_of_expired_units_leaves_no_gap(root, engine, left, named):
     """Nothing can make its units again, and a file without them would end where it begins."""
     for base in (0, 21321):
         (root / place(TOPIC, 0, "COMMIT_LOG", base)).unlink()
     first = root / place(TOPIC, 0, "CONSUME_QUEUE", 0)
     assert int.from_bytes(first.read_bytes()[-20:-12]) < 43593
-    first.write_bytes(b"")
+    first.write_bytes(bytes(left))
+    if not named:
+        first = first.rename(first.with_name("deadbeef" + first.name[8:]))
     plan = healing.healed(root)
     assert {one["action"] for one in plan["actions"]} == {"move aside", "update"}
     assert not first.exists()

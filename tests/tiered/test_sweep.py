@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rmqctl.scan.rooms import Rooms
 from rmqctl.store.bounds import View
 from rmqctl.store.store import Store
 from rmqctl.tiered import dispatch_sweep
@@ -110,3 +112,31 @@ def test_a_row_of_another_topic_of_the_same_length(local, tmp_path, monkeypatch)
     known = swept(root, WINDOWS[-1], monkeypatch, together=False)
     assert any(fault and "another topic" in fault.reason for _, _, fault in known[1])
     assert_same(root, WINDOWS[-1], monkeypatch)
+
+
+def test_rows_that_claim_more_than_a_window(local, tmp_path, monkeypatch):
+    """Each of them stops its queue; the room for a window is not as large as they say."""
+    root = shutil.copytree(local, tmp_path / "store")
+    log = next((root / "commitlog").iterdir())
+    os.truncate(log, 200 << 20)
+    rows = [next(path.iterdir()) for path in sorted((root / "consumequeue").glob("*/*"))]
+    for path in rows[:-1]:
+        data = bytearray(path.read_bytes())
+        data[8:12] = (100 << 20).to_bytes(4)
+        path.write_bytes(data)
+    taken = []
+    monkeypatch.setattr(dispatch_sweep, "Rooms", lambda: Noting(taken))
+    blocks, faults = swept(root, 1 << 20, monkeypatch, together=True)
+    assert blocks
+    assert sum(fault is not None for _, _, fault in faults) >= len(rows) - 1
+    assert max(taken) <= (1 << 20) + dispatch_sweep.MAX_RECORD
+
+
+class Noting(Rooms):
+    def __init__(self, taken: list[int]) -> None:
+        super().__init__()
+        self._taken = taken
+
+    def take(self, size: int) -> memoryview:
+        self._taken.append(size)
+        return super().take(size)
