@@ -100,11 +100,16 @@ def _check(request: Request, store: Store, run: Dispatch, settings: TierSettings
         if watch.stopping():
             raise _StoppedError
 
+    done = 2 * sum(one.bytes for one in run.outcomes)
     watch.label("reading back")
+    watch.total(done)
     with closing(open_feeder(request.tier)) as reader:
         found = read_back(store, reader, run.uploads, advance)
     watch.label("verifying the tier")
     with opened(request) as tier:
+        watch.total(done + sum(
+            segment.size for name, queue in tier.found.queues.items()
+            if name.broker == run.options.broker for segment in queue.commit_log.segments))
         verify_all(found, tier, run.options.broker, settings, advance)
     return found
 
