@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Collection
 
 from rmqctl.engine.storage import failed, open_file, sync, sync_folder, write_all
 from rmqctl.formats import checkpoint as page
@@ -56,6 +57,19 @@ class CheckpointFile:
                 physic_msg_timestamp=max(now.physic_msg_timestamp, physic),
                 logics_msg_timestamp=max(now.logics_msg_timestamp, logics),
                 index_msg_timestamp=max(now.index_msg_timestamp, index))
+
+    def hold_back(self, newest: int, index_ends: Collection[int]) -> None:
+        """Takes back times that were torn while they were written: later than the ``newest``
+        message, and for the index none of the times at which an index file ends. What that was
+        nobody knows: 0, so that no index file is relied on.
+        """
+        with self._lock:
+            now = self._record
+            index = now.index_msg_timestamp
+            self._record = now._replace(
+                physic_msg_timestamp=min(now.physic_msg_timestamp, newest),
+                logics_msg_timestamp=min(now.logics_msg_timestamp, newest),
+                index_msg_timestamp=0 if index > newest and index not in index_ends else index)
 
     def set_offsets(self, *, master_flushed: int | None = None,
                     confirm: int | None = None) -> None:

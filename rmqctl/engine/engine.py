@@ -32,6 +32,8 @@ from rmqctl.engine.put import Message, PutPath
 from rmqctl.engine.recovering import (
     clear_torn_tail,
     done_again,
+    index_ends,
+    newest_time,
     set_aside,
     untrusted_index,
 )
@@ -81,6 +83,9 @@ class Engine:
             self.log = LogFiles(store.log_folders, settings, state.end, store.log.files)
             held.callback(self.log.close)
             held.callback(self._give_up_services)
+            newest = None if state.clean else newest_time(store, state)
+            if newest is not None:
+                self._checkpoint.hold_back(newest, index_ends(store))
             doubtful, again = untrusted_index(store, state,
                                               self._checkpoint.record.index_msg_timestamp)
             if doubtful or not state.clean:

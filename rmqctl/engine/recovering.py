@@ -6,6 +6,7 @@ Nothing is deleted: torn bytes and doubtful index files are kept under ``.rmqctl
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from rmqctl.engine.aside import Aside
 from rmqctl.engine.opening import LogState
@@ -17,6 +18,27 @@ from rmqctl.store.log_end import used_size
 from rmqctl.store.store import Store
 
 _AGAIN = "index-again"
+
+
+def newest_time(store: Store, state: LogState) -> int | None:
+    """The latest store time (ms) in the part of the log that a recovery goes over; None: no
+    message is there.
+
+    A checkpoint that says a later one was torn while it was written, or messages with old times
+    were put in again.
+    """
+    times = [int(batch.column("store_timestamp").max())
+             for batch in store.log.walk(state.start, state.end) if len(batch)]
+    return max(times, default=None)
+
+
+def index_ends(store: Store) -> set[int]:
+    """When the index files end (ms), as far as they can be understood."""
+    found = set()
+    for file in store.index_listing.files:
+        with suppress(FormatError, StoreIOError):
+            found.add(store.open_index(file).header.end_timestamp)
+    return found
 
 
 def untrusted_index(store: Store, state: LogState,

@@ -267,3 +267,23 @@ def test_what_is_not_printed_is_there_wholly_or_not_at_all(tmp_path, rmqctl, cra
         found = numbers_in_log(store)
         assert found == list(range(len(found)))
         assert len(found) >= len(acknowledged(printed, 0))
+
+
+# -- a checkpoint that was torn -------------------------------------------------------------------
+
+def test_a_checkpoint_later_than_any_message_is_not_believed(tmp_path, rmqctl):
+    """Half of a time that was written over another can say any time: index files go by it."""
+    place = Place(tmp_path, rmqctl, "5.3.3")
+    store = place.fresh()
+    acks = append(rmqctl, store, lines(0, 250))
+    full = min((store / "index").iterdir())
+    assert int.from_bytes(full.read_bytes()[36:40]) == 200
+    data = bytearray(full.read_bytes())
+    data[40 + 50 * 4 + 20 * 3:40 + 50 * 4 + 20 * 9] = bytes(120)
+    full.write_bytes(data)
+    with (store / "checkpoint").open("r+b") as page:
+        page.seek(16)
+        page.write((int.from_bytes(data[8:16]) + (1 << 32)).to_bytes(8))
+    (store / "abort").touch()
+    acks += append(rmqctl, store, lines(250, 3), first=250)
+    assert_whole(rmqctl, store, acks)
