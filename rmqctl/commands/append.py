@@ -239,6 +239,7 @@ class _Run:
                     pass
 
     def _rows(self, progress: Progress, *, make: bool = True) -> Iterator[Any]:
+        self._reader.wake = self._gently.wake
         groups = self._reader.groups()
         done = 0
         while not self._feed.stopped:

@@ -6,6 +6,7 @@ through where nothing is half done. While it waits for input they come at once.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -22,6 +23,8 @@ class Gently:
         self._before: dict[int, Any] = {}
         self._came: int | None = None
         self._waiting = False
+        self._pipe: tuple[int, int] | None = None
+        self._woken_before = -1
 
     def __enter__(self) -> Self:
         try:
@@ -29,13 +32,30 @@ class Gently:
                 self._before[one] = signal.signal(one, self._note)
         except ValueError:  # not in the main thread: someone else decides about signals
             self._before.clear()
+            return self
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        self._woken_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         return self
+
+    @property
+    def wake(self) -> int | None:
+        """A descriptor that can be read once a signal came: a read that is only about to begin
+        would not be interrupted by it, so whoever waits for input waits for both.
+        """
+        return None if self._pipe is None else self._pipe[0]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         for one, before in self._before.items():
             signal.signal(one, before)
         self._before.clear()
+        if self._pipe is not None:
+            signal.set_wakeup_fd(self._woken_before)
+            for end in self._pipe:
+                os.close(end)
+            self._pipe = None
         if kind is None and self._came is not None:
             self._let_through(self._came, None)
 

@@ -43,13 +43,15 @@ class LineReader:
     """The lines of an open descriptor, which stays the caller's to close.
 
     ``name`` is what errors call it; a line of more than ``limit`` bytes is skipped unread.
-    ``taken`` tells how many bytes were read so far.
+    ``taken`` tells how many bytes were read so far. ``wake``: a descriptor that ends a wait, see
+    `rmqctl.commands.gently.Gently.wake`; what is in it is thrown away.
     """
 
     def __init__(self, fd: int, name: str = STANDARD_INPUT, *, limit: int = MAX_LINE,
                  read_size: int = READ_SIZE) -> None:
         self.fd, self.name = fd, name
         self.taken = 0
+        self.wake: int | None = None
         self._limit, self._read_size = limit, read_size
         self._number = 0
         self._held = bytearray()
@@ -121,12 +123,27 @@ class LineReader:
     def _read(self) -> bytes:
         while True:
             try:
+                if self.wake is not None:
+                    self._wait(self.wake)
                 return os.read(self.fd, self._read_size)
             except BlockingIOError:
                 # Whoever shares the terminal or pipe may have made it non-blocking.
                 select.select([self.fd], [], [])
             except OSError as error:
                 raise StoreIOError.from_oserror(error, self.name, "read") from error
+
+    def _wait(self, wake: int) -> None:
+        """Until there is input. A signal's handler runs, and may raise, whenever it wakes this."""
+        waiting = select.poll()
+        for one in (self.fd, wake):
+            waiting.register(one, select.POLLIN)
+        while True:
+            ready = {one for one, _ in waiting.poll()}
+            if wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(wake, 1 << 12)
+            if self.fd in ready:
+                return
 
 
 @contextmanager

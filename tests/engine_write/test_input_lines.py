@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import threading
 import tracemalloc
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rmqctl.commands.gently import Gently
 from rmqctl.engine import lines as lines_module
 from rmqctl.engine.lines import InputError, LineReader, open_lines, parse
 from rmqctl.errors import ExitCode, StoreIOError
@@ -226,3 +228,41 @@ def test_a_closed_standard_input_is_no_file_of_the_store(monkeypatch):
     monkeypatch.setattr(lines_module.sys, "stdin", None)
     with pytest.raises(StoreIOError, match="standard input: it is closed"), open_lines("-"):
         pass
+
+
+def test_a_wait_that_is_woken_goes_on_until_there_is_input():
+    """What woke it is thrown away, or the next wait would not be one."""
+    source, sink = os.pipe()
+    wake, waker = os.pipe()
+    os.set_blocking(wake, False)
+    reader = LineReader(source)
+    reader.wake = wake
+    os.write(waker, b"\2\2")
+    threading.Timer(0.2, os.write, (sink, b"{}\n")).start()
+    assert next(reader.groups()) == [(1, b"{}")]
+    with pytest.raises(BlockingIOError):
+        os.read(wake, 1)
+    for one in (source, sink, wake, waker):
+        os.close(one)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_wait_ends_it(number):
+    """As if it came between the last look and the read: nothing but the descriptor tells of it."""
+    source, sink = os.pipe()
+    with pytest.raises(KeyboardInterrupt), Gently() as gently:  # noqa: PT012
+        reader = LineReader(source)
+        reader.wake = gently.wake
+        os.kill(os.getpid(), number)  # noted, not let through
+        assert gently.requested
+        assert select.select([gently.wake], [], [], 0)[0]
+        gently.wait_for(lambda: next(reader.groups()))
+    for one in (source, sink):
+        os.close(one)
+
+
+def test_nothing_is_left_open():
+    before = set(os.listdir("/proc/self/fd"))
+    with Gently():
+        pass
+    assert set(os.listdir("/proc/self/fd")) == before
