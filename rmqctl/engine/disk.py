@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 
 from rmqctl.engine.storage import failed
 from rmqctl.errors import StoreIOError
+
+_SECONDS = 1.0
+"""Between two questions."""
 
 
 def used_ratio(folder: str) -> float:
@@ -51,3 +55,19 @@ def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
         except StoreIOError:
             continue
     return frozenset(found)
+
+
+class Watch:
+    """Asks `over_watermark` about folders, but not more often than once a second."""
+
+    def __init__(self, folders: Iterable[str], ratio: float) -> None:
+        self._folders, self._ratio = list(folders), ratio
+        self._next, self._full = 0.0, False
+
+    def is_full(self) -> bool:
+        """What the last answer was. StoreIOError."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _SECONDS
+            self._full = over_watermark(self._folders, self._ratio)
+        return self._full

@@ -29,14 +29,7 @@ from rmqctl.engine.log_files import LogFiles
 from rmqctl.engine.message import OutgoingBatch
 from rmqctl.engine.opening import LogState, catch_up_start, examine, stretches
 from rmqctl.engine.put import Message, PutPath
-from rmqctl.engine.recovering import (
-    clear_torn_tail,
-    done_again,
-    index_ends,
-    newest_time,
-    set_aside,
-    untrusted_index,
-)
+from rmqctl.engine.recovering import done_again, set_right
 from rmqctl.engine.result import FLUSH_DISK_TIMEOUT, PutResult
 from rmqctl.engine.settings import Settings
 from rmqctl.engine.store_lock import StoreLock
@@ -46,7 +39,6 @@ from rmqctl.store.store import Sizes, Store
 
 GROUP_MESSAGES = 1024
 GROUP_BYTES = 1 << 20
-_DISK_CHECK_SECONDS = 1.0
 
 
 class Engine:
@@ -63,16 +55,14 @@ class Engine:
         self._settling = 0
         """Puts that have appended and wait for the disk."""
         self._locked_since = 0.0
-        self._log_folders = list(store.log_folders)
+        self._disk = disk.Watch(store.log_folders, settings.disk_watermark)
         self._batch_topics = settings.batch_topics | Topics(root, settings, clock).batch_topics()
         self._checkpoint = CheckpointFile(root, settings.profile.generation)
         self._running = self._failed = self._closed = False
         self._group: GroupCommit | None = None
         self._service: FlushService | None = None
         self._backlog = Backlog(self._dispatch)
-        self._next_disk_check = 0.0
         self._next_checkpoint = math.inf
-        self._disk_full = False
         self.recovered = 0
         """Messages dispatched once more when the store was opened."""
         self.aside = Aside(root)
@@ -83,15 +73,7 @@ class Engine:
             self.log = LogFiles(store.log_folders, settings, state.end, store.log.files)
             held.callback(self.log.close)
             held.callback(self._give_up_services)
-            newest = None if state.clean else newest_time(store, state)
-            if newest is not None:
-                self._checkpoint.hold_back(newest, index_ends(store))
-            doubtful, again = untrusted_index(store, state,
-                                              self._checkpoint.record.index_msg_timestamp)
-            if doubtful or not state.clean:
-                self._begin()
-                clear_torn_tail(store, state.end, self.aside)
-                set_aside(store, doubtful, again, self.aside)
+            again = set_right(store, state, self._checkpoint, self.aside, self._begin)
             self._dispatcher = Dispatcher(root, settings, wall_clock, self.is_batch_topic,
                                           state.end, aside=self.aside)
             held.callback(self._dispatcher.close)
@@ -222,16 +204,8 @@ class Engine:
         since = self._locked_since
         held = int((time.monotonic() - since) * 1000) if since else 0
         state = admission.StoreState(shutdown=self._closed, role=self.settings.role,
-                                     writeable=not self._is_disk_full(), lock_held_ms=held)
+                                     writeable=not self._disk.is_full(), lock_held_ms=held)
         return admission.check_store(state, self.settings)
-
-    def _is_disk_full(self) -> bool:
-        now = time.monotonic()
-        if now >= self._next_disk_check:
-            self._next_disk_check = now + _DISK_CHECK_SECONDS
-            self._disk_full = disk.over_watermark(self._log_folders,
-                                                  self.settings.disk_watermark)
-        return self._disk_full
 
     def _usable(self) -> None:
         if self._closed:

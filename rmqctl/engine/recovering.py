@@ -6,9 +6,11 @@ Nothing is deleted: torn bytes and doubtful index files are kept under ``.rmqctl
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 from rmqctl.engine.aside import Aside
+from rmqctl.engine.checkpoint_file import CheckpointFile
 from rmqctl.engine.opening import LogState
 from rmqctl.engine.storage import STAGING, failed, open_file, publish, sync, write_all
 from rmqctl.errors import FormatError, StoreIOError
@@ -20,7 +22,23 @@ from rmqctl.store.store import Store
 _AGAIN = "index-again"
 
 
-def newest_time(store: Store, state: LogState) -> int | None:
+def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: Aside,
+              begin: Callable[[], None]) -> int:
+    """Sets a store right; ``begin`` is called before the first change. The physical offset from
+    which on it has to be indexed again. StoreIOError.
+    """
+    newest = None if state.clean else _newest_time(store, state)
+    if newest is not None:
+        checkpoint.hold_back(newest, _index_ends(store))
+    doubtful, again = untrusted_index(store, state, checkpoint.record.index_msg_timestamp)
+    if doubtful or not state.clean:
+        begin()
+        clear_torn_tail(store, state.end, aside)
+        set_aside(store, doubtful, again, aside)
+    return again
+
+
+def _newest_time(store: Store, state: LogState) -> int | None:
     """The latest store time (ms) in the part of the log that a recovery goes over; None: no
     message is there.
 
@@ -32,7 +50,7 @@ def newest_time(store: Store, state: LogState) -> int | None:
     return max(times, default=None)
 
 
-def index_ends(store: Store) -> set[int]:
+def _index_ends(store: Store) -> set[int]:
     """When the index files end (ms), as far as they can be understood."""
     found = set()
     for file in store.index_listing.files:

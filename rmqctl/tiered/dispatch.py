@@ -17,6 +17,7 @@ from rmqctl.formats.tiered_units import UNIT_SIZE
 from rmqctl.scan import heap
 from rmqctl.store.bounds import View
 from rmqctl.store.store import Store
+from rmqctl.tiered.dispatch_blocks import Block
 from rmqctl.tiered.dispatch_commit import Blocks, Committer, IndexRun, Stages, Window
 from rmqctl.tiered.dispatch_local import LocalQueue
 from rmqctl.tiered.dispatch_plan import (
@@ -34,7 +35,7 @@ from rmqctl.tiered.dispatch_plan import (
     places,
     same_message,
 )
-from rmqctl.tiered.dispatch_sweep import WINDOW, Block, Sweep
+from rmqctl.tiered.dispatch_sweep import WINDOW, Sweep
 from rmqctl.tiered.feeding import Feeder
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName

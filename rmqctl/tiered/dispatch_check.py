@@ -9,9 +9,10 @@ from rmqctl.checks.findings import ERROR
 from rmqctl.formats.tiered_units import UNIT_SIZE
 from rmqctl.store.bounds import View
 from rmqctl.store.store import Store
+from rmqctl.tiered.dispatch_blocks import Block
 from rmqctl.tiered.dispatch_local import LocalQueue
 from rmqctl.tiered.dispatch_plan import Upload, flat_queue
-from rmqctl.tiered.dispatch_sweep import Block, Sweep
+from rmqctl.tiered.dispatch_sweep import Sweep
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.half_done import unit_rows
 from rmqctl.tiered.settings import TierSettings

@@ -19,8 +19,8 @@ import numpy as np
 from rmqctl.formats.tiered_metadata import Metadata, SegmentEntry
 from rmqctl.scan.frames import Batch, examine
 from rmqctl.tiered import metadata_file
+from rmqctl.tiered.dispatch_blocks import Block
 from rmqctl.tiered.dispatch_plan import UPLOADED, Upload
-from rmqctl.tiered.dispatch_sweep import Block
 from rmqctl.tiered.flat_queue import BLOCK_UNITS, FlatQueue
 from rmqctl.tiered.half_done import unit_rows
 from rmqctl.tiered.index_keys import Keys, keys_of_all

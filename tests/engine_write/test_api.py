@@ -213,7 +213,7 @@ def test_a_disk_beyond_the_watermark(root, rmqctl):
             assert "disk" in refused.reason
             ratio[0] = 0.5
             assert engine.put(message(0)).status == "SERVICE_NOT_AVAILABLE"  # just looked
-        with mock.patch("rmqctl.engine.engine._DISK_CHECK_SECONDS", 0), Engine.open(
+        with mock.patch("rmqctl.engine.disk._SECONDS", 0), Engine.open(
                 root, settings(disk_watermark=0.9)) as engine:
             assert engine.put(message(0)).stored
             ratio[0] = 0.91

@@ -14,9 +14,10 @@ import pytest
 from rmqctl.scan.rooms import Rooms
 from rmqctl.store.bounds import View
 from rmqctl.store.store import Store
-from rmqctl.tiered import dispatch_sweep
+from rmqctl.tiered import dispatch_blocks, dispatch_sweep
+from rmqctl.tiered.dispatch_blocks import Block
 from rmqctl.tiered.dispatch_local import LocalQueue
-from rmqctl.tiered.dispatch_sweep import Block, Sweep
+from rmqctl.tiered.dispatch_sweep import Sweep
 from tests.support import cli
 from tests.support.golden import GoldenStore, judged_stores
 from tests.tiered.dispatching import local_store
@@ -38,9 +39,9 @@ def plain(block: Block) -> tuple[Any, ...]:
 
 def swept(root: Path, window: int, monkeypatch, *, together: bool) -> tuple[list[Any], list[Any]]:
     """(the blocks of a store, what could not be uploaded of its queues)."""
-    monkeypatch.setattr(dispatch_sweep, "_TOGETHER", (4 << 20) if together else 0)
+    monkeypatch.setattr(dispatch_blocks, "_TOGETHER", (4 << 20) if together else 0)
     if not together:
-        monkeypatch.setattr(dispatch_sweep, "_made_together", lambda *_: None)
+        monkeypatch.setattr(dispatch_blocks, "_made_together", lambda *_: None)
     with Store.open(str(root)) as store:
         view = View(store)
         queues = [LocalQueue(view, one) for _, one in sorted(store.queues.items())]
