@@ -7,6 +7,7 @@ uploads. The local log is read once, in windows; while one is appended and made 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -130,7 +131,8 @@ class Dispatch:
         topic = unknown_topic((queue for name, queue in there.queues.items()
                                if (name.cluster, name.broker) == broker), self.metadata)
         if topic is not None:
-            raise RefusedError(f"{where} does not know the topic {topic}, which is in the tier; "
+            says = "does not know" if os.path.lexists(where) else "is missing, so nothing knows"
+            raise RefusedError(f"{where} {says} the topic {topic}, which is in the tier; "
                                "`rmqctl tiered recover` finds its id in the index")
 
     def _prepare(self, local: LocalQueue, outcome: Outcome) -> None:

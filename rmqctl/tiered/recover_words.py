@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from rmqctl.checks.common import plural
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.recover_survey import Survey
 from rmqctl.tiered.recover_units import Run, Units
@@ -25,15 +26,15 @@ def remarks(queue: FlatQueue, found: Survey, units: Units, dropped: int | None, 
                f"(from {found.spans[0].offset} on)")
     beyond = sum(one.beyond for one in found.segments)
     if beyond:
-        yield (f"{where}: {beyond} messages lie beyond the start of the next segment, where "
+        yield (f"{where}: {plural(beyond, 'message')} beyond the start of the next segment, where "
                "nothing can lead to them")
     if found.foreign:
-        yield f"{where}: {found.foreign} messages in its commit log are of other queues"
+        yield f"{where}: {plural(found.foreign, 'message')} of other queues in its commit log"
     if found.bad_crc:
-        yield f"{where}: {found.bad_crc} messages have a body that does not match its CRC"
+        yield f"{where}: {plural(found.bad_crc, 'message')} with a body that does not match its CRC"
     if units.counts.unknown:
-        yield (f"{where}: {units.counts.unknown} units lead to what is no whole message any more; "
-               "they stay")
+        yield (f"{where}: {plural(units.counts.unknown, 'unit')} to what is no whole message any "
+               "more; they stay")
     for one, other in found.log.gaps():
         yield (f"{where}: the commit log has nothing from {one.end} to {other.base}; the messages "
                "that were there are lost")

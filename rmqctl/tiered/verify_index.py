@@ -97,9 +97,11 @@ def _slots(file: IndexFile) -> Iterator[Finding]:
         length = slots["length"].astype(np.int64)
         position = slots["position"].astype(np.int64)
         filled = length != 0
-        wrong = (length < 0) | (length % fmt.COMPACTED_ITEM.size != 0)
+        # One that reaches over the end must not push all behind it over the end, too.
+        wrong = ((length < 0) | (length % fmt.COMPACTED_ITEM.size != 0)
+                 | (length > end - shape.items_at)
+                 | ((position <= end) & (position + length > end)))
         begin = expected + np.concatenate([[0], np.cumsum(np.where(wrong, 0, length))])
-        wrong |= begin[:-1] + np.where(wrong, 0, length) > end
         # Only a slot's own place is held against it, not what a wrong length makes of the rest.
         off = ~wrong & (position != begin[:-1]) & ~(shape.old & ~filled & (position == 0))
         if (wrong | off).any():
@@ -134,6 +136,9 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
             yield told(file, "tiered-index-slot", f"slot {first + at}: items at "
                        f"{int(position[at])}, they should be at {int(begin[at]) + follows}", place,
                        length=8)
+            shift = int(position[at] - begin[at])
+            if at + 1 < len(position) and int(position[at + 1] - begin[at + 1]) == shift:
+                follows = shift  # a length before it is wrong, not the places of all behind it
 
 
 def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:

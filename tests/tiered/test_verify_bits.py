@@ -281,3 +281,21 @@ def test_reading_that_fails(tier: Small, monkeypatch: pytest.MonkeyPatch) -> Non
             assert found == clean, failing
         else:
             assert "file-unreadable" in categories(found), failing
+
+
+@pytest.mark.parametrize("field", ["position", "length"])
+@pytest.mark.parametrize("value", [28 * 58_363_073, 28, 28 * 3, 0, -28, 5])
+def test_a_damaged_slot_stands_alone(tier: Small, field: str, value: int) -> None:
+    """It is held against itself and its neighbour at the most, whatever it says."""
+    layout, shape = tiered_index.COMPACTED_SLOT, tiered_index.Shape(
+        tier.uploaded.slots, tier.uploaded.max_items)
+    part = layout.field(field)
+    data = bytearray(tier.index_path.read_bytes())
+    place = shape.slot_position(1) + part.offset
+    raw = value.to_bytes(part.size, "big", signed=True)
+    if data[place:place + part.size] == raw:
+        pytest.skip("it says so already")
+    data[place:place + part.size] = raw
+    tier.index_path.write_bytes(data)
+    found = [one for one in verified(tier.home).findings if one.category == "tiered-index-slot"]
+    assert 1 <= len(found) <= 2
