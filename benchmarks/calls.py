@@ -11,12 +11,12 @@ from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.peers import Scan
-from rmqctl.checks.verify import Options, Verification
-from rmqctl.scan import heap
+from rmqctl.checks.verify.verify import Options, Verification
+from rmqctl.scan import malloc_tuning
 from rmqctl.scan.source import FileSource
 from rmqctl.store import Store
-from rmqctl.store.ranges import Range, in_order, split, walk
-from rmqctl.store.stats import Query, collect
+from rmqctl.store.log.ranges import Range, in_order, split, walk
+from rmqctl.store.stats.stats import Query, collect
 
 MIB = 1 << 20
 
@@ -79,7 +79,7 @@ def _walk_range(part: Range) -> _Walked:
 
 def walk_crc(store: Path, jobs: int) -> Scan:
     """The frame walk of the whole log, CRC of every body included."""
-    heap.keep()
+    malloc_tuning.keep()
     with Store.open(store) as opened:
         # One process reads each file as a whole; several share it in ranges with checked seams.
         size = 1 << 40 if jobs == 1 else 64 * MIB

@@ -94,7 +94,7 @@ def spoil(path: Path) -> None:
 
 def heads(size: int) -> bytes:
     """Heads of records one behind the other, each of which reaches to the end."""
-    from rmqctl.formats.message import MAGIC_V1, MIN_SIZE, Record, build
+    from rmqctl.formats.local.message import MAGIC_V1, MIN_SIZE, Record, build
 
     data = bytearray(size)
     for at in range(0, size // 2, MIN_SIZE):
@@ -108,11 +108,11 @@ def heads(size: int) -> bytes:
 
 def walk(paths: list[Path]) -> Pass:
     """The walk of a log."""
-    from rmqctl.scan import heap
+    from rmqctl.scan import malloc_tuning
     from rmqctl.scan.source import FileSource
     from rmqctl.scan.walk import Walk
 
-    heap.keep()
+    malloc_tuning.keep()
     records = size = 0
     for path in paths:
         with FileSource(str(path)) as source:
@@ -124,8 +124,8 @@ def walk(paths: list[Path]) -> Pass:
 
 def carve(paths: list[Path]) -> Pass:
     """Everything `rmqctl carve --summary` does, without the start of a process."""
-    from rmqctl.repair.carve import Carving
-    from rmqctl.repair.carve_input import inputs as sources
+    from rmqctl.repair.carve.carve import Carving
+    from rmqctl.repair.carve.sources import inputs as sources
 
     with Carving(list(sources(map(str, paths), lambda *_: None))) as carving:
         for _ in carving.found():

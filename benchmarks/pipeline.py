@@ -50,7 +50,7 @@ BOUND = (
 
 def stats(stores: list[str], pool: Any, by: str) -> object:
     """Counts and bytes by a field."""
-    from rmqctl.store.stats import Query, choose_files, collect_many
+    from rmqctl.store.stats.stats import Query, choose_files, collect_many
     from rmqctl.store.store import Store
 
     query, logs = Query(by), []
@@ -62,9 +62,9 @@ def stats(stores: list[str], pool: Any, by: str) -> object:
 
 def verify(store: Path, pool: Any) -> object:
     """Everything that verify checks."""
-    from rmqctl.checks.verdict import verdict
-    from rmqctl.checks.verify import Options, Verification
-    from rmqctl.store.ranges import Processes
+    from rmqctl.checks.verify.verdict import verdict
+    from rmqctl.checks.verify.verify import Options, Verification
+    from rmqctl.store.log.ranges import Processes
     from rmqctl.store.store import Store
 
     with Store.open(store) as opened:
@@ -77,12 +77,12 @@ def verify(store: Path, pool: Any) -> object:
 
 def rebuild(store: Path, pool: Any, where: Path) -> object:
     """Consumequeue and index into a scratch folder."""
-    from rmqctl.engine.settings import Settings
-    from rmqctl.pipeline.rebuild import rebuild_on
-    from rmqctl.repair.rebuild import rebuild as rebuild_here
+    from rmqctl.engine.config.settings import Settings
+    from rmqctl.pipeline.rebuild.rebuild import rebuild_on
+    from rmqctl.repair.rebuild.rebuild import rebuild as rebuild_here
     from rmqctl.repair.scratch import Scratch
     from rmqctl.scan.overlay import LogPart
-    from rmqctl.store.ranges import Processes
+    from rmqctl.store.log.ranges import Processes
     from rmqctl.store.store import Store
 
     with Store.open(store) as opened:
@@ -95,10 +95,10 @@ def rebuild(store: Path, pool: Any, where: Path) -> object:
 
 def export(store: Path, pool: Any, where: Path) -> object:
     """All messages as Parquet, by topic and day."""
-    from rmqctl.pipeline.export import export as run
-    from rmqctl.pipeline.export_plan import plan
-    from rmqctl.pipeline.export_spec import Export
-    from rmqctl.store.select import Selection
+    from rmqctl.pipeline.export.export import export as run
+    from rmqctl.pipeline.export.plan import plan
+    from rmqctl.pipeline.export.spec import Export
+    from rmqctl.store.query.select import Selection
 
     out = where / "exported"
     shutil.rmtree(out, ignore_errors=True)
@@ -111,7 +111,7 @@ def export(store: Path, pool: Any, where: Path) -> object:
 
 def columns(stores: list[str], pool: Any, names: tuple[str, ...]) -> object:
     """What a reader of these columns has to do at least: Arrow batches, which nobody takes."""
-    from rmqctl.store import ranges
+    from rmqctl.store.log import ranges
     from rmqctl.store.store import Store
 
     parts = []
@@ -124,7 +124,7 @@ def columns(stores: list[str], pool: Any, names: tuple[str, ...]) -> object:
 def _columns(names: tuple[str, ...], part: Any) -> int:
     from rmqctl.scan.columns import message_columns
     from rmqctl.scan.source import FileSource
-    from rmqctl.store import ranges
+    from rmqctl.store.log import ranges
 
     with FileSource(part.file.path, part.file.base) as source:
         return sum(message_columns(batch, names).num_rows for batch in ranges.walk(part, source))
@@ -199,7 +199,7 @@ def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str
     """One table: every job on both engines."""
     from rmqctl.pipeline.pool import SparkPool
     from rmqctl.pipeline.session import session
-    from rmqctl.store.ranges import Processes
+    from rmqctl.store.log.ranges import Processes
 
     store, facts = prepare(profile, directory)
     warm(store)

@@ -33,7 +33,7 @@ def fleet(store: Path, count: int, where: Path) -> Iterator[list[str]]:
 
 def many_files(where: Path) -> tuple[float, int, int]:
     """(seconds to plan a log of many files, files, partitions)."""
-    from rmqctl.formats import message
+    from rmqctl.formats.local import message
     from rmqctl.pipeline.source.options import Options
     from rmqctl.pipeline.source.planning import plan
 

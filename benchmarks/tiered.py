@@ -48,7 +48,7 @@ def copy(store: Path, target: Path) -> tuple[int, int]:
 
 def loop(store: Path, target: Path) -> tuple[int, int]:
     """Message by message, with struct; 4096 of a queue at a time are written and forced."""
-    from rmqctl.formats.tiered_names import segment_path
+    from rmqctl.formats.tiered.names import segment_path
 
     messages = size = 0
     with (store / "commitlog" / LOG).open("rb", buffering=0) as log:
@@ -85,9 +85,9 @@ def loop(store: Path, target: Path) -> tuple[int, int]:
 
 def dispatch(store: Path, target: Path, *, index: bool) -> tuple[int, int]:
     """What `rmqctl tiered dispatch` does, without the start of a process."""
-    from rmqctl.texts import wall_clock
-    from rmqctl.tiered.dispatch_request import Request
-    from rmqctl.tiered.dispatch_session import dispatch as upload
+    from rmqctl.parse_values import wall_clock
+    from rmqctl.tiered.dispatch.request import Request
+    from rmqctl.tiered.dispatch.session import dispatch as upload
 
     done = upload(Request(str(store), str(target / "tier"), broker="b", index=index,
                           metadata=str(target / "config" / "tieredStoreMetadata.json")),

@@ -41,9 +41,9 @@ def _fill(folder: Path, items: int) -> Path:
     """An open file with items of random hashes, fed; the path."""
     import numpy as np
 
-    from rmqctl.formats import tiered_index as fmt
-    from rmqctl.tiered.index_feed import IndexFeed
-    from rmqctl.tiered.index_keys import Keys
+    from rmqctl.formats.tiered import index as fmt
+    from rmqctl.tiered.index.keys import Keys
+    from rmqctl.tiered.index.writer import IndexFeed
 
     draw = np.random.default_rng(items)
     with IndexFeed(str(folder), fmt.DEFAULT_SHAPE, lambda: BEGIN) as feed:
@@ -80,10 +80,10 @@ def feed(where: Path) -> Figures:
 
 def feed_messages(where: Path) -> Figures:
     """Messages, walked from memory; walking is not measured."""
-    from rmqctl.formats import tiered_index as fmt
+    from rmqctl.formats.tiered import index as fmt
     from rmqctl.scan.source import BytesSource
     from rmqctl.scan.walk import Walk
-    from rmqctl.tiered.index_feed import IndexFeed
+    from rmqctl.tiered.index.writer import IndexFeed
 
     log = _messages(200_000)
     batches = list(Walk(BytesSource(log), chunk=len(log)))  # one, so its bytes stay
@@ -105,7 +105,7 @@ def feed_messages(where: Path) -> Figures:
 def _messages(count: int) -> bytes:
     import zlib
 
-    from rmqctl.formats import message
+    from rmqctl.formats.local import message
 
     body = b"x" * 60
     crc = zlib.crc32(body) & 0x7FFFFFFF
@@ -121,8 +121,8 @@ def _messages(count: int) -> bytes:
 
 def compact(where: Path, items: int) -> Figures:
     """Rearranging, written and forced to disk."""
-    from rmqctl.scan import heap
-    from rmqctl.tiered import compaction
+    from rmqctl.scan import malloc_tuning
+    from rmqctl.tiered.index import compaction
 
     path = _opened(where, items)
     with path.open("rb", buffering=0) as file:  # into the page cache
@@ -130,7 +130,7 @@ def compact(where: Path, items: int) -> Figures:
             pass
     out = where / "tiered_index_compacted"
     out.unlink(missing_ok=True)
-    heap.keep()
+    malloc_tuning.keep()
     started = time.perf_counter()
     with compaction.opened(str(path)) as one:
         found = compaction.compact(one)
@@ -143,7 +143,7 @@ def compact(where: Path, items: int) -> Figures:
 
 def copy(where: Path, items: int) -> Figures:
     """As many bytes as the rearranged form of so many items has."""
-    from rmqctl.formats import tiered_index as fmt
+    from rmqctl.formats.tiered import index as fmt
 
     size = fmt.DEFAULT_SHAPE.compacted_size(items)
     out = where / "tiered_index_compacted"
@@ -161,10 +161,10 @@ def copy(where: Path, items: int) -> Figures:
 
 def query(where: Path, items: int) -> Figures:
     """Queries for keys that are there; how much is read for each."""
-    from rmqctl.formats import tiered_index as fmt
+    from rmqctl.formats.tiered import index as fmt
     from rmqctl.scan.source import FileSource
-    from rmqctl.tiered import compaction
-    from rmqctl.tiered.index_file import examine
+    from rmqctl.tiered.index import compaction
+    from rmqctl.tiered.index.index_file import examine
 
     out = where / f"tiered_index_query_{items}"
     if not out.exists():

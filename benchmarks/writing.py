@@ -48,7 +48,7 @@ def properties(number: int) -> str:
 
 def outgoing(count: int, size: int) -> Iterator[Any]:
     """The messages, made as they are asked for, as a program would make them."""
-    from rmqctl.engine.message import Outgoing
+    from rmqctl.engine.put.message import Outgoing
 
     rest = filling(size).encode()
     for number in range(count):
@@ -73,9 +73,9 @@ def json_lines(path: Path, count: int, size: int) -> None:
 
 def engine(folder: Path, count: int, size: int, **changes: Any) -> Callable[[], Pass]:
     """The Python API, with other settings where ``changes`` names them."""
-    from rmqctl.engine.create import create_store
+    from rmqctl.engine.config.create import create_store
+    from rmqctl.engine.config.settings import Settings
     from rmqctl.engine.engine import Engine
-    from rmqctl.engine.settings import Settings
 
     settings = Settings(disk_watermark=1.0, **changes)
     create_store(str(folder / "store"), settings)
@@ -133,7 +133,7 @@ def construct_encoder(folder: Path, count: int, size: int) -> Callable[[], Pass]
     """Each record built from its construct declaration and written to a file; nothing else."""
     import zlib
 
-    from rmqctl.formats.message import CRC_MASK, MAGIC_V1, Record, build, size_of
+    from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, Record, build, size_of
 
     host = bytes([10, 0, 0, 7]), 52011
     count = min(count, CONSTRUCT_MESSAGES)  # it is slow, and equally slow for more

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rmqctl.checks.findings import CATEGORIES
 from rmqctl.commands import EFFECTS, REGISTRY, CommandSpec
-from rmqctl.commands.describe import Parameter, parameters
-from rmqctl.commands.lazy import Command, load
+from rmqctl.commands.app.describe import Parameter, parameters
+from rmqctl.commands.app.lazy import Command, load
 from rmqctl.errors import ExitCode
 
 TARGET = Path(__file__).parent / "reference.md"

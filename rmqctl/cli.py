@@ -15,10 +15,16 @@ import typer.main
 
 from rmqctl import __version__
 from rmqctl.commands import GROUPS, REGISTRY
-from rmqctl.commands.coerce import use_light_coercion
-from rmqctl.commands.lazy import CONTEXT_SETTINGS, Group, fill
-from rmqctl.ending import Terminated, report, settle_streams, silence_stdout, terminable
+from rmqctl.commands.app.coerce import use_light_coercion
+from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, Group, fill
 from rmqctl.errors import StoreIOError
+from rmqctl.commands.app.exit_codes import (
+    Terminated,
+    report,
+    settle_streams,
+    silence_stdout,
+    terminable,
+)
 
 _PROGRAM = "rmqctl"
 _EPILOG = (

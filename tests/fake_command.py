@@ -18,8 +18,8 @@ from typing import Annotated, Literal
 import os, signal, sys, time
 from datetime import UTC
 import typer
-from rmqctl.commands.options import *
-from rmqctl.commands.parsing import *
+from rmqctl.commands.shared.options import *
+from rmqctl.commands.shared.parsing import *
 from rmqctl.errors import *
 from rmqctl.output import FLUSH, Output
 """

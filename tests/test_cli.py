@@ -19,8 +19,8 @@ import pytest
 import rmqctl
 from rmqctl.cli import main
 from rmqctl.commands import EFFECTS, REGISTRY
-from rmqctl.commands.coerce import _Coercion
-from rmqctl.commands.lazy import load
+from rmqctl.commands.app.coerce import _Coercion
+from rmqctl.commands.app.lazy import load
 from rmqctl.errors import ExitCode
 from tests.fake_command import with_command
 
@@ -69,8 +69,8 @@ def test_every_parameter_is_explained_and_light(spec):
 def test_every_command_module_is_registered():
     folder = ROOT / "rmqctl" / "commands"
     found = {
-        f"rmqctl.commands.{path.stem}"
-        for path in folder.glob("*.py")
+        ".".join(("rmqctl.commands", *path.relative_to(folder).with_suffix("").parts))
+        for path in folder.rglob("*.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name == "command"
     }
@@ -414,7 +414,7 @@ def test_a_defect_asks_for_a_report_with_what_it_needs(capsys, monkeypatch):
     first, second = err.splitlines()
     assert code == 70
     assert re.search(rf"\(rmqctl {re.escape(rmqctl.__version__)}, at rmqctl/\S+\.py:\d+\)$", first)
-    assert "at rmqctl/texts.py:" in first
+    assert "at rmqctl/parse_values.py:" in first
     assert "report" in second
 
 

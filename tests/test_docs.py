@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.commands import EFFECTS, REGISTRY
-from rmqctl.commands.describe import parameters
-from rmqctl.commands.lazy import load
+from rmqctl.commands.app.describe import parameters
+from rmqctl.commands.app.lazy import load
 from rmqctl.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = """
 import os, signal, sys, time, weakref
-from rmqctl.ending import Terminated, terminable
+from rmqctl.commands.app.exit_codes import Terminated, terminable
 
 class Thing:
     pass
@@ -49,7 +49,7 @@ def test_a_signal_in_a_finaliser_is_heard(name, raised, dying):
 
 
 def test_other_errors_there_are_shown():
-    program = ("from rmqctl.ending import terminable\n"
+    program = ("from rmqctl.commands.app.exit_codes import terminable\n"
                "class Dying:\n    def __del__(self):\n        raise ValueError('odd')\n"
                "with terminable():\n    Dying()\n")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True,
@@ -58,7 +58,7 @@ def test_other_errors_there_are_shown():
 
 
 def test_the_handlers_before_come_back():
-    from rmqctl.ending import terminable
+    from rmqctl.commands.app.exit_codes import terminable
 
     before = signal.getsignal(signal.SIGTERM), sys.unraisablehook
     with terminable():

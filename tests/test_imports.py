@@ -7,39 +7,42 @@ what is missing from the table is not allowed.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rmqctl"
 
-# The ground everybody stands on: rmqctl/__init__.py (the version), errors.py and texts.py.
-GROUND = {"", "errors", "texts"}
+# The ground everybody stands on: rmqctl/__init__.py (the version), errors.py and parse_values.py.
+GROUND = {"", "errors", "parse_values"}
 LIBRARY = {"formats", "scan", "store"}
 MAY_IMPORT: dict[str, set[str]] = {
     "formats": set(),
+    "files": {"formats", "scan"},
     "scan": {"formats"},
     "store": {"formats", "scan"},
-    "checks": LIBRARY,
-    "engine": LIBRARY,
-    "repair": LIBRARY | {"checks", "engine"},
-    "tiered": LIBRARY | {"checks", "engine", "repair"},
-    "pipeline": LIBRARY | {"checks", "engine", "repair", "tiered"},
+    "checks": LIBRARY | {"files"},
+    "engine": LIBRARY | {"files"},
+    "repair": LIBRARY | {"files", "checks", "engine"},
+    "tiered": LIBRARY | {"files", "checks", "engine", "repair"},
+    "pipeline": LIBRARY | {"files", "checks", "engine", "repair", "tiered"},
     "output": set(),
-    "commands": LIBRARY | {"checks", "engine", "repair", "tiered", "pipeline", "output"},
-    "ending": {"output"},
-    "cli": {"commands", "output", "ending"},
+    "commands": LIBRARY | {"files", "checks", "engine", "repair", "tiered", "pipeline", "output"},
+    "cli": {"commands", "output"},
     "__main__": {"cli"},
 }
-MAY_PRINT = {"output", "cli", "ending", "__main__"}
+#: Modules that a package may import beyond its row: what only looks, in a package that writes.
+LOOKING = {("store", "rmqctl.files.lock_probe"), ("checks", "rmqctl.files.lock_probe")}
+MAY_PRINT = {"output", "cli", "__main__"}
+#: Modules of ``commands`` that speak for typer and for the end of a run, never for data.
+SPEAKERS = {"lazy.py", "helptext.py", "exit_codes.py"}
 
-MODULES = sorted(PACKAGE.rglob("*.py"))
-IDS = [str(path.relative_to(PACKAGE)) for path in MODULES]
+SOURCES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
 
 
 def room_of(path: Path) -> str:
-    """``formats`` for rmqctl/formats/message.py, ``cli`` for rmqctl/cli.py, "" for __init__."""
+    """The package below rmqctl: ``formats``; ``cli`` for rmqctl/cli.py, "" for __init__."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return "" if parts == ("__init__",) else parts[0]
 
@@ -74,8 +77,14 @@ def strays(source: str, room: str) -> list[str]:
     return [
         f"line {line}: {name}"
         for name, line in imports(ast.parse(source))
-        if (target := room_imported(name)) is not None and target not in allowed
+        if (target := room_imported(name)) is not None
+        and target not in allowed and (room, name) not in LOOKING
     ]
+
+
+def offenders(of: Callable[[Path], list[str]]) -> list[str]:
+    """``package/module.py line 3: what`` for everything that ``of`` says of any module."""
+    return [f"{path.relative_to(PACKAGE)} {what}" for path in TREES for what in of(path)]
 
 
 def voices(source: str) -> list[str]:
@@ -97,40 +106,83 @@ def voices(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_imports_go_upwards_only(path):
-    room = room_of(path)
-    assert room in MAY_IMPORT or room in GROUND, f"a new room: decide what {room} may import"
-    assert strays(path.read_text(), room) == []
+def named(tree: ast.Module, known: set[str]) -> Iterator[str]:
+    """The modules of ours that this one imports: on loading, within functions, for its types."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name in known or node.module in known:
+                    yield name if name in known else node.module
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_only_output_and_the_program_speak(path):
-    if room_of(path) in MAY_PRINT or path.name in ("lazy.py", "helptext.py"):
-        # lazy and helptext are typer's side of the program: they show help, never data.
-        return
-    assert voices(path.read_text()) == []
+def circles(graph: dict[str, list[str]]) -> list[list[str]]:
+    """Modules that lead back to themselves, each circle once."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> None:
+        if name in trail:
+            found.append([*trail[trail.index(name):], name])
+        elif name not in done:
+            for target in graph[name]:
+                visit(target, [*trail, name])
+            done.add(name)
+
+    for name in graph:
+        visit(name, [])
+    return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_spark_stays_in_its_room(path):
-    if room_of(path) == "pipeline":
-        return
-    names = [name for name, _ in imports(ast.parse(path.read_text()))]
-    assert not [name for name in names if name.partition(".")[0] in ("pyspark", "pandas")]
+def test_imports_go_downwards_only():
+    unknown = {room_of(path) for path in TREES} - set(MAY_IMPORT) - GROUND
+    assert not unknown, f"new packages: decide what {unknown} may import"
+    assert offenders(lambda path: strays(SOURCES[path], room_of(path))) == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_formats_and_output_do_no_io_they_should_not(path):
-    """formats is bytes <-> records: it opens nothing and has no clock."""
-    if room_of(path) != "formats":
-        return
-    tree = ast.parse(path.read_text())
-    used = {name.partition(".")[0] for name, _ in imports(tree)}
-    assert not used & {"os", "io", "pathlib", "mmap", "time", "shutil", "tempfile", "subprocess"}
-    calls = {n.func.id for n in ast.walk(tree)
-             if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}  # fmt: skip
-    assert "open" not in calls
+def test_no_two_modules_import_each_other():
+    """No circles, however long, and none hidden in functions or behind TYPE_CHECKING."""
+    names = {".".join(("rmqctl", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+             for path in TREES}
+    graph = {name: sorted(set(named(TREES[path], set(names)))) for name, path in names.items()}
+    assert circles(graph) == []
+
+
+def test_only_output_and_the_program_speak():
+    assert offenders(lambda path: [] if room_of(path) in MAY_PRINT or path.name in SPEAKERS
+                     else voices(SOURCES[path])) == []
+
+
+def test_spark_stays_in_its_package():
+    assert offenders(lambda path: [] if room_of(path) == "pipeline" else [
+        f"line {line}: {name}" for name, line in imports(TREES[path])
+        if name.partition(".")[0] in ("pyspark", "pandas")]) == []
+
+
+def test_formats_do_no_io_and_have_no_clock():
+    banned = {"os", "io", "pathlib", "mmap", "time", "shutil", "tempfile", "subprocess"}
+
+    def wrong(path: Path) -> list[str]:
+        if room_of(path) != "formats":
+            return []
+        return [f"line {line}: {name}" for name, line in imports(TREES[path])
+                if name.partition(".")[0] in banned] + [
+            f"line {node.lineno}: open" for node in ast.walk(TREES[path])
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            and node.func.id == "open"]
+
+    assert offenders(wrong) == []
+
+
+def test_a_folder_can_be_taken_in_at_a_glance():
+    """A folder holds at most 24 modules; more are packages that nobody has named yet."""
+    full = Counter(path.parent for path in TREES if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in full.items() if count > 24} == {}
+
+
+def test_every_package_says_what_it_is():
+    assert offenders(lambda path: [] if path.name != "__init__.py" or ast.get_docstring(TREES[path])
+                     else ["has no docstring"]) == []
 
 
 def test_the_checks_can_fail():
@@ -140,6 +192,7 @@ def test_the_checks_can_fail():
         "line 1: rmqctl.output",
     ]
     assert strays("from rmqctl import __version__\nimport os\nimport rmqctl.errors", "scan") == []
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b"]}) == [["b", "c", "b"]]
     assert voices("print(1)") == ["line 1: print"]
     assert voices("import sys\nsys.stdout.write('x')") == ["line 2: sys.stdout"]
     assert voices("from rich import print") == ["line 1: rich.print"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.commands.parsing import (
+from rmqctl.commands.shared.parsing import (
     FieldValue,
     parse_field_value,
     parse_offset,

@@ -13,7 +13,7 @@ class Action:
 
     ``before`` and ``after`` (JSON: ``from``, ``to``) say in a few words what is there and what
     will be; ``reason`` why. ``action`` is a verb of two or three words at most:
-    ``truncate``, ``move aside``, ``rebuild``, ``fill with tombstones`` …
+    ``truncate``, ``move aside``, ``rebuild``, ``fill`` …
     """
 
     action: str

@@ -56,10 +56,14 @@ _TIERED = "Tiered storage"
 _PIPELINE = "Pipeline"
 _ABOUT = "About rmqctl"
 
+#: Words whose sub-commands have a folder of their own.
+_FOLDERS = ("query", "tiered", "pipeline")
+
 
 def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  # noqa: A002
     words = tuple(name.split())
-    module = "rmqctl.commands." + "_".join(words).replace("-", "_")
+    folder, rest = (words[:1], words[1:]) if words[0] in _FOLDERS else ((), words)
+    module = ".".join(("rmqctl.commands", *folder, "_".join(rest).replace("-", "_")))
     return CommandSpec(words, module, help, effect, section)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.engine_options import (
+from rmqctl.commands.shared.deferred_signals import Gently
+from rmqctl.commands.shared.engine_options import (
     AppendCrc,
     BrokerVersion,
     Cluster,
@@ -25,9 +26,7 @@ from rmqctl.commands.engine_options import (
     Watermark,
     settings_from,
 )
-from rmqctl.commands.gently import Gently
-from rmqctl.commands.kept import Kept
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -40,13 +39,14 @@ from rmqctl.commands.options import (
     Verbose,
     open_output,
 )
+from rmqctl.commands.shared.reject_file import Kept
 from rmqctl.errors import ExitCode, RefusedError, UsageError
 from rmqctl.output import FLUSH, Output, Progress
 
 if TYPE_CHECKING:
-    from rmqctl.engine.feed import Fault, Feed
-    from rmqctl.engine.lines import LineReader
-    from rmqctl.engine.session import Session
+    from rmqctl.engine.input.append_session import Session
+    from rmqctl.engine.input.append_stream import Fault, Feed
+    from rmqctl.engine.input.lines import LineReader
     from rmqctl.output import Human
 
 NAME = ("append",)
@@ -150,9 +150,9 @@ def command(
 
         rmqctl read OLD -o jsonl --body base64 | rmqctl append NEW --as-recorded
     """
-    from rmqctl.engine.feed import Feed, converter
-    from rmqctl.engine.lines import open_lines
-    from rmqctl.engine.session import open_session
+    from rmqctl.engine.input.append_session import open_session
+    from rmqctl.engine.input.append_stream import Feed, converter
+    from rmqctl.engine.input.lines import open_lines
 
     if warm and not mapped:
         raise UsageError("--warm is for memory maps: it goes with --mapped")
@@ -228,9 +228,9 @@ class _Run:
     def go(self) -> None:
         for said in self._session.notes:
             self._out.note(said)
-        from rmqctl.scan import heap
+        from rmqctl.scan import malloc_tuning
 
-        heap.calm()
+        malloc_tuning.calm()
         with self._out.progress("appending", _size(self._reader.fd)) as progress:
             if self._out.format in _STREAMING:
                 self._out.rows(self._rows(progress), _COLUMNS, empty="")

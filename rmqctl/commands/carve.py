@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.engine_options import BrokerVersion
-from rmqctl.commands.filters import Key, Tag, Where, conditions
-from rmqctl.commands.gently import Gently
-from rmqctl.commands.messages import BRIEF, Fields, projection
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.deferred_signals import Gently
+from rmqctl.commands.shared.engine_options import BrokerVersion
+from rmqctl.commands.shared.filters import Key, Tag, Where, conditions
+from rmqctl.commands.shared.messages import BRIEF, Fields, projection
+from rmqctl.commands.shared.options import (
     Body,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -30,15 +30,15 @@ from rmqctl.commands.options import (
     Zone,
     open_output,
 )
-from rmqctl.commands.parsing import parse_time_range
+from rmqctl.commands.shared.parsing import parse_time_range
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output import Output
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
-    from rmqctl.repair.carve import Carving, Tally, Wanted
-    from rmqctl.repair.carve_input import Input
-    from rmqctl.repair.carve_store import StoreMaker
+    from rmqctl.repair.carve.carve import Carving, Tally, Wanted
+    from rmqctl.repair.carve.sources import Input
+    from rmqctl.repair.carve.store import StoreMaker
     from rmqctl.store.projection import Projection
 
 NAME = ("carve",)
@@ -121,8 +121,8 @@ def command(
 
         rmqctl carve broken/commitlog --out NEWSTORE
     """
-    from rmqctl.repair.carve import Carving, Wanted
-    from rmqctl.store.select import Selection
+    from rmqctl.repair.carve.carve import Carving, Wanted
+    from rmqctl.store.query.select import Selection
 
     out = open_output(output, quiet, verbose, no_progress)
     _check(out_store, paths, summary=summary, misplaced=misplaced, damaged=damaged,
@@ -172,7 +172,7 @@ def _check(out_store: str | None, paths: list[str], *, summary: bool, misplaced:
 
 
 def _queue(topic: str | None, queue: int | None) -> Iterator[Any]:
-    from rmqctl.store.conditions import Condition
+    from rmqctl.store.query.conditions import Condition
 
     if topic is not None:
         yield Condition("topic", "=", topic)
@@ -182,7 +182,7 @@ def _queue(topic: str | None, queue: int | None) -> Iterator[Any]:
 
 def _inputs(out: Output, paths: list[str]) -> list[Input]:
     """The files to carve; what is left out of folders is told."""
-    from rmqctl.repair.carve_input import inputs
+    from rmqctl.repair.carve.sources import inputs
 
     skipped: list[str] = []
     found = list(inputs(paths, lambda path, why: skipped.append(f"{path}: {why}")))
@@ -194,8 +194,8 @@ def _inputs(out: Output, paths: list[str]) -> list[Input]:
 
 
 def _maker(root: str, sources: list[Input], **given: Any) -> StoreMaker:
-    from rmqctl.commands.engine_options import new_settings
-    from rmqctl.repair.carve_store import StoreMaker, log_file_size
+    from rmqctl.commands.shared.engine_options import new_settings
+    from rmqctl.repair.carve.store import StoreMaker, log_file_size
 
     version = given.pop("broker_version")
     if given["commitlog_file_size"] is None:
@@ -229,7 +229,7 @@ def _rows(carving: Carving, made: Projection, *, duplicates: bool) -> Iterator[M
 
 
 def _into_store(out: Output, carving: Carving, maker: StoreMaker, *, misplaced: bool) -> None:
-    from rmqctl.repair.carve import MISPLACED
+    from rmqctl.repair.carve.carve import MISPLACED
 
     with maker, Gently() as gently:
         for found in carving.found():

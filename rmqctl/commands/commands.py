@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rmqctl.commands import REGISTRY
-from rmqctl.commands.describe import parameters
-from rmqctl.commands.lazy import load
-from rmqctl.commands.options import NoProgress, OutputFormat, Quiet, Verbose, open_output
+from rmqctl.commands.app.describe import parameters
+from rmqctl.commands.app.lazy import load
+from rmqctl.commands.shared.options import NoProgress, OutputFormat, Quiet, Verbose, open_output
 
 NAME = ("commands",)
 EFFECT = "read-only"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     NoProgress,
     OutputFormat,
@@ -23,7 +23,7 @@ from rmqctl.errors import ExitCode
 if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.output.cells import Render
-    from rmqctl.store.config import ConfigFile
+    from rmqctl.store.config.config import ConfigFile
 
 NAME = ("config",)
 EFFECT = "read-only"
@@ -81,7 +81,7 @@ def command(
     it. Exit code 1 when a main file is damaged; all that can be read is shown nevertheless.
     """
     from rmqctl.store import Store as OpenedStore
-    from rmqctl.store.config import load
+    from rmqctl.store.config.config import load
 
     out = open_output(output, quiet, verbose, no_progress)
     with OpenedStore.open(store, commitlog_dirs or ()) as opened:
@@ -143,7 +143,7 @@ def _state_style(state: str) -> str | None:
 
 def _show(out: Output, section: str, files: list[ConfigFile], tz: tzinfo) -> None:
     from rmqctl.output.units import duration_text, time_text
-    from rmqctl.store.config_rows import COLUMNS
+    from rmqctl.store.config.rows import COLUMNS
 
     columns = COLUMNS[section]
     brief = _SECTION_BRIEF.get(section, tuple(name for name in columns if name != "source"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     STORE_VARIABLE,
     CommitlogDirs,
     CommitlogFileSize,
@@ -21,7 +21,7 @@ from rmqctl.commands.options import (
 from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from rmqctl.checks.diff import Diff
+    from rmqctl.checks.diff.diff import Diff
     from rmqctl.output import Output
     from rmqctl.output.human import Human
     from rmqctl.store import Store as OpenedStore
@@ -118,7 +118,7 @@ def command(
         rmqctl diff /data/master/store /data/slave/store
         rmqctl diff /backup/store /data/store --by queue -o json
     """
-    from rmqctl.checks.diff import Diff, Options
+    from rmqctl.checks.diff.diff import Diff, Options
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
 
@@ -153,7 +153,7 @@ def _warn(out: Output, store: OpenedStore, name: str) -> None:
 
 
 def _show(out: Output, run: Diff) -> None:
-    from rmqctl.checks.differences import COLUMNS
+    from rmqctl.checks.diff.differences import COLUMNS
     from rmqctl.output.units import count_text
 
     found = run.differences

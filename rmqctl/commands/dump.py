@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     Body,
     IndexSlots,
     NoProgress,
@@ -16,7 +16,7 @@ from rmqctl.commands.options import (
     Zone,
     open_output,
 )
-from rmqctl.commands.parsing import parse_offset
+from rmqctl.commands.shared.parsing import parse_offset
 from rmqctl.errors import ExitCode
 
 NAME = ("dump",)
@@ -56,8 +56,8 @@ def command(
     follows. Exit code 1 when anything was damaged.
     """
     from rmqctl.output.units import time_text
-    from rmqctl.store.dump import Dump, Options
-    from rmqctl.store.dump_fields import FLAT_COLUMNS, fault_text, flattened
+    from rmqctl.store.dump.dump import Dump, Options
+    from rmqctl.store.dump.fields import FLAT_COLUMNS, fault_text, flattened
 
     out = open_output(output, quiet, verbose, no_progress)
     options = Options(kind=kind, start=start, count=count, at=at, hex=hex_, every=every,

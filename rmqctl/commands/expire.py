@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.applying import Apply, DryRun, Yes
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.applying import Apply, DryRun, Yes
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -18,7 +18,7 @@ from rmqctl.commands.options import (
     Verbose,
     open_output,
 )
-from rmqctl.commands.parsing import parse_duration, parse_size
+from rmqctl.commands.shared.parsing import parse_duration, parse_size
 from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def command(
 
         rmqctl expire STORE --older-than 7d --keep-bytes 100GiB --apply --yes
     """
-    from rmqctl.commands import applying
+    from rmqctl.commands.shared import applying
     from rmqctl.engine.clock import now_ms
-    from rmqctl.repair.expire import Expiry, Limits, expire
+    from rmqctl.repair.expire.expire import Expiry, Limits, expire
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
 

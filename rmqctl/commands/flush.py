@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.commands.engine_options import DryRun, settings_from
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.engine_options import DryRun, settings_from
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.commands.filters import AnswerView, warn_of_cut
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.filters import AnswerView, warn_of_cut
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -54,7 +54,7 @@ def command(
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
     from rmqctl.store.info import collect
-    from rmqctl.store.lookup import answering_kind
+    from rmqctl.store.query.lookup import answering_kind
 
     out = open_output(output, quiet, verbose, no_progress)
     sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.engine_options import (
+from rmqctl.commands.shared.engine_options import (
     AppendCrc,
     BatchConsumequeueFileSize,
     BrokerVersion,
@@ -18,7 +18,7 @@ from rmqctl.commands.engine_options import (
     MultiDispatch,
     new_settings,
 )
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     NoProgress,
     OutputFormat,
     Quiet,
@@ -27,7 +27,7 @@ from rmqctl.commands.options import (
     complete_folders,
     open_output,
 )
-from rmqctl.commands.parsing import parse_size
+from rmqctl.commands.shared.parsing import parse_size
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -96,7 +96,7 @@ def command(
 
         rmqctl init STORE --commitlog-file-size 1MiB --index-slots 1000 --index-max 4000
     """
-    from rmqctl.engine.create import create_store, plan_store
+    from rmqctl.engine.config.create import create_store, plan_store
 
     out = open_output(output, quiet, verbose, no_progress)
     settings = new_settings(

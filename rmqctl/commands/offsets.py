@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.filters import AnswerView, warn_of_cut
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.filters import AnswerView, warn_of_cut
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -25,7 +25,7 @@ from rmqctl.errors import ExitCode
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
-    from rmqctl.store.offsets import Lag
+    from rmqctl.store.config.offsets import Lag
 
 NAME = ("offsets",)
 EFFECT = "read-only"
@@ -60,8 +60,8 @@ def command(
     """
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
-    from rmqctl.store.lookup import answering_view
-    from rmqctl.store.offsets import Lag
+    from rmqctl.store.config.offsets import Lag
+    from rmqctl.store.query.lookup import answering_view
 
     out = open_output(output, quiet, verbose, no_progress)
     sizes = Sizes(commitlog_file_size, consumequeue_file_size)
@@ -84,7 +84,7 @@ def command(
 def _show(out: Output, lag: Lag, tz: tzinfo) -> int:
     """Print the rows and totals; the number of rows."""
     from rmqctl.output.units import time_text
-    from rmqctl.store.offsets import COLUMNS
+    from rmqctl.store.config.offsets import COLUMNS
 
     if out.format == "json":
         rows = list(lag.rows())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -22,7 +22,7 @@ from rmqctl.commands.options import (
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 
 if TYPE_CHECKING:
-    from rmqctl.checks.preflight_types import Prediction
+    from rmqctl.checks.preflight.types import Prediction
     from rmqctl.output import Human
 
 NAME = ("preflight",)
@@ -70,7 +70,7 @@ def command(
 
         rmqctl preflight STORE --broker-version 5.3.3 -o json
     """
-    from rmqctl.checks.preflight import preflight
+    from rmqctl.checks.preflight.preflight import preflight
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
 

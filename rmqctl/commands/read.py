@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from rmqctl.commands.filters import (
-    Count,
-    FromOffset,
-    Key,
-    Tag,
-    View,
-    Where,
-    conditions,
-)
-from rmqctl.commands.messages import Faults, Fields, projection, rows_of, show
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.filters import Count, FromOffset, Key, Tag, View, Where, conditions
+from rmqctl.commands.shared.messages import Faults, Fields, projection, rows_of, show
+from rmqctl.commands.shared.options import (
     Body,
     CommitlogDirs,
     CommitlogFileSize,
@@ -32,7 +24,7 @@ from rmqctl.commands.options import (
     Zone,
     open_output,
 )
-from rmqctl.commands.parsing import parse_time_range
+from rmqctl.commands.shared.parsing import parse_time_range
 from rmqctl.errors import UsageError
 
 NAME = ("read",)
@@ -79,9 +71,9 @@ def command(
     """
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
-    from rmqctl.store.bounds import View as StoreView
     from rmqctl.store.explain import missing_queue, offset_note
-    from rmqctl.store.select import Selection, Selector
+    from rmqctl.store.log.bounds import View as StoreView
+    from rmqctl.store.query.select import Selection, Selector
 
     out = open_output(output, quiet, verbose, no_progress)
     if topic is None and (queue is not None or from_offset is not None):

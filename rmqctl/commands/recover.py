@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.applying import Apply, DryRun, Yes
-from rmqctl.commands.engine_options import (
+from rmqctl.commands.shared.applying import Apply, DryRun, Yes
+from rmqctl.commands.shared.engine_options import (
     BatchConsumequeueFileSize,
     BrokerVersion,
     ConsumequeueExt,
@@ -18,7 +18,7 @@ from rmqctl.commands.engine_options import (
     Lmq,
     MultiDispatch,
 )
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -79,13 +79,13 @@ def command(
     topic: Topic = None,
     queue: Queue = None,
     missing_file: Annotated[
-        Literal["tombstones", "blank"],
+        Literal["fillers", "blank"],
         typer.Option(
             "--missing-file",
-            help="What stands for a commitlog file that is missing between others: tombstones "
+            help="What stands for a commitlog file that is missing between others: fillers "
             "of the messages known of it, or one blank record.",
         ),
-    ] = "tombstones",
+    ] = "fillers",
     apply: Apply = False,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -109,7 +109,7 @@ def command(
 ) -> None:
     """Make a damaged store whole: shows the plan, and with --apply carries it out.
 
-    Damaged parts of the log become tombstone messages, in place, so that every intact message
+    Damaged parts of the log become filler messages, in place, so that every intact message
     stays and no queue has a gap; what is lost is listed with all that is known of it. Then
     consumequeues, index and checkpoint are made anew from the log where they differ. With
     --topic and --queue only these consumequeues. Nothing is deleted: what is replaced is kept,
@@ -123,7 +123,7 @@ def command(
 
         rmqctl recover STORE --strategy broker --broker-version 5.3.3
     """
-    from rmqctl.commands import applying
+    from rmqctl.commands.shared import applying
     from rmqctl.repair.recover import Wishes
     from rmqctl.store import Sizes
 
@@ -182,10 +182,10 @@ def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | Non
 
 def _as_broker(out: Output, store: str, wishes: Wishes, version: str | None, *, apply: bool,
                yes: bool, dry_run: bool) -> None:
-    from rmqctl.checks.preflight import preflight
-    from rmqctl.commands import applying
+    from rmqctl.checks.preflight.preflight import preflight
+    from rmqctl.commands.shared import applying
     from rmqctl.engine.clock import now_ms
-    from rmqctl.repair.broker import plan_broker
+    from rmqctl.repair.broker.broker import plan_broker
     from rmqctl.store import Store as OpenedStore
 
     seen: dict[str, Any] = {}

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from rmqctl.commands.messages import Faults
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -66,8 +66,8 @@ def command(
     """
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
-    from rmqctl.store.bounds import View
-    from rmqctl.store.topic_queue_table import COLUMNS, disagreements, rebuild
+    from rmqctl.store.log.bounds import View
+    from rmqctl.store.queue.topic_queue_table import COLUMNS, disagreements, rebuild
 
     out = open_output(output, quiet, verbose, no_progress)
     faults = Faults(out)

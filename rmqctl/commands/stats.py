@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     Jobs,
@@ -23,9 +23,9 @@ from rmqctl.commands.options import (
     open_output,
     worker_count,
 )
-from rmqctl.commands.parsing import parse_time_range
-from rmqctl.commands.pipeline_options import Conf, Engine, Master, Partitions, SparkLog
-from rmqctl.commands.stats_view import By, Plot, SortBy, Top
+from rmqctl.commands.shared.parsing import parse_time_range
+from rmqctl.commands.shared.pipeline_options import Conf, Engine, Master, Partitions, SparkLog
+from rmqctl.commands.shared.stats_view import By, Plot, SortBy, Top
 
 NAME = ("stats",)
 EFFECT = "read-only"
@@ -62,11 +62,11 @@ def command(
     into memory the log is read twice, and the light ones are summed as (other). Damaged spans are
     passed over and counted; `rmqctl verify` names them.
     """
-    from rmqctl.commands.stats_view import Figures, show
-    from rmqctl.commands.stats_work import Source, count
+    from rmqctl.commands.shared.stats_view import Figures, show
+    from rmqctl.commands.shared.stats_work import Source, count
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
-    from rmqctl.store.stats import Query
+    from rmqctl.store.stats.stats import Query
 
     out = open_output(output, quiet, verbose, no_progress)
     begin, end = parse_time_range(since, until, tz=tz)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.filters import Key, Tag, Where, conditions
-from rmqctl.commands.messages import Faults, Fields, projection, rows_of, show
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.filters import Key, Tag, Where, conditions
+from rmqctl.commands.shared.messages import Faults, Fields, projection, rows_of, show
+from rmqctl.commands.shared.options import (
     Body,
     CommitlogDirs,
     CommitlogFileSize,
@@ -30,9 +30,9 @@ from rmqctl.output import FLUSH
 from rmqctl.output.waiting import wait
 
 if TYPE_CHECKING:
-    from rmqctl.store.conditions import Condition
+    from rmqctl.store.log.tail import Tail
     from rmqctl.store.projection import Projection
-    from rmqctl.store.tail import Tail
+    from rmqctl.store.query.conditions import Condition
 
 NAME = ("tail",)
 EFFECT = "read-only"
@@ -77,9 +77,9 @@ def command(
     """
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
-    from rmqctl.store.bounds import View
-    from rmqctl.store.select import Selection
-    from rmqctl.store.tail import Tail
+    from rmqctl.store.log.bounds import View
+    from rmqctl.store.log.tail import Tail
+    from rmqctl.store.query.select import Selection
 
     out = open_output(output, quiet, verbose, no_progress)
     if follow and out.format == "json":
@@ -114,9 +114,9 @@ def _closed(rows: Iterator[Mapping[str, Any]], tail: Tail) -> Iterator[Mapping[s
 
 def _followed(rows: Iterator[Mapping[str, Any]], tail: Tail, made: Projection, faults: Faults,
               pause: Callable[[], None]) -> Iterator[Mapping[str, Any]]:
-    from rmqctl.store.conditions import filtered
+    from rmqctl.store.log.tail import conditions_of
     from rmqctl.store.pages import RecordPage
-    from rmqctl.store.tail import conditions_of
+    from rmqctl.store.query.conditions import filtered
 
     yield from rows
     follower = tail.follower(faults.report)

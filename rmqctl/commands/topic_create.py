@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.engine_options import BrokerVersion, DryRun, settings_from
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.engine_options import BrokerVersion, DryRun, settings_from
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     NoProgress,
     OutputFormat,
@@ -18,11 +18,11 @@ from rmqctl.commands.options import (
     Verbose,
     open_output,
 )
-from rmqctl.commands.parsing import FieldValue, parse_field_value
+from rmqctl.commands.shared.parsing import FieldValue, parse_field_value
 from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from rmqctl.engine.topics import Change
+    from rmqctl.engine.config.topics import Change
     from rmqctl.output import Human, Output
 
 NAME = ("topic", "create")
@@ -93,8 +93,8 @@ def command(
 
         rmqctl topic create STORE orders --read-queues 8 --write-queues 8 --perm rw
     """
-    from rmqctl.engine.store_lock import StoreLock
-    from rmqctl.engine.topics import Topics
+    from rmqctl.engine.config.topics import Topics
+    from rmqctl.files.lock import StoreLock
 
     out = open_output(output, quiet, verbose, no_progress)
     settings = settings_from(
@@ -132,7 +132,7 @@ def _warn_of_loss(out: Output, change: Change) -> None:
 
 
 def _show(page: Human, document: dict[str, Any]) -> None:
-    from rmqctl.store.config_rows import perm_text
+    from rmqctl.store.config.rows import perm_text
 
     words = {"create": "new topic", "change": "topic changed", "none": "topic as it was"}
     after = document["after"]

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.applying import Apply, DryRun, Yes
-from rmqctl.commands.engine_options import BrokerVersion
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.applying import Apply, DryRun, Yes
+from rmqctl.commands.shared.engine_options import BrokerVersion
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -21,7 +21,7 @@ from rmqctl.commands.options import (
     Verbose,
     open_output,
 )
-from rmqctl.commands.parsing import parse_offset
+from rmqctl.commands.shared.parsing import parse_offset
 
 if TYPE_CHECKING:
     from rmqctl.repair.plan import Plan
@@ -68,9 +68,9 @@ def command(
 
         rmqctl truncate STORE --to-phy 1073741824 --apply
     """
-    from rmqctl.commands import applying
-    from rmqctl.engine.profile import profile_of
-    from rmqctl.repair.truncate import Truncation, truncate
+    from rmqctl.commands.shared import applying
+    from rmqctl.engine.config.profile import profile_of
+    from rmqctl.repair.truncate.truncate import Truncation, truncate
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
 

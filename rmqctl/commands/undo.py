@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.engine_options import DryRun
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.engine_options import DryRun
+from rmqctl.commands.shared.options import (
     NoProgress,
     OutputFormat,
     Quiet,
@@ -73,9 +73,9 @@ def command(
 
         rmqctl undo STORE 20261121T101112Z-1 --yes -o json
     """
-    from rmqctl.commands.confirm import agreed
+    from rmqctl.commands.shared.confirm import agreed
     from rmqctl.errors import UsageError
-    from rmqctl.repair.executor import Repair, history, preview
+    from rmqctl.repair.executor.executor import Repair, history, preview
 
     out = open_output(output, quiet, verbose, no_progress)
     known = history(store)
@@ -137,7 +137,7 @@ def _count(files: int) -> str:
 
 
 def _list(out: Output, store: str) -> None:
-    from rmqctl.repair.executor import history
+    from rmqctl.repair.executor.executor import history
 
     out.rows((one.as_dict() for one in reversed(history(store))),
              ("id", "time", "command", "state", "actions", "files"),

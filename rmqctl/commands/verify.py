@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -22,14 +22,14 @@ from rmqctl.commands.options import (
     open_output,
     worker_count,
 )
-from rmqctl.commands.pipeline_options import Engine, Master, opened_pool
+from rmqctl.commands.shared.pipeline_options import Engine, Master, opened_pool
 from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
-    from rmqctl.checks.state import Place
-    from rmqctl.checks.verdict import Verdict
-    from rmqctl.checks.verify import Coverage, Verification
+    from rmqctl.checks.verify.state import Place
+    from rmqctl.checks.verify.verdict import Verdict
+    from rmqctl.checks.verify.verify import Coverage, Verification
 
 NAME = ("verify",)
 EFFECT = "read-only"
@@ -79,14 +79,14 @@ def command(
         rmqctl verify /data/store -o json --jobs 2
         rmqctl verify /data/store --since-last --format-prometheus /metrics/rmq.prom
     """
-    from rmqctl.checks import state as states
-    from rmqctl.checks.verdict import verdict
-    from rmqctl.checks.verify import STRUCTURES, Options, Verification
-    from rmqctl.commands.verify_tier import split, with_tier
-    from rmqctl.commands.verify_view import show, structures
+    from rmqctl.checks.verify import state as states
+    from rmqctl.checks.verify.verdict import verdict
+    from rmqctl.checks.verify.verify import STRUCTURES, Options, Verification
+    from rmqctl.commands.shared.verify_tier import split, with_tier
+    from rmqctl.commands.shared.verify_view import show, structures
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
-    from rmqctl.store.ranges import Processes
+    from rmqctl.store.log.ranges import Processes
 
     out = open_output(output, quiet, verbose, no_progress)
     only, tiered = split(only)
@@ -149,7 +149,7 @@ def _outside(root: str, files: dict[str, str | None]) -> None:
 
 def _safe_place(run: Verification, kept: tuple[Finding, ...], before: Place | None) -> Place:
     """Up to where nothing has to be looked at again: before the first trouble in the log."""
-    from rmqctl.checks.state import Place
+    from rmqctl.checks.verify.state import Place
 
     if run.ok:
         if run.last_record is None and before is not None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.engine_options import (
+from rmqctl.commands.shared.deferred_signals import Gently
+from rmqctl.commands.shared.engine_options import (
     AppendCrc,
     BrokerVersion,
     Cluster,
@@ -19,8 +20,7 @@ from rmqctl.commands.engine_options import (
     Watermark,
     settings_from,
 )
-from rmqctl.commands.gently import Gently
-from rmqctl.commands.options import (
+from rmqctl.commands.shared.options import (
     CommitlogDirs,
     CommitlogFileSize,
     ConsumequeueFileSize,
@@ -34,12 +34,12 @@ from rmqctl.commands.options import (
     Verbose,
     open_output,
 )
-from rmqctl.commands.parsing import parse_integer, parse_property
+from rmqctl.commands.shared.parsing import parse_integer, parse_property
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 
 if TYPE_CHECKING:
-    from rmqctl.engine.message import Outgoing
-    from rmqctl.engine.settings import Host, Settings
+    from rmqctl.engine.config.settings import Host, Settings
+    from rmqctl.engine.put.message import Outgoing
     from rmqctl.output import Human
 
 NAME = ("write",)
@@ -139,10 +139,10 @@ def command(
 
         rmqctl write STORE --topic orders --body 'hello' --tag A --key order-17
     """
-    from rmqctl.engine.session import open_session
-    from rmqctl.formats.message import HOST_BITS
-    from rmqctl.formats.properties import SCHEDULE_TOPIC
-    from rmqctl.formats.sysflag import has_consume_queue_row
+    from rmqctl.engine.input.append_session import open_session
+    from rmqctl.formats.local.message import HOST_BITS
+    from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+    from rmqctl.formats.local.sysflag import has_consume_queue_row
 
     out = open_output(output, quiet, verbose, no_progress)
     payload = _body(body, body_file)
@@ -197,9 +197,9 @@ def _show(page: Human, result: dict[str, Any], *, has_row: bool) -> None:
 
 
 def _is_delayed(message: Outgoing) -> bool:
-    from rmqctl.engine.delay import delay_level_of
-    from rmqctl.formats import properties as props
-    from rmqctl.formats.sysflag import has_consume_queue_row
+    from rmqctl.engine.put.delay import delay_level_of
+    from rmqctl.formats.local import properties as props
+    from rmqctl.formats.local.sysflag import has_consume_queue_row
 
     return has_consume_queue_row(message.sys_flag) and delay_level_of(
         props.parse(message.properties)) > 0
@@ -230,8 +230,8 @@ def _properties(given: list[str] | None, tag: str | None, keys: list[str] | None
 
 
 def _message(settings: Settings, topic: str, body: bytes, properties: dict[str, str]) -> Outgoing:
-    from rmqctl.engine.ingest import prepare, unique_ids
-    from rmqctl.engine.message import Outgoing
+    from rmqctl.engine.put.ingest import prepare, unique_ids
+    from rmqctl.engine.put.message import Outgoing
 
     try:
         return Outgoing(topic, body, prepare(properties, settings, unique_ids()))
@@ -240,7 +240,7 @@ def _message(settings: Settings, topic: str, body: bytes, properties: dict[str, 
 
 
 def _host(text: str | None, option: str) -> Host | None:
-    from rmqctl.formats.message import host_bytes
+    from rmqctl.formats.local.message import host_bytes
 
     if text is None:
         return None

@@ -17,24 +17,26 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from rmqctl.engine import abort_file, admission, disk
-from rmqctl.engine.aside import Aside
-from rmqctl.engine.backlog import Backlog
-from rmqctl.engine.checkpoint_file import CheckpointFile
 from rmqctl.engine.clock import now_ms
-from rmqctl.engine.cursor import Stretch
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.dispatch.reput import Dispatcher
-from rmqctl.engine.flush import FlushService, GroupCommit
-from rmqctl.engine.log_files import LogFiles
-from rmqctl.engine.message import OutgoingBatch
+from rmqctl.engine.log.flush import FlushService, GroupCommit
+from rmqctl.engine.log.log_files import LogFiles
 from rmqctl.engine.opening import LogState, catch_up_start, examine, stretches
-from rmqctl.engine.put import Message, PutPath
+from rmqctl.engine.put import admission
+from rmqctl.engine.put.backlog import Backlog
+from rmqctl.engine.put.cursor import Stretch
+from rmqctl.engine.put.message import OutgoingBatch
+from rmqctl.engine.put.put import Message, PutPath
+from rmqctl.engine.put.result import FLUSH_DISK_TIMEOUT, PutResult
 from rmqctl.engine.recovering import done_again, set_right
-from rmqctl.engine.result import FLUSH_DISK_TIMEOUT, PutResult
-from rmqctl.engine.settings import Settings
-from rmqctl.engine.store_lock import StoreLock
-from rmqctl.engine.topics import Topics
+from rmqctl.engine.state import abort_file
+from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.checkpoint_file import CheckpointFile
 from rmqctl.errors import RefusedError, RmqctlError
+from rmqctl.files import disk_usage
+from rmqctl.files.lock import StoreLock
 from rmqctl.store.store import Sizes, Store
 
 GROUP_MESSAGES = 1024
@@ -55,7 +57,7 @@ class Engine:
         self._settling = 0
         """Puts that have appended and wait for the disk."""
         self._locked_since = 0.0
-        self._disk = disk.Watch(store.log_folders, settings.disk_watermark)
+        self._disk = disk_usage.Watch(store.log_folders, settings.disk_watermark)
         self._batch_topics = settings.batch_topics | Topics(root, settings, clock).batch_topics()
         self._checkpoint = CheckpointFile(root, settings.profile.generation)
         self._running = self._failed = self._closed = False

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmqctl.engine.checkpoint_file import CheckpointFile
+from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.opening import examine, stretches
-from rmqctl.engine.settings import Settings
-from rmqctl.engine.storage import open_file, sync, sync_folder
-from rmqctl.engine.store_lock import StoreLock
+from rmqctl.engine.state.checkpoint_file import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
-from rmqctl.formats.checkpoint import CheckpointRecord
+from rmqctl.files.durable import open_file, sync, sync_folder
+from rmqctl.files.lock import StoreLock
+from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.store.store import Sizes, Store
 
 STRUCTURES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")

@@ -12,10 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from rmqctl.errors import RefusedError
-from rmqctl.formats.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
+from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.walk import Walk
-from rmqctl.store.bounds import View, broker_log_end, recovery_start
+from rmqctl.store.log.bounds import View, broker_log_end, recovery_start
 from rmqctl.store.store import Store
 
 

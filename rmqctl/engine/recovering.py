@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from rmqctl.engine.aside import Aside
-from rmqctl.engine.checkpoint_file import CheckpointFile
 from rmqctl.engine.opening import LogState
-from rmqctl.engine.storage import STAGING, failed, open_file, publish, sync, write_all
+from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.checkpoint_file import CheckpointFile
 from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, write_all
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
-from rmqctl.store.log_end import used_size
+from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
 _AGAIN = "index-again"

@@ -8,9 +8,9 @@ from construct import Int32sb, Int64sb, Struct
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
-from rmqctl.formats.delay import java_int
 from rmqctl.formats.fixed import Fixed
-from rmqctl.formats.message import MAGIC_BLANK, VERSIONS, Blank
+from rmqctl.formats.local.delay import java_int
+from rmqctl.formats.local.message import MAGIC_BLANK, VERSIONS, Blank
 
 EntryHead = Struct(
     "magic" / Int32sb,

@@ -11,25 +11,22 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import (
+from rmqctl.formats import dledger
+from rmqctl.formats.config import broker_identity, epoch
+from rmqctl.formats.local import (
     batch_consume_queue,
-    broker_identity,
     checkpoint,
     compaction,
     consume_queue,
     consume_queue_ext,
-    dledger,
-    epoch,
     index_file,
     lock,
     message,
     names,
-    tiered_index,
-    tiered_names,
-    timer_check,
-    timer_log,
-    timer_wheel,
 )
+from rmqctl.formats.tiered import index
+from rmqctl.formats.tiered import names as tiered_names
+from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
 
 COMMITLOG = "commitlog"
 CONSUMEQUEUE = "consumequeue"
@@ -227,11 +224,11 @@ def _is_index(head: bytes, size: int) -> bool:
 
 
 def _is_tiered_index(head: bytes, size: int) -> bool:
-    if len(head) < tiered_index.HEADER.size:
+    if len(head) < index.HEADER.size:
         return False
-    header = tiered_index.HEADER.decode(head)
-    return header.magic in tiered_index.MAGICS and (
-        0 <= header.item_count <= size // tiered_index.COMPACTED_ITEM.size)
+    header = index.HEADER.decode(head)
+    return header.magic in index.MAGICS and (
+        0 <= header.item_count <= size // index.COMPACTED_ITEM.size)
 
 
 def _is_timercheck(head: bytes, size: int) -> bool:

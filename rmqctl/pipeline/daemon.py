@@ -15,7 +15,7 @@ def load() -> None:
     import numpy  # noqa: F401
     import pyarrow.compute  # noqa: F401
 
-    import rmqctl.checks.ranges
+    import rmqctl.checks.verify.log.ranges
     import rmqctl.pipeline.pool
     import rmqctl.pipeline.source.reader
     import rmqctl.scan.aggregate

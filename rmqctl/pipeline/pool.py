@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class SparkPool:
-    """A `rmqctl.store.ranges.Pool` on a Spark session.
+    """A `rmqctl.store.log.ranges.Pool` on a Spark session.
 
     ``jobs``: how many tasks the cluster works on at a time. ``watch`` hears of tasks done.
     """

@@ -1,6 +1,6 @@
 """verify of many stores on a pool: small ones whole, one task each, large ones in ranges.
 
-What is found and said is `rmqctl.checks.verify`'s, whoever does the work: ranges give the same
+What is found and said is `rmqctl.checks.verify.verify`'s, whoever does the work: ranges give the same
 values, which are merged in log order with their seams checked.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rmqctl.checks.verdict import Verdict, verdict
-from rmqctl.checks.verify import Coverage, Options, Verification
+from rmqctl.checks.verify.verdict import Verdict, verdict
+from rmqctl.checks.verify.verify import Coverage, Options, Verification
 from rmqctl.errors import RmqctlError
-from rmqctl.store.ranges import Pool
+from rmqctl.store.log.ranges import Pool
 from rmqctl.store.store import Store
 
 WHOLE = 256 << 20

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 from rmqctl.engine.dispatch.index_file import newest_full_end
 from rmqctl.errors import FormatError
-from rmqctl.formats import checkpoint as layout
-from rmqctl.formats import names
-from rmqctl.formats.checkpoint import CheckpointRecord
-from rmqctl.formats.index_file import Shape
-from rmqctl.repair.compare import kind_of
+from rmqctl.formats.local import checkpoint as layout
+from rmqctl.formats.local import names
+from rmqctl.formats.local.checkpoint import CheckpointRecord
+from rmqctl.formats.local.index_file import Shape
 from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step
-from rmqctl.repair.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
+from rmqctl.repair.rebuild.compare import kind_of
+from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import listing
-from rmqctl.store.log_end import find_end, last_dispatched
+from rmqctl.store.log.end import find_end, last_dispatched
 from rmqctl.store.store import Store
 
 NAME = "checkpoint"

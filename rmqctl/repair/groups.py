@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rmqctl.formats import timer_check
-from rmqctl.formats.properties import SCHEDULE_TOPIC
-from rmqctl.store.config import load_one
+from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.formats.timer import timer_check
+from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 
 _NAMED = 5

@@ -1,7 +1,7 @@
 """``recover``: one plan that makes a store whole again, out of salvage and rebuild.
 
-The log first: what is damaged becomes tombstones (`rmqctl.repair.salvage`). Then everything
-derived is made anew from the log as it will be (`rmqctl.repair.rebuild`), and only files that
+The log first: what is damaged becomes fillers (`rmqctl.repair.salvage.salvage`). Then everything
+derived is made anew from the log as it will be (`rmqctl.repair.rebuild.rebuild`), and only files that
 differ are replaced. A store that is whole gets an empty plan.
 """
 
@@ -13,14 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.errors import RefusedError
+from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
-from rmqctl.repair.configured import Configured, configured
 from rmqctl.repair.plan import Action, MoveAside, Plan, Step
-from rmqctl.repair.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
-from rmqctl.repair.rebuild_steps import derived_steps, topic_queue_table
-from rmqctl.repair.salvage import MissingFile, Salvage, salvage
-from rmqctl.repair.scratch import Scratch
-from rmqctl.repair.strays import (
+from rmqctl.repair.rebuild.foreign_files import (
     Found,
     index_strays,
     joined,
@@ -28,11 +24,15 @@ from rmqctl.repair.strays import (
     queue_strays,
     refusals_left,
 )
+from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
+from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
+from rmqctl.repair.salvage.salvage import MissingFile, Salvage, salvage
+from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart
-from rmqctl.store.bounds import View
+from rmqctl.store.log.bounds import View
+from rmqctl.store.queue.topic_queue_table import disagreements
+from rmqctl.store.queue.topic_queue_table import rebuild as count_table
 from rmqctl.store.store import Sizes, Store
-from rmqctl.store.topic_queue_table import disagreements
-from rmqctl.store.topic_queue_table import rebuild as count_table
 
 COMMAND = "recover"
 COMMITLOG, CHECKPOINT, TABLE = "commitlog", "checkpoint", "topic-queue-table"
@@ -53,7 +53,7 @@ class Wishes:
     only: frozenset[str] = frozenset(PARTS)
     topic: str | None = None
     queue: int | None = None
-    missing_file: MissingFile = "tombstones"
+    missing_file: MissingFile = "fillers"
     jobs: int = 1
     commitlog_dirs: Sequence[str] = ()
     sizes: Sizes = field(default_factory=Sizes)
@@ -69,7 +69,7 @@ def plan_recover(root: str, scratch: Scratch, wishes: Wishes, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
     """The plan for the store at ``root``. Derived files are made in ``scratch``, which must stay
     until the plan is carried out; nothing else is written. ``make`` does the rebuilding: a
-    function like `rmqctl.repair.rebuild.rebuild`.
+    function like `rmqctl.repair.rebuild.rebuild.rebuild`.
 
     NotAStoreError, RefusedError (sizes that contradict each other, see `configured` and
     `salvage`), StoreIOError.

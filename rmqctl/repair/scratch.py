@@ -14,8 +14,8 @@ import tempfile
 from types import TracebackType
 from typing import Self
 
-from rmqctl.engine.storage import failed, make_folders, write_all
 from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import failed, make_folders, write_all
 
 DERIVED = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 """Folders of a store that follow from its log."""

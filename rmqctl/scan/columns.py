@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from rmqctl.formats import properties as props
-from rmqctl.formats.message import MAGIC_V2, VERSIONS
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import MAGIC_V2, VERSIONS
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span
 from rmqctl.scan.hosts import hosts, message_ids
 from rmqctl.scan.pairs import LIST, MAP, as_lists, as_maps, as_strings

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmqctl.formats import delay
-from rmqctl.formats import properties as props
-from rmqctl.formats.javahash import string_hash
-from rmqctl.scan import places, text
+from rmqctl.formats.local import delay
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.javahash import string_hash
+from rmqctl.scan import text, text_slices
 from rmqctl.scan.frames import Array
 
 QueueKey = tuple[str, int]
@@ -72,7 +72,7 @@ class TagsCodes:
         """
         row, start, length = found.places(props.TAGS)
         out: Array = np.zeros(len(topic), np.int64)
-        out[row] = places.hashes(found.data, start, length)[0]
+        out[row] = text_slices.hashes(found.data, start, length)[0]
         for at in range(self._looked, len(self._topics)):
             if self._topics.texts[at] == props.SCHEDULE_TOPIC.encode():
                 self._schedule = at
@@ -126,13 +126,13 @@ class IndexKeys:
             self._sharp = np.concatenate([self._sharp, np.array(hashes, np.int64)])
         unique = found.places(props.UNIQUE_KEY)
         row, start, length = found.places(props.KEYS)
-        of, start, length = places.split(found.data, start, length)
+        of, start, length = text_slices.split(found.data, start, length)
         row = np.concatenate([unique[0], row[of]])
         order = np.argsort(row, kind="stable")
         row = row[order]
         start = np.concatenate([unique[1], start])[order]
         length = np.concatenate([unique[2], length])[order]
-        key_hash, units = places.hashes(found.data, start, length)
+        key_hash, units = text_slices.hashes(found.data, start, length)
         return Keys(row, text.index_hash(self._sharp[topic[row]], key_hash, units), length)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rmqctl.formats import append_crc, sysflag
-from rmqctl.formats import properties as props
-from rmqctl.formats.message import MAGIC_V1
+from rmqctl.formats.local import append_crc, sysflag
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import MAGIC_V1
 from rmqctl.scan.frames import Array, Batch, gather_int, shape
 
 _SEAL = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)

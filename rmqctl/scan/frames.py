@@ -13,7 +13,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from rmqctl.formats import layout
-from rmqctl.formats.message import CRC_MASK, HOST_BITS, MAGIC_V1, MAGIC_V2, MIN_SIZE, Message
+from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, MAGIC_V1, MAGIC_V2, MIN_SIZE, Message
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmqctl.formats import properties as props
-from rmqctl.formats import sysflag
-from rmqctl.formats.message import HOST_BITS, MAGIC_V1
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import HOST_BITS, MAGIC_V1
 from rmqctl.scan.frames import Array, Batch, gather, shape
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def _tag(keys: Keys, batch: Batch) -> Codes:
 
 def _key(keys: Keys, batch: Batch) -> Codes:
     """Every key of KEYS, once per message even where it stands there twice; None without any."""
-    from rmqctl.scan.places import split
     from rmqctl.scan.text import Properties, slices
+    from rmqctl.scan.text_slices import split
 
     found = Properties(batch)
     rows, start, length = found.places(props.KEYS)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmqctl.formats import layout
-from rmqctl.formats.message import (
+from rmqctl.formats.local.message import (
     HOST_BITS,
     MAGIC_V1,
     HostV4,

@@ -1,6 +1,6 @@
 """The properties of many records as Arrow maps, lists and strings.
 
-What counts as a property is what `rmqctl.formats.properties.parse` says: the key ends at the
+What counts as a property is what `rmqctl.formats.local.properties.parse` says: the key ends at the
 first separator, empty keys and values are none, the last of several values counts and stands
 where the key stood first. Texts are decoded as Python does with ``replace``, keys before they
 are compared.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from rmqctl.formats import properties as props
-from rmqctl.scan import places
+from rmqctl.formats.local import properties as props
+from rmqctl.scan import text_slices
 from rmqctl.scan.frames import Array
 from rmqctl.scan.text import Properties, slices, strings
 
@@ -40,7 +40,7 @@ def as_maps(found: Properties, count: int) -> pa.MapArray:
 def as_lists(found: Properties, count: int, name: str = props.KEYS) -> pa.ListArray:
     """The parts between single spaces of a property of each record (`LIST`), empty without it."""
     row, start, length = found.places(name)
-    of, start, length = places.split(found.data, start, length)
+    of, start, length = text_slices.split(found.data, start, length)
     return pa.ListArray.from_arrays(_edges(row[of], count),
                                     strings(slices(found.data, start, length)), LIST)
 

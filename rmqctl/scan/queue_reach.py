@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqctl.formats import properties as props
-from rmqctl.formats import sysflag
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.groupings import Keys

@@ -13,7 +13,7 @@ import struct
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
-from rmqctl.formats.message import (
+from rmqctl.formats.local.message import (
     BLANK_SIZE,
     HOST_BITS,
     MAGIC_BLANK,

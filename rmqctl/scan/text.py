@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqctl.formats import properties as props
-from rmqctl.scan import places
+from rmqctl.formats.local import properties as props
+from rmqctl.scan import text_slices
 from rmqctl.scan.frames import Array, Batch, gather
 
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()[0]
@@ -58,7 +58,7 @@ class Dictionary:
     def __init__(self) -> None:
         self.texts: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
-        self._codes = places.Codes()
+        self._codes = text_slices.Codes()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -182,7 +182,7 @@ def utf16_length(array: pa.BinaryArray) -> Array:
 
 def _hashes(array: pa.BinaryArray) -> tuple[Array, Array]:
     offsets, content = values(array)
-    return places.hashes(content, offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64))
+    return text_slices.hashes(content, offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64))
 
 
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
@@ -191,7 +191,7 @@ def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
     ``topic_hash`` is of ``topic#`` (with the sharp), so hash(topic#key) follows from it by
     31 to the power of the key's length in UTF-16 units.
     """
-    power = places.power_table()[key_length]
+    power = text_slices.power_table()[key_length]
     total = topic_hash.astype(np.uint32) * power + key_hash.astype(np.uint32)
     signed = total.view(np.int32).astype(np.int64)
     found: Array = np.abs(signed)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rmqctl.formats import layout
-from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, MIN_SIZE, START_SIZE, Message
+from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, MIN_SIZE, START_SIZE, Message
 from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.scan.resync import MAX_RECORD, classify, is_blank, next_provable
 from rmqctl.scan.source import Source

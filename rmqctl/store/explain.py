@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rmqctl.store import get_message
-from rmqctl.store.bounds import View
-from rmqctl.store.queue_rows import queue_ids, topic_rows, topics_on_disk
+from rmqctl.store.log.bounds import View
+from rmqctl.store.query import get_message
+from rmqctl.store.queue.rows import queue_ids, topic_rows, topics_on_disk
 from rmqctl.store.store import Store
 
 _NAMED = 12

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import names
+from rmqctl.formats.local import names
 
 
 @dataclass(frozen=True, slots=True)

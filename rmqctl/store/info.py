@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats import abort
-from rmqctl.store.bounds import View
-from rmqctl.store.consume_queue import ConsumeQueue
+from rmqctl.formats.local import abort
 from rmqctl.store.files import Trouble, common_size
 from rmqctl.store.inventory import Item, inventory, totals
-from rmqctl.store.log_end import find_end, first_record
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.end import find_end, first_record
+from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 from rmqctl.store.version_hints import hints, summary
 
@@ -27,7 +27,7 @@ MAX_TROUBLES = 1000
 
 
 def collect(store: Store, view: str = "disk") -> Document:
-    """Everything `info` shows; ``view`` is that of `rmqctl.store.bounds`."""
+    """Everything `info` shows; ``view`` is that of `rmqctl.store.log.bounds`."""
     items, troubles = inventory(store)
     troubles += store.log_troubles
     end = find_end(store)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import kinds, names
+from rmqctl.formats import kinds
+from rmqctl.formats.local import names
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import Trouble
 from rmqctl.store.store import Store

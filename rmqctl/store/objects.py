@@ -11,9 +11,9 @@ import zlib
 from functools import lru_cache
 from typing import Any
 
-from rmqctl.formats import properties as props
-from rmqctl.formats import sysflag
-from rmqctl.formats.message import VERSIONS, Record, host_text
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import VERSIONS, Record, host_text
 
 BODY_MODES = ("auto", "utf-8", "base64", "none")
 _host_text = lru_cache(maxsize=4096)(host_text)

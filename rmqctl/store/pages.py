@@ -16,8 +16,16 @@ from typing import Any
 import numpy as np
 
 from rmqctl.formats import layout
-from rmqctl.formats import properties as props
-from rmqctl.formats.message import HOST_BITS, MAGIC_V2, VERSIONS, Message, Record, decode, host_text
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import (
+    HOST_BITS,
+    MAGIC_V2,
+    VERSIONS,
+    Message,
+    Record,
+    decode,
+    host_text,
+)
 from rmqctl.scan.frames import Batch, gather
 from rmqctl.store.objects import text
 

@@ -12,9 +12,9 @@ from itertools import repeat
 from typing import Any
 
 from rmqctl.errors import UsageError
-from rmqctl.store.conditions import PROPERTY
 from rmqctl.store.objects import FIELDS, encode_body, plain_body
 from rmqctl.store.pages import Page
+from rmqctl.store.query.conditions import PROPERTY
 
 _BODY = ("body", "body_encoding")
 _PREVIEW_HEX = 16

@@ -2,7 +2,7 @@
 
 ``Store.open`` finds sizes, multi-path logs, queues, index files and who holds the lock, and
 writes nothing. What is missing or unreadable is part of the picture (`troubles`). What `init`
-remembered of a store (`rmqctl.store.remembered`) fills in only where no file says it.
+remembered of a store (`rmqctl.store.store_settings`) fills in only where no file says it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
-from rmqctl.formats import checkpoint as checkpoint_format
-from rmqctl.formats.checkpoint import CheckpointRecord
-from rmqctl.formats.index_file import Shape
-from rmqctl.formats.index_shape import candidates, fits
-from rmqctl.formats.names import INDEX_DIGITS
+from rmqctl.files.lock_probe import LockState, probe
+from rmqctl.formats.local import checkpoint as checkpoint_format
+from rmqctl.formats.local.checkpoint import CheckpointRecord
+from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_shape import candidates, fits
+from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.scan.source import FileSource
-from rmqctl.store.batch_queue import BatchQueue
-from rmqctl.store.commit_log import CommitLog
-from rmqctl.store.consume_queue import ConsumeQueue
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
-from rmqctl.store.index_files import IndexFile, open_index
-from rmqctl.store.lockprobe import LockState, probe
-from rmqctl.store.remembered import LOG_FOLDERS, recall
+from rmqctl.store.index.index_files import IndexFile, open_index
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store_settings import LOG_FOLDERS, recall
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
@@ -108,7 +108,7 @@ class Store:
 
     @cached_property
     def remembered(self) -> dict[str, Any]:
-        """What `init` noted of the store, by the names of `rmqctl.store.remembered.KEYS`."""
+        """What `init` noted of the store, by the names of `rmqctl.store.store_settings.KEYS`."""
         return recall(self.root).values
 
     # -- commitlog ----------------------------------------------------------------------------

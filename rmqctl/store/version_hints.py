@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats import abort, properties, sysflag
-from rmqctl.formats.message import MAGIC_V2, Record
-from rmqctl.store.config import load_one
+from rmqctl.formats.local import abort, properties, sysflag
+from rmqctl.formats.local.message import MAGIC_V2, Record
+from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 
 _SEPARATOR = properties.PROPERTY_SEPARATOR.encode()

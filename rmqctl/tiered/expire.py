@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 
 from rmqctl.checks.actions import Action
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
-from rmqctl.formats import tiered_metadata as meta
-from rmqctl.formats import tiered_names as names
-from rmqctl.formats.tiered_old_metadata import read as read_metadata
-from rmqctl.formats.tiered_units import CODA, CODA_SIZE, NEVER, UNIT_SIZE, is_coda
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.old_metadata import read as read_metadata
+from rmqctl.formats.tiered.units import CODA, CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import MoveAside, Plan, Replace, Step
 from rmqctl.scan.walk import Walk
+from rmqctl.tiered.files.reader import close_source
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue
-from rmqctl.tiered.index_file import IndexFile, uploaded
-from rmqctl.tiered.recover_items import end_of
-from rmqctl.tiered.recover_scope import Scope
-from rmqctl.tiered.storage import close_source
+from rmqctl.tiered.index.index_file import IndexFile, uploaded
+from rmqctl.tiered.recover.items import end_of
+from rmqctl.tiered.recover.scope import Scope
 from rmqctl.tiered.tier import Tier
 
 HOUR = 3_600_000

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from rmqctl.formats import tiered_names as names
+from rmqctl.formats.tiered import names
 from rmqctl.scan.source import Source
-from rmqctl.tiered.storage import Reader
+from rmqctl.tiered.files.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)

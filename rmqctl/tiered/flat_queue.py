@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import layout, message
-from rmqctl.formats import tiered_names as names
-from rmqctl.formats.tiered_units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, is_coda
+from rmqctl.formats import layout
+from rmqctl.formats.local import message
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, is_coda
 from rmqctl.tiered.flat_file import FlatFile
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class FlatQueue:
         """The message of a queue offset, proven by its own fields.
 
         FormatError (with the place) where there is none, or it says another place, size or queue
-        offset. Topic and queue id are not compared: see `rmqctl.tiered.verify`.
+        offset. Topic and queue id are not compared: see `rmqctl.tiered.verify.verify`.
         """
         unit = self.unit(queue_offset)
         if unit is None:

@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Self
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
-from rmqctl.formats import tiered_metadata as meta
-from rmqctl.formats import tiered_names as names
-from rmqctl.formats.tiered_old_metadata import read as read_metadata
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.old_metadata import read as read_metadata
+from rmqctl.tiered.files.metadata_location import exists, find_metadata, home_of, tier_root
+from rmqctl.tiered.files.reader import Reader, is_url, open_reader
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
-from rmqctl.tiered.places import exists, find_metadata, home_of, tier_root
-from rmqctl.tiered.storage import Reader, is_url, open_reader
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmqctl.checks.diff import Diff, Options
+from rmqctl.checks.diff.diff import Diff, Options
 from rmqctl.store import Store
 from tests.support import damage
 from tests.support import tiny as tiny_stores

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.formats import checkpoint as layout
+from rmqctl.formats.local import checkpoint as layout
 from tests.checks.told import CLEAN, IDS, Log, log_of, one_of, run, run_golden, told, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.store import config as store_config
+from rmqctl.store.config import config as store_config
 from tests.checks.told import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks import diff_queue
-from rmqctl.formats import sysflag
+from rmqctl.checks.diff import queue
+from rmqctl.formats.local import sysflag
 from tests.checks.diffing import change, counts, diff, earlier, in_log, pair
 from tests.support import damage
 from tests.support import tiny as tiny_stores
@@ -63,7 +63,7 @@ def test_another_order_of_properties_is_the_same_message(tmp_path: Path) -> None
 def test_another_order_of_queues(block: int, tmp_path: Path,
                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """The second log has all of one queue before the other one."""
-    monkeypatch.setattr(diff_queue, "_BLOCK", block)
+    monkeypatch.setattr(queue, "_BLOCK", block)
     specs = [Spec("t", number % 3, b"%d" % number) for number in range(60)]
     a = tiny_stores.build(tmp_path / "a", specs)
     b = tiny_stores.build(tmp_path / "b", sorted(specs, key=lambda one: one.queue_id))

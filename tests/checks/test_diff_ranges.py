@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.diff import Diff, Options
+from rmqctl.checks.diff.diff import Diff, Options
 from rmqctl.store import Store
 from tests.checks.diffing import (
     counts,

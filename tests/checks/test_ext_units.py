@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.extras import ExtReader
-from rmqctl.formats import consume_queue_ext as ext
+from rmqctl.checks.verify.small_files import ExtReader
+from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.store import Store
 from tests.checks.told import Changed, one_of
 from tests.conftest import GoldenFolder

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.checks.extras import ExtReader
+from rmqctl.checks.verify.small_files import ExtReader
 from rmqctl.errors import FormatError
-from rmqctl.formats import batch_consume_queue as batch
-from rmqctl.formats import consume_queue_ext as ext
-from rmqctl.formats import epoch
-from rmqctl.formats.batch_consume_queue import UNIT
+from rmqctl.formats.config import epoch
+from rmqctl.formats.local import batch_consume_queue as batch
+from rmqctl.formats.local import consume_queue_ext as ext
+from rmqctl.formats.local.batch_consume_queue import UNIT
 from rmqctl.store import Store
 from tests.checks.told import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
 from tests.conftest import GoldenFolder

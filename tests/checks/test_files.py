@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks import files
 from rmqctl.checks.findings import Finding
+from rmqctl.checks.verify import files
 from rmqctl.store import Sizes, Store
 from tests.checks.told import CLEAN, IDS, one_of, run_golden, told
 from tests.conftest import GoldenFolder

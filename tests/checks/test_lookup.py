@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqctl.checks import lookup
-from rmqctl.checks.lookup import records_at
-from rmqctl.formats import message
+from rmqctl.checks.verify.log import lookup
+from rmqctl.checks.verify.log.lookup import records_at
+from rmqctl.formats.local import message
 from rmqctl.store import Store
 from tests.support import damage
 from tests.support import tiny as tiny_stores

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from rmqctl.checks.preflight import preflight
-from rmqctl.checks.preflight_types import VERSIONS, Prediction
+from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.checks.preflight.types import VERSIONS, Prediction
 from rmqctl.errors import UsageError
-from rmqctl.formats import checkpoint as page
-from rmqctl.repair.executor import Repair
+from rmqctl.formats.local import checkpoint as page
+from rmqctl.repair.executor.executor import Repair
 from rmqctl.store import Sizes, Store
 from tests.support import cli, snapshot
 from tests.support.golden import GoldenSet, GoldenStore, all_sets, clean_stores

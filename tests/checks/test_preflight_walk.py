@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.preflight import preflight
-from rmqctl.checks.preflight_types import RULES, VERSIONS
-from rmqctl.checks.preflight_walk import RecoveryWalk
-from rmqctl.formats.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.checks.preflight.types import RULES, VERSIONS
+from rmqctl.checks.preflight.walk import RecoveryWalk
+from rmqctl.formats.local.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from rmqctl.store import Sizes, Store
 
 SEEDS = range(40)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats import timer_wheel
+from rmqctl.formats.timer import timer_wheel
 from tests.checks.timers import SET, WHEEL, slot_place
 from tests.checks.told import Changed, one_of, run, told
 from tests.conftest import GoldenFolder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqctl.checks.verify import Options, Verification
+from rmqctl.checks.verify.verify import Options, Verification
 from rmqctl.store.store import Store
 from tests.support import damage
 

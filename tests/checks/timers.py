@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rmqctl.formats import timer_log, timer_wheel
-from rmqctl.formats.timer_log import UNIT, UnitRecord
+from rmqctl.formats.timer import timer_log, timer_wheel
+from rmqctl.formats.timer.timer_log import UNIT, UnitRecord
 
 SET = "5.3.3/timer/store"
 FILE_SIZE = 896

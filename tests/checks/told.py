@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmqctl.checks import checkpoint, compaction, config, extras, files, timer
 from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify import checkpoint, compaction, config, files, small_files
+from rmqctl.checks.verify.timer import timer
 from rmqctl.store import Store
 from tests.support import damage
 from tests.support import golden as golden_sets
@@ -48,7 +49,7 @@ def run(check: str, root: Path, dirs: Iterable[str] = (), *, live: bool = False,
             "config": lambda: config.check(store, live=live),
             "timer": lambda: timer.check(store, known.end, live=live),
             "compaction": lambda: compaction.check(store, live=live),
-            "extras": lambda: extras.check(store, known.end, live=live),
+            "extras": lambda: small_files.check(store, known.end, live=live),
         }
         return list(calls[check]())
 

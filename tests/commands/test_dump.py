@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats import consume_queue_ext as ext
-from rmqctl.formats import dledger, epoch, index_file, kinds, message, timer_wheel
-from rmqctl.store.dump import Dump, Options
+from rmqctl.formats import dledger, kinds
+from rmqctl.formats.config import epoch
+from rmqctl.formats.local import consume_queue_ext as ext
+from rmqctl.formats.local import index_file, message
+from rmqctl.formats.timer import timer_wheel
+from rmqctl.store.dump.dump import Dump, Options
 from tests.formats.test_message import SMALL
 from tests.support import damage, engine
 from tests.support.cli import MIB, Result

@@ -185,7 +185,7 @@ class Trap:
 
 def _child(job: dict[str, Any], tell: Callable[[int], None]) -> int:
     from rmqctl.cli import main
-    from rmqctl.engine.lines import LineReader
+    from rmqctl.engine.input.lines import LineReader
 
     for fd, path, flags in ((0, job["input"], os.O_RDONLY), (1, job["output"], os.O_WRONLY),
                             (2, job["output"] + ".err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)):
@@ -211,10 +211,10 @@ def _serve() -> None:
     import rmqctl.cli
     import rmqctl.commands.append
     import rmqctl.commands.write
-    import rmqctl.engine.feed
-    import rmqctl.engine.session
-    import rmqctl.tiered.dispatch_session
-    import rmqctl.tiered.index_feed  # noqa: F401
+    import rmqctl.engine.input.append_session
+    import rmqctl.engine.input.append_stream
+    import rmqctl.tiered.dispatch.session
+    import rmqctl.tiered.index.writer  # noqa: F401
 
     for text in sys.stdin:
         job = json.loads(text)

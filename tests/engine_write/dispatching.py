@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.dispatch.reput import Dispatcher
-from rmqctl.engine.settings import Settings
-from rmqctl.formats import consume_queue, consume_queue_ext
+from rmqctl.formats.local import consume_queue, consume_queue_ext
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 from tests.support import golden as golden_sets

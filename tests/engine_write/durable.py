@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rmqctl.store.bounds import broker_log_end
+from rmqctl.store.log.bounds import broker_log_end
 from rmqctl.store.store import Store
 from tests.conftest import Runner
 

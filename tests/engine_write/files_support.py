@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from rmqctl.engine.log_files import LogFiles
-from rmqctl.engine.settings import Settings
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.log.log_files import LogFiles
 from rmqctl.store.files import listing
 
 CALLS = ("pwrite", "pwritev", "ftruncate", "fsync", "fdatasync", "rename", "mkdir", "open",

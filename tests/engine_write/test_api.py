@@ -12,13 +12,13 @@ from unittest import mock
 
 import pytest
 
-from rmqctl.engine import disk
+from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.engine import Engine
-from rmqctl.engine.flush import GroupCommit
-from rmqctl.engine.message import Outgoing
-from rmqctl.engine.settings import Settings
+from rmqctl.engine.log.flush import GroupCommit
+from rmqctl.engine.put.message import Outgoing
 from rmqctl.errors import RefusedError, StoreHeldError, StoreIOError
+from rmqctl.files import disk_usage
 from rmqctl.store.store import Store
 from tests.conftest import Runner
 from tests.engine_write.durable import assert_whole, new_store
@@ -205,7 +205,7 @@ def test_a_slave_takes_nothing(root):
 def test_a_disk_beyond_the_watermark(root, rmqctl):
     """Looked at from time to time; puts go on when there is room again."""
     ratio = [0.95]
-    with mock.patch.object(disk, "used_ratio", side_effect=lambda _: ratio[0]):
+    with mock.patch.object(disk_usage, "used_ratio", side_effect=lambda _: ratio[0]):
         with snapshot.assert_unchanged(root), Engine.open(
                 root, settings(disk_watermark=0.9)) as engine:
             refused = engine.put(message(0))
@@ -213,7 +213,7 @@ def test_a_disk_beyond_the_watermark(root, rmqctl):
             assert "disk" in refused.reason
             ratio[0] = 0.5
             assert engine.put(message(0)).status == "SERVICE_NOT_AVAILABLE"  # just looked
-        with mock.patch("rmqctl.engine.disk._SECONDS", 0), Engine.open(
+        with mock.patch("rmqctl.files.disk_usage._SECONDS", 0), Engine.open(
                 root, settings(disk_watermark=0.9)) as engine:
             assert engine.put(message(0)).stored
             ratio[0] = 0.91

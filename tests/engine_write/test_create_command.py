@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.commands.engine_options import Version, new_settings, parse_watermark, settings_from
+from rmqctl.commands.shared.engine_options import (
+    Version,
+    new_settings,
+    parse_watermark,
+    settings_from,
+)
 from rmqctl.commands.topic_create import parse_perm
-from rmqctl.engine.profile import PROFILES
-from rmqctl.engine.settings import Settings
+from rmqctl.engine.config.profile import PROFILES
+from rmqctl.engine.config.settings import Settings
 from rmqctl.errors import UsageError
 from tests.conftest import Runner
 from tests.engine_write.faults import failing
@@ -101,8 +106,8 @@ def test_out_of_space(tmp_path: Path, rmqctl: Runner) -> None:
 @pytest.mark.slow
 def test_killed_at_any_moment(tmp_path: Path, rmqctl: Runner) -> None:
     """A real SIGKILL, at moments spread over the run: the next run completes or finds it whole."""
-    script = ("import sys\nfrom rmqctl.engine.create import create_store\n"
-              "from rmqctl.engine.settings import Settings\nprint('go', flush=True)\n"
+    script = ("import sys\nfrom rmqctl.engine.config.create import create_store\n"
+              "from rmqctl.engine.config.settings import Settings\nprint('go', flush=True)\n"
               "create_store(sys.argv[1], Settings())\n")
     outcomes = set()
     for number in range(12):

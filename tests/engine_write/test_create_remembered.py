@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine import store_json
-from rmqctl.engine.profile import PROFILES
-from rmqctl.engine.resolve import resolve
-from rmqctl.engine.settings import DELAY_LEVELS, Settings
+from rmqctl.engine.config.profile import PROFILES
+from rmqctl.engine.config.resolve import resolve
+from rmqctl.engine.config.settings import DELAY_LEVELS, Settings
+from rmqctl.engine.state import store_json
 from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
-from rmqctl.formats.index_file import HEADER, Shape
+from rmqctl.formats.local.index_file import HEADER, Shape
 from rmqctl.store import Sizes, Store
-from rmqctl.store.remembered import KEYS, LOG_FOLDERS, recall, remembered
+from rmqctl.store.store_settings import KEYS, LOG_FOLDERS, recall, remembered
 from tests.conftest import GoldenFolder
 from tests.engine_write.faults import failing
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.engine import create
-from rmqctl.engine.create import create_store, plan_store
-from rmqctl.engine.settings import Settings
-from rmqctl.engine.store_lock import StoreLock
+from rmqctl.engine.config import create
+from rmqctl.engine.config.create import create_store, plan_store
+from rmqctl.engine.config.settings import Settings
 from rmqctl.errors import RefusedError, StoreHeldError, StoreIOError, UsageError
+from rmqctl.files.lock import StoreLock
 from rmqctl.store import Store
 from tests.engine_write.faults import Killed, broken, failing, out_of_space
 from tests.support import snapshot

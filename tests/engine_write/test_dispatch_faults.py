@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from rmqctl.engine.aside import Aside
 from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
+from rmqctl.engine.state.aside import Aside
 from rmqctl.errors import StoreIOError
 from tests.engine_write import faults
 from tests.engine_write.dispatching import (

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.engine.aside import Aside
 from rmqctl.engine.dispatch import index_file
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
+from rmqctl.engine.state.aside import Aside
 from rmqctl.errors import RefusedError, UsageError
-from rmqctl.formats import index_file as layout
-from rmqctl.formats.index_file import ENTRY, HEADER, EntryRecord, HeaderRecord, Shape
+from rmqctl.formats.local import index_file as layout
+from rmqctl.formats.local.index_file import ENTRY, HEADER, EntryRecord, HeaderRecord, Shape
 from rmqctl.store.files import listing
-from rmqctl.store.index_files import open_index, select
+from rmqctl.store.index.index_files import open_index, select
 
 SHAPE = Shape(5, 8)
 Message = tuple[int, int, tuple[int, ...], bool]

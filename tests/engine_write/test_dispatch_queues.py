@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.engine.aside import Aside
 from rmqctl.engine.dispatch import batch_queue
 from rmqctl.engine.dispatch.batch_queue import BatchQueues
 from rmqctl.engine.dispatch.consume_queue import ConsumeQueues, Rows
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.queue_files import FilePool
+from rmqctl.engine.state.aside import Aside
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
-from rmqctl.formats import batch_consume_queue as batch_format
-from rmqctl.formats import consume_queue as format_
-from rmqctl.formats import consume_queue_ext as ext_format
-from rmqctl.formats.consume_queue import FILLER, UNIT_SIZE, UnitRecord
-from rmqctl.formats.names import build_offset
+from rmqctl.formats.local import batch_consume_queue as batch_format
+from rmqctl.formats.local import consume_queue as format_
+from rmqctl.formats.local import consume_queue_ext as ext_format
+from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
+from rmqctl.formats.local.names import build_offset
 from tests.engine_write.dispatching import derived
 
 UNITS = 4

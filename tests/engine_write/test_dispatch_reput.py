@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.engine.settings import Settings
-from rmqctl.formats import batch_consume_queue, consume_queue, message, properties, sysflag
-from rmqctl.formats.consume_queue import UNIT_SIZE, UnitRecord
-from rmqctl.formats.javahash import string_hash
+from rmqctl.engine.config.settings import Settings
+from rmqctl.formats.local import batch_consume_queue, consume_queue, message, properties, sysflag
+from rmqctl.formats.local.consume_queue import UNIT_SIZE, UnitRecord
+from rmqctl.formats.local.javahash import string_hash
 from tests.engine_write.dispatching import derived, dispatcher
 
 BORN = message.host_bytes("10.0.0.7:1")

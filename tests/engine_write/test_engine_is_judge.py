@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.engine.engine import Engine
-from rmqctl.formats import consume_queue_ext
+from rmqctl.formats.local import consume_queue_ext
 from rmqctl.store.store import Store
 from tests.support import golden as golden_sets
 from tests.support import replay

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from rmqctl.engine.flush import FlushService, GroupCommit
+from rmqctl.engine.log.flush import FlushService, GroupCommit
 from rmqctl.errors import InternalError, RefusedError, RmqctlError, StoreIOError
 from tests.engine_write.files_support import ERRORS, open_log, settings
 
@@ -252,7 +252,7 @@ def test_it_can_be_woken():
 
 def test_buffers_are_committed_between_syncs():
     log = Log()
-    with mock.patch("rmqctl.engine.flush.COMMIT_INTERVAL", 0.01):
+    with mock.patch("rmqctl.engine.log.flush.COMMIT_INTERVAL", 0.01):
         service = FlushService(log, settings(flush_interval=100_000, transient_pool=1))
     until(lambda: log.commits >= 3)
     assert log.calls == []

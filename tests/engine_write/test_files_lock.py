@@ -14,9 +14,9 @@ from unittest import mock
 
 import pytest
 
-from rmqctl.engine.store_lock import StoreLock, held_here
 from rmqctl.errors import StoreHeldError, StoreIOError
-from rmqctl.store.lockprobe import probe
+from rmqctl.files.lock import StoreLock, held_here
+from rmqctl.files.lock_probe import probe
 from tests.engine_write.files_support import ERRORS, failing
 from tests.support import snapshot
 
@@ -33,7 +33,7 @@ sys.stdin.read()
 """
 OURS = """
 import sys
-from rmqctl.engine.store_lock import StoreLock
+from rmqctl.files.lock import StoreLock
 from rmqctl.errors import StoreHeldError
 try:
     with StoreLock(sys.argv[1]):

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from rmqctl.engine import abort_file
-from rmqctl.engine import log_create as creating
-from rmqctl.engine.checkpoint_file import CheckpointFile
-from rmqctl.engine.log_create import is_all_zero
-from rmqctl.engine.log_files import LogFiles
-from rmqctl.engine.store_lock import StoreLock
+from rmqctl.engine.log import create as creating
+from rmqctl.engine.log.create import is_all_zero
+from rmqctl.engine.log.log_files import LogFiles
+from rmqctl.engine.state import abort_file
+from rmqctl.engine.state.checkpoint_file import CheckpointFile
 from rmqctl.errors import InternalError, RefusedError, RmqctlError, StoreIOError
+from rmqctl.files.lock import StoreLock
 from rmqctl.store.files import listing
 from tests.engine_write.files_support import (
     ERRORS,
@@ -195,7 +195,7 @@ def test_files_are_placed_as_in_the_golden_stores(golden, tmp_path, ahead):
 def test_a_full_folder_gets_no_file(tmp_path):
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     log = LogFiles([a, b], settings(), 0)
-    with closing(log), mock.patch("rmqctl.engine.log_files.full_folders", return_value={a}):
+    with closing(log), mock.patch("rmqctl.engine.log.log_files.full_folders", return_value={a}):
         log.append([b"x"])
     assert (os.path.exists(a), os.listdir(b)) == (False, [f"{0:020d}"])
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine import abort_file, disk
-from rmqctl.engine.checkpoint_file import CheckpointFile
+from rmqctl.engine.state import abort_file
+from rmqctl.engine.state.checkpoint_file import CheckpointFile
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import checkpoint as page
-from rmqctl.formats.checkpoint import CheckpointRecord
+from rmqctl.files import disk_usage
+from rmqctl.formats.local import checkpoint as page
+from rmqctl.formats.local.checkpoint import CheckpointRecord
 from tests.engine_write.files_support import ERRORS, failing, watched
 
 
@@ -206,28 +207,28 @@ def statvfs(total, free, available):
 ])
 def test_used_ratio_is_a_brokers(tmp_path, total, free, available, ratio):
     with mock.patch.object(os, "statvfs", return_value=statvfs(total, free, available)):
-        assert disk.used_ratio(str(tmp_path)) == ratio
+        assert disk_usage.used_ratio(str(tmp_path)) == ratio
 
 
 def test_the_least_full_folder_decides(tmp_path):
     sizes = {str(tmp_path / "a"): statvfs(100, 5, 5), str(tmp_path / "b"): statvfs(100, 20, 20)}
     with mock.patch.object(os, "statvfs", sizes.__getitem__):
-        assert not disk.over_watermark(sizes, 0.90)
-        assert not disk.over_watermark(sizes, 0.80)
-        assert disk.over_watermark(sizes, 0.79)
-        assert disk.over_watermark([str(tmp_path / "a")], 0.90)
-        assert not disk.over_watermark(sizes, 1)
-        assert not disk.over_watermark([], 0.0)
-        assert disk.full_folders(sizes, 0.85) == {str(tmp_path / "a")}
+        assert not disk_usage.over_watermark(sizes, 0.90)
+        assert not disk_usage.over_watermark(sizes, 0.80)
+        assert disk_usage.over_watermark(sizes, 0.79)
+        assert disk_usage.over_watermark([str(tmp_path / "a")], 0.90)
+        assert not disk_usage.over_watermark(sizes, 1)
+        assert not disk_usage.over_watermark([], 0.0)
+        assert disk_usage.full_folders(sizes, 0.85) == {str(tmp_path / "a")}
 
 
 def test_a_folder_that_is_not_there_yet(tmp_path):
-    assert disk.used_ratio(str(tmp_path / "no" / "such")) == disk.used_ratio(str(tmp_path))
+    assert disk_usage.used_ratio(str(tmp_path / "no" / "such")) == disk_usage.used_ratio(str(tmp_path))
 
 
 def test_a_file_system_that_does_not_answer(tmp_path):
     with (mock.patch.object(os, "statvfs", side_effect=OSError(5, "EIO")),
           pytest.raises(StoreIOError, match="free space")):
-        disk.over_watermark([str(tmp_path)], 0.9)
+        disk_usage.over_watermark([str(tmp_path)], 0.9)
     with mock.patch.object(os, "statvfs", side_effect=OSError(5, "EIO")):
-        assert disk.full_folders([str(tmp_path)], 0.1) == frozenset()
+        assert disk_usage.full_folders([str(tmp_path)], 0.1) == frozenset()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine import storage
 from rmqctl.errors import InternalError, StoreIOError
+from rmqctl.files import durable
 from tests.engine_write.files_support import ERRORS, failing, short_writes, watched
 
 
@@ -29,8 +29,8 @@ def test_parts_lie_behind_each_other_whatever_the_system_takes(tmp_path_factory,
     path = tmp_path_factory.mktemp("parts") / "file"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        with short_writes(limit), mock.patch.object(storage, "IOV_MAX", most):
-            assert storage.write_parts(fd, parts, at, str(path)) == len(b"".join(parts))
+        with short_writes(limit), mock.patch.object(durable, "IOV_MAX", most):
+            assert durable.write_parts(fd, parts, at, str(path)) == len(b"".join(parts))
     finally:
         os.close(fd)
     joined = b"".join(parts)
@@ -39,14 +39,14 @@ def test_parts_lie_behind_each_other_whatever_the_system_takes(tmp_path_factory,
 
 def test_more_parts_than_one_call_takes(file):
     fd, path = file
-    parts = [b"%05d" % n for n in range(storage.IOV_MAX * 2 + 3)]
-    assert storage.write_parts(fd, parts, 0, str(path)) == len(parts) * 5
+    parts = [b"%05d" % n for n in range(durable.IOV_MAX * 2 + 3)]
+    assert durable.write_parts(fd, parts, 0, str(path)) == len(parts) * 5
     assert path.read_bytes() == b"".join(parts)
 
 
 def test_views_are_written_as_they_are(file):
     fd, path = file
-    storage.write_parts(fd, [memoryview(b"abc")[1:], bytearray(b"d")], 0, str(path))
+    durable.write_parts(fd, [memoryview(b"abc")[1:], bytearray(b"d")], 0, str(path))
     assert path.read_bytes() == b"bcd"
 
 
@@ -64,7 +64,7 @@ def test_a_failed_write_leaves_no_torn_bytes_behind(file, error, at):
         return real(fd, memoryview(data)[:10], offset)
 
     with mock.patch.object(os, "pwrite", pwrite), pytest.raises(StoreIOError) as caught:
-        storage.write_parts(fd, [b"x" * 50], 6, str(path))
+        durable.write_parts(fd, [b"x" * 50], 6, str(path))
     assert str(path) in str(caught.value)
     assert "cannot write to" in str(caught.value)
     assert errno.errorcode[error] in str(caught.value)
@@ -73,16 +73,16 @@ def test_a_failed_write_leaves_no_torn_bytes_behind(file, error, at):
 
 def test_a_failure_in_a_later_chunk_takes_the_earlier_ones_back(file):
     fd, path = file
-    with (mock.patch.object(storage, "IOV_MAX", 2),
+    with (mock.patch.object(durable, "IOV_MAX", 2),
           failing(2, errno.ENOSPC, ("pwritev",)), pytest.raises(StoreIOError)):
-        storage.write_parts(fd, [b"aa", b"bb", b"cc", b"dd"], 0, str(path))
+        durable.write_parts(fd, [b"aa", b"bb", b"cc", b"dd"], 0, str(path))
     assert path.read_bytes().strip(b"\0") == b""
 
 
 def test_a_write_that_makes_no_progress_is_an_error(file):
     fd, path = file
     with mock.patch.object(os, "pwrite", return_value=0), pytest.raises(StoreIOError, match="EIO"):
-        storage.write_all(fd, b"abc", 0, str(path))
+        durable.write_all(fd, b"abc", 0, str(path))
 
 
 @pytest.mark.parametrize(("call", "done"), [("fdatasync", False), ("fsync", True)])
@@ -90,16 +90,16 @@ def test_a_write_that_makes_no_progress_is_an_error(file):
 def test_what_cannot_be_forced_is_named(file, call, done, error):
     fd, path = file
     with failing(1, error, (call,)) as faults, pytest.raises(StoreIOError) as caught:
-        storage.sync(fd, str(path), whole=done)
+        durable.sync(fd, str(path), whole=done)
     assert faults.fired == call
     assert f"cannot force to disk {path}" in str(caught.value)
 
 
 def test_folders_are_made_and_each_name_is_forced(tmp_path):
-    synced, real = [], storage.sync_folder
-    with mock.patch.object(storage, "sync_folder", lambda path: (synced.append(path), real(path))):
-        storage.make_folders(str(tmp_path / "a" / "b" / "c"))
-        storage.make_folders(str(tmp_path / "a" / "b" / "c"))
+    synced, real = [], durable.sync_folder
+    with mock.patch.object(durable, "sync_folder", lambda path: (synced.append(path), real(path))):
+        durable.make_folders(str(tmp_path / "a" / "b" / "c"))
+        durable.make_folders(str(tmp_path / "a" / "b" / "c"))
     assert (tmp_path / "a" / "b" / "c").is_dir()
     assert synced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
 
@@ -107,9 +107,9 @@ def test_folders_are_made_and_each_name_is_forced(tmp_path):
 def test_a_file_in_the_way_of_a_folder(tmp_path):
     (tmp_path / "a").write_text("")
     with pytest.raises(StoreIOError, match="cannot make the folder"):
-        storage.make_folders(str(tmp_path / "a" / "b"))
+        durable.make_folders(str(tmp_path / "a" / "b"))
     with pytest.raises(StoreIOError, match="cannot make the folder"):
-        storage.make_folders(str(tmp_path / "a"))
+        durable.make_folders(str(tmp_path / "a"))
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "nothing", "nul"])
@@ -122,7 +122,7 @@ def test_only_regular_files_are_opened(tmp_path, kind):
     elif kind == "nul":
         path += "\0"
     with pytest.raises(StoreIOError, match="cannot open"):
-        storage.open_file(path, os.O_RDWR)
+        durable.open_file(path, os.O_RDWR)
 
 
 # -- publish -------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_only_regular_files_are_opened(tmp_path, kind):
 
 def test_publish_makes_the_folder_and_leaves_nothing_staged(tmp_path):
     target = tmp_path / "config" / "topics.json"
-    assert storage.publish(str(target), b"new", store=str(tmp_path)) is None
+    assert durable.publish(str(target), b"new", store=str(tmp_path)) is None
     assert target.read_bytes() == b"new"
     assert list((tmp_path / ".rmqctl").iterdir()) == []
 
@@ -141,7 +141,7 @@ def test_publish_keeps_mode_and_link(tmp_path):
     real.chmod(0o600)
     link = tmp_path / "topics.json"
     link.symlink_to(real)
-    storage.publish(str(link), b"new", store=str(tmp_path))
+    durable.publish(str(link), b"new", store=str(tmp_path))
     assert link.is_symlink()
     assert real.read_bytes() == b"new"
     assert real.stat().st_mode & 0o777 == 0o600
@@ -149,7 +149,7 @@ def test_publish_keeps_mode_and_link(tmp_path):
 
 def test_replaced_files_are_kept_when_asked_for(tmp_path):
     target = tmp_path / "config" / "topics.json"
-    kept = [storage.publish(str(target), b"%d" % n, store=str(tmp_path), keep=True)
+    kept = [durable.publish(str(target), b"%d" % n, store=str(tmp_path), keep=True)
             for n in range(4)]
     assert kept[0] is None
     assert [Path(one).read_bytes() for one in kept[1:]] == [b"0", b"1", b"2"]
@@ -161,17 +161,17 @@ def test_kept_files_are_copied_where_there_are_no_links(tmp_path):
     target = tmp_path / "a.json"
     target.write_bytes(b"old")
     with failing(1, errno.EPERM, ("link",), for_ever=True):
-        kept = [storage.publish(str(target), b"%d" % n, store=str(tmp_path), keep=True)
+        kept = [durable.publish(str(target), b"%d" % n, store=str(tmp_path), keep=True)
                 for n in range(2)]
     assert [Path(one).read_bytes() for one in kept] == [b"old", b"0"]
 
 
 def test_publish_forces_each_step_before_the_next(tmp_path):
     target = tmp_path / "config" / "a.json"
-    storage.publish(str(target), b"old", store=str(tmp_path), keep=True)
+    durable.publish(str(target), b"old", store=str(tmp_path), keep=True)
     (tmp_path / ".rmqctl" / "kept" / "config").mkdir(parents=True)
     with watched() as seen:
-        storage.publish(str(target), b"new", store=str(tmp_path), keep=True)
+        durable.publish(str(target), b"new", store=str(tmp_path), keep=True)
     assert seen == ["pwrite a.json.new", "fsync a.json.new", "link a.json", "fsync config",
                     "rename a.json.new", "fsync config"]
 
@@ -179,7 +179,7 @@ def test_publish_forces_each_step_before_the_next(tmp_path):
 @pytest.mark.parametrize("staging", ["commitlog", "consumequeue/T/0", "index/x", "commitlog/.t"])
 def test_nothing_is_staged_where_a_broker_looks(tmp_path, staging):
     with pytest.raises(InternalError):
-        storage.publish(str(tmp_path / "a"), b"", store=str(tmp_path),
+        durable.publish(str(tmp_path / "a"), b"", store=str(tmp_path),
                         staging=str(tmp_path / staging))
     assert list(tmp_path.iterdir()) == []
 
@@ -191,10 +191,10 @@ def test_publish_is_all_or_nothing_at_every_call(tmp_path, error, keep):
         store = tmp_path / str(number)
         store.mkdir()
         target = store / "config" / "topics.json"
-        storage.publish(str(target), b"old", store=str(store))
+        durable.publish(str(target), b"old", store=str(store))
         with failing(number, error) as faults:
             try:
-                storage.publish(str(target), b"new!", store=str(store), keep=keep)
+                durable.publish(str(target), b"new!", store=str(store), keep=keep)
                 failed = False
             except StoreIOError as caught:
                 failed = True
@@ -212,11 +212,11 @@ def test_things_are_moved_aside_and_never_onto_something(tmp_path):
     (tmp_path / "a").write_text("1")
     (tmp_path / "b").write_text("2")
     target = tmp_path / "x" / "y"
-    storage.move_aside(str(tmp_path / "a"), str(target))
+    durable.move_aside(str(tmp_path / "a"), str(target))
     assert target.read_text() == "1"
     with pytest.raises(StoreIOError, match="exists already"):
-        storage.move_aside(str(tmp_path / "b"), str(target))
+        durable.move_aside(str(tmp_path / "b"), str(target))
     assert target.read_text() == "1"
     assert (tmp_path / "b").read_text() == "2"
     with pytest.raises(StoreIOError, match="no such file"):
-        storage.move_aside(str(tmp_path / "a"), str(tmp_path / "z"))
+        durable.move_aside(str(tmp_path / "a"), str(tmp_path / "z"))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.engine import Engine
-from rmqctl.engine.message import BatchItem, Outgoing, OutgoingBatch
-from rmqctl.engine.settings import Settings
-from rmqctl.formats import append_crc
-from rmqctl.formats.message import BLANK_SIZE, MAGIC_V1, MAGIC_V2, size_of
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
+from rmqctl.formats.local import append_crc
+from rmqctl.formats.local.message import BLANK_SIZE, MAGIC_V1, MAGIC_V2, size_of
 from tests.conftest import Runner
 from tests.engine_write.durable import (
     append,

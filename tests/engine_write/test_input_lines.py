@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rmqctl.commands.gently import Gently
-from rmqctl.engine import lines as lines_module
-from rmqctl.engine.lines import InputError, LineReader, open_lines, parse
+from rmqctl.commands.shared.deferred_signals import Gently
+from rmqctl.engine.input import lines as lines_module
+from rmqctl.engine.input.lines import InputError, LineReader, open_lines, parse
 from rmqctl.errors import ExitCode, StoreIOError
 
 BOM = b"\xef\xbb\xbf"

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rmqctl.engine import objects
-from rmqctl.engine.encoder import Encoder, raw_text
-from rmqctl.engine.grouping import batches
-from rmqctl.engine.lines import parse
-from rmqctl.engine.message import BatchItem, Outgoing, OutgoingBatch
-from rmqctl.engine.objects import InputError, Plain, Recorded, Replay, joined
-from rmqctl.engine.settings import Settings
-from rmqctl.formats import properties as props
-from rmqctl.formats.message import HOST_BITS, MAGIC_V2, Record
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.input import objects
+from rmqctl.engine.input.lines import parse
+from rmqctl.engine.input.objects import InputError, Plain, Recorded, Replay, joined
+from rmqctl.engine.put.encoder import Encoder, raw_text
+from rmqctl.engine.put.grouping import batches
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import HOST_BITS, MAGIC_V2, Record
 
 PLAIN = Plain(joined(trailing=False))
 REPLAY = Replay(trailing=True)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.objects import InputError, Recorded
-from rmqctl.formats import message
-from rmqctl.formats.message import CRC_MASK, Record, build, decode
+from rmqctl.engine.input.objects import InputError, Recorded
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import CRC_MASK, Record, build, decode
 from rmqctl.output.streams import Sink
-from rmqctl.store.commit_log import CommitLog
 from rmqctl.store.files import StoreFile
+from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.objects import message_object
 from tests.conftest import GoldenFolder
 from tests.formats.strategies import messages

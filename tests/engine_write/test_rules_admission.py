@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine import admission
-from rmqctl.engine.admission import StoreState
-from rmqctl.engine.encoder import Encoder
-from rmqctl.engine.message import BatchItem, Outgoing, OutgoingBatch
-from rmqctl.engine.result import PutResult
-from rmqctl.engine.settings import Settings
-from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, Record, decode
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.put import admission
+from rmqctl.engine.put.admission import StoreState
+from rmqctl.engine.put.encoder import Encoder
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
+from rmqctl.engine.put.result import PutResult
+from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, decode
 
 V493, V533 = Settings(version="4.9.3"), Settings(version="5.3.3")
 BOTH = pytest.mark.parametrize("settings", [V493, V533], ids=["4.9.3", "5.3.3"])

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from rmqctl.engine import admission
-from rmqctl.engine.encoder import Encoder
-from rmqctl.engine.message import BatchItem, Outgoing, OutgoingBatch
-from rmqctl.engine.result import PutResult
-from rmqctl.engine.rewrite import Rewriter, Rewritten, batch_properties
-from rmqctl.engine.settings import Settings
-from rmqctl.formats import append_crc
-from rmqctl.formats.java_map import JavaMap
-from rmqctl.formats.javahash import string_hash
-from rmqctl.formats.message import host_bytes
-from rmqctl.formats.properties import build
-from rmqctl.formats.sysflag import has_consume_queue_row
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.put import admission
+from rmqctl.engine.put.encoder import Encoder
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
+from rmqctl.engine.put.result import PutResult
+from rmqctl.engine.put.rewrite import Rewriter, Rewritten, batch_properties
+from rmqctl.formats.config.java_map import JavaMap
+from rmqctl.formats.local import append_crc
+from rmqctl.formats.local.javahash import string_hash
+from rmqctl.formats.local.message import host_bytes
+from rmqctl.formats.local.properties import build
+from rmqctl.formats.local.sysflag import has_consume_queue_row
 from tests.conftest import GoldenFolder
 from tests.support.golden import all_sets
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.ingest import half_message, prepare, preparer, unique_ids
-from rmqctl.engine.message import Outgoing
-from rmqctl.engine.settings import Settings
-from rmqctl.formats.java_map import JavaMap
-from rmqctl.formats.properties import build, parse
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.put.ingest import half_message, prepare, preparer, unique_ids
+from rmqctl.engine.put.message import Outgoing
+from rmqctl.formats.config.java_map import JavaMap
+from rmqctl.formats.local.properties import build, parse
 
 V493, V533 = Settings(version="4.9.3"), Settings(version="5.3.3")
 BOTH = pytest.mark.parametrize("settings", [V493, V533], ids=["4.9.3", "5.3.3"])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rmqctl.formats.java_map import JavaMap, ordered
-from rmqctl.formats.javahash import string_hash
+from rmqctl.formats.config.java_map import JavaMap, ordered
+from rmqctl.formats.local.javahash import string_hash
 
 COLLIDING = ["AaAa", "AaBB", "BBAa", "BBBB"]
 KEYS = st.one_of(st.text(min_size=1, max_size=6), st.sampled_from(COLLIDING),

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.delay import delay_level_of, delay_table
-from rmqctl.engine.message import BatchItem, Outgoing, OutgoingBatch
-from rmqctl.engine.result import PutResult
-from rmqctl.engine.rewrite import (
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.put.delay import delay_level_of, delay_table
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
+from rmqctl.engine.put.result import PutResult
+from rmqctl.engine.put.rewrite import (
     Rewriter,
     Rewritten,
     batch_properties,
     delete_property,
     is_blank,
 )
-from rmqctl.engine.settings import Settings
 from rmqctl.errors import UsageError
-from rmqctl.formats.properties import build, parse
+from rmqctl.formats.local.properties import build, parse
 
 V493, V533 = Settings(version="4.9.3"), Settings(version="5.3.3")
 BOTH = pytest.mark.parametrize("settings", [V493, V533], ids=["4.9.3", "5.3.3"])
@@ -245,7 +245,7 @@ def test_wait_becomes_the_last_of_its_bucket() -> None:
 
 
 def bucket_of(key: str, capacity: int) -> int:
-    from rmqctl.formats.javahash import string_hash
+    from rmqctl.formats.local.javahash import string_hash
 
     value = string_hash(key) % (1 << 32)
     return (value ^ value >> 16) % capacity

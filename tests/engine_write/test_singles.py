@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.engine.cursor import Cursor
-from rmqctl.engine.encoder import Encoder
-from rmqctl.engine.message import Outgoing
-from rmqctl.engine.rewrite import Rewriter
-from rmqctl.engine.settings import Settings
-from rmqctl.engine.singles import Singles
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.put.cursor import Cursor
+from rmqctl.engine.put.encoder import Encoder
+from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.per_message import Singles
+from rmqctl.engine.put.rewrite import Rewriter
 
 FILE = 2048
 V4, V6 = bytes([10, 0, 0, 1]), bytes(15) + b"\x01"

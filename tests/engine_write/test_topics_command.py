@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.engine.store_lock import StoreLock
+from rmqctl.files.lock import StoreLock
 from tests.conftest import GoldenFolder, Runner
 from tests.engine_write.faults import failing
 from tests.support import snapshot

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.settings import Settings
-from rmqctl.engine.topics import Topics
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.config.topics import Topics
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
-from rmqctl.formats import config_json, fastjson
+from rmqctl.formats.config import config_json, fastjson
 from tests.engine_write.faults import Killed, failing, out_of_space
 from tests.support import snapshot
 

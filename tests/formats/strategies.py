@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from rmqctl.formats import message
 from rmqctl.formats.fixed import Fixed
-from rmqctl.formats.message import Record
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import Record
 
 
 def integers(code: str) -> st.SearchStrategy[int]:

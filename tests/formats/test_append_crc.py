@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import append_crc, message
-from rmqctl.formats import properties as props
+from rmqctl.formats.local import append_crc, message
+from rmqctl.formats.local import properties as props
 from tests.formats.test_message import frames
 
 crcs = st.integers(0, 0x7FFFFFFF)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import config_json
-from rmqctl.formats.config_json import Oddity
+from rmqctl.formats.config import config_json
+from rmqctl.formats.config.config_json import Oddity
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import dledger, message
+from rmqctl.formats import dledger
 from rmqctl.formats.dledger import EntryHeadRecord
+from rmqctl.formats.local import message
 from tests.formats.test_message import SMALL
 
 HEAD = bytes.fromhex("00000001 00000099 0000000000000007 0000000000000002 0000000000010000"

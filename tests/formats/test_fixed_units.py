@@ -12,18 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import (
-    batch_consume_queue,
-    checkpoint,
-    consume_queue,
-    dledger,
-    index_file,
-    layout,
-    timer_check,
-    timer_log,
-    timer_wheel,
-)
+from rmqctl.formats import dledger, layout
 from rmqctl.formats.fixed import Fixed
+from rmqctl.formats.local import batch_consume_queue, checkpoint, consume_queue, index_file
+from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
 from tests.formats.strategies import records_of
 
 # The pages of the spec, typed here once more on purpose: (size, struct format, names).

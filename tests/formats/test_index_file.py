@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import index_file as index
-from rmqctl.formats import index_shape, sysflag
-from rmqctl.formats import properties as props
+from rmqctl.formats.local import index_file as index
+from rmqctl.formats.local import index_shape, sysflag
+from rmqctl.formats.local import properties as props
 from tests.support import engine
 
 Golden = Callable[[str], Path]

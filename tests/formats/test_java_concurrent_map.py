@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.formats import java_concurrent_map as maps
+from rmqctl.formats.config import java_concurrent_map as maps
 
 KEYS = [f"b/T{i * 7919 % 1000}/{i % 3}" for i in range(30)]
 # By number of keys: filled one by one; made for 1024 keys and filled; a copy of that.

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.formats import consume_queue, dledger, epoch, kinds, timer_wheel
-from rmqctl.formats.message import MAGIC_BLANK, Blank
+from rmqctl.formats import dledger, kinds
+from rmqctl.formats.config import epoch
+from rmqctl.formats.local import consume_queue
+from rmqctl.formats.local.message import MAGIC_BLANK, Blank
+from rmqctl.formats.timer import timer_wheel
 from tests.formats.test_dledger import HEAD
 from tests.formats.test_message import SMALL
 

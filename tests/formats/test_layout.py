@@ -17,7 +17,7 @@ from construct import (
 )
 
 from rmqctl.formats import layout
-from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, Message
+from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Message
 
 Open = Struct("a" / Int32sb, "n" / Int16ub, "body" / Bytes(this.n), "z" / Int8sb)
 Closed = Struct("a" / Int32sb, "host" / Struct("ip" / Bytes(4), "port" / Int16ub),

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import message
-from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, Record
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record
 from tests.formats.strategies import messages
 from tests.support import engine
 

@@ -12,19 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import (
-    abort,
-    broker_identity,
-    checkpoint,
-    dledger,
-    epoch,
-    lock,
-    names,
-    timer_check,
-)
-from rmqctl.formats.broker_identity import BrokerIdentity
-from rmqctl.formats.checkpoint import CheckpointRecord
-from rmqctl.formats.epoch import Epoch
+from rmqctl.formats import dledger
+from rmqctl.formats.config import broker_identity, epoch
+from rmqctl.formats.config.broker_identity import BrokerIdentity
+from rmqctl.formats.config.epoch import Epoch
+from rmqctl.formats.local import abort, checkpoint, lock, names
+from rmqctl.formats.local.checkpoint import CheckpointRecord
+from rmqctl.formats.timer import timer_check
 from tests.formats.strategies import i64, records_of
 
 Golden = Callable[[str], Path]

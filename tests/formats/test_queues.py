@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import batch_consume_queue as batch
-from rmqctl.formats import compaction, consume_queue, message
-from rmqctl.formats import consume_queue_ext as ext
+from rmqctl.formats.local import batch_consume_queue as batch
+from rmqctl.formats.local import compaction, consume_queue, message
+from rmqctl.formats.local import consume_queue_ext as ext
 from tests.formats.strategies import i64
 from tests.support import engine
 
@@ -73,7 +73,7 @@ def test_units_are_what_the_engine_lists(name: str, golden: Golden) -> None:
 
 def test_tags_codes_are_the_engines(golden: Golden) -> None:
     """The code computed from each stored record equals the one in its row, delays included."""
-    from rmqctl.formats import properties as props
+    from rmqctl.formats.local import properties as props
 
     for name in ("5.3.3/delay", "4.9.3/delay", "5.3.3/basic"):
         folder = golden(name)

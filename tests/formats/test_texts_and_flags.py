@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.formats import consume_queue, delay, javahash, sysflag
-from rmqctl.formats import properties as props
+from rmqctl.formats.local import consume_queue, delay, javahash, sysflag
+from rmqctl.formats.local import properties as props
 from tests.support import engine
 
 # Made with java.lang.String.hashCode; the last ones are classics of their kind.

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import javahash
-from rmqctl.formats import tiered_index as fmt
+from rmqctl.formats.local import javahash
+from rmqctl.formats.tiered import index as fmt
 from tests.formats.strategies import records_of
 
 _ITEM = "key_hash topic_id queue_id commit_log_offset size time_diff"

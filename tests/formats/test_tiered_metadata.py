@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import config_json
-from rmqctl.formats import tiered_metadata as meta
-from rmqctl.formats.tiered_names import COMMIT_LOG, CONSUME_QUEUE, INDEX, METADATA_NAME
+from rmqctl.formats.config import config_json
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE, INDEX, METADATA_NAME
 from tests.conftest import GoldenFolder
 
 FRAGMENT = b"""{

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.formats import tiered_names as names
+from rmqctl.formats.tiered import names
 
 VECTORS = {
     0: "cfcd208400000000000000000000", 381: "00ec53c400000000000000000381",

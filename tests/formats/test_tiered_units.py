@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import tiered_units as units
+from rmqctl.formats.tiered import units
 from tests.formats.strategies import records_of
 
 SPEC = {"unit": (units.UNIT, 20, ">qiq", "commit_log_offset size tags_code"),

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats import timer_check, timer_log, timer_wheel
-from rmqctl.formats.timer_log import TailRecord, UnitRecord
-from rmqctl.formats.timer_wheel import SlotRecord
+from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
+from rmqctl.formats.timer.timer_log import TailRecord, UnitRecord
+from rmqctl.formats.timer.timer_wheel import SlotRecord
 
 Golden = Callable[[str], Path]
 

@@ -7,9 +7,9 @@ from construct import Byte, Bytes, GreedyBytes, Int16sb, Struct, this
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.formats import append_crc, consume_queue_ext, message
-from rmqctl.formats.message import Record
-from rmqctl.formats.trace import trace
+from rmqctl.formats.local import append_crc, consume_queue_ext, message
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.trace import trace
 from tests.formats.strategies import messages
 from tests.formats.test_message import SMALL
 

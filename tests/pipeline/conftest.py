@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rmqctl.store.ranges import Processes
+from rmqctl.store.log.ranges import Processes
 
 
 class Sessions:

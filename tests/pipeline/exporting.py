@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from rmqctl.formats import message
-from rmqctl.pipeline.export import Result, export
-from rmqctl.pipeline.export_plan import plan
-from rmqctl.pipeline.export_spec import Export
+from rmqctl.formats.local import message
+from rmqctl.pipeline.export.export import Result, export
+from rmqctl.pipeline.export.plan import plan
+from rmqctl.pipeline.export.spec import Export
 from rmqctl.scan.columns import MESSAGE_TYPES
 from rmqctl.store import Store
-from rmqctl.store.bounds import View
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.ranges import Pool, Processes
 from rmqctl.store.objects import message_object
-from rmqctl.store.ranges import Pool, Processes
-from rmqctl.store.select import Selection, Selector
+from rmqctl.store.query.select import Selection, Selector
 
 MANIFEST = "_rmqctl_export.json"
 DAY = 86_400_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rmqctl.formats.message import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, Record, build, size_of
+from rmqctl.formats.local.message import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, Record, build, size_of
 
 FILE_SIZE = 4096
 _HOST = (b"\n\0\0\1", 10911)
@@ -14,7 +14,7 @@ _HOST = (b"\n\0\0\1", 10911)
 def record(number: int, body: int = 100, topic: bytes = b"orders", queue: int = 0) -> Record:
     """A message whose body tells its number; its physical offset is yet to be settled."""
     text = b"message %d " % number
-    from rmqctl.engine.encoder import body_crc
+    from rmqctl.engine.put.encoder import body_crc
 
     whole = text + b"x" * max(0, body - len(text))
     properties = b"KEYS\x01k%d\x02TAGS\x01A" % number

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rmqctl.engine.settings import Settings
+from rmqctl.engine.config.settings import Settings
 from rmqctl.errors import StoreIOError
-from rmqctl.pipeline.rebuild import rebuild_on
-from rmqctl.repair.rebuild import Rebuilt
+from rmqctl.pipeline.rebuild.rebuild import rebuild_on
+from rmqctl.repair.rebuild.rebuild import Rebuilt
 from rmqctl.repair.scratch import Scratch
-from rmqctl.store.ranges import Pool
+from rmqctl.store.log.ranges import Pool
 from tests.repair.rebuilding import derived, parts_of, unnamed
 
 

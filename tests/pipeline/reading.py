@@ -17,7 +17,7 @@ from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
-from rmqctl.store.unit_columns import batch_queue_batches, index_batches, queue_batches
+from rmqctl.store.queue.unit_columns import batch_queue_batches, index_batches, queue_batches
 
 Row = dict[str, Any]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.verdict import verdict
-from rmqctl.checks.verify import Options, Verification
+from rmqctl.checks.verify.verdict import verdict
+from rmqctl.checks.verify.verify import Options, Verification
 from rmqctl.pipeline.verify import verify_stores
 from rmqctl.store.store import Store
 

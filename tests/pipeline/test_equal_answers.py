@@ -19,10 +19,10 @@ import pytest
 from rmqctl.pipeline import register
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.planning import plan
-from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
-from rmqctl.store.ranges import Processes
-from rmqctl.store.stats import Query, choose_files, collect_many
+from rmqctl.store.log.ranges import Processes
+from rmqctl.store.stats.stats import Query, choose_files, collect_many
 from rmqctl.store.store import Store
 from tests.pipeline import exporting
 from tests.pipeline.pools import on_pool

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pytest
 
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
-from rmqctl.formats.message import MAGIC_V1, variant
-from rmqctl.pipeline import export_plan, export_sink, export_staging
-from rmqctl.pipeline.export_spec import Export
+from rmqctl.files.lock_probe import LockState
+from rmqctl.formats.local.message import MAGIC_V1, variant
+from rmqctl.pipeline.export import plan, staging
+from rmqctl.pipeline.export import sink as export_sink
+from rmqctl.pipeline.export.spec import Export
 from rmqctl.scan.walk import Walk
-from rmqctl.store.lockprobe import LockState
-from rmqctl.store.ranges import Processes
+from rmqctl.store.log.ranges import Processes
 from tests.pipeline.exporting import (
     beside,
     data_files,
@@ -471,7 +472,7 @@ def test_whole_records_can_be_exported(golden, tmp_path):
 def test_a_record_that_is_being_written_is_no_damage(golden_copy, tmp_path, monkeypatch):
     root = golden_copy("5.3.3/crash-trunc-garbage/before")
     assert not run([root], tmp_path / "crashed").complete
-    monkeypatch.setattr(export_plan.Store, "lock", LockState(True, 4711, "fcntl"))
+    monkeypatch.setattr(plan.Store, "lock", LockState(True, 4711, "fcntl"))
     result = run([root], tmp_path / "held")
     assert manifest(tmp_path / "held")["stores"][0]["in_progress"]["length"] > 0
     assert result.stores[0].damage.count == 0
@@ -509,7 +510,7 @@ def test_the_staging_folder_is_seen_for_what_it_is(golden, tmp_path):
 
     run([golden("5.3.3/basic/store")], tmp_path / "out", pool=Breaking(0, action))
     assert len(seen) == 1
-    assert seen[0].startswith(f"out{export_staging.MARK}")
+    assert seen[0].startswith(f"out{staging.MARK}")
 
 
 @pytest.mark.parametrize("seed_number", range(3))

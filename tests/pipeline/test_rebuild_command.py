@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.engine import storage
+from rmqctl.files import durable
 from tests.repair.accidents import bytes_of
 from tests.repair.rebuilding import derived
 from tests.support import snapshot
@@ -124,8 +124,8 @@ def test_a_full_disk_changes_nothing(rmqctl: Run, golden_copy: Folder,
     def no_room(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(storage.os, "pwritev", no_room)
-    monkeypatch.setattr(storage.os, "pwrite", no_room)
+    monkeypatch.setattr(durable.os, "pwritev", no_room)
+    monkeypatch.setattr(durable.os, "pwrite", no_room)
     result = rmqctl("pipeline", "rebuild", root, *HERE, "--apply", "--yes").expect(5)
     assert "no space left on the device" in result.err
     assert {name: data for name, data in bytes_of(root).items()

@@ -16,20 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.engine import storage
-from rmqctl.engine.store_lock import StoreLock
 from rmqctl.errors import RmqctlError, StoreIOError
-from rmqctl.formats.index_file import Shape
-from rmqctl.pipeline import rebuild as pipeline_rebuild
-from rmqctl.pipeline import rebuild_tasks
-from rmqctl.pipeline.rebuild import default_range_size
-from rmqctl.pipeline.rebuild_index_tasks import Index, index_tasks
-from rmqctl.repair.rebuild import log_size
-from rmqctl.repair.rebuild_index import Expired
-from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.files import durable
+from rmqctl.files.lock import StoreLock
+from rmqctl.formats.local.index_file import Shape
+from rmqctl.pipeline.rebuild import rebuild as pipeline_rebuild
+from rmqctl.pipeline.rebuild import tasks as rebuild_tasks
+from rmqctl.pipeline.rebuild.index_tasks import Index, index_tasks
+from rmqctl.pipeline.rebuild.rebuild import default_range_size
+from rmqctl.repair.rebuild.index import Expired
+from rmqctl.repair.rebuild.rebuild import log_size
+from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.files import StoreFile
-from rmqctl.store.ranges import Processes
+from rmqctl.store.log.ranges import Processes
 from tests.pipeline.pools import LosingFirst, Unruly, on_pool, outcome
 from tests.repair.rebuilding import (
     DERIVED,
@@ -233,8 +233,8 @@ def full_disk(monkeypatch, after: int):
         return write
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage.os, "pwrite", limited(os.pwrite))
-        patch.setattr(storage.os, "pwritev", limited(os.pwritev))
+        patch.setattr(durable.os, "pwrite", limited(os.pwrite))
+        patch.setattr(durable.os, "pwritev", limited(os.pwritev))
         yield
 
 
@@ -289,8 +289,8 @@ def test_a_killed_worker_is_said_and_the_next_run_is_whole(stage, golden, tmp_pa
 
 ORPHANS = """
 import os, sys, time
-from rmqctl.engine.store_lock import StoreLock
-from rmqctl.store.ranges import Processes
+from rmqctl.files.lock import StoreLock
+from rmqctl.store.log.ranges import Processes
 
 def work(number):
     os.write(1, b"%d\\n" % os.getpid())

@@ -12,11 +12,11 @@ from functools import partial
 
 import pytest
 
-from rmqctl.engine import storage
 from rmqctl.errors import StoreIOError
-from rmqctl.pipeline import rebuild as pipeline_rebuild
-from rmqctl.pipeline import rebuild_tasks
-from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.files import durable
+from rmqctl.pipeline.rebuild import rebuild as pipeline_rebuild
+from rmqctl.pipeline.rebuild import tasks
+from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
 from tests.pipeline.pools import on_pool, outcome
 from tests.pipeline.test_rebuild_pool import local
@@ -59,7 +59,7 @@ def test_a_killed_worker_is_made_up_for(stage, golden, tmp_path, spark_pool, mon
     wanted = local(store, settings, "", tmp_path)
     flag = tmp_path / "killed"
     monkeypatch.setattr(pipeline_rebuild, stage,
-                        partial(killing_one, str(flag), getattr(rebuild_tasks, stage)))
+                        partial(killing_one, str(flag), getattr(tasks, stage)))
     with Scratch(str(tmp_path)) as scratch:
         assert outcome(on_pool(spark_pool, store, settings, scratch,
                                range_size=100_000)) == wanted
@@ -92,18 +92,18 @@ def no_room(after: int):
             return write(*args)
         return tried
 
-    storage.os.pwrite, storage.os.pwritev = map(limited, real)
+    durable.os.pwrite, durable.os.pwritev = map(limited, real)
     try:
         yield
     finally:
-        storage.os.pwrite, storage.os.pwritev = real
+        durable.os.pwrite, durable.os.pwritev = real
 
 
 @pytest.mark.parametrize("stage", ["spool", "make"])
 def test_a_full_disk_of_a_worker_is_said(stage, golden, tmp_path, spark_pool, monkeypatch):
     folder = golden("5.3.3/basic")
     store, settings = folder / "store", settings_of(folder, "5.3.3")
-    monkeypatch.setattr(pipeline_rebuild, stage, partial(full, getattr(rebuild_tasks, stage)))
+    monkeypatch.setattr(pipeline_rebuild, stage, partial(full, getattr(tasks, stage)))
     with (snapshot.assert_unchanged(store), Scratch(str(tmp_path)) as scratch,
           pytest.raises(StoreIOError, match="no space left on the device")):
         on_pool(spark_pool, store, settings, scratch, range_size=100_000)
@@ -119,7 +119,7 @@ def test_the_command_on_spark(rmqctl, golden_copy, spark, monkeypatch):
     def same_session(*_):
         yield spark
 
-    monkeypatch.setattr("rmqctl.commands.pipeline_options.spark_session", same_session)
+    monkeypatch.setattr("rmqctl.commands.shared.pipeline_options.spark_session", same_session)
     done = rmqctl("pipeline", "rebuild", root, "--apply", "--yes", "-o", "json",
                   "--consumequeue-file-size", next(str(len(data)) for name, data in wanted.items()
                                                    if name.startswith("consume"))).expect(0).json()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import message
+from rmqctl.formats.local import message
 from rmqctl.pipeline.source import seams
 from rmqctl.pipeline.source.seams import QueueProof, Seams, walk_range
 from rmqctl.scan.source import FileSource

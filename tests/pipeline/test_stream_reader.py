@@ -19,7 +19,8 @@ from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
 from rmqctl.pipeline.source import schema, stream
 from rmqctl.pipeline.source.stream import StreamReader
 from rmqctl.scan.columns import message_columns
-from rmqctl.store import Store, follow, growth
+from rmqctl.store import Store
+from rmqctl.store.log import follow, growth
 from tests.pipeline.growing import FILE_SIZE, Writer
 
 COLUMNS = StructType([StructField("store", StringType()), StructField("queue_offset", LongType()),

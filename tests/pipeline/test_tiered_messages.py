@@ -11,14 +11,14 @@ import pytest
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
 from rmqctl.formats import layout
-from rmqctl.formats.message import Message, decode
-from rmqctl.formats.tiered_names import cluster_folder, segment_path
-from rmqctl.formats.tiered_units import CODA, CODA_MAGIC, CODA_SIZE, UNIT, CodaRecord, UnitRecord
+from rmqctl.formats.local.message import Message, decode
+from rmqctl.formats.tiered.names import cluster_folder, segment_path
+from rmqctl.formats.tiered.units import CODA, CODA_MAGIC, CODA_SIZE, UNIT, CodaRecord, UnitRecord
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.planning import plan
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
-from rmqctl.tiered.feeding import open_feeder
+from rmqctl.tiered.files.writer import open_feeder
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.pipeline import reading
@@ -408,7 +408,7 @@ def test_answers_do_not_depend_on_push_down(pushing, spark, golden: GoldenFolder
 
 @pytest.mark.xdist_group("spark")
 def test_a_view_of_sql(spark, golden: GoldenFolder):
-    from rmqctl.pipeline import sql
+    from rmqctl.pipeline.sql import sql
 
     store, bare = str(golden(STORE)), str(golden("5.3.3/basic/store"))
     tier = os.path.join(store, "tieredstore")

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from rmqctl.checks.verdict import verdict
-from rmqctl.checks.verify import Options, Verification
+from rmqctl.checks.verify.verdict import verdict
+from rmqctl.checks.verify.verify import Options, Verification
 from rmqctl.pipeline.verify import verify_stores
-from rmqctl.store.ranges import Processes
+from rmqctl.store.log.ranges import Processes
 from rmqctl.store.store import Store
 from tests.support import damage, forged, golden
 

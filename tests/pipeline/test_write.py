@@ -53,7 +53,7 @@ def sizes_of(folder: Path, version: str) -> dict[str, str]:
 
 
 def messages(root) -> list[dict]:
-    from rmqctl.formats.message import decode
+    from rmqctl.formats.local.message import decode
 
     with Store.open(str(root)) as store:
         return [message_object(decode(batch.bytes_at(number)), body="base64")

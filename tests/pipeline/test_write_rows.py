@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from rmqctl.engine.settings import Settings
+from rmqctl.engine.config.settings import Settings
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
-from rmqctl.formats.message import build, decode
+from rmqctl.formats.local.message import build, decode
 from rmqctl.pipeline.source import making, spool
 from rmqctl.pipeline.source.rows import (
     RECORDED,

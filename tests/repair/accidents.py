@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rmqctl.errors import RmqctlError
-from rmqctl.repair.executor import Repair, history
+from rmqctl.repair.executor.executor import Repair, history
 from tests.engine_write.files_support import failing
 from tests.support import snapshot
 

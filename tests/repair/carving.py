@@ -6,9 +6,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmqctl.formats.message import CRC_MASK, MAGIC_V1, MAGIC_V2, Record, build, size_of
-from rmqctl.repair.carve import Carving, Tally, Wanted
-from rmqctl.repair.carve_input import inputs
+from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, MAGIC_V2, Record, build, size_of
+from rmqctl.repair.carve.carve import Carving, Tally, Wanted
+from rmqctl.repair.carve.sources import inputs
 
 MAGIC = b"\xda\xa3\x20"
 

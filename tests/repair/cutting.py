@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rmqctl.checks.findings import Finding
-from rmqctl.checks.verify import Options, Verification
-from rmqctl.engine.settings import Settings
-from rmqctl.repair.executor import Repair
+from rmqctl.checks.verify.verify import Options, Verification
+from rmqctl.engine.config.settings import Settings
+from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.plan import Plan
 from rmqctl.store.store import Store
 from tests.engine_write.dispatching import bit_maps, dispatcher, pieces

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmqctl.formats.message import Record, decode
+from rmqctl.formats.local.message import Record, decode
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from rmqctl.formats import sysflag
-from rmqctl.formats.message import Record, decode
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record, decode
 
 UNIT = 20
 Files = dict[int, list[tuple[int, int]]]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmqctl.engine.settings import Settings
+from rmqctl.engine.config.settings import Settings
 from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
-from rmqctl.repair.rebuild import Rebuilt, rebuild
-from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.repair.rebuild.rebuild import Rebuilt, rebuild
+from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from rmqctl.checks.findings import INFO
-from rmqctl.checks.verify import Verification
+from rmqctl.checks.verify.verify import Verification
+from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.dispatch.reput import Dispatcher
-from rmqctl.engine.settings import Settings
-from rmqctl.formats.consume_queue import FILLER
+from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.repair.plan import Create, MoveAside, Patch
-from rmqctl.repair.salvage import Salvage, salvage
+from rmqctl.repair.salvage.salvage import Salvage, salvage
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.walk import Walk
-from rmqctl.store.bounds import broker_log_end
+from rmqctl.store.log.bounds import broker_log_end
 from rmqctl.store.store import Store
 from tests.repair.damage import Whole, intact
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.formats import message
-from rmqctl.repair import homes
-from rmqctl.repair.compare import same
+from rmqctl.formats.local import message
+from rmqctl.repair.executor import staging_dirs
+from rmqctl.repair.executor.staging import clear
+from rmqctl.repair.rebuild.compare import same
 from rmqctl.repair.scratch import Scratch
-from rmqctl.repair.staging import clear
 from tests.support import snapshot
 from tests.support.cli import Result
 from tests.support.tiny import INDEX_NAME, Tiny, variant
@@ -285,7 +285,7 @@ def test_a_copy_of_a_store_leaves_the_homes_of_the_original_alone(tmp_path: Path
     id = "20260101T000000Z-1"  # noqa: A001
     made = []
     for root in (original, copy):
-        home = tmp_path / "disk/.rmqctl/repairs" / homes._home_name(str(root), id)
+        home = tmp_path / "disk/.rmqctl/repairs" / staging_dirs._home_name(str(root), id)
         home.mkdir(parents=True)
         made.append(home)
     folder = copy / ".rmqctl/repairs" / id
@@ -302,11 +302,11 @@ def test_foreign_links_are_refused_only_to_the_administrator(tmp_path: Path,
     (tmp_path / "link").symlink_to("/")
     mine = os.lstat(tmp_path / "link").st_uid
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    homes.refuse_foreign_links(str(tmp_path), "link/x")
+    staging_dirs.refuse_foreign_links(str(tmp_path), "link/x")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     if mine:
         with pytest.raises(RefusedError):
-            homes.refuse_foreign_links(str(tmp_path), "link/x")
+            staging_dirs.refuse_foreign_links(str(tmp_path), "link/x")
 
 
 @pytest.mark.parametrize(("old", "new", "copied"), [

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats.message import decode
-from rmqctl.repair.carve_order import Order
+from rmqctl.formats.local.message import decode
+from rmqctl.repair.carve.order import Order
 from tests.conftest import GoldenFolder, Runner
 from tests.repair.carving import carve, log, places, record, saved
 from tests.support import snapshot
@@ -177,8 +177,8 @@ def test_one_broker_after_the_other(tmp_path: Path) -> None:
     late = [record(1000 * number, b"x", store=1, time=900 + number) for number in range(20)]
     early = [record(1000 * number, b"x", store=2, time=100 + number) for number in range(20)]
     path = saved(tmp_path, b"".join(late[::-1] + early))
-    from rmqctl.repair.carve import Carving, Wanted
-    from rmqctl.repair.carve_input import inputs
+    from rmqctl.repair.carve.carve import Carving, Wanted
+    from rmqctl.repair.carve.sources import inputs
 
     order = Order(run=7)
     raw = path.read_bytes()

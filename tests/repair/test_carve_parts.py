@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats.message import CRC_MASK
-from rmqctl.repair import carve_input
-from rmqctl.repair.carve import IN_PLACE, Wanted
-from rmqctl.repair.carve_scan import Scan
-from rmqctl.repair.carve_seen import Seen
-from rmqctl.repair.carve_spool import PLACE, Majority, Spool
-from rmqctl.repair.carve_window import Checksums, Window
+from rmqctl.formats.local.message import CRC_MASK
+from rmqctl.repair.carve import sources
+from rmqctl.repair.carve.carve import IN_PLACE, Wanted
+from rmqctl.repair.carve.scan import Scan
+from rmqctl.repair.carve.seen import Seen
+from rmqctl.repair.carve.spool import PLACE, Majority, Spool
+from rmqctl.repair.carve.window import Checksums, Window
 from rmqctl.scan.source import BytesSource
 from tests.repair.carving import carve, log, places, record, saved
 
@@ -181,7 +181,7 @@ def test_what_the_disk_cannot_deliver_is_skipped(tmp_path: Path,
     found = carve(path)
     expected = [at for at, size in places(data) if at + size <= 20_480 or at >= 24_576]
     assert found.offsets(IN_PLACE) == expected
-    assert found.tally.unreadable_bytes == carve_input.SECTOR
+    assert found.tally.unreadable_bytes == sources.SECTOR
     assert found.said == [f"{path}: 4096 bytes at 20480 cannot be read; the rest was"]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats.message import MAGIC_BLANK, decode
-from rmqctl.repair.carve import DAMAGED, EMBEDDED, IN_PLACE, MISPLACED, Wanted
-from rmqctl.repair.carve_scan import Scan
+from rmqctl.formats.local.message import MAGIC_BLANK, decode
+from rmqctl.repair.carve.carve import DAMAGED, EMBEDDED, IN_PLACE, MISPLACED, Wanted
+from rmqctl.repair.carve.scan import Scan
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from tests.conftest import GoldenFolder

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats import batch_consume_queue, consume_queue
-from rmqctl.repair.expire import Expiry, Limits, expire
-from rmqctl.store.bounds import View
-from rmqctl.store.consume_queue import ConsumeQueue
+from rmqctl.formats.local import batch_consume_queue, consume_queue
+from rmqctl.repair.expire.expire import Expiry, Limits, expire
+from rmqctl.store.log.bounds import View
+from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.engine_write.dispatching import SETS

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from rmqctl.repair.rebuild_steps import derived_steps, topic_queue_table
+from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
 from rmqctl.repair.scratch import Scratch
 from tests.repair.rebuilding import DERIVED, IDS, SETS, derived, mend, run, settings_of, unnamed
 from tests.support import engine, snapshot

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats import checkpoint as layout
-from rmqctl.formats.checkpoint import CheckpointRecord
+from rmqctl.formats.local import checkpoint as layout
+from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.repair.checkpoint import LogFacts, checkpoint_steps, facts_after, facts_of
 from rmqctl.repair.plan import Create, MoveAside, Replace
 from rmqctl.repair.scratch import Scratch

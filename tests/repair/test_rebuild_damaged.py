@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.formats import consume_queue
+from rmqctl.formats.local import consume_queue
 from rmqctl.repair.plan import MoveAside, Patch
-from rmqctl.repair.rebuild import rebuild
-from rmqctl.repair.rebuild_steps import derived_steps, topic_queue_table
+from rmqctl.repair.rebuild.rebuild import rebuild
+from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.store.store import Store

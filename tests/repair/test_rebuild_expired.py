@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqctl.formats import consume_queue
-from rmqctl.formats.consume_queue import FILLER
-from rmqctl.repair.rebuild_index import matched
-from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.formats.local import consume_queue
+from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.repair.rebuild.index import matched
+from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.files import listing
 from tests.repair.rebuilding import (

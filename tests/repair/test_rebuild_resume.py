@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from rmqctl.engine import storage
 from rmqctl.errors import StoreIOError
-from rmqctl.repair import parallel, rebuild_state
-from rmqctl.repair.rebuild import Rebuilt, log_size
-from rmqctl.repair.rebuild_steps import derived_steps
+from rmqctl.files import durable
+from rmqctl.repair.rebuild import parallel
+from rmqctl.repair.rebuild import state as rebuild_state
+from rmqctl.repair.rebuild.rebuild import Rebuilt, log_size
+from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
 from tests.repair.rebuilding import carry_out, derived, parts_of, run, settings_of
 
@@ -144,7 +145,7 @@ def test_a_failed_write_can_be_done_again(case, tmp_path, monkeypatch):
     store, settings, parts = case
     wanted = whole(case, tmp_path)
     scratch = Scratch(str(tmp_path), "full", keep=True)
-    whole_write = storage.write_all
+    whole_write = durable.write_all
     for fail in (3, 17, 40, 90):
         count = 0
 
@@ -160,7 +161,7 @@ def test_a_failed_write_can_be_done_again(case, tmp_path, monkeypatch):
             patch.setattr(os, "pwrite", pwrite)
             with pytest.raises(StoreIOError, match="no space left"):
                 run(store, settings, scratch, parts=parts)
-    assert whole_write is storage.write_all
+    assert whole_write is durable.write_all
     rebuilt = run(store, settings, scratch, parts=parts)
     assert (derived(Path(scratch.root)), figures(rebuilt)) == wanted
 

@@ -34,7 +34,7 @@ sys.stdin.read()
 
 
 def intact(run: Run, root: Path) -> set[str]:
-    """Every message that can be read in the log, behind damage too, without tombstones."""
+    """Every message that can be read in the log, behind damage too, without fillers."""
     found = run("read", root, "--from-phy", "0", "-o", "jsonl").expect(0, 1).jsonl()
     return {json.dumps([one[name] for name in ("topic", "queue_id", "queue_offset",
                                                "physical_offset", "body_crc", "properties_raw")])

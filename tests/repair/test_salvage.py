@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import RefusedError
-from rmqctl.formats.message import decode
+from rmqctl.formats.local.message import decode
 from rmqctl.repair.plan import Create, Patch
-from rmqctl.repair.salvage import salvage
+from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.store import Sizes, Store
 from tests.conftest import GoldenFolder
@@ -61,7 +61,7 @@ def test_a_store_without_damage_needs_nothing(store: GoldenStore,
     assert (found.steps, found.actions, found.lost, found.notes) == ((), (), (), ())
 
 
-def test_a_wrong_body_becomes_a_tombstone_with_the_same_row(case: Case) -> None:
+def test_a_wrong_body_becomes_a_filler_with_the_same_row(case: Case) -> None:
     place = next(one for one in case.places[-30:] if any(case.whole.records[one].body))
     record = case.whole.records[place]
     case.change(place + 88, bytes(len(record.body)))
@@ -121,7 +121,7 @@ def test_swapped_pages_are_put_back(case: Case) -> None:
     assert (outcome.kept + outcome.restored, outcome.lost) == (len(case.places), 0)
 
 
-@pytest.mark.parametrize("choice", ["tombstones", "blank"])
+@pytest.mark.parametrize("choice", ["fillers", "blank"])
 def test_a_missing_file_between_others(case: Case, choice: str) -> None:
     path = case.log[2]
     before = case.log[1].stat().st_mtime_ns

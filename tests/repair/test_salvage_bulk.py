@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmqctl.repair import evidence, lost, salvage_bulk
 from rmqctl.repair.plan import Create, FileContent
-from rmqctl.repair.salvage import Salvage, salvage
+from rmqctl.repair.salvage import bulk, evidence, lost
+from rmqctl.repair.salvage.salvage import Salvage, salvage
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
@@ -28,7 +28,7 @@ SETS = ["4.9.3/basic", "5.3.3/basic", "4.9.3/lmq", "5.3.3/batchcq", "5.3.3/appen
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "FEW", 0)
-    monkeypatch.setattr(salvage_bulk, "_CHUNK", 3000)
+    monkeypatch.setattr(bulk, "_CHUNK", 3000)
 
 
 def bytes_at(part: LogPart) -> bytes:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats.message import decode
-from rmqctl.repair.salvage import salvage
-from rmqctl.repair.salvage_fields import dispatched
+from rmqctl.formats.local.message import decode
+from rmqctl.repair.salvage.fields import dispatched
+from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.repair import damage, salvaging

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rmqctl.errors import RefusedError
-from rmqctl.repair import evidence, lost
-from rmqctl.repair.salvage import salvage
+from rmqctl.repair.salvage import evidence, lost
+from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder

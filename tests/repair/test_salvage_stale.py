@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats import append_crc
-from rmqctl.formats.message import decode
-from rmqctl.repair.salvage import salvage
+from rmqctl.formats.local import append_crc
+from rmqctl.formats.local.message import decode
+from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.repair import salvaging

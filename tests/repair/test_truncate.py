@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import RefusedError
-from rmqctl.repair.truncate import Truncation, truncate
-from rmqctl.store.bounds import broker_log_end
+from rmqctl.repair.truncate.truncate import Truncation, truncate
+from rmqctl.store.log.bounds import broker_log_end
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.engine_write.dispatching import IDS, SETS

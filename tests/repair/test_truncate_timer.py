@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqctl.formats import timer_check, timer_log, timer_wheel
-from rmqctl.formats.timer_wheel import SLOT_SIZE, SlotRecord
+from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
+from rmqctl.formats.timer.timer_wheel import SLOT_SIZE, SlotRecord
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.repair.cutting import applied_and_undone, offsets, troubles

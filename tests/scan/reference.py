@@ -6,7 +6,7 @@ It knows nothing of buffers, columns or bursts; the fast walk must cut every log
 from __future__ import annotations
 
 from rmqctl.errors import FormatError
-from rmqctl.formats.message import MAGIC_BLANK, Blank, Record, parse
+from rmqctl.formats.local.message import MAGIC_BLANK, Blank, Record, parse
 
 Frame = tuple[str, int, int]
 """(kind, start, end) in positions of the data."""

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rmqctl.formats import properties as props
-from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, Record, build, decode, size_of
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, build, decode, size_of
 from rmqctl.scan.columns import (
     FRAME_TYPES,
     MESSAGE_TYPES,

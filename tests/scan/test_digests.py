@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqctl.formats import message
+from rmqctl.formats.local import message
 from rmqctl.scan import digests
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import BytesSource

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.formats import message, properties, sysflag
+from rmqctl.formats.local import message, properties, sysflag
 from rmqctl.scan.queue_reach import QueueReach, Reach
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk

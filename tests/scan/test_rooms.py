@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from rmqctl.scan.rooms import Rooms
+from rmqctl.scan.buffer_pool import Rooms
 
 
 def address(view) -> int:

@@ -5,9 +5,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.formats import index_file, properties
-from rmqctl.formats.javahash import string_hash
-from rmqctl.scan import places, text
+from rmqctl.formats.local import index_file, properties
+from rmqctl.formats.local.javahash import string_hash
+from rmqctl.scan import text, text_slices
 
 ALPHABET = "ab=é€\U0001f600 "
 RAW = st.lists(st.sampled_from(
@@ -48,7 +48,7 @@ def test_a_hash_of_min_value_becomes_zero() -> None:
 @given(st.lists(st.text(alphabet="ab ", max_size=12), max_size=8))
 def test_keys_are_split_on_single_spaces(words: list[str]) -> None:
     data, start, length = laid_out(words)
-    of, begin, size = places.split(data, start, length)
+    of, begin, size = text_slices.split(data, start, length)
     told = [(at, key.encode()) for at, value in enumerate(words)
             for key in properties.split_keys(value)]
     assert [(at, data[first:first + many].tobytes()) for at, first, many in zip(
@@ -69,7 +69,7 @@ def laid_out(words: list[str], between: str = " x ") -> tuple[np.ndarray, np.nda
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(alphabet=ALPHABET, max_size=70), max_size=10))
 def test_hashes_of_texts_where_they_lie(words: list[str]) -> None:
-    found, units = places.hashes(*laid_out(words))
+    found, units = text_slices.hashes(*laid_out(words))
     assert found.tolist() == [string_hash(word) for word in words]
     assert units.tolist() == [len(word.encode("utf-16-be")) // 2 for word in words]
 

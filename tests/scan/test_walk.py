@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rmqctl.formats.message import MAGIC_V1, Record, build, decode, parse, size_of
+from rmqctl.formats.local.message import MAGIC_V1, Record, build, decode, parse, size_of
 from rmqctl.scan.source import BytesSource, FileSource
 from rmqctl.scan.walk import Walk
 from tests.scan import reference
@@ -119,7 +119,7 @@ def test_damaged_logs(data: st.DataObject) -> None:
 @pytest.mark.parametrize("field", ["total_size", "magic", "physical_offset", "body_length"])
 def test_a_damaged_record_costs_itself_only(field: str) -> None:
     from rmqctl.formats import layout
-    from rmqctl.formats.message import Message
+    from rmqctl.formats.local.message import Message
 
     raw = bytearray(log([b"a" * 30, b"b" * 30, b"c" * 30, b"d" * 30]))
     frames = cut(bytes(raw), BASE)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.store import Store
-from rmqctl.store.config import MAX_SIZE, ConfigFile, load, load_one
-from rmqctl.store.config_rows import COLUMNS, SECTIONS, perm_text, snake
+from rmqctl.store.config.config import MAX_SIZE, ConfigFile, load, load_one
+from rmqctl.store.config.rows import COLUMNS, SECTIONS, perm_text, snake
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import tiny as tiny_stores

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rmqctl.store import Store
-from rmqctl.store.bounds import View
-from rmqctl.store.compaction import CompactionQueue
-from rmqctl.store.get_message import Answer, get_message, meaning
+from rmqctl.store.log.bounds import View
+from rmqctl.store.query.get_message import Answer, get_message, meaning
+from rmqctl.store.queue.compaction import CompactionQueue
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets

@@ -9,9 +9,9 @@ import pytest
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
-from rmqctl.store import growth
-from rmqctl.store.follow import PATIENCE
-from rmqctl.store.growth import GrowingLog, Piece
+from rmqctl.store.log import growth
+from rmqctl.store.log.follow import PATIENCE
+from rmqctl.store.log.growth import GrowingLog, Piece
 from tests.pipeline.growing import FILE_SIZE, Writer
 
 

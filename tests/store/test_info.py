@@ -13,7 +13,7 @@ from rmqctl.scan.source import BytesSource
 from rmqctl.store import Store
 from rmqctl.store.info import collect
 from rmqctl.store.inventory import inventory
-from rmqctl.store.log_end import find_end, first_record, used_size
+from rmqctl.store.log.end import find_end, first_record, used_size
 from tests.conftest import GoldenFolder
 from tests.support import damage, engine
 from tests.support import golden as golden_sets

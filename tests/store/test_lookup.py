@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats import message
-from rmqctl.formats import properties as props
+from rmqctl.formats.local import message
+from rmqctl.formats.local import properties as props
 from rmqctl.store import Store
-from rmqctl.store.bounds import View
-from rmqctl.store.lookup import (
+from rmqctl.store.log.bounds import View
+from rmqctl.store.problems import Problem
+from rmqctl.store.query.lookup import (
     answering_view,
     by_key,
     by_unique_key,
@@ -20,8 +21,7 @@ from rmqctl.store.lookup import (
     known_topics,
     where_is,
 )
-from rmqctl.store.problems import Problem
-from rmqctl.store.time_lookup import offset_by_time
+from rmqctl.store.query.time_lookup import offset_by_time
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets
@@ -150,7 +150,7 @@ def log(golden: GoldenFolder) -> Iterator[Store]:
 @pytest.mark.parametrize("window", [64, 1 << 10, 1 << 20])
 def test_the_message_around_a_place(window: int, log: Store,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqctl.store.lookup._WINDOW", window)
+    monkeypatch.setattr("rmqctl.store.query.lookup._WINDOW", window)
     places = [int(place) for batch in log.log.walk() for place in batch.offset]
     for place in places[::9]:
         record = log.log.record_at(place)
@@ -165,7 +165,7 @@ def test_the_message_around_a_place(window: int, log: Store,
 def test_a_record_inside_a_body_is_not_taken_for_one(tmp_path: Any,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     """A body holds a whole record that names its own place; the window begins before it."""
-    monkeypatch.setattr("rmqctl.store.lookup._WINDOW", 64)
+    monkeypatch.setattr("rmqctl.store.query.lookup._WINDOW", 64)
     specs = [tiny_stores.Spec("t", 0, b"o" * 80, raw_properties="") for _ in range(3)]
     fake = tiny_stores.build(tmp_path / "fake", specs).messages[0].record
 

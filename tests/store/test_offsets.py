@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rmqctl.store import Store
-from rmqctl.store.bounds import View
-from rmqctl.store.offsets import DELAY_GROUP, MAX_EMPTY_QUEUES, Lag
+from rmqctl.store.config.offsets import DELAY_GROUP, MAX_EMPTY_QUEUES, Lag
+from rmqctl.store.log.bounds import View
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets

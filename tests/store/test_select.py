@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from rmqctl.errors import UsageError
-from rmqctl.formats import message
+from rmqctl.formats.local import message
 from rmqctl.store import Store
-from rmqctl.store.bounds import View
-from rmqctl.store.conditions import Condition
-from rmqctl.store.log_pages import chosen_files
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.pages import chosen_files
 from rmqctl.store.objects import FIELDS, message_object
 from rmqctl.store.problems import Problem
 from rmqctl.store.projection import Projection, checked_fields
-from rmqctl.store.queue_rows import CLOCK_SLACK
-from rmqctl.store.select import Selection, Selector
+from rmqctl.store.query.conditions import Condition
+from rmqctl.store.query.select import Selection, Selector
+from rmqctl.store.queue.rows import CLOCK_SLACK
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets
@@ -460,7 +460,7 @@ def test_an_unreadable_file_does_not_stop_the_rest(golden: GoldenFolder,
 
 def test_a_torn_end_is_no_damage_while_a_broker_writes(tiny: tiny_stores.Tiny,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmqctl.store.lockprobe import LockState
+    from rmqctl.files.lock_probe import LockState
 
     last = tiny.messages[-1]
     file, position = tiny.place(last.start)

@@ -11,19 +11,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from rmqctl.errors import StoreIOError, UsageError
-from rmqctl.formats import properties, sysflag
+from rmqctl.formats.local import properties, sysflag
 from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import Keys
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
-from rmqctl.store.stats import Query, choose_files, collect
-from rmqctl.store.stats_rows import (
-    KEY_COLUMNS,
-    VALUE_COLUMNS,
-    rows,
-    total,
-)
+from rmqctl.store.stats.rows import KEY_COLUMNS, VALUE_COLUMNS, rows, total
+from rmqctl.store.stats.stats import Query, choose_files, collect
 from tests.conftest import GoldenFolder
 from tests.support import damage, engine
 from tests.support import golden as golden_sets
@@ -148,7 +143,7 @@ def test_hours_and_days_of_a_zone(zone: Any, by: str, tmp_path: Path) -> None:
 
 
 def record(at: int, *, store_timestamp: int = 0, flag: int = 0, keys: str = "") -> bytes:
-    from rmqctl.formats import message
+    from rmqctl.formats.local import message
 
     host = bytes(4), 1
     texts = f"KEYS\x01{keys}\x02".encode() if keys else b""

@@ -12,13 +12,13 @@ import pytest
 
 from rmqctl.scan.source import BytesSource
 from rmqctl.store import Store
-from rmqctl.store import tail as tail_module
-from rmqctl.store.bounds import View
-from rmqctl.store.conditions import Condition
-from rmqctl.store.follow import PATIENCE, Follower
+from rmqctl.store.log import tail as tail_module
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.follow import PATIENCE, Follower
+from rmqctl.store.log.tail import Tail, used_end
 from rmqctl.store.problems import Problem
-from rmqctl.store.select import Selection, Selector
-from rmqctl.store.tail import Tail, used_end
+from rmqctl.store.query.conditions import Condition
+from rmqctl.store.query.select import Selection, Selector
 from tests.conftest import GoldenFolder
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats import sysflag
+from rmqctl.formats.local import sysflag
 from rmqctl.store import Store
-from rmqctl.store.bounds import View
+from rmqctl.store.log.bounds import View
 from rmqctl.store.problems import Problem
-from rmqctl.store.topic_queue_table import TableRow, log_reach, rebuild
+from rmqctl.store.queue.topic_queue_table import TableRow, log_reach, rebuild
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets

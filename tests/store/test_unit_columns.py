@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import batch_consume_queue, consume_queue, index_file
-from rmqctl.formats.consume_queue import FILLER, ZERO, UnitRecord
-from rmqctl.formats.index_file import EntryRecord, HeaderRecord, Shape
-from rmqctl.formats.names import INDEX_DIGITS
+from rmqctl.formats.local import batch_consume_queue, consume_queue, index_file
+from rmqctl.formats.local.consume_queue import FILLER, ZERO, UnitRecord
+from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, Shape
+from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.scan.columns import schema
-from rmqctl.store.dump import Dump, Options
+from rmqctl.store.dump.dump import Dump, Options
 from rmqctl.store.files import StoreFile, listing
-from rmqctl.store.index_files import IndexFile, open_index
-from rmqctl.store.store import Store
-from rmqctl.store.unit_columns import (
+from rmqctl.store.index.index_files import IndexFile, open_index
+from rmqctl.store.queue.unit_columns import (
     INDEX_TYPES,
     QUEUE_TYPES,
     batch_queue_batches,
@@ -32,6 +31,7 @@ from rmqctl.store.unit_columns import (
     queue_batches,
     queue_units,
 )
+from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support.golden import GoldenStore, golden_stores

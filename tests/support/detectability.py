@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from rmqctl.formats import message, properties
-from rmqctl.formats import sysflag as flags
+from rmqctl.formats.local import message, properties
+from rmqctl.formats.local import sysflag as flags
 from tests.support.tiny import (
     CRC_PROPERTY,
     INDEX_ENTRY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rmqctl.formats import message
+from rmqctl.formats.local import message
 from tests.support import tiny
 
 LEAD = 100

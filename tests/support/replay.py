@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rmqctl.engine.message import BatchItem, MappedRecord, Outgoing, OutgoingBatch
-from rmqctl.engine.settings import Settings
-from rmqctl.formats.consume_queue import UNIT_SIZE
-from rmqctl.formats.message import Record, host_bytes
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.put.message import BatchItem, MappedRecord, Outgoing, OutgoingBatch
+from rmqctl.formats.local.consume_queue import UNIT_SIZE
+from rmqctl.formats.local.message import Record, host_bytes
 
 KINDS = ("basic", "delay", "transaction", "ipv6", "batch", "lmq", "cqext", "v2topic", "batchcq",
          "appendcrc", "multipath", "crash-base")

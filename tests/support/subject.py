@@ -15,12 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rmqctl.checks.verify import Options, Verification
-from rmqctl.formats.message import Record
-from rmqctl.store import Sizes, Store, lookup, time_lookup
-from rmqctl.store.bounds import View
-from rmqctl.store.compaction import CompactionQueue
-from rmqctl.store.get_message import get_message as pull
+from rmqctl.checks.verify.verify import Options, Verification
+from rmqctl.formats.local.message import Record
+from rmqctl.store import Sizes, Store
+from rmqctl.store.log.bounds import View
+from rmqctl.store.query import lookup, time_lookup
+from rmqctl.store.query.get_message import get_message as pull
+from rmqctl.store.queue.compaction import CompactionQueue
 from tests.support import cli
 from tests.support.engine import Expect
 
@@ -100,7 +101,7 @@ def cq(root: Path, expect: Expect, topic: str, queue_id: int) -> list[UnitRow]:
 def ext(root: Path, expect: Expect, topic: str, queue_id: int,
         address: int) -> tuple[int, int, bytes | None, int]:
     """(tagsCode, store timestamp, bit map or None, size) of the ext unit behind an address."""
-    from rmqctl.checks.extras import ExtReader
+    from rmqctl.checks.verify.small_files import ExtReader
 
     unit = ExtReader(_opened(root, expect).store, topic, queue_id).unit(address)
     assert unit is not None

@@ -1,6 +1,6 @@
 """Tiny but complete store directories, made from nothing.
 
-Records are built with `rmqctl.formats.message`; everything derived from them (consumequeue, ext,
+Records are built with `rmqctl.formats.local.message`; everything derived from them (consumequeue, ext,
 index, checkpoint, config) is written here with ``struct`` after the broker's put rules, so a
 mistake in one of rmqctl's readers cannot hide in the store it is tested on. ``test_tiny.py`` lets
 the independent `tests.support.model` judge the result.
@@ -22,8 +22,8 @@ from pathlib import Path
 import lz4.frame
 import zstandard
 
-from rmqctl.formats import javahash, message, properties
-from rmqctl.formats import sysflag as flags
+from rmqctl.formats.local import javahash, message, properties
+from rmqctl.formats.local import sysflag as flags
 
 EPOCH = 1_700_000_000_000
 """Store time of the first message; each later one comes `STEP` ms after."""

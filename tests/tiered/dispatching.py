@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rmqctl.formats import message
-from rmqctl.formats import tiered_index as index
-from rmqctl.formats import tiered_metadata as meta
+from rmqctl.formats.local import message
+from rmqctl.formats.tiered import index
+from rmqctl.formats.tiered import metadata as meta
 from rmqctl.store.store import Store
-from rmqctl.tiered.index_file import IndexFile, LocalIndex, uploaded
+from rmqctl.tiered.index.index_file import IndexFile, LocalIndex, uploaded
 from rmqctl.tiered.tier import Tier
 from tests.conftest import Runner
 from tests.engine_write.durable import new_store

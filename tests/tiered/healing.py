@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rmqctl.formats import tiered_metadata as meta
+from rmqctl.formats.tiered import metadata as meta
 from rmqctl.tiered.tier import Tier
 from tests.support import cli
 

@@ -12,9 +12,9 @@ import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rmqctl.formats import message
-from rmqctl.formats.message import MAGIC_V1, Record
-from rmqctl.formats.sysflag import BORN_HOST_V6
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import MAGIC_V1, Record
+from rmqctl.formats.local.sysflag import BORN_HOST_V6
 
 T0 = 1_700_000_000_000
 CLUSTER, BROKER, TOPIC = "DefaultCluster", "broker-a", "orders"

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.engine.store_lock import StoreLock
 from rmqctl.errors import RefusedError
-from rmqctl.formats import tiered_index as fmt
-from rmqctl.formats import tiered_names as names
-from rmqctl.formats.tiered_metadata import Metadata, SegmentEntry, parse
-from rmqctl.tiered import compaction, compaction_form
-from rmqctl.tiered.feeding import open_feeder
-from rmqctl.tiered.index_feed import IndexFeed
-from rmqctl.tiered.storage import open_reader
+from rmqctl.files.lock import StoreLock
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry, parse
+from rmqctl.tiered.files.reader import open_reader
+from rmqctl.tiered.files.writer import open_feeder
+from rmqctl.tiered.index import compaction, compaction_form
+from rmqctl.tiered.index.writer import IndexFeed
 from tests.engine_write.crashing import MODES, Crasher
 from tests.engine_write.faults import broken, failing, out_of_space
 from tests.tiered.index_model import Clock

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
-from rmqctl.formats import tiered_index as fmt
-from rmqctl.tiered import compaction_chains as chains
-from rmqctl.tiered import compaction_form as form
-from rmqctl.tiered.index_feed import IndexFeed
-from rmqctl.tiered.index_file import COMPACTED, EMPTY, OPEN, IndexFile, examine
-from rmqctl.tiered.index_keys import Keys, key_set
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.tiered.index import compaction_chains as chains
+from rmqctl.tiered.index import compaction_form as form
+from rmqctl.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, examine
+from rmqctl.tiered.index.keys import Keys, key_set
+from rmqctl.tiered.index.writer import IndexFeed
 from tests.engine_write.faults import failing
 from tests.tiered.index_model import Model, OldModel, arrays
 

@@ -11,12 +11,13 @@ import time
 import pytest
 
 from rmqctl.errors import StoreIOError
-from rmqctl.tiered import direct, feeding
-from rmqctl.tiered.feeding import PosixFeeder
+from rmqctl.files import odirect
+from rmqctl.tiered.files import writer
+from rmqctl.tiered.files.writer import PosixFeeder
 
 PATH = "cluster/b/T/0/COMMIT_LOG/file"
-SIZES = (1, 4095, 4096, 4097, direct.FROM - 1, direct.FROM, direct.FROM + direct.BLOCK - 1,
-         3 * direct.FROM + 17, (4 << 20) + 3 * 4096, (9 << 20) + 5)
+SIZES = (1, 4095, 4096, 4097, odirect.FROM - 1, odirect.FROM, odirect.FROM + odirect.BLOCK - 1,
+         3 * odirect.FROM + 17, (4 << 20) + 3 * 4096, (9 << 20) + 5)
 
 
 @pytest.fixture
@@ -32,9 +33,9 @@ def flagged(monkeypatch):
     pwrite = os.pwrite
 
     def watching(fd, data, position):
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & direct._FLAG:
-            assert position % direct.BLOCK == 0
-            assert len(data) % direct.BLOCK == 0
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & odirect._FLAG:
+            assert position % odirect.BLOCK == 0
+            assert len(data) % odirect.BLOCK == 0
             seen.append(len(data))
         return pwrite(fd, data, position)
 
@@ -61,7 +62,7 @@ def test_any_sizes_one_behind_the_other(feeder, flagged, seed):
         pytest.skip("the file system of the test cannot write past the page cache")
     assert sum(flagged) > len(whole) // 2
     fd = feeder._writing[PATH]
-    assert not fcntl.fcntl(fd, fcntl.F_GETFL) & direct._FLAG  # what comes next is an ordinary write
+    assert not fcntl.fcntl(fd, fcntl.F_GETFL) & odirect._FLAG  # what comes next is an ordinary write
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -90,7 +91,7 @@ def test_a_file_system_that_cannot(feeder, monkeypatch, error):
     pwrite = os.pwrite
 
     def refusing(fd, data, position):
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & direct._FLAG:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & odirect._FLAG:
             raise OSError(error, "no")
         return pwrite(fd, data, position)
 
@@ -124,7 +125,7 @@ def test_a_file_that_cannot_be_forced_to_disk_leaves_the_others_whole(feeder, mo
         os.fstat(fd)
         seen.append(where)
 
-    monkeypatch.setattr(feeding.durable, "sync", sync)
+    monkeypatch.setattr(writer.durable, "sync", sync)
     with pytest.raises(StoreIOError, match="boom"):
         feeder.commit_later(paths)()
     assert len(seen) == 6  # of the three others of its thread's share two are not tried

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats import tiered_names as names
-from rmqctl.formats.tiered_old_metadata import read as read_metadata
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.old_metadata import read as read_metadata
 from tests.conftest import GoldenFolder, Runner
 
 ID = "5.3.3/tiered/store"

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.formats import tiered_metadata as meta
-from rmqctl.tiered import dispatch_session
-from rmqctl.tiered.dispatch import Dispatch
-from rmqctl.tiered.rounds import Rounds
-from rmqctl.tiered.settings import TierSettings
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.tiered.dispatch import session
+from rmqctl.tiered.dispatch.dispatch import Dispatch
+from rmqctl.tiered.dispatch.group_commit import Rounds
+from rmqctl.tiered.dispatch.settings import TierSettings
 from rmqctl.tiered.tier import Tier
 from tests.support import cli
 from tests.tiered.dispatching import (
@@ -53,8 +53,8 @@ def root(tmp_path) -> Path:
 
 
 def small_windows(monkeypatch, window: int) -> None:
-    real = dispatch_session.Options
-    monkeypatch.setattr(dispatch_session, "Options", lambda *args: real(*args, window=window))
+    real = session.Options
+    monkeypatch.setattr(session, "Options", lambda *args: real(*args, window=window))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats import tiered_metadata as meta
-from rmqctl.formats.tiered_units import NEVER
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered.units import NEVER
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.support import cli
@@ -221,7 +221,7 @@ def test_metadata_that_cannot_be_read(root):
 
 
 def test_held(root):
-    from rmqctl.engine.store_lock import StoreLock
+    from rmqctl.files.lock import StoreLock
 
     before = healing.content(root)
     with StoreLock(root):

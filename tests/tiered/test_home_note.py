@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from rmqctl.tiered.home_note import PLACE, noted
-from rmqctl.tiered.places import find_metadata, place_of
+from rmqctl.tiered.files.home_note import PLACE, noted
+from rmqctl.tiered.files.metadata_location import find_metadata, place_of
 from rmqctl.tiered.tier import Tier
 
 NAME = "tieredStoreMetadata.json"

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.formats import tiered_index as fmt
-from rmqctl.tiered import index_feed_file
-from rmqctl.tiered.index_feed import IndexFeed
-from rmqctl.tiered.index_keys import Keys
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.tiered.index import open_file
+from rmqctl.tiered.index.keys import Keys
+from rmqctl.tiered.index.writer import IndexFeed
 from tests.engine_write.faults import Killed, broken, failing, out_of_space
 from tests.tiered.index_model import Clock, Feed, arrays
 from tests.tiered.test_index_keys import batch_of
@@ -197,8 +197,8 @@ def test_going_back_and_putting_again_gives_the_same(tmp_path, seed) -> None:
 # -- kills, errors, power failures ----------------------------------------------------------------
 
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_feed_file, "_PAGE", 4)
-    monkeypatch.setattr(index_feed_file, "_BRIDGED", 1)
+    monkeypatch.setattr(open_file, "_PAGE", 4)
+    monkeypatch.setattr(open_file, "_BRIDGED", 1)
 
 
 class Story:
@@ -407,7 +407,7 @@ def test_a_broker_that_went_on_after_lost_slots_is_mended(tmp_path) -> None:
 
 
 def test_much_is_committed_by_itself(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(index_feed_file, "MOST_PENDING", 50)
+    monkeypatch.setattr(open_file, "MOST_PENDING", 50)
     with IndexFeed(str(tmp_path), fmt.Shape(16, 1000), lambda: 10) as feed:
         def counted() -> int:
             return fmt.HEADER.decode((tmp_path / "10").read_bytes()).item_count

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.formats import message
-from rmqctl.formats import tiered_index as fmt
-from rmqctl.formats.message import MAGIC_V1, Record
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import MAGIC_V1, Record
+from rmqctl.formats.tiered import index as fmt
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
-from rmqctl.tiered.index_keys import is_blank, key_set, keys_of, topic_hash
+from rmqctl.tiered.index.keys import is_blank, key_set, keys_of, topic_hash
 
 LOST = "polygenelubricants"
 """A text with the hash -2^31."""

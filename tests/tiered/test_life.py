@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats import message, tiered_index
-from rmqctl.formats import tiered_metadata as meta
-from rmqctl.formats.tiered_names import INDEX, KINDS
+from rmqctl.formats.local import message
+from rmqctl.formats.tiered import index as tiered_index
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered.names import INDEX, KINDS
 from rmqctl.store.store import Store
 from rmqctl.tiered.tier import Tier
-from rmqctl.tiered.verify import Options, Verification, verdict
+from rmqctl.tiered.verify.verify import Options, Verification, verdict
 from tests.engine_write.crashing import MODES, Crasher
 from tests.engine_write.durable import new_store
 from tests.support import cli, snapshot

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.tiered import ls
+from rmqctl.tiered.read import ls
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.tiered import made

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats.tiered_index import CompactedItemRecord
+from rmqctl.formats.tiered.index import CompactedItemRecord
 from rmqctl.store.problems import Problem
-from rmqctl.tiered import by_key
-from rmqctl.tiered.by_key_files import IndexFiles
+from rmqctl.tiered.read import by_key
+from rmqctl.tiered.read.by_key_files import IndexFiles
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets

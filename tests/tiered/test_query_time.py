@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.tiered import by_time
 from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.read import by_time
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
@@ -45,7 +45,7 @@ def test_as_the_engine(state: str, golden: GoldenFolder) -> None:
 
 
 def test_without_metadata_the_answers_are_the_same(golden: GoldenFolder) -> None:
-    from rmqctl.formats.tiered_metadata import Metadata
+    from rmqctl.formats.tiered.metadata import Metadata
 
     with Tier.open(str(golden(STATES[0]))) as tier:
         for flat in flat_files(golden):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.tiered import fetch
-from rmqctl.tiered.cache import ReadAhead
-from rmqctl.tiered.fetch import Fetched
-from rmqctl.tiered.fetch_tags import TagMatching
+from rmqctl.tiered.as_broker import get_message
+from rmqctl.tiered.as_broker.get_message import Fetched
+from rmqctl.tiered.as_broker.read_ahead import ReadAhead
+from rmqctl.tiered.as_broker.tags import TagMatching
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
 from tests.tiered.made import TOPIC, Queue
@@ -108,7 +108,7 @@ def queue(tmp_path: Path) -> FlatQueue:
 def test_pulls_are_right_with_any_memory(most: int, queue: FlatQueue) -> None:
     cache = ReadAhead(most, clock=Clock())
     at, seen = 0, []
-    while (found := fetch.get(queue, at, 7, cache=cache)).status == fetch.FOUND:
+    while (found := get_message.get(queue, at, 7, cache=cache)).status == get_message.FOUND:
         assert cache.bytes <= most
         seen += [one.queue_offset for one in found.messages]
         at = found.next_offset
@@ -127,24 +127,24 @@ def test_it_spares_reads(queue: FlatQueue, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(queue.commit_log.reader, "read", watched)
     cache = ReadAhead(clock=Clock())
     for at in range(0, 200, 10):
-        assert len(fetch.get(queue, at, 10, cache=cache).messages) == 10
+        assert len(get_message.get(queue, at, 10, cache=cache).messages) == 10
     assert len(reads) == 1
     for at in range(64):
-        fetch.get(queue, at, 1, cache=ReadAhead(clock=Clock()))
+        get_message.get(queue, at, 1, cache=ReadAhead(clock=Clock()))
     assert max(length for _, length in reads[1:]) < 32 * 400  # who asks for one gets 32
 
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_tags(cached: bool, queue: FlatQueue) -> None:
     cache = ReadAhead(clock=Clock()) if cached else None
-    odd = fetch.get(queue, 0, 10, cache=cache, matching=TagMatching("B"))
+    odd = get_message.get(queue, 0, 10, cache=cache, matching=TagMatching("B"))
     assert [one.queue_offset for one in odd.messages] == (
         list(range(1, 20, 2)) if cached else list(range(1, 10, 2)))
     assert odd.next_offset == (20 if cached else 10)
-    none = fetch.get(queue, 0, 10, cache=cache, matching=TagMatching("C || D"))
-    assert (none.status, none.next_offset) == (fetch.NO_MATCH, 200 if cached else 10)
-    both = fetch.get(queue, 0, 10, cache=cache, matching=TagMatching("A || B"))
-    assert len(both.messages) == len(fetch.get(queue, 0, 10, matching=TagMatching("*")).messages)
+    none = get_message.get(queue, 0, 10, cache=cache, matching=TagMatching("C || D"))
+    assert (none.status, none.next_offset) == (get_message.NO_MATCH, 200 if cached else 10)
+    both = get_message.get(queue, 0, 10, cache=cache, matching=TagMatching("A || B"))
+    assert len(both.messages) == len(get_message.get(queue, 0, 10, matching=TagMatching("*")).messages)
 
 
 def test_tags_with_the_same_code(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_tags_with_the_same_code(tmp_path: Path) -> None:
         made.put(TAGS=tag)
     made.write(tmp_path)
     with Tier.open(str(tmp_path)) as tier:
-        found = fetch.get(tier.queue(TOPIC, 0), 0, 9, matching=TagMatching("Aa"))
+        found = get_message.get(tier.queue(TOPIC, 0), 0, 9, matching=TagMatching("Aa"))
     assert [one.queue_offset for one in found.messages] == [0, 2]
 
 
@@ -170,8 +170,8 @@ def test_what_cannot_be_split_does_not_move_the_others(tmp_path: Path) -> None:
     with Tier.open(str(tmp_path)) as tier:
         queue = tier.queue(TOPIC, 0)
         for cache in (None, ReadAhead(clock=Clock())):
-            found = fetch.get(queue, 0, 32, cache=cache)
+            found = get_message.get(queue, 0, 32, cache=cache)
             assert [one.queue_offset for one in found.messages] == [0, 1, 2, 4, 5, 6, 7, 8]
             assert found.next_offset == 9
-            alone = fetch.get(queue, 3, 1, cache=cache)
+            alone = get_message.get(queue, 3, 1, cache=cache)
             assert alone.next_offset > 3

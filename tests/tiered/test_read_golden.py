@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats import message
-from rmqctl.tiered import fetch, fetch_all
-from rmqctl.tiered.cache import ReadAhead
+from rmqctl.formats.local import message
+from rmqctl.tiered.as_broker import get_message
+from rmqctl.tiered.as_broker.read_ahead import ReadAhead
+from rmqctl.tiered.read import messages
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
@@ -32,12 +33,12 @@ def test_all_messages(state: str, golden: GoldenFolder) -> None:
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
             assert (queue.min_offset, queue.commit_offset) == (flat["cqMin"], flat["cqCommit"])
-            found = list(fetch_all.messages(queue))
-            assert not [one for one in found if isinstance(one, fetch_all.Fault)]
+            found = list(messages.messages(queue))
+            assert not [one for one in found if isinstance(one, messages.Fault)]
             assert [(one.queue_offset, one.physical_offset, one.total_size,
                      hashlib.sha1(one.body).hexdigest(),
                      hashlib.sha1(message.build(one)).hexdigest()) for one in found
-                    if not isinstance(one, fetch_all.Fault)] == [
+                    if not isinstance(one, messages.Fault)] == [
                 (row[0], row[1], row[2], row[5], row[6]) for row in flat["messages"]]
 
 
@@ -50,14 +51,14 @@ def test_pulls(state: str, count: int, cached: bool, golden: GoldenFolder) -> No
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
             cache = ReadAhead(clock=lambda: 0) if cached else None
-            seen: list[fetch.Fetched] = []
+            seen: list[get_message.Fetched] = []
             at = flat["cqMin"]
-            while (found := fetch.get(queue, at, count, cache=cache)).status == fetch.FOUND:
+            while (found := get_message.get(queue, at, count, cache=cache)).status == get_message.FOUND:
                 assert found.next_offset == at + len(found.messages)
                 assert 0 < len(found.messages) <= count
                 seen += found.messages
                 at = found.next_offset
-            assert (found.status, at) == (fetch.OVERFLOW_ONE, flat["cqCommit"])
+            assert (found.status, at) == (get_message.OVERFLOW_ONE, flat["cqCommit"])
             assert [(one.queue_offset, one.offset, len(one.data), one.tags_code)
                     for one in seen] == [tuple(row[:4]) for row in flat["messages"]]
 
@@ -72,7 +73,7 @@ def test_a_pull_reads_at_most_two_segments(state: str, golden: GoldenFolder) -> 
             bases = [one["baseOffset"] // 20 for one in flat["consumeQueueSegments"]]
             bases.append(flat["cqCommit"])
             for number, base in enumerate(bases[:-1]):
-                found = fetch.get(queue, base + 1, 4096)
+                found = get_message.get(queue, base + 1, 4096)
                 reach = bases[min(number + 2, len(bases) - 1)]
                 assert found.next_offset <= reach
                 # Fewer only where the messages lie in more than two segments of the log.

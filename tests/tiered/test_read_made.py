@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats.message import Record
-from rmqctl.tiered import fetch, fetch_all
-from rmqctl.tiered.cache import ReadAhead
+from rmqctl.formats.local.message import Record
+from rmqctl.tiered.as_broker import get_message
+from rmqctl.tiered.as_broker.read_ahead import ReadAhead
 from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.read import messages
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.tiered.made import TOPIC, Queue
@@ -24,8 +25,8 @@ def opened(made: Queue, root: Path) -> tuple[Tier, FlatQueue]:
     return tier, queue
 
 
-def read(queue: FlatQueue) -> list[Record | fetch_all.Fault]:
-    return list(fetch_all.messages(queue))
+def read(queue: FlatQueue) -> list[Record | messages.Fault]:
+    return list(messages.messages(queue))
 
 
 def flip(path: Path, at: int, bits: int = 0xFF) -> None:
@@ -35,13 +36,13 @@ def flip(path: Path, at: int, bits: int = 0xFF) -> None:
 
 
 def pulled(queue: FlatQueue, count: int, *, cached: bool = False,
-           limits: fetch.Limits = fetch.DEFAULT_LIMITS) -> list[int]:
+           limits: get_message.Limits = get_message.DEFAULT_LIMITS) -> list[int]:
     cache = ReadAhead(clock=lambda: 0) if cached else None
     seen: list[int] = []
     at = queue.min_offset
     while True:
-        found = fetch.get(queue, at, count, cache=cache, limits=limits)
-        if found.status not in (fetch.FOUND, fetch.NO_MATCH):
+        found = get_message.get(queue, at, count, cache=cache, limits=limits)
+        if found.status not in (get_message.FOUND, get_message.NO_MATCH):
             return seen
         assert found.next_offset > at
         seen += [one.queue_offset for one in found.messages]
@@ -69,7 +70,7 @@ def test_borders_of_segments(codas: bool, tmp_path: Path) -> None:
         for count in (1, 3, 32):
             for cached in (False, True):
                 assert pulled(queue, count, cached=cached) == list(range(15))
-        whole = fetch.get(queue, 0, 32)
+        whole = get_message.get(queue, 0, 32)
         assert [one.queue_offset for one in whole.messages] == list(range(8))
 
 
@@ -97,8 +98,8 @@ def test_a_queue_without_anything(tmp_path: Path) -> None:
     tier, queue = opened(Queue(), tmp_path)
     with tier:
         assert read(queue) == []
-        assert fetch.get(queue, 7, 1).status == fetch.NO_MESSAGE
-        assert fetch.get(None, 7, 1) == fetch.GetResult(fetch.NO_QUEUE, 7)
+        assert get_message.get(queue, 7, 1).status == get_message.NO_MESSAGE
+        assert get_message.get(None, 7, 1) == get_message.GetResult(get_message.NO_QUEUE, 7)
 
 
 def test_statuses_of_a_queue_that_does_not_begin_at_0(tmp_path: Path) -> None:
@@ -108,9 +109,9 @@ def test_statuses_of_a_queue_that_does_not_begin_at_0(tmp_path: Path) -> None:
     tier, queue = opened(made, tmp_path)
     with tier:
         assert [(one.status, one.next_offset) for one in (
-            fetch.get(queue, at, 2) for at in (-1, 99, 100, 104, 105, 106))] == [
-            (fetch.TOO_SMALL, 100), (fetch.TOO_SMALL, 100), (fetch.FOUND, 102),
-            (fetch.FOUND, 105), (fetch.OVERFLOW_ONE, 105), (fetch.OVERFLOW_BADLY, 105)]
+            get_message.get(queue, at, 2) for at in (-1, 99, 100, 104, 105, 106))] == [
+            (get_message.TOO_SMALL, 100), (get_message.TOO_SMALL, 100), (get_message.FOUND, 102),
+            (get_message.FOUND, 105), (get_message.OVERFLOW_ONE, 105), (get_message.OVERFLOW_BADLY, 105)]
 
 
 def test_limits_of_one_read(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_limits_of_one_read(tmp_path: Path) -> None:
     tier, queue = opened(made, tmp_path)
     with tier:
         def ends(**limits: int) -> tuple[int, int]:
-            found = fetch.get(queue, 0, 32, limits=fetch.Limits(**limits))
+            found = get_message.get(queue, 0, 32, limits=get_message.Limits(**limits))
             return len(found.messages), found.next_offset
 
         assert ends(count=5) == (5, 5)
@@ -129,9 +130,9 @@ def test_limits_of_one_read(tmp_path: Path) -> None:
         assert ends(size=3 * size - 1) == (2, 2)
         assert ends(size=1) == (1, 1)
         cache = ReadAhead(clock=lambda: 0)
-        found = fetch.get(queue, 0, 32, cache=cache, limits=fetch.Limits(transfer=2 * size + 1))
+        found = get_message.get(queue, 0, 32, cache=cache, limits=get_message.Limits(transfer=2 * size + 1))
         assert len(found.messages) == 3
-        assert pulled(queue, 32, cached=True, limits=fetch.Limits(count=2)) == list(range(12))
+        assert pulled(queue, 32, cached=True, limits=get_message.Limits(count=2)) == list(range(12))
 
 
 def test_expired_messages_are_passed_over(tmp_path: Path) -> None:
@@ -141,12 +142,12 @@ def test_expired_messages_are_passed_over(tmp_path: Path) -> None:
     with Tier.open(str(tmp_path)) as tier:
         queue = tier.queue(TOPIC, 0)
         assert queue is not None
-        assert (queue.cq_start, queue.min_offset, fetch_all.held_from(queue)) == (0, 5, 5)
+        assert (queue.cq_start, queue.min_offset, messages.held_from(queue)) == (0, 5, 5)
         assert read(queue) == made.records[5:]
-        assert (fetch.get(queue, 4, 1).status, fetch.get(queue, 4, 1).next_offset) == (
-            fetch.TOO_SMALL, 5)
-        gone = list(fetch_all.messages(queue, 3, 6))
-        assert [type(one) for one in gone] == [fetch_all.Fault, fetch_all.Fault, Record]
+        assert (get_message.get(queue, 4, 1).status, get_message.get(queue, 4, 1).next_offset) == (
+            get_message.TOO_SMALL, 5)
+        gone = list(messages.messages(queue, 3, 6))
+        assert [type(one) for one in gone] == [messages.Fault, messages.Fault, Record]
         assert "expired" in str(gone[0])
 
 
@@ -160,7 +161,7 @@ def test_a_damaged_first_message_hides_no_other(tmp_path: Path) -> None:
         assert queue is not None
         found = read(queue)
         assert found[1:] == made.records[1:]
-        assert isinstance(found[0], fetch_all.Fault)
+        assert isinstance(found[0], messages.Fault)
         assert (found[0].queue_offset, found[0].field) == (0, "queue_offset")
 
 
@@ -176,7 +177,7 @@ def test_a_missing_segment_in_the_middle(where: str, tmp_path: Path) -> None:
         found = read(queue)
         assert [one for one in found if isinstance(one, Record)] == [
             one for one in made.records if one.queue_offset not in lost]
-        faults = [one for one in found if isinstance(one, fetch_all.Fault)]
+        faults = [one for one in found if isinstance(one, messages.Fault)]
         assert [(one.queue_offset, one.count) for one in faults] == (
             [(number, 1) for number in lost] if where == "log" else [(4, 4)])
 
@@ -290,7 +291,7 @@ def test_a_large_run_is_read_in_bounded_parts(tmp_path: Path,
 
     monkeypatch.setattr(queue.commit_log.reader, "read", watched)
     with tier:
-        assert list(fetch_all.messages(queue, span=5000)) == made.records
+        assert list(messages.messages(queue, span=5000)) == made.records
     assert max(lengths) <= 5000 + 16
 
 

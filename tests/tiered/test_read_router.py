@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from rmqctl.errors import UsageError
-from rmqctl.store import Store, lookup
-from rmqctl.tiered import router_key
-from rmqctl.tiered.by_key_files import IndexFiles
-from rmqctl.tiered.router import Router, Strategy
-from rmqctl.tiered.router_local import LocalSide
+from rmqctl.store import Store
+from rmqctl.store.query import lookup
+from rmqctl.tiered.as_broker import router_key
+from rmqctl.tiered.as_broker.local_side import LocalSide
+from rmqctl.tiered.as_broker.router import Router, Strategy
+from rmqctl.tiered.read.by_key_files import IndexFiles
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats import tiered_index as fmt
-from rmqctl.formats import tiered_metadata as meta
-from rmqctl.tiered import by_key
-from rmqctl.tiered.by_key_files import IndexFiles
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.tiered.read import by_key
+from rmqctl.tiered.read.by_key_files import IndexFiles
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.tiered import healing

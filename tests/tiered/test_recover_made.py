@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rmqctl.formats import tiered_metadata as meta
-from rmqctl.formats.tiered_units import NEVER
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered.units import NEVER
 from tests.support import cli
 from tests.tiered import healing
 from tests.tiered.made import BROKER, T0, TOPIC, Index, Queue, small_tier, upload, write_metadata

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats import tiered_metadata as meta
-from rmqctl.formats.tiered_old_metadata import read
-from rmqctl.formats.tiered_units import NEVER
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered.old_metadata import read
+from rmqctl.formats.tiered.units import NEVER
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.support import cli

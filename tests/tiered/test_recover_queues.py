@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats import tiered_metadata as meta
+from rmqctl.formats.tiered import metadata as meta
 from tests.conftest import GoldenFolder
 from tests.support import cli
 from tests.tiered import healing

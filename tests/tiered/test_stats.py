@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.formats import message
+from rmqctl.formats.local import message
 from rmqctl.scan import aggregate
-from rmqctl.tiered.stats import Query, collect
+from rmqctl.tiered.read.stats import Query, collect
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.tiered import made

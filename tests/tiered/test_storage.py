@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
 from rmqctl.scan.source import Source
-from rmqctl.tiered import remote, remote_feeding
-from rmqctl.tiered.feeding import Feeder, PosixFeeder, open_feeder
-from rmqctl.tiered.storage import ASIDE, PosixReader, Reader, close_source, open_reader
+from rmqctl.tiered.files import remote_reader, remote_writer
+from rmqctl.tiered.files.reader import ASIDE, PosixReader, Reader, close_source, open_reader
+from rmqctl.tiered.files.writer import Feeder, PosixFeeder, open_feeder
 
 _numbers = itertools.count()
 KINDS = ("folder", "memory", "file", "rewriting")
@@ -26,7 +26,7 @@ def roots(request, tmp_path_factory):
     """A function that gives a fresh root of one kind at each call."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "rewriting":  # as if the driver could not append
-            patch.setattr(remote_feeding, "APPENDING", frozenset())
+            patch.setattr(remote_writer, "APPENDING", frozenset())
 
         def fresh() -> str:
             number = next(_numbers)
@@ -210,8 +210,8 @@ def test_somebody_else_writes(roots):
 
 
 def test_a_lot_is_kept_outside_of_memory(roots, monkeypatch):
-    monkeypatch.setattr(remote_feeding, "_IN_MEMORY", 1 << 16)
-    monkeypatch.setattr(remote_feeding, "_IN_MEMORY_OF_ALL", 1 << 17)
+    monkeypatch.setattr(remote_writer, "_IN_MEMORY", 1 << 16)
+    monkeypatch.setattr(remote_writer, "_IN_MEMORY_OF_ALL", 1 << 17)
     root = roots()
     data = [os.urandom(50_000) for _ in range(8)]
     with closing(open_feeder(root)) as feeder:
@@ -288,7 +288,7 @@ class _Flaky:
 @pytest.mark.parametrize("what", ["commit", "cut", "replace", "aside"])
 def test_the_line_goes_down_at_every_call(monkeypatch, what, appending, for_good):
     if not appending:
-        monkeypatch.setattr(remote_feeding, "APPENDING", frozenset())
+        monkeypatch.setattr(remote_writer, "APPENDING", frozenset())
     flaky = _Flaky(monkeypatch)
     flaky.for_good = for_good
     old, more = b"0123456789" * 3, [b"abcde" * 5, b"fgh"]
@@ -357,8 +357,8 @@ def test_a_password_is_not_said():
     with pytest.raises(UsageError) as raised:
         open_reader("nosuch://me:secret@host/tier")
     assert "secret" not in str(raised.value)
-    assert remote.without_secrets("ftp://a:b@h/p@q:r") == "ftp://***@h/p@q:r"
-    assert remote.without_secrets("s3://bucket/a:b@c") == "s3://bucket/a:b@c"
+    assert remote_reader.without_secrets("ftp://a:b@h/p@q:r") == "ftp://***@h/p@q:r"
+    assert remote_reader.without_secrets("s3://bucket/a:b@c") == "s3://bucket/a:b@c"
 
 
 def test_a_driver_that_reads_only(monkeypatch):
@@ -418,7 +418,7 @@ def test_only_the_range_is_asked_for(monkeypatch):
         for at in range(0, 3 << 20, 1000):
             source.read(at, 1000)
         close_source(source)
-    block = remote.RemoteSource.BLOCK
+    block = remote_reader.RemoteSource.BLOCK
     assert asked == [(1_000_000, 1_000_020), *((n * block, (n + 1) * block) for n in range(4))]
 
 
@@ -433,5 +433,5 @@ def test_a_file_or_nothing_is_no_tier(tmp_path):
 
 
 def test_readers_never_write(tmp_path):
-    for kind in (PosixReader, remote.RemoteReader):
+    for kind in (PosixReader, remote_reader.RemoteReader):
         assert not {"append", "create", "commit", "cut", "put_aside", "replace"} & set(dir(kind))

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import NotAStoreError, RefusedError, UsageError
-from rmqctl.formats.tiered_names import METADATA_NAME
+from rmqctl.formats.tiered.names import METADATA_NAME
 from rmqctl.scan.walk import Walk
-from rmqctl.tiered import metadata_file, remote_feeding
-from rmqctl.tiered.feeding import open_feeder
-from rmqctl.tiered.places import find_metadata
-from rmqctl.tiered.storage import close_source, open_reader
+from rmqctl.tiered.files import metadata_file, remote_writer
+from rmqctl.tiered.files.metadata_location import find_metadata
+from rmqctl.tiered.files.reader import close_source, open_reader
+from rmqctl.tiered.files.writer import open_feeder
 from rmqctl.tiered.tier import Tier
 
 _numbers = itertools.count()
@@ -114,7 +114,7 @@ def test_it_is_fed_equal(appending, golden, golden_copy, tmp_path, rmqctl, monke
     rmqctl("tiered", "dispatch", golden_copy("5.3.3/basic/store"), tmp_path / "tier", *options
            ).expect(0)
     if not appending:
-        monkeypatch.setattr(remote_feeding, "APPENDING", frozenset())
+        monkeypatch.setattr(remote_writer, "APPENDING", frozenset())
     url = f"memory://fed-{os.getpid()}-{next(_numbers)}/tier"
     store = golden_copy("5.3.3/basic/store")
     rmqctl("tiered", "dispatch", store, url, *options, "--verify-after").expect(0)

@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from rmqctl.scan.rooms import Rooms
-from rmqctl.store.bounds import View
+from rmqctl.scan.buffer_pool import Rooms
+from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
-from rmqctl.tiered import dispatch_blocks, dispatch_sweep
-from rmqctl.tiered.dispatch_blocks import Block
-from rmqctl.tiered.dispatch_local import LocalQueue
-from rmqctl.tiered.dispatch_sweep import Sweep
+from rmqctl.tiered.dispatch import blocks as dispatch_blocks
+from rmqctl.tiered.dispatch import sweep
+from rmqctl.tiered.dispatch.blocks import Block
+from rmqctl.tiered.dispatch.local import LocalQueue
+from rmqctl.tiered.dispatch.sweep import Sweep
 from tests.support import cli
 from tests.support.golden import GoldenStore, judged_stores
 from tests.tiered.dispatching import local_store
 
 COLUMNS = ("total_size", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
            "body_crc", "properties_length")
-WINDOWS = (300, 4096, dispatch_sweep.WINDOW)
+WINDOWS = (300, 4096, sweep.WINDOW)
 
 
 def plain(block: Block) -> tuple[Any, ...]:
@@ -126,11 +127,11 @@ def test_rows_that_claim_more_than_a_window(local, tmp_path, monkeypatch):
         data[8:12] = (100 << 20).to_bytes(4)
         path.write_bytes(data)
     taken = []
-    monkeypatch.setattr(dispatch_sweep, "Rooms", lambda: Noting(taken))
+    monkeypatch.setattr(sweep, "Rooms", lambda: Noting(taken))
     blocks, faults = swept(root, 1 << 20, monkeypatch, together=True)
     assert blocks
     assert sum(fault is not None for _, _, fault in faults) >= len(rows) - 1
-    assert max(taken) <= (1 << 20) + dispatch_sweep.MAX_RECORD
+    assert max(taken) <= (1 << 20) + sweep.MAX_RECORD
 
 
 class Noting(Rooms):

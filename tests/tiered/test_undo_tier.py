@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.engine.store_lock import StoreLock
-from rmqctl.repair import holding
-from rmqctl.repair.executor import pending
+from rmqctl.files.lock import StoreLock
+from rmqctl.repair.executor import locks
+from rmqctl.repair.executor.executor import pending
 from tests.conftest import GoldenFolder
 from tests.repair.accidents import faults_of, kills_of
 from tests.support import cli
@@ -28,7 +28,7 @@ def make(golden: GoldenFolder, monkeypatch):
     """A tier with its metadata inside, so that one folder has all that changes; damaged in every
     way that is healed to the same bytes each time.
     """
-    monkeypatch.setattr("rmqctl.tiered.recover.now_ms", lambda: 1_800_000_000_000)
+    monkeypatch.setattr("rmqctl.tiered.recover.recover.now_ms", lambda: 1_800_000_000_000)
 
     def made(folder: Path) -> None:
         shutil.copytree(golden(healing.GOLDEN) / "tieredstore", folder)
@@ -113,20 +113,20 @@ def test_note_of_the_brokers_root(tmp_path):
     tier.mkdir(parents=True)
     other = tmp_path / "other"
     other.mkdir()
-    with_note = holding.Holding(str(tier), [str(home), str(other), str(tmp_path / "nothing")])
+    with_note = locks.Holding(str(tier), [str(home), str(other), str(tmp_path / "nothing")])
     with_note.acquire()
     with_note.note()
     assert with_note.held
     with_note.release()
     assert not with_note.held
-    assert holding.noted(str(tier)) == [str(home), str(other)]
+    assert locks.noted(str(tier)) == [str(home), str(other)]
     moved = tmp_path / "moved"
     home.rename(moved)
-    assert holding.noted(str(moved / "tier")) == [str(moved), str(other)]
-    note = moved / "tier/.rmqctl" / holding.NOTE
+    assert locks.noted(str(moved / "tier")) == [str(moved), str(other)]
+    note = moved / "tier/.rmqctl" / locks.NOTE
     for text in ("", "[]", '{"homes": 1}', '{"homes": [1, "a\\u0000b"]}', "[" * 9999):
         note.write_text(text)
-        assert holding.noted(str(moved / "tier")) == []
+        assert locks.noted(str(moved / "tier")) == []
 
 
 # -- undo -----------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import tiered_index
+from rmqctl.formats.tiered import index
 from rmqctl.tiered.tier import Tier
-from rmqctl.tiered.verify import Options
-from rmqctl.tiered.verify_keys import folded
-from rmqctl.tiered.verify_spool import BUCKETS, Spool
-from rmqctl.tiered.verify_units import Seen, Units
+from rmqctl.tiered.verify.keys import folded
+from rmqctl.tiered.verify.spool import BUCKETS, Spool
+from rmqctl.tiered.verify.units import Seen, Units
+from rmqctl.tiered.verify.verify import Options
 from tests.tiered import made
 from tests.tiered.made import T0, Queue
 from tests.tiered.verifying import categories, small, verified
@@ -67,7 +67,7 @@ def test_verify_with_spools_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @given(st.text(max_size=8), st.text(max_size=8))
 def test_both_hash_rules_fold_to_one_number(topic: str, key: str) -> None:
     found = {int(folded(np.array([one], np.int64))[0])
-             for one in tiered_index.both_hashes(topic, key)}
+             for one in index.both_hashes(topic, key)}
     assert len(found) == 1
 
 

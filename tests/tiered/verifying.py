@@ -8,7 +8,7 @@ from pathlib import Path
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.store.store import Store
 from rmqctl.tiered.tier import Tier
-from rmqctl.tiered.verify import Options, Verdict, Verification, verdict
+from rmqctl.tiered.verify.verify import Options, Verdict, Verification, verdict
 from tests.tiered import made
 from tests.tiered.made import T0, Index, Queue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
-from rmqctl.formats import append_crc, message
+from rmqctl.formats.local import append_crc, message
 from tests.support import damage
 from tests.track_record import anatomy
 from tests.track_record.case import Case

@@ -6,7 +6,7 @@ import json
 import struct
 from pathlib import Path
 
-from rmqctl.formats import message, sysflag
+from rmqctl.formats.local import message, sysflag
 from tests.support import damage
 from tests.track_record import anatomy
 from tests.track_record.case import Case, as_it_is

@@ -12,11 +12,11 @@ import numpy as np
 from rmqctl.engine.dispatch.consume_queue import UNWANTED, refuse_unreadable
 from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
 from rmqctl.errors import UsageError
-from rmqctl.formats import batch_consume_queue as layout
-from rmqctl.formats.batch_consume_queue import NOT_COMPACTED, UNIT_SIZE
+from rmqctl.formats.local import batch_consume_queue as layout
+from rmqctl.formats.local.batch_consume_queue import NOT_COMPACTED, UNIT_SIZE
 from rmqctl.scan.derived import QueueKey
-from rmqctl.store.batch_queue import BatchQueue
 from rmqctl.store.files import listing
+from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.store import Sizes, Store
 
 Array = np.ndarray[Any, np.dtype[Any]]

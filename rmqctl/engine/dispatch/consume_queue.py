@@ -15,12 +15,12 @@ import numpy as np
 
 from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import consume_queue as layout
-from rmqctl.formats.consume_queue import FILLER, UNIT_SIZE
-from rmqctl.formats.consume_queue_ext import MAX_ADDRESS
+from rmqctl.formats.local import consume_queue as layout
+from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
+from rmqctl.formats.local.consume_queue_ext import MAX_ADDRESS
 from rmqctl.scan.derived import QueueKey
-from rmqctl.store.consume_queue import ConsumeQueue
 from rmqctl.store.files import Trouble, listing
+from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Sizes, Store
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -6,10 +6,10 @@ import os
 
 from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
 from rmqctl.errors import FormatError
-from rmqctl.formats import consume_queue_ext as layout
 from rmqctl.formats import layout as layouts
-from rmqctl.formats.consume_queue_ext import END_BLANK, END_MARK, HEAD_SIZE, MAX_SIZE, Unit
-from rmqctl.formats.names import file_start
+from rmqctl.formats.local import consume_queue_ext as layout
+from rmqctl.formats.local.consume_queue_ext import END_BLANK, END_MARK, HEAD_SIZE, MAX_SIZE, Unit
+from rmqctl.formats.local.names import file_start
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing

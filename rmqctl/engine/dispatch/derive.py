@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmqctl.engine.profile import Profile
-from rmqctl.engine.settings import Settings
-from rmqctl.formats import delay, sysflag
-from rmqctl.formats import properties as props
+from rmqctl.engine.config.profile import Profile
+from rmqctl.engine.config.settings import Settings
+from rmqctl.formats.local import delay, sysflag
+from rmqctl.formats.local import properties as props
 from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys, TagsCodes, batch_ranges
 from rmqctl.scan.frames import Array, Batch

@@ -18,8 +18,8 @@ from rmqctl.engine.dispatch.index_file import (
 )
 from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.errors import UsageError
-from rmqctl.formats import names
-from rmqctl.formats.index_file import Shape
+from rmqctl.formats.local import names
+from rmqctl.formats.local.index_file import Shape
 from rmqctl.store.files import listing
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -14,8 +14,8 @@ import numpy as np
 
 from rmqctl.engine.dispatch.queue_files import FilePool, wrong_size
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import index_file as layout
-from rmqctl.formats.index_file import ENTRY, HEADER, SLOT, HeaderRecord, Shape
+from rmqctl.formats.local import index_file as layout
+from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord, Shape
 from rmqctl.scan.source import FileSource
 
 Array = np.ndarray[Any, np.dtype[Any]]

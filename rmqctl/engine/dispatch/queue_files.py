@@ -8,19 +8,11 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 
-from rmqctl.engine.aside import Aside
-from rmqctl.engine.new_file import lay_out, new_file
-from rmqctl.engine.storage import (
-    failed,
-    make_folders,
-    open_file,
-    sync,
-    sync_folder,
-    wipe,
-    write_all,
-)
+from rmqctl.engine.state.aside import Aside
 from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.formats import names
+from rmqctl.files.durable import failed, make_folders, open_file, sync, sync_folder, wipe, write_all
+from rmqctl.files.new_file import lay_out, new_file
+from rmqctl.formats.local import names
 from rmqctl.store.files import StoreFile
 
 MOST_OPEN = 256

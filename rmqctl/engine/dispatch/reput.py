@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.aside import Aside
+from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.dispatch import batch_queue
 from rmqctl.engine.dispatch.batch_queue import BatchQueues
 from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, Positions, Queue, Rows
@@ -19,10 +19,10 @@ from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.derive import Derived, Further, deriver_for
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.engine.settings import Settings
+from rmqctl.engine.state.aside import Aside
 from rmqctl.errors import InternalError
-from rmqctl.formats import properties as props
-from rmqctl.formats.index_file import Shape
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.index_file import Shape
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
 from rmqctl.scan.frames import Array, examine

@@ -15,17 +15,17 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from rmqctl.engine import ingest
-from rmqctl.engine.create import create_store, plan_store
+from rmqctl.engine.config.create import create_store, plan_store
+from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
-from rmqctl.engine.put import Message
-from rmqctl.engine.settings import Settings
-from rmqctl.engine.storage import make_folders, sync_folder
+from rmqctl.engine.put import ingest
+from rmqctl.engine.put.put import Message
 from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.formats.message import decode
+from rmqctl.files.durable import make_folders, sync_folder
+from rmqctl.formats.local.message import decode
 from rmqctl.pipeline.source.rows import RECORD, outgoing
 from rmqctl.pipeline.source.spool import Run, merged
-from rmqctl.store.enclosing import refuse_in_store
+from rmqctl.store.inside_store import refuse_in_store
 
 STAGING = ".rmqctl-write-"
 _STORE = "store"

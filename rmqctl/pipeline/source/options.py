@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.parse_values import parse_offset, parse_size, parse_time, wall_clock
 from rmqctl.pipeline.source.pushdown import Filters
 from rmqctl.pipeline.source.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESSAGES
-from rmqctl.texts import parse_offset, parse_size, parse_time, wall_clock
-from rmqctl.tiered.storage import is_url
+from rmqctl.tiered.files.reader import is_url
 
 NAMES = ("table", "path", "paths", "startPhy", "endPhy", "since", "until", "topic", "queueId",
          "body", "splitSize", "numPartitions", "commitlogDirs", "orphans")

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats.index_file import Shape
+from rmqctl.formats.local.index_file import Shape
 from rmqctl.pipeline.source.tiered import RecordPiece, UnitPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.index_file import Shape
+from rmqctl.formats.local.index_file import Shape
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.pieces import IndexPiece, LogPiece, Piece, QueuePiece
 from rmqctl.pipeline.source.pushdown import Filters
@@ -22,9 +22,9 @@ from rmqctl.pipeline.source.tiered import of_tier
 from rmqctl.pipeline.source.times import files_of_time
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, listing
-from rmqctl.store.log_end import used_size
+from rmqctl.store.log.end import used_size
+from rmqctl.store.queue.unit_columns import index_entries
 from rmqctl.store.store import MAX_QUEUE_ID, Store
-from rmqctl.store.unit_columns import index_entries
 
 SMALLEST, LARGEST = 64 << 20, 1 << 30
 """Bytes of a partition, where nobody says how many."""

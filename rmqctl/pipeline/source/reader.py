@@ -25,7 +25,7 @@ from rmqctl.pipeline.source.seams import QueueProof, Seams, walk_range
 from rmqctl.pipeline.source.tiered import RecordPiece, UnitPiece
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import Batch
-from rmqctl.store.unit_columns import batch_queue_batches, index_batches, queue_batches
+from rmqctl.store.queue.unit_columns import batch_queue_batches, index_batches, queue_batches
 
 Constants = dict[str, str | int]
 """The columns that are the same for all rows of a piece."""

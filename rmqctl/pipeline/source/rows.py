@@ -13,16 +13,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rmqctl.engine.admission import check_record
-from rmqctl.engine.encoder import assemble, body_crc, raw_text
-from rmqctl.engine.message import Outgoing
-from rmqctl.engine.recorded import V1_TOPIC_BYTES
-from rmqctl.engine.settings import Host, Settings
+from rmqctl.engine.config.settings import Host, Settings
+from rmqctl.engine.put.admission import check_record
+from rmqctl.engine.put.encoder import assemble, body_crc, raw_text
+from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.recorded import V1_TOPIC_BYTES
 from rmqctl.errors import FormatError, RefusedError, UsageError
-from rmqctl.formats import message
-from rmqctl.formats import properties as props
-from rmqctl.formats.message import MAGIC_V1, MAGIC_V2, VERSIONS, Record, decode, size_of, variant
-from rmqctl.formats.sysflag import INNER_BATCH
+from rmqctl.formats.local import message
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import (
+    MAGIC_V1,
+    MAGIC_V2,
+    VERSIONS,
+    Record,
+    decode,
+    size_of,
+    variant,
+)
+from rmqctl.formats.local.sysflag import INNER_BATCH
 from rmqctl.scan.columns import MESSAGE_TYPES
 
 RECORD = "record"

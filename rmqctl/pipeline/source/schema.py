@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from rmqctl.errors import UsageError
 from rmqctl.scan.columns import FRAME_TYPES, MESSAGE_TYPES
-from rmqctl.store.unit_columns import INDEX_TYPES, QUEUE_TYPES
+from rmqctl.store.queue.unit_columns import INDEX_TYPES, QUEUE_TYPES
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -17,13 +17,13 @@ from contextlib import closing
 import numpy as np
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats.message import START_SIZE, Record, decode
+from rmqctl.formats.local.message import START_SIZE, Record, decode
 from rmqctl.scan.frames import ZERO, Batch, Span
 from rmqctl.scan.resync import next_provable, provable
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import CHUNK, Walk
-from rmqctl.store.consume_queue import ConsumeQueue
 from rmqctl.store.files import listing
+from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
 """How far before the cut an anchor is looked for (bytes), one after the other."""

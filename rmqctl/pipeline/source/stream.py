@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
+from rmqctl.parse_values import parse_size
 from rmqctl.pipeline.source import schema
 from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.reader import Reading
@@ -32,10 +33,9 @@ from rmqctl.pipeline.source.starting import FOLLOWING, Start, starting
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import listing
-from rmqctl.store.follow import PATIENCE
-from rmqctl.store.growth import STEP, GrowingLog, Piece
+from rmqctl.store.log.follow import PATIENCE
+from rmqctl.store.log.growth import STEP, GrowingLog, Piece
 from rmqctl.store.store import Store
-from rmqctl.texts import parse_size
 
 Offset = dict[str, int]
 LOOK_AGAIN = 1.0

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rmqctl.errors import NotAStoreError, StoreIOError
-from rmqctl.formats.tiered_units import UNIT_SIZE
+from rmqctl.formats.tiered.units import UNIT_SIZE
 from rmqctl.pipeline.source.schema import TIERED_MESSAGES
+from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.flat_file import Segment
-from rmqctl.tiered.storage import is_url
 from rmqctl.tiered.tier import Tier
 
 if TYPE_CHECKING:

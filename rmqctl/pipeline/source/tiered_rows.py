@@ -15,8 +15,8 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import layout
-from rmqctl.formats.message import MIN_SIZE, Message, Record
-from rmqctl.formats.tiered_units import CODA_SIZE, UNIT, UNIT_SIZE, is_coda
+from rmqctl.formats.local.message import MIN_SIZE, Message, Record
+from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, is_coda
 from rmqctl.pipeline.source.pushdown import Filters
 from rmqctl.pipeline.source.seams import Seams, walk_range
 from rmqctl.pipeline.source.tiered import RecordPiece, TierPiece, TierQueue, UnitPiece
@@ -24,8 +24,8 @@ from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import CHUNK
+from rmqctl.tiered.files.reader import Reader, close_source, open_reader
 from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.storage import Reader, close_source, open_reader
 
 _BLOCK_UNITS = 1 << 14
 _HOLE = 64 << 10

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from rmqctl.store.commit_log import CommitLog
 from rmqctl.store.files import StoreFile
-from rmqctl.store.stats import CLOCK_SKEW
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.stats.stats import CLOCK_SKEW
 
 _Times = tuple[int, int]
 

@@ -19,10 +19,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rmqctl.engine.create import plan_store
-from rmqctl.engine.settings import Settings
+from rmqctl.engine.config.create import plan_store
+from rmqctl.engine.config.settings import Settings
 from rmqctl.errors import UsageError
-from rmqctl.pipeline.rebuild_spool import refuse_unseen
+from rmqctl.parse_values import parse_size
+from rmqctl.pipeline.rebuild.spool import refuse_unseen
 from rmqctl.pipeline.source.making import (
     STAGING,
     make,
@@ -39,7 +40,6 @@ from rmqctl.pipeline.source.rows import (
     put_schema,
 )
 from rmqctl.pipeline.source.spool import Run, Spooler, spool_schema
-from rmqctl.texts import parse_size
 
 AS_RECORDED, KEEP_OFFSETS = "asRecorded", "keepQueueOffsets"
 _SIZES = {"commitlogFileSize": "commitlog_file_size",

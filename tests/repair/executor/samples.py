@@ -6,8 +6,8 @@ import os
 import random
 from pathlib import Path
 
-from rmqctl.engine.storage import make_folders
-from rmqctl.repair.executor import Applied, Repair
+from rmqctl.files.durable import make_folders
+from rmqctl.repair.executor.executor import Applied, Repair
 from rmqctl.repair.plan import (
     Action,
     Create,
@@ -25,7 +25,7 @@ FILES = {"commitlog/00000000000000000000": 9000, "commitlog/00000000000000009000
          "commitlog/00000000000000018000": 9000, "consumequeue/T/0/00000000000000000000": 600,
          "consumequeue/T/1/00000000000000000000": 600, "consumequeue/U/0/00000000000000000000": 600,
          "index/20261121000000000": 900, "checkpoint": 4096, "abort": 0}
-ACTIONS = (Action("fill with tombstones", "commitlog/00000000000000000000", None, 3, "damage"),
+ACTIONS = (Action("fill", "commitlog/00000000000000000000", None, 3, "damage"),
            Action("move aside", "commitlog/00000000000000018000", 9000, None, "behind the end"),
            Action("rebuild", "consumequeue/T", "äöü \ud800", None, "two\nlines"))
 

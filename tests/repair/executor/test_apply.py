@@ -19,7 +19,7 @@ from rmqctl.errors import (
     RefusedError,
     StoreIOError,
 )
-from rmqctl.repair.executor import Applied, Repair, history, pending
+from rmqctl.repair.executor.executor import Applied, Repair, history, pending
 from rmqctl.repair.plan import (
     Action,
     Create,
@@ -247,8 +247,8 @@ def test_no_store(folder):
 
 def test_what_was_staged_and_never_committed_is_cleared(root):
     with Repair(str(root), "recover") as held, mock.patch(
-            "rmqctl.repair.executor.commit", side_effect=KeyboardInterrupt), mock.patch(
-            "rmqctl.repair.executor.clear"), pytest.raises(KeyboardInterrupt):
+            "rmqctl.repair.executor.executor.commit", side_effect=KeyboardInterrupt), mock.patch(
+            "rmqctl.repair.executor.executor.clear"), pytest.raises(KeyboardInterrupt):
         held.apply(samples.plan(root, Path(held.scratch_folder)))
     assert len(list(root.glob(".rmqctl/repairs/*"))) == 1
     assert history(str(root)) == []
@@ -302,7 +302,7 @@ def test_a_folder_that_is_a_mount_of_its_own(tmp_path, elsewhere):
     """A broker looks at all names in it, so nothing can be kept there."""
     root = samples.make(tmp_path / "store")
     before = state(root)
-    with (mock.patch("rmqctl.repair.homes.reachable", lambda one, other: one == other),
+    with (mock.patch("rmqctl.repair.executor.staging_dirs.reachable", lambda one, other: one == other),
           pytest.raises(RefusedError, match="is a mount of its own")):
         apply(root, MoveAside("commitlog/00000000000000018000"))
     assert state(root) == before
@@ -313,7 +313,7 @@ def test_an_abandoned_staging_on_another_file_system_is_cleared(tmp_path, elsewh
     (elsewhere / "log").mkdir()
     with pytest.raises(RefusedError):
         apply(root, Create(str(elsewhere / "log/0"), b"x"), MoveAside("none"))
-    with (mock.patch("rmqctl.repair.executor.commit", side_effect=StoreIOError("no")),
+    with (mock.patch("rmqctl.repair.executor.executor.commit", side_effect=StoreIOError("no")),
           pytest.raises(StoreIOError)):
         apply(root, Create(str(elsewhere / "log/0"), b"x"))
     assert list((elsewhere / ".rmqctl/repairs").iterdir()) == []

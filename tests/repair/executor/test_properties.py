@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import RefusedError
-from rmqctl.repair.executor import Repair, history
+from rmqctl.repair.executor.executor import Repair, history
 from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Plan, Replace
 from rmqctl.scan.overlay import Piece
 from tests.repair.accidents import bytes_of, differences, state, undo_all
@@ -118,7 +118,7 @@ def test_undo_brings_everything_back(tree, first, second):
 def _sound(root: Path, steps):
     """The steps that can be carried out one after the other."""
     from rmqctl.errors import InternalError
-    from rmqctl.repair.checking import check
+    from rmqctl.repair.executor.check_plan import check
 
     out = []
     for step in steps:

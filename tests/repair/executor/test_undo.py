@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from rmqctl.errors import RefusedError, StoreHeldError, StoreIOError, UsageError
-from rmqctl.repair.executor import Repair, history, pending, preview
+from rmqctl.repair.executor.executor import Repair, history, pending, preview
 from rmqctl.repair.plan import Create, MoveAside, Patch, Replace
 from rmqctl.scan.overlay import Piece
 from tests.engine_write.files_support import failing
@@ -207,7 +207,7 @@ def test_what_is_made_where_something_is_still_to_be_moved_away(root):
 def test_no_line_is_logged_twice(root):
     log = root / ".rmqctl/log.jsonl"
     for written in range(4):
-        with mock.patch("rmqctl.repair.executor.set_state", side_effect=StoreIOError("no")), \
+        with mock.patch("rmqctl.repair.executor.executor.set_state", side_effect=StoreIOError("no")), \
                 pytest.raises(StoreIOError):
             samples.repair(root)
         lines = log.read_bytes().splitlines(keepends=True)

@@ -1,0 +1,165 @@
+"""Two logs that share their physical offsets (master and slave, before and after, a backup).
+
+Both are walked together. Where a batch of one lies in the other byte for byte, nothing else is
+looked at; elsewhere records are paired by physical offset and compared by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmqctl.checks.diff.differences import Differences, of_pair, of_record
+from rmqctl.checks.diff.side import MISSING, Side, tell_damage
+from rmqctl.formats.local.message import decode
+from rmqctl.scan.frames import Array, Batch
+
+Progress = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class PhysicalTally:
+    """Messages by what became of them, in the range both stores cover and outside."""
+
+    equal: int = 0
+    different: int = 0
+    missing_in_a: int = 0
+    missing_in_b: int = 0
+    damaged_alike: int = 0
+
+
+class PhysicalPass:
+    """Compares the frames of two sides from where they stand; what one alone has is missing."""
+
+    def __init__(self, a: Side, b: Side, out: Differences,
+                 progress: Progress | None = None) -> None:
+        self.a, self.b, self.out = a, b, out
+        self.tally = PhysicalTally()
+        self._progress = progress or (lambda _: None)
+
+    def compare(self, end: int) -> None:
+        """All frames that start before ``end``."""
+        before = self.a.position
+        for batch in self.a.frames(end):
+            self._step(batch)
+            self._close(min(self.a.position, self.b.position))
+            self._progress(self.a.position - before)
+            before = self.a.position
+        self._drain(self.b, end)
+        self._close(min(self.a.position, self.b.position))
+
+    def rest(self, side: Side, end: int, detail: str) -> int:
+        """Everything of one side up to ``end`` is missing in the other; how many messages."""
+        before = side.messages
+        self._drain(side, end, detail)
+        self._close(side.position)
+        return side.messages - before
+
+    # -- one batch of a -----------------------------------------------------------------------
+
+    def _step(self, batch: Batch) -> None:
+        a, b = self.a, self.b
+        if len(batch):
+            start = int(batch.start[0])
+            first = batch.base + start
+            last = int(batch.start[-1] + batch.column("total_size")[-1])
+            if b.position < first:
+                self._drain(b, first)
+            if b.position == first and b.holds(first, batch.data[start:last]):
+                self.tally.equal += len(batch)
+                b.skip(batch.base + last, len(batch))
+                batch = batch.select(slice(0, 0))
+        self._pair(batch, a.position)
+
+    def _pair(self, batch: Batch, upto: int) -> None:
+        """Pairs the messages of a's batch with b's frames up to an offset."""
+        offset, size = batch.offset, batch.column("total_size")
+        alone = np.ones(len(batch), bool)
+        for found in self.b.frames(upto):
+            if not len(found):
+                continue
+            theirs = found.offset
+            at = np.searchsorted(offset, theirs)
+            common = at < len(offset)
+            common[common] = offset[at[common]] == theirs[common]
+            self._missing(found, ~common, self.a)
+            mine, other = at[common], np.flatnonzero(common)
+            alone[mine] = False
+            same = size[mine] == found.column("total_size")[other]
+            same[same] = _equal(batch, mine[same], found, other[same])
+            self._different(batch, mine[~same], found, other[~same])
+            self.tally.equal += int(same.sum())
+        self._missing(batch, alone, self.b)
+
+    def _drain(self, side: Side, upto: int, detail: str = "") -> None:
+        """Frames of one side that have no counterpart."""
+        other = self.b if side is self.a else self.a
+        before = side.position
+        for batch in side.frames(upto):
+            self._missing(batch, np.ones(len(batch), bool), other, detail)
+            if detail:
+                self._progress(side.position - before)
+                before = side.position
+
+    # -- telling ------------------------------------------------------------------------------
+
+    def _missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
+        """The chosen messages of a batch are not in ``side``."""
+        rows = np.flatnonzero(which)
+        if not len(rows):
+            return
+        if side.name == "a":
+            self.tally.missing_in_a += len(rows)
+        else:
+            self.tally.missing_in_b += len(rows)
+        kind = MISSING[side.name]
+        kept = rows[:self.out.room].tolist()
+        for index in kept:
+            record = decode(batch.bytes_at(index))
+            start = record.physical_offset
+            why = detail or self._why(side, start, start + record.total_size)
+            self.out.add(of_record(kind, record, why))
+        if len(rows) > len(kept):
+            self.out.count(kind, len(rows) - len(kept))
+            ends = batch.offset + batch.column("total_size")
+            for one in side.open_damage:  # told, though only by a number
+                one.told |= bool(((batch.offset < one.span.end)
+                                  & (ends > one.span.offset))[rows].any())
+
+    def _why(self, side: Side, start: int, end: int) -> str:
+        damage = side.damaged_at(start, end)
+        if damage is not None:
+            return damage.words(side)
+        if side.log.file_of(start) is None:
+            return f"no file of {side.name} covers this offset"
+        return ""
+
+    def _different(self, batch: Batch, mine: Array, found: Batch, other: Array) -> None:
+        self.tally.different += len(mine)
+        kept = min(self.out.room, len(mine))
+        for left, right in zip(mine[:kept].tolist(), other[:kept].tolist(), strict=True):
+            self.out.add(of_pair(decode(batch.bytes_at(left)), decode(found.bytes_at(right))))
+        self.out.count("different", len(mine) - kept)
+
+    def _close(self, upto: int) -> None:
+        self.tally.damaged_alike += tell_damage(self.a, self.b, upto, self.out)
+
+
+def _equal(a: Batch, mine: Array, b: Batch, other: Array) -> Array:
+    """Which records of equal size and offset are the same, byte for byte (bool)."""
+    out: Array = np.ones(len(mine), bool)
+    if not len(mine):
+        return out
+    start = a.start[mine]
+    size = a.column("total_size")[mine]
+    low, high = int(start[0]), int(start[-1] + size[-1])
+    shift = int(b.start[other[0]]) - low
+    # The same physical offsets: one shift lays all records of both buffers over each other.
+    places = np.flatnonzero(a.data[low:high] != b.data[low + shift:high + shift]) + low
+    if len(places):
+        hit = np.searchsorted(start, places, "right") - 1
+        hit = hit[places < start[hit] + size[hit]]
+        out[hit] = False
+    return out

@@ -1,0 +1,268 @@
+"""Two stores whose physical offsets differ (rebuilt, migrated): messages paired by queue.
+
+Both logs are walked side by side, in step by store time. A message is a key (topic, queue id,
+queue offset), a digest of its content and its place: 24 bytes, which wait until the other log
+brings the same key. So memory follows how far the two orders differ, not the size of the logs.
+What lies outside the queue offsets that the other store has is known from a pass before: it
+need not wait.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.checks.diff.differences import PLACE, Differences, differences_of, of_pair, of_record
+from rmqctl.checks.diff.side import MISSING, Side, tell_damage
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import sysflag
+from rmqctl.scan import digests, text
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.queue_reach import QueueKey, QueueNumbers, QueueReach
+
+Progress = Callable[[int], None]
+_BLOCK = 1 << 16
+_BITS = 40
+"""A key is the queue's number above a queue offset of up to so many bits."""
+_UNROWED = 1 << (_BITS - 1)
+_WILD = 1 << 62
+
+
+@dataclass(slots=True)
+class Outside:
+    """Messages of one side before and behind what the other one has of the same queues."""
+
+    before: int = 0
+    behind: int = 0
+
+
+@dataclass(slots=True)
+class QueueTally:
+    """Messages by what became of them; ``outside`` is by the side that holds them."""
+
+    equal: int = 0
+    different: int = 0
+    missing_in_a: int = 0
+    missing_in_b: int = 0
+    damaged_alike: int = 0
+    outside: dict[str, Outside] = field(default_factory=lambda: {"a": Outside(), "b": Outside()})
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Messages without a partner yet, sorted by key, in the order of the log within a key."""
+
+    key: Array
+    digest: Array
+    place: Array
+
+    @classmethod
+    def nothing(cls) -> _Waiting:
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int64))
+
+    def with_more(self, parts: list[tuple[Array, Array, Array]]) -> _Waiting:
+        key, digest, place = (np.concatenate(column) for column in zip(
+            (self.key, self.digest, self.place), *parts, strict=True))
+        order = np.argsort(key, kind="stable")
+        return _Waiting(key[order], digest[order], place[order])
+
+    def take(self, which: Array) -> _Waiting:
+        return _Waiting(self.key[which], self.digest[which], self.place[which])
+
+
+class _Stream:
+    """One log on its way through the join."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.batches = side.frames(side.end)
+        self.clock = -1
+        self.done = False
+        self.waiting = _Waiting.nothing()
+        self.fresh: list[tuple[Array, Array, Array]] = []
+        self.fresh_count = 0
+
+
+class QueuePass:
+    """The comparison. ``strict``: where a message is stored counts as well.
+
+    ``whole``: messages older than the other store's are missing there, instead of expired.
+    """
+
+    def __init__(self, a: Side, b: Side, out: Differences, *, strict: bool = False,
+                 whole: bool = False, progress: Progress | None = None) -> None:
+        self.a, self.b, self.out = a, b, out
+        self.tally = QueueTally()
+        self._ignored = frozenset() if strict else PLACE
+        self._digest = digests.whole if strict else digests.content
+        self._whole = whole
+        self._progress = progress or (lambda _: None)
+        self._numbers = QueueNumbers()
+        self._wild: dict[tuple[int, int], int] = {}
+        self._reach: dict[str, dict[QueueKey, tuple[int, int]]] = {}
+        self._limits: dict[str, tuple[Array, Array]] = {
+            name: (np.zeros(0, np.int64), np.zeros(0, np.int64)) for name in ("a", "b")}
+
+    def compare(self) -> None:
+        for side in (self.a, self.b):
+            self._reach[side.name] = self._measure(side)
+        streams = {side.name: _Stream(side) for side in (self.a, self.b)}
+        a, b = streams["a"], streams["b"]
+        while not (a.done and b.done):
+            slower = a if not a.done and (b.done or a.clock <= b.clock) else b
+            self._advance(slower)
+            waiting = len(a.waiting.key) + len(b.waiting.key)
+            if a.fresh_count + b.fresh_count >= max(_BLOCK, waiting):
+                self._join(a, b)
+        self._join(a, b)
+        self.tally.damaged_alike += tell_damage(self.a, self.b, 1 << 63, self.out)
+        for stream, other in ((a, b), (b, a)):
+            self._missing(stream.side, other.side, stream.waiting.place)
+
+    def _measure(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
+        """The queue offsets ``[first, end)`` a store has of each queue, by its log.
+
+        Where the log has no message of a queue any more, its consumequeue knows the end.
+        """
+        reach = QueueReach(plain=True)
+        for batch in side.log.walk(0, side.end):
+            reach.add(batch)
+            if len(batch):
+                self._progress(int(batch.column("total_size").sum()))
+        found = {key: (one.first, one.end) for key, one in reach.found().items()}
+        for (topic, queue_id), queue in side.store.queues.items():
+            key = os.fsencode(topic), queue_id
+            if key not in found:
+                try:
+                    found[key] = (side.view.bounds(queue).end,) * 2
+                except StoreIOError:
+                    continue
+                finally:
+                    queue.close()
+        return found
+
+    # -- one batch ----------------------------------------------------------------------------
+
+    def _advance(self, stream: _Stream) -> None:
+        side = stream.side
+        before = side.position
+        batch = next(stream.batches, None)
+        if batch is None:
+            stream.done = True
+            return
+        self._progress(side.position - before)
+        if not len(batch):
+            return
+        # The middle one: a damaged time must not hold up its log for the rest of the run.
+        times = np.sort(batch.column("store_timestamp"))
+        stream.clock = int(times[len(times) // 2])
+        part = self._part(batch, side)
+        stream.fresh.append(part)
+        stream.fresh_count += len(part[0])
+
+    def _part(self, batch: Batch, side: Side) -> tuple[Array, Array, Array]:
+        """(key, digest, physical offset) of the messages whose partner can be expected."""
+        queue_offset = batch.column("queue_offset")
+        numbers = self._numbers.of(self._numbers.topic(text.topics(batch)),
+                                   batch.column("queue_id"))
+        rowed = (batch.column("sys_flag") & sysflag.TRANSACTION_PREPARED) == 0
+        low = np.where(rowed, queue_offset, _UNROWED)
+        key = (numbers << _BITS) | low
+        odd = rowed & ((queue_offset < 0) | (queue_offset >= _UNROWED))
+        odd |= numbers >= 1 << (61 - _BITS)
+        for index in np.flatnonzero(odd).tolist():
+            pair = int(numbers[index]), int(low[index])
+            key[index] = _WILD | self._wild.setdefault(pair, len(self._wild))
+        digest, place = self._digest(batch), batch.offset
+        other = self.b if side is self.a else self.a
+        first, end = self._limits_of(other)
+        before = rowed & (queue_offset < first[numbers]) & (queue_offset >= 0)
+        behind = rowed & ((queue_offset >= end[numbers]) | (queue_offset < 0))
+        hopeless = before | behind
+        if not hopeless.any():
+            return key, digest, place
+        outside = self.tally.outside[side.name]
+        outside.before += int(before.sum())
+        outside.behind += int(behind.sum())
+        self._missing(side, other, place[hopeless if self._whole else behind])
+        return key[~hopeless], digest[~hopeless], place[~hopeless]
+
+    def _limits_of(self, side: Side) -> tuple[Array, Array]:
+        """By queue number: the first queue offset a side has, and the one behind its last."""
+        first, end = self._limits[side.name]
+        more = self._numbers.keys[len(first):]
+        if more:
+            known = self._reach[side.name]
+            found = np.array([known.get(key, (0, 0)) for key in more], np.int64)
+            first, end = np.append(first, found[:, 0]), np.append(end, found[:, 1])
+            self._limits[side.name] = first, end
+        return first, end
+
+    # -- pairing ------------------------------------------------------------------------------
+
+    def _join(self, a: _Stream, b: _Stream) -> None:
+        left, right = (one.waiting.with_more(one.fresh) for one in (a, b))
+        for one in (a, b):
+            one.fresh, one.fresh_count = [], 0
+        # The n-th of the messages with one key is the partner of the n-th in the other log.
+        at = np.searchsorted(right.key, left.key) + _rank(left.key)
+        paired = at < len(right.key)
+        paired[paired] = right.key[at[paired]] == left.key[paired]
+        mine, other = np.flatnonzero(paired), at[paired]
+        same = left.digest[mine] == right.digest[other]
+        self.tally.equal += int(same.sum())
+        self._compare(left.place[mine[~same]], right.place[other[~same]])
+        self.tally.damaged_alike += tell_damage(
+            self.a, self.b, min(self.a.position, self.b.position), self.out)
+        alone = np.ones(len(right.key), bool)
+        alone[other] = False
+        a.waiting, b.waiting = left.take(~paired), right.take(alone)
+
+    def _compare(self, mine: Array, other: Array) -> None:
+        """Pairs whose digests differ, record by record: the order of properties may be all."""
+        for index in np.argsort(mine, kind="stable").tolist():
+            left = self.a.log.record_at(int(mine[index]))
+            right = self.b.log.record_at(int(other[index]))
+            if left is None or right is None:  # the file went away meanwhile
+                self.out.count("different", 1)
+            elif not differences_of(left, right, ignored=self._ignored):
+                self.tally.equal += 1
+                continue
+            else:
+                self.out.add(of_pair(left, right, ignored=self._ignored))
+            self.tally.different += 1
+
+    def _missing(self, holder: Side, side: Side, places: Array) -> None:
+        if side is self.a:
+            self.tally.missing_in_a += len(places)
+        else:
+            self.tally.missing_in_b += len(places)
+        kind = MISSING[side.name]
+        kept = np.sort(places)[:self.out.room]
+        for place in kept.tolist():
+            record = holder.log.record_at(place)
+            if record is None:
+                self.out.count(kind, 1)
+                continue
+            first, end = self._reach[side.name].get((record.topic, record.queue_id), (0, 0))
+            detail = ""
+            if record.queue_offset >= end:
+                detail = f"the queue ends at {end} in {side.name}"
+            elif record.queue_offset < first:
+                detail = f"the queue starts at {first} in {side.name}"
+            self.out.add(of_record(kind, record, detail))
+        self.out.count(kind, len(places) - len(kept))
+
+
+def _rank(key: Array) -> Array:
+    """For each of the sorted keys: how many equal ones stand before it."""
+    number = np.arange(len(key))
+    first: Array = np.ones(len(key), bool)
+    first[1:] = key[1:] != key[:-1]
+    starts = np.maximum.accumulate(np.where(first, number, 0))
+    found: Array = number - starts
+    return found
+

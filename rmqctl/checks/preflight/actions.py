@@ -1,0 +1,167 @@
+"""The single things a broker does when it starts, in the order in which they matter to a person:
+the log, the queues, the index, the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rmqctl.checks.actions import Action
+from rmqctl.checks.preflight.index import Index
+from rmqctl.checks.preflight.load import DELETE, Load, relative
+from rmqctl.checks.preflight.queue import LAST_FILES, PLAIN, QueueState
+from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.types import Prediction, QueueChange, Rules
+from rmqctl.checks.preflight.walk import RecoveryWalk
+from rmqctl.checks.verify.common import plural
+from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.end import used_size
+from rmqctl.store.store import Store
+
+
+def fill(made: Prediction, store: Store, log: CommitLog, rules: Rules, found: Load,
+         queues: Queues, index: Index, walk: RecoveryWalk | None,
+         saved: CheckpointRecord) -> None:
+    """Adds all actions, and the figures that go with them, to the prediction."""
+    add = made.actions.append
+    for one in found.emptied:
+        made.doomed.append(target := relative(store, one.path))
+        add(Action(DELETE, target, "0 bytes", None, "a last file without a byte"))
+    if not log.files:
+        _destroyed(made, store, queues)
+    else:
+        _log(made, store, log)
+        for state in queues.states:
+            _queue(made, store, state)
+            if state.kind == PLAIN:
+                made.table[f"{state.key[0]}-{state.key[1]}"] = state.end
+    _index(made, store, index)
+    _checkpoint(made, store, log, rules, queues, index, walk, saved)
+    if store.has_abort and made.starts:
+        add(Action("remove", "abort", "unclean end", None,
+                      "it goes when the broker has stopped cleanly"))
+
+
+def _log(made: Prediction, store: Store, log: CommitLog) -> None:
+    end = made.truncate_to
+    assert end is not None
+    file = log.file_of(end)
+    if file is not None and file.base < end and not log.is_blank_at(end):
+        used = file.base + used_size(log.source(log.files.index(file)))
+        if used > end:
+            made.actions.append(Action("truncate", relative(store, file.path), used, end,
+                                          made.stop_reason))
+    behind = [one for one in log.files if one.base > end]
+    for one in behind:
+        made.doomed.append(target := relative(store, one.path))
+        used = used_size(log.source(log.files.index(one)))
+        made.actions.append(Action(
+            DELETE, target, f"{used} of {one.size} bytes used", None,
+            "it was created ahead and never used" if not used else
+            f"it lies behind the end of the log at {end}: {made.stop_reason}"))
+
+
+def _destroyed(made: Prediction, store: Store, queues: Queues) -> None:
+    for state in queues.states:
+        if state.found is None or not state.found.files:
+            continue
+        made.rows_lost += state.found_end
+        made.doomed.append(state.target)
+        further = os.path.join("consumequeue_ext", *state.target.split("/")[1:])
+        if state.kind == PLAIN and os.path.isdir(store.path(further)):
+            made.doomed.append(further)
+        made.actions.append(Action("destroy", state.target, state.found_end, None,
+                                      "the log has no file"))
+
+
+def _queue(made: Prediction, store: Store, state: QueueState) -> None:
+    doomed = [relative(store, one.path) for one in state.doomed]
+    made.doomed += doomed
+    if state.touched:
+        made.queues.append(QueueChange(state.kind, *state.key, state.added,
+                                       _looked_at(state)))
+    kept = state.end - state.added if state.found_end else 0
+    if not state.added and (state.end != state.found_end or doomed):
+        cut = max(0, state.found_end - state.end)
+        made.rows_cut += cut
+        gone = f"; files deleted: {len(doomed)}" if doomed else ""
+        why = ("the last rows lead behind the end of the log" if cut
+               else "what follows them is no row")
+        made.actions.append(Action("cut", state.target, state.found_end, state.end,
+                                      why + gone))
+    if state.added:
+        made.rows_added += state.added
+        gone = f"; files deleted before: {len(doomed)}" if doomed else ""
+        reason = (f"{plural(state.added, 'row')} for messages from physical offset "
+                  f"{state.first_added} on{gone}")
+        if state.blanked:
+            reason += f"; {plural(state.blanked, 'row')} before them not made again"
+        if state.misplaced:
+            reason += f"; {plural(state.misplaced, 'row')} of these at a wrong queue offset"
+        made.actions.append(Action("add rows", state.target, kept, state.end, reason))
+
+
+def _looked_at(state: QueueState) -> tuple[str, ...]:
+    """The names of the files that stay and tell where the queue ends: recovery sees no others."""
+    files = [] if state.found is None else state.found.files
+    kept = [one for one in files[-LAST_FILES:] if one not in state.doomed]
+    kept = kept or [one for one in files if one not in state.doomed][-1:]
+    return tuple(one.name for one in kept)
+
+
+def _index(made: Prediction, store: Store, index: Index) -> None:
+    for one in index.discarded:
+        made.doomed.append(target := relative(store, one.file.path))
+        entries = one.header.entries if one.header else 0
+        made.actions.append(Action(
+            DELETE, target, plural(entries, "entry", "entries"), None,
+            "it ends after the checkpoint's index time, which is not trusted after an unclean "
+            "end"))
+    made.index_discarded = len(index.discarded)
+    made.index_lost = max(0, index.discarded_before(store, made.truncate_to or 0)
+                          - index.entries + index.duplicates)
+    made.index_entries, made.index_duplicates = index.entries, index.duplicates
+    if made.index_lost:
+        made.notes.append(f"{plural(made.index_lost, 'index entry does', 'index entries do')} not "
+                          "come back: the messages concerned are no longer found by key")
+    if index.entries or index.created:
+        double = (f"; {plural(index.duplicates, 'is', 'are')} there already" if index.duplicates
+                  else "")
+        made.actions.append(Action(
+            "add entries", "index", plural(len(index.kept), "file"),
+            plural(len(index.kept) + index.created, "file"),
+            f"{plural(index.entries, 'key')} of messages that are dispatched again{double}"))
+
+
+def _checkpoint(made: Prediction, store: Store, log: CommitLog, rules: Rules, queues: Queues,
+                index: Index, walk: RecoveryWalk | None, saved: CheckpointRecord) -> None:
+    after = saved._replace(
+        logics_msg_timestamp=queues.logics_timestamp or saved.logics_msg_timestamp,
+        index_msg_timestamp=index.rolled_at or saved.index_msg_timestamp)
+    if rules.keeps_confirm and walk is not None:
+        none = log.end if made.recovery == "normal" else walk.first
+        after = after._replace(
+            confirm_phy_offset=none if walk.last_valid is None else walk.last_valid)
+    made.checkpoint = after
+    if store.checkpoint is None or after != saved:
+        made.actions.append(Action(
+            "write", "checkpoint", _times(store.checkpoint, after), _times(after, saved),
+            _checkpoint_reason(saved, after)))
+
+
+def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:
+    if after == saved:
+        return "there is none"
+    if after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]:
+        return "recovery notes where the last message starts"
+    return "it follows what was dispatched again"
+
+
+def _times(record: CheckpointRecord | None, other: CheckpointRecord) -> str | None:
+    """The fields in which the two differ."""
+    if record is None:
+        return None
+    said = [f"{name.split('_')[0]} {value}" for name, value, beside in zip(
+        record._fields, record, other, strict=True) if value != beside]
+    return ", ".join(said) or "zeros"

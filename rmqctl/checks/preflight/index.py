@@ -1,0 +1,164 @@
+"""The index as a broker loads it, and what dispatching again adds to it (index.md §5-§9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmqctl.checks.preflight.walk import properties
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.index_file import (
+    DEFAULT_RATIO,
+    DEFAULT_SLOTS,
+    ENTRY,
+    HEADER,
+    HeaderRecord,
+    Shape,
+)
+from rmqctl.scan import text
+from rmqctl.scan.derived import IndexKeys
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
+from rmqctl.store.store import Store
+
+_PAGE = 1 << 16
+_MOST_KEYS = 1 << 15
+"""Keys a message can have: its properties are no longer."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """An index file and its header; None where it cannot be read."""
+
+    file: StoreFile
+    header: HeaderRecord | None
+
+
+class Index:
+    """The index of a store. ``discarded`` go away when it is loaded after an unclean end."""
+
+    def __init__(self, store: Store, clean: bool, trusted_until: int) -> None:
+        """``trusted_until``: the checkpoint's index time."""
+        self._most = _shape(store).max_entries
+        self._topics = text.Dictionary()
+        self._keys = IndexKeys(self._topics)
+        self.kept: list[Loaded] = []
+        self.discarded: list[Loaded] = []
+        for file in store.index_listing.files:
+            one = Loaded(file, _header(file))
+            late = one.header is not None and one.header.end_timestamp > trusted_until
+            (self.discarded if late and not clean else self.kept).append(one)
+        last = self.kept[-1].header if self.kept else None
+        self._has_file = bool(self.kept)
+        self._count = max(1, last.index_count) if last else 1
+        self._end_phy = last.end_phy_offset if last else 0
+        self._end_time = last.end_timestamp if last else 0
+        self._entries_at_end = self._last_entries(store)
+        self.entries = self.duplicates = self.created = 0
+        self.rolled_at = 0
+        """End time of the last file that became full: the checkpoint's index time; 0 if none."""
+
+    @property
+    def end_phy(self) -> int:
+        """Messages before this physical offset get no entry any more."""
+        return self._end_phy
+
+    def dispatch(self, batch: Batch, which: Array) -> None:
+        """Adds the keys of the records ``which`` (bool), as they follow each other."""
+        record = np.flatnonzero(which)
+        if not len(record):
+            return
+        self._current()
+        start = int(np.searchsorted(batch.offset[record], self._end_phy, "left"))
+        if start >= len(record):
+            return
+        topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
+                                           batch.column("topic_length"))
+        rows = self._keys.keys(properties(batch), topic).row
+        kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
+        wanted = which & (kind != sysflag.TRANSACTION_ROLLBACK)
+        wanted[:record[start]] = False
+        rows = rows[wanted[rows]]
+        place, when = batch.offset[rows], batch.column("store_timestamp")[rows]
+        if len(rows) and self._entries_at_end:
+            again = int((place == self._end_phy).sum())
+            self.duplicates += min(again, self._entries_at_end)
+        done = 0
+        while done < len(rows):
+            self._current()
+            take = min(self._most - self._count, len(rows) - done)
+            done += take
+            self._count += take
+            self._end_phy, self._end_time = int(place[done - 1]), int(when[done - 1])
+            self._entries_at_end = int((place == self._end_phy).sum())
+        self.entries += len(rows)
+        if len(rows) and rows[-1] < record[-1]:
+            self._current()
+
+    def _last_entries(self, store: Store) -> int:
+        """How many entries of the last kept file belong to its last message."""
+        if not self.kept or self.kept[-1].header is None:
+            return 0
+        try:
+            index = store.open_index(self.kept[-1].file)
+        except (FormatError, StoreIOError):
+            return 0
+        try:
+            number = at = self._count - 1
+            while at > 0 and number - at < _MOST_KEYS:
+                entry = index.entry(at)
+                if entry is None or entry.physical_offset != self._end_phy:
+                    break
+                at -= 1
+            return number - at
+        finally:
+            index.close()
+
+    def discarded_before(self, store: Store, end: int) -> int:
+        """Entries of the discarded files that lead before physical offset ``end``."""
+        found = 0
+        for one in self.discarded:
+            try:
+                index = store.open_index(one.file)
+            except (FormatError, StoreIOError):
+                continue
+            try:
+                at, last = 1, min(index.count, index.shape.max_entries)
+                while at < last:
+                    many = min(_PAGE, last - at)
+                    raw = index.source.read(index.shape.entry_position(at), many * ENTRY.size)
+                    whole = np.frombuffer(raw[:len(raw) - len(raw) % ENTRY.size], ENTRY.dtype())
+                    if not len(whole):
+                        break
+                    found += int((whole["physical_offset"] < end).sum())
+                    at += len(whole)
+            finally:
+                index.close()
+        return found
+
+    def _current(self) -> None:
+        full = self._has_file and self._count >= self._most
+        if full:
+            self.rolled_at = self._end_time
+        if full or not self._has_file:
+            self._has_file, self._count = True, 1
+            self.created += 1
+
+
+def _header(file: StoreFile) -> HeaderRecord | None:
+    try:
+        with FileSource(file.path) as source:
+            return HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0"))
+    except StoreIOError:
+        return None
+
+
+def _shape(store: Store) -> Shape:
+    for index in store.indexes_newest_first():
+        return index.shape
+    slots = store.sizes.index_slots or store.remembered.get("index_slots") or DEFAULT_SLOTS
+    most = store.sizes.index_max or store.remembered.get("index_max") or slots * DEFAULT_RATIO
+    return Shape(slots, max(2, most))

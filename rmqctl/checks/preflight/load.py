@@ -1,0 +1,175 @@
+"""Whether a broker loads a store at all (spec: recovery.md §2): names and sizes of files, folders
+that do not belong, configuration that cannot be read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rmqctl.checks.actions import Action
+from rmqctl.checks.preflight.queue import batch_topics
+from rmqctl.checks.preflight.types import Rules
+from rmqctl.checks.verify.topics import known_topics
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import consume_queue as layout
+from rmqctl.store.config.config import UNREADABLE, load_one
+from rmqctl.store.files import StoreFile, Trouble, common_size, listing
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+_CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
+           "delayOffset.json")
+REFUSE = "refuse to start"
+DELETE = "delete"
+
+
+@dataclass(slots=True)
+class Load:
+    """What loading finds. ``emptied`` are files without a byte that a 5.1.3+ broker deletes."""
+
+    refusals: list[Action] = field(default_factory=list)
+    emptied: list[StoreFile] = field(default_factory=list)
+    wrong_size: bool = False
+    folders: bool = False
+
+    def refuse(self, target: str, reason: str) -> None:
+        self.refusals.append(Action(REFUSE, target, None, None, reason))
+
+
+def load(store: Store, rules: Rules) -> Load:
+    """Everything that keeps a broker from starting; nothing is read but names and sizes."""
+    found = Load()
+    _config(store, found)
+    _log(store, rules, found)
+    expected = queue_file_size(store)
+    for queue in store.queues.values():
+        _folder(store, rules, found, queue.folder, queue.files, queue.troubles, expected)
+    if rules.generation >= 5:
+        size = _common(file.size for one in store.batch_queues.values() for file in one.files)
+        for batch in store.batch_queues.values():
+            _folder(store, rules, found, batch.folder, batch.files, batch.troubles, size)
+        _batch_types(store, found)
+    return found
+
+
+def relative(store: Store, path: str) -> str:
+    """A path as a plan names it: below the root relative to it, else absolute."""
+    below = os.path.relpath(path, store.root)
+    return os.path.abspath(path) if below.startswith(os.pardir) else below
+
+
+def queue_file_size(store: Store) -> int | None:
+    """The size a broker's consumequeue files have; None where nothing tells it."""
+    known = store.sizes.consumequeue_file or store.remembered.get("consumequeue_file_size")
+    if known:
+        return layout.file_size(known)
+    sure = _common(size for one in store.queues.values() if len(one.files) > 1
+                   and (size := common_size(one.files)))
+    return sure or _common(file.size for one in store.queues.values() for file in one.files
+                           if file.size)
+
+
+def _common(sizes: Iterator[int]) -> int | None:
+    counted: dict[int, int] = {}
+    for size in sizes:
+        counted[size] = counted.get(size, 0) + 1
+    return max(counted, key=lambda size: counted[size]) if counted else None
+
+
+def _config(store: Store, found: Load) -> None:
+    for name in _CONFIG:
+        try:
+            one = load_one(store, name)
+        except StoreIOError as error:
+            found.refuse(f"config/{name}", str(error))
+            continue
+        if not one.main.usable and one.backup.state == UNREADABLE:
+            found.refuse(f"config/{name}", "neither it nor its backup can be decoded")
+
+
+def _log(store: Store, rules: Rules, found: Load) -> None:
+    every = [listing(folder) for folder in store.log_folders]
+    names = [name for one in every for name in (
+        *one.folders, *(file.name for file in one.files),
+        *(os.path.basename(odd.path) for odd in one.troubles))]
+    last = max(names, default="")
+    for folder, one in zip(store.log_folders, every, strict=True):
+        if not rules.skips_folders:
+            for name in one.folders:
+                found.folders = True
+                found.refuse(relative(store, os.path.join(folder, name)),
+                             "a folder among the files of the log")
+        for odd in one.troubles:
+            _odd(store, rules, found, odd, last)
+    for file in store.log.files:
+        _size(store, rules, found, file, store.log.file_size, file.name == last)
+
+
+def _folder(store: Store, rules: Rules, found: Load, folder: str, files: list[StoreFile],
+            troubles: list[Trouble], expected: int | None) -> None:
+    inner = listing(folder).folders
+    last = max((*inner, *(file.name for file in files),
+                *(os.path.basename(odd.path) for odd in troubles)), default="")
+    for odd in troubles:
+        _odd(store, rules, found, odd, last)
+    if not rules.skips_folders:
+        for name in inner:
+            found.folders = True
+            found.refuse(relative(store, os.path.join(folder, name)),
+                         "a folder among the files of a queue")
+    for file in files:
+        _size(store, rules, found, file, expected, file.name == last)
+
+
+def _odd(store: Store, rules: Rules, found: Load, odd: Trouble, last: str) -> None:
+    """Something that is no file of the sequence; if empty and the last, a broker deletes it."""
+    name = os.path.basename(odd.path)
+    if rules.deletes_empty_last and not odd.unreadable and name == last and _is_empty(odd.path):
+        found.emptied.append(StoreFile(odd.path, name, -1, 0))
+    else:
+        found.refuse(relative(store, odd.path), odd.reason)
+
+
+def _is_empty(path: str) -> bool:
+    """Whether a broker sees a length of 0; it looks at no name and no kind but folders."""
+    try:
+        info = os.stat(path)
+    except OSError:
+        return False
+    return not stat.S_ISDIR(info.st_mode) and not info.st_size
+
+
+def _size(store: Store, rules: Rules, found: Load, file: StoreFile, expected: int | None,
+          last: bool) -> None:
+    if not file.size and last and rules.deletes_empty_last:
+        found.emptied.append(file)
+    elif expected is not None and file.size != expected:
+        found.wrong_size = True
+        found.refuse(relative(store, file.path),
+                     f"it has {file.size} bytes where files have {expected}")
+
+
+def _batch_types(store: Store, found: Load) -> None:
+    """5.x: a queue's folder must be of the kind that the topic's configuration says."""
+    if known_topics(store) is None:
+        return
+    batch = batch_topics(store)
+    for structure, topics, wrong in (
+            ("batchconsumequeue", {topic for topic, _ in store.batch_queues} - batch,
+             "is configured with plain queues or not at all"),
+            ("consumequeue", {topic for topic, _ in store.queues} & batch,
+             "is configured with queue.type=BatchCQ")):
+        for topic in sorted(topics):
+            found.refuse(f"{structure}/{topic}", f"topic {topic} {wrong}")
+
+
+def without(queue: ConsumeQueue, gone: set[str]) -> ConsumeQueue:
+    """The queue without files that are deleted when it is loaded."""
+    if not any(file.path in gone for file in queue.files):
+        return queue
+    return ConsumeQueue(queue.topic, queue.queue_id, queue.folder,
+                        [file for file in queue.files if file.path not in gone],
+                        queue.troubles, queue.file_size)

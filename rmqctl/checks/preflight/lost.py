@@ -1,0 +1,188 @@
+"""Which intact messages a start costs: cut off the log, or left in it without a row."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+
+from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.types import LostMessage
+from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.scan import text
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.walk import Walk
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+
+Progress = Callable[[int], None]
+KEEP = 10_000
+"""Lost messages that are named singly."""
+_BLOCK = 1 << 17
+_FAR = 4096
+
+
+class Lost:
+    """Intact messages behind the end of the log, by topic.
+
+    ``superseded`` counts those whose place in their queue is held by a message before that end:
+    an earlier cut left them, they are no longer anybody's.
+    """
+
+    def __init__(self, queues: Queues, end: int) -> None:
+        self._queues, self._end = queues, end
+        self._topics = text.Dictionary()
+        self.by_topic: Counter[str] = Counter()
+        self.first: list[LostMessage] = []
+        self.superseded = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_topic.values())
+
+    def collect(self, log: CommitLog, progress: Progress | None = None) -> None:
+        for number, one in enumerate(log.files):
+            if one.end <= self._end:
+                continue
+            for batch in Walk(log.source(number), max(0, self._end - one.base)):
+                if len(batch):
+                    self._add(batch)
+            if progress is not None:
+                progress(one.end - max(one.base, self._end))
+
+    def _add(self, batch: Batch) -> None:
+        intact: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
+        intact &= batch.offset >= self._end
+        old: Array = np.zeros(len(batch), bool)
+        for number, offset, place, record in self._queues.expected(batch):
+            for part in _by_queue(number):
+                found = self._queues.states[int(number[part[0]])].found
+                if isinstance(found, ConsumeQueue):
+                    units = _units(found, offset[part])
+                    other = ((units["physical_offset"] != place[part])
+                             & (units["physical_offset"] < self._end)
+                             & (units["physical_offset"] >= 0) & (units["size"] > 0)
+                             & (units["size"] != FILLER.size))
+                    old[record[part[other]]] = True
+        self.superseded += int((old & intact).sum())
+        self._take(batch, np.flatnonzero(intact & ~old))
+
+    def _take(self, batch: Batch, rows: Array) -> None:
+        start, length = batch.column("topic_start"), batch.column("topic_length")
+        topic = self._topics.encode_places(batch.data, start, length)[rows]
+        names = [os.fsdecode(one) for one in self._topics.texts]
+        for number, count in zip(*np.unique(topic, return_counts=True), strict=True):
+            self.by_topic[names[int(number)]] += int(count)
+        for row, number in zip(rows[:KEEP - len(self.first)].tolist(), topic.tolist(),
+                               strict=False):
+            self.first.append(LostMessage(
+                names[number], int(batch.column("queue_id")[row]),
+                int(batch.column("queue_offset")[row]), int(batch.offset[row]),
+                int(batch.column("total_size")[row]),
+                int(batch.column("store_timestamp")[row])))
+
+
+class Unreachable:
+    """Messages of the log that have no row in their queue, by topic."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._pending: list[tuple[Array, Array, Array]] = []
+        self._held = 0
+        self.by_topic: Counter[str] = Counter()
+
+    def add(self, batch: Batch, put: Array) -> None:
+        """Records of one batch; those ``put`` (bool) have a row already."""
+        for number, offset, place, record in self._queues.expected(batch):
+            left = ~put[record]
+            if left.any():
+                self._pending.append((number[left], offset[left], place[left]))
+                self._held += int(left.sum())
+        if self._held >= _BLOCK:
+            self.flush()
+
+    def cut(self, log: CommitLog, end: int) -> None:
+        """Truncation took rows away, also such that lead before the end of the log.
+
+        A wild row takes those behind it along.
+        """
+        for state in self._queues.states:
+            if state.added or state.end >= state.found_end or not isinstance(
+                    state.found, ConsumeQueue):
+                continue
+            with closing(state.found):
+                for _, rows in state.found.pages(state.end, state.found_end):
+                    for place, size in rows[rows["physical_offset"] < end][
+                            ["physical_offset", "size"]].tolist():
+                        if size > 0 and size != FILLER.size and (
+                                log.record_at(place, size) is not None):
+                            self.by_topic[state.key[0]] += 1
+
+    def regain(self, batch: Batch, put: Array) -> None:
+        """Records ``put`` (bool) get their row after all, having been counted without."""
+        for number, _, _, record in self._queues.expected(batch):
+            for queue, count in zip(*np.unique(number[put[record]], return_counts=True),
+                                    strict=True):
+                self.by_topic[self._queues.states[int(queue)].key[0]] -= int(count)
+
+    def flush(self) -> None:
+        """Compares what is held back with the rows on disk."""
+        if not self._pending:
+            return
+        number, offset, place = map(np.concatenate, zip(*self._pending, strict=True))
+        self._pending, self._held = [], 0
+        for part in _by_queue(number):
+            state = self._queues.states[int(number[part[0]])]
+            missing = len(part)
+            if state.found is not None and state.found.files:
+                missing -= _there(state.found, state.found_end, offset[part], place[part])
+            if missing:
+                self.by_topic[state.key[0]] += missing
+
+
+def _there(found: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> int:
+    """How many of the messages have their row."""
+    if isinstance(found, BatchQueue):
+        return int(np.isin(place, found.all_used()["physical_offset"]).sum())
+    inside = (offset >= found.first_index) & (offset < end)
+    units = _units(found, offset[inside])
+    # A filler keeps the place of a row, and would pass for one of the message at 0.
+    row = (units["size"] > 0) & (units["size"] != FILLER.size)
+    good = row & (units["physical_offset"] == place[inside])
+    there: Array = np.zeros(len(place), bool)
+    there[inside] = good
+    if not there.all():
+        # A broker that finds a gap in a queue puts rows at a wrong queue offset (spec §4).
+        with closing(found):
+            for _, rows in found.pages(found.first_index, end):
+                real = rows["physical_offset"][(rows["size"] > 0) & (rows["size"] != FILLER.size)]
+                there[~there] = np.isin(place[~there], real)
+    return int(there.sum())
+
+
+def _units(found: ConsumeQueue, offset: Array) -> Array:
+    """The rows with these queue offsets; zeros where there are none."""
+    out: Array = np.zeros(len(offset), found.units(0, 0).dtype)
+    order = np.argsort(offset, kind="stable")
+    with closing(found):
+        for part in np.split(order, np.flatnonzero(np.diff(offset[order]) > _FAR) + 1):
+            if not len(part):
+                continue
+            first = int(offset[part[0]])
+            if first < 0 or int(offset[part[-1]]) >= 1 << 58:
+                continue
+            rows = found.units(first, int(offset[part[-1]]) + 1 - first)
+            at = offset[part] - first
+            known = at < len(rows)
+            out[part[known]] = rows[at[known]]
+    return out
+
+
+def _by_queue(number: Array) -> list[Array]:
+    order = np.argsort(number, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else []
+

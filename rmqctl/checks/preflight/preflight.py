@@ -1,0 +1,241 @@
+"""preflight: what a broker will do to a store when it starts on it, without doing it.
+
+spec: recovery.md §1-§6, consumequeue.md §4-§6, index.md §7-§9. `preflight` reads only. It follows
+the broker's steps in their order; what each leaves is kept in memory as far as the next needs it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from rmqctl.checks.preflight import actions
+from rmqctl.checks.preflight.duplicate_files import twins
+from rmqctl.checks.preflight.index import Index
+from rmqctl.checks.preflight.load import Load, load, relative
+from rmqctl.checks.preflight.lost import Lost, Unreachable
+from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.start import checkpoint, start_file
+from rmqctl.checks.preflight.types import RULES, Prediction, Rules, Stretch, rules_of
+from rmqctl.checks.preflight.versions import differences
+from rmqctl.checks.preflight.walk import RecoveryWalk, ReputWalk
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.topics import deleted, known_topics
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.store import Store
+
+Progress = Callable[[int], None]
+
+
+def preflight(store: Store, broker_version: str | None = None, *, full: bool = True,
+              progress: Progress | None = None) -> Prediction:
+    """What a broker of ``broker_version`` does when it starts.
+
+    None: the version the store was made for, else that of its generation.
+
+    ``full``: messages without a row are looked for in all of the log, else only in the part
+    which the broker reads. ``progress`` is told bytes of the log. UsageError for a version that
+    cannot be predicted, StoreIOError where the log cannot be read.
+    """
+    known = store.remembered.get("version")
+    rules = rules_of(broker_version or (known if known in RULES else None), store.generation)
+    made = Prediction(rules.version, "abnormal" if store.has_abort else "normal")
+    holder = store.lock
+    if holder.held and holder.pid != os.getpid():
+        made.notes.append("a broker runs on this store now: this is what one would do that "
+                          "starts on the files as they are at this moment")
+    found = load(store, rules)
+    if found.refusals:
+        made.starts = False
+        made.actions = list(found.refusals)
+        made.refusals = [f"{one.target}: {one.reason}" for one in found.refusals]
+        made.differences = differences(made, found)
+        return made
+    gone = {one.path for one in found.emptied}
+    log = CommitLog([one for one in store.log.files if one.path not in gone],
+                    store.log.file_size)
+    try:
+        _Start(store, rules, made, found, log, full, progress).run()
+    finally:
+        log.close()
+    made.differences = differences(made, found)
+    return made
+
+
+class _Start:
+    """One start of a broker, step by step."""
+
+    def __init__(self, store: Store, rules: Rules, made: Prediction, found: Load,
+                 log: CommitLog, full: bool, progress: Progress | None) -> None:
+        self.store, self.rules, self.made, self.found, self.log = store, rules, made, found, log
+        self.full, self.progress = full, progress
+        self.clean = made.recovery == "normal"
+        self.saved = checkpoint(store)
+        self.queues = Queues(store, rules, {one.path for one in found.emptied})
+        self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
+        self.unreachable = Unreachable(self.queues)
+        self.walk: RecoveryWalk | None = None
+
+    def run(self) -> None:
+        made = self.made
+        made.loaded_log = list(self.log.files)
+        if not self.log.files:
+            made.truncate_to = 0
+            made.stop_reason = "the log has no file"
+        else:
+            self._recover(made)
+            self._table()
+            self._reput(made)
+            if self.full:
+                self._older()
+            self._count(made)
+        self._notes()
+        actions.fill(made, self.store, self.log, self.rules, self.found, self.queues, self.index,
+                     self.walk, self.saved)
+
+    def _recover(self, made: Prediction) -> None:
+        made, log, rules = self.made, self.log, self.rules
+        reach = self.queues.max_physic
+        number, made.start_reason = start_file(log, self.clean, rules, reach, self.saved)
+        start = log.files[number]
+        made.start_file = relative(self.store, start.path)
+        self.start = start.base
+        self.walk = walk = RecoveryWalk(log, number, rules)
+        dispatches = not self.clean or rules.normal_by_queues
+        behind = reach if self.clean else None
+        before = self.queues.positions()
+        for batch in walk:
+            if not dispatches:
+                which: Array = np.zeros(len(batch), bool)
+            elif behind is None:
+                which = np.ones(len(batch), bool)
+            else:
+                which = batch.offset > behind
+            put = self._dispatch(batch, which, walk.odd)
+            if not walk.odd and (not rules.reput_from_queues or not self.clean):
+                self.unreachable.add(batch, put)
+            self._read(batch)
+        made.truncate_to, made.stop_reason = walk.end, walk.stop
+        if dispatches and walk.last_valid is not None and (
+                behind is None or walk.last_valid > behind):
+            made.dispatch.append(Stretch(start.base, walk.end, behind, False, before))
+        if reach >= walk.end:
+            self.queues.truncate(walk.end)
+            self.unreachable.cut(log, walk.end)
+
+    def _table(self) -> None:
+        """The table of queue offsets: 5.x stumbles over a queue whose last file has no row."""
+        made = self.made
+        if not self.rules.empty_queue_file_fails:
+            return
+        for state in self.queues.states:
+            file = state.empty_last
+            if file is not None:
+                made.starts = False
+                made.refusals.append(
+                    f"{relative(self.store, file.path)}: the last file of its queue, and no row in "
+                    "it: an IllegalArgumentException in correctMinOffset, once recovery is over")
+
+    def _reput(self, made: Prediction) -> None:
+        """What is dispatched once recovery is over (4.x: from the queues' own end)."""
+        assert self.made.truncate_to is not None
+        end, log = self.made.truncate_to, self.log
+        if not self.rules.reput_from_queues:
+            return
+        start = max(log.min_offset, self.queues.max_physic, 0)
+        walk = ReputWalk(log, start, end, self.rules)
+        if start < end:
+            self.made.dispatch.append(Stretch(start, end, None, True, self.queues.positions()))
+            for batch in walk:
+                put = self._dispatch(batch, np.ones(len(batch), bool), walk.odd)
+                if walk.odd:
+                    continue
+                if self.clean:
+                    self.unreachable.add(batch, put)
+                else:
+                    self.unreachable.regain(batch, put)
+            if walk.stuck is not None:
+                self.made.starts = False
+                self.made.refusals.append(f"it waits for ever at physical offset {walk.stuck}: "
+                                          "the log has no file for it, and start-up ends only "
+                                          "when all of the log was dispatched")
+            self.made.notes += [f"what lies from {one} to the end of its file cannot be read "
+                                "and gets no rows" for one in walk.skipped]
+        self.reput_start = min(start, end)
+
+    def _older(self) -> None:
+        """The part of the log that the broker does not look at."""
+        end = self.start
+        if self.rules.reput_from_queues and self.clean:
+            end = min(self.reput_start, self.made.truncate_to or 0)
+        for batch in self.log.walk(self.log.min_offset, end):
+            if len(batch):
+                self.unreachable.add(batch, np.zeros(len(batch), bool))
+                self._read(batch)
+
+    def _dispatch(self, batch: Batch, which: Array, odd: bool) -> Array:
+        if not which.any():
+            return np.zeros(len(batch), bool)
+        put = self.queues.dispatch(batch, which, odd)
+        self.index.dispatch(batch, which)
+        return put
+
+    def _count(self, made: Prediction) -> None:
+        made = self.made
+        self.unreachable.flush()
+        lost = Lost(self.queues, made.truncate_to or 0)
+        lost.collect(self.log, self.progress)
+        made.messages_lost, made.superseded = lost.total, lost.superseded
+        made.lost_by_topic, made.lost_first = dict(sorted(lost.by_topic.items())), lost.first
+        known = known_topics(self.store)
+        gone = {topic for topic in self.unreachable.by_topic if deleted(topic, known)}
+        made.unreachable_by_topic = {topic: count for topic, count in
+                                     sorted(self.unreachable.by_topic.items())
+                                     if count and topic not in gone}
+        made.unreachable = sum(made.unreachable_by_topic.values())
+        self._twins(made)
+        if gone:
+            count = sum(self.unreachable.by_topic[topic] for topic in gone)
+            made.notes.append(plural(count, "message without a row belongs",
+                                     "messages without a row belong")
+                              + " to topics that are not in config/topics.json; deleted topics "
+                              "are not counted")
+
+    def _twins(self, made: Prediction) -> None:
+        for one in twins(self.log, made.truncate_to or 0):
+            made.shadowed += one.differing
+            targets = " and ".join(relative(self.store, file.path) for file in one.files)
+            made.notes.append(
+                f"{targets} have the same name: a broker reads by physical offset from the first "
+                "and writes to the last, and which is which depends on how the paths of their "
+                "folders hash" + (f"; not all of them hold {one.differing} of the messages"
+                                  if one.differing else ""))
+
+    def _notes(self) -> None:
+        made, walk = self.made, self.walk
+        if made.truncate_to is not None and self.index.end_phy > made.truncate_to:
+            made.notes.append(f"the index says it reaches to {self.index.end_phy}, behind the end "
+                              f"of the log at {made.truncate_to}: messages that are written "
+                              "before that physical offset get no index entry")
+        if walk is not None and walk.misplaced:
+            made.notes.append(plural(len(walk.misplaced), "record says another physical offset "
+                                     "than its own", "records say another physical offset than "
+                                     "theirs") + f", the first at {walk.misplaced[0]}; a broker "
+                              "takes such a record, and its row leads to nowhere")
+        if made.superseded:
+            made.notes.append(plural(made.superseded, "intact message behind the end of the log "
+                                     "was", "intact messages behind the end of the log were")
+                              + " cut off earlier: others have these queue offsets")
+        if self.log.files and not self.store.index_listing.files and not self.index.entries:
+            made.notes.append("there is no index, and it is not made again: no message can be "
+                              "found by its key")
+        if not self.full and self.log.files:
+            made.notes.append("messages without a row were looked for only where the broker "
+                              "reads")
+
+    def _read(self, batch: Batch) -> None:
+        if self.progress is not None:
+            self.progress(int(batch.column("total_size").sum()))

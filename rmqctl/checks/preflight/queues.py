@@ -1,0 +1,242 @@
+"""The consumequeues as a broker's recovery leaves them, and what dispatching again adds.
+
+spec: consumequeue.md §4, §6 and §9. Everything happens in memory; rows are only counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import numpy as np
+
+from rmqctl.checks.preflight.load import without
+from rmqctl.checks.preflight.queue import (
+    BATCH,
+    PLAIN,
+    QueueState,
+    batch_topics,
+    recovered,
+    recovered_batch,
+    truncated,
+    truncated_after_adding,
+    truncated_batch,
+)
+from rmqctl.checks.preflight.types import Rules
+from rmqctl.checks.preflight.walk import properties
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.scan import text
+from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges, is_queue_name
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+_LMQ = props.LMQ_PREFIX.encode()
+
+
+class Queues:
+    """All queues of a store, found and recovered; `dispatch` goes on from there."""
+
+    def __init__(self, store: Store, rules: Rules, gone: set[str]) -> None:
+        """``gone``: paths of files that were deleted when the queues were loaded."""
+        self._rules = rules
+        self._topics, self._further = text.Dictionary(), text.Dictionary()
+        self.states: list[QueueState] = []
+        self._numbers: dict[tuple[str, QueueKey], int] = {}
+        for key, whole in store.queues.items():
+            found = without(whole, gone)
+            with closing(found):
+                self._take(recovered(key, found))
+        if rules.generation >= 5:
+            for key, batch in store.batch_queues.items():
+                files = [one for one in batch.files if one.path not in gone]
+                self._take(recovered_batch(key, BatchQueue(
+                    *key, batch.folder, files, batch.troubles, batch.file_size)))
+        self._batch_topics = batch_topics(store) | {
+            state.key[0] for state in self.states if state.kind == BATCH}
+        self._is_batch: Array = np.zeros(0, bool)
+        self._is_name: Array = np.zeros(0, bool)
+        self._tables = {kind: QueueTable(self._topics, self._maker(kind))
+                        for kind in (PLAIN, BATCH)}
+        self._last_topic: Array = np.zeros(0, np.int64)
+        self._further_table = QueueTable(self._further, self._maker(PLAIN))
+        self._latest: tuple[Batch, list[tuple[Array, Array, Array, Array]]] | None = None
+        self.logics_timestamp = 0
+        """Store time of the last dispatched message that has a row; 0 if none has."""
+
+    def _take(self, state: QueueState) -> int:
+        number = self._numbers[state.kind, state.key] = len(self.states)
+        self.states.append(state)
+        return number
+
+    def _maker(self, kind: str) -> Callable[[QueueKey], int]:
+        def number(key: QueueKey) -> int:
+            known = self._numbers.get((kind, key))
+            return self._take(QueueState(key, kind)) if known is None else known
+        return number
+
+    @property
+    def max_physic(self) -> int:
+        """How far the log was dispatched by the queues' own account; -1 without any."""
+        return max((state.max_physic for state in self.states), default=-1)
+
+    def positions(self) -> dict[QueueKey, tuple[int, int]]:
+        """Where each plain queue stands: (queue offset behind its last row, ``max_physic``)."""
+        return {state.key: (state.end, state.max_physic) for state in self.states
+                if state.kind == PLAIN}
+
+    # -- truncation -----------------------------------------------------------------------------
+
+    def truncate(self, log_end: int) -> None:
+        """Cuts off the rows of records that start at or behind ``log_end``: in every queue."""
+        for state in self.states:
+            if state.added:
+                if isinstance(state.found, ConsumeQueue):
+                    with closing(state.found):
+                        truncated_after_adding(state, state.found, log_end)
+            elif isinstance(state.found, ConsumeQueue) and state.found.files:
+                with closing(state.found):
+                    truncated(state, state.found, log_end)
+            elif isinstance(state.found, BatchQueue) and state.found.files:
+                truncated_batch(state, state.found, log_end)
+            else:
+                state.max_physic = log_end if state.kind == PLAIN else log_end - 1
+
+    # -- dispatch -------------------------------------------------------------------------------
+
+    def expected(self, batch: Batch) -> list[tuple[Array, Array, Array, Array]]:
+        """The own rows which records claim: (queue number, first queue offset, place, record).
+
+        Plain queues first, then batch queues; ``record`` are positions in the batch.
+        """
+        if self._latest is None or self._latest[0] is not batch:
+            self._latest = batch, list(self._expected(batch))
+        return self._latest[1]
+
+    def _expected(self, batch: Batch) -> Iterator[tuple[Array, Array, Array, Array]]:
+        topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
+                                           batch.column("topic_length"))
+        for raw in self._topics.texts[len(self._is_batch):]:
+            name = os.fsdecode(raw)
+            self._is_batch = np.append(self._is_batch, self._rules.generation >= 5
+                                       and name in self._batch_topics)
+            self._is_name = np.append(self._is_name, is_queue_name(name))
+        kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
+        rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
+        rowed &= self._is_name[topic]
+        batched = self._is_batch[topic]
+        offset = batch.column("queue_offset")
+        for name, which in ((PLAIN, rowed & ~batched), (BATCH, rowed & batched)):
+            rows = np.flatnonzero(which)
+            if not len(rows):
+                continue
+            first = offset[rows] if name == PLAIN else batch_ranges(
+                properties(batch), offset)[0][rows]
+            number = self._tables[name].encode(topic[rows], batch.column("queue_id")[rows])
+            yield number, first, batch.offset[rows], rows
+        self._last_topic = topic
+
+    def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:
+        """Puts the rows of the records ``which`` (bool); the records that have a row now (bool).
+
+        A record whose row was there already counts only if it is put anew. ``odd``: the batch is
+        one record that lies about its place.
+        """
+        put: Array = np.zeros(len(batch), bool)
+        behind = batch.offset + batch.column("total_size")
+        own: Array = np.zeros(len(batch), bool)
+        for number, offset, place, rows in self.expected(batch):
+            own[rows] = True
+            kept = which[rows]
+            state = self.states[int(number[0])]
+            before = state.max_physic
+            put[rows[kept]] = self._put(number[kept], offset[kept], place[kept],
+                                        behind[rows[kept]])
+            if odd and put.any() and state.kind == PLAIN:
+                state.strange[state.end - 1] = int(place[0]), before
+        mine = np.flatnonzero(own & which)
+        if len(mine):
+            self.logics_timestamp = int(batch.column("store_timestamp")[mine[-1]])
+        self._put_further(batch, own & which)
+        return put
+
+    def _put_further(self, batch: Batch, which: Array) -> None:
+        if self._rules.generation >= 5:
+            left_out = [one.startswith(NOT_DISPATCHED) for one in self._topics.texts]
+            which = which & ~np.array(left_out, bool)[self._last_topic]
+        record, names, offset = dispatched_rows(properties(batch), which)
+        if not len(record):
+            return
+        name = self._further.encode(names)
+        texts = self._further.texts
+        safe = np.array([is_queue_name(os.fsdecode(one)) for one in texts], bool)[name]
+        record, name, offset = record[safe], name[safe], offset[safe]
+        light = np.array([one.startswith(_LMQ) for one in texts], bool)[name]
+        queue_id = np.where(light, 0, batch.column("queue_id")[record])
+        place = batch.offset[record]
+        self._put(self._further_table.encode(name, queue_id), offset, place,
+                  place + batch.column("total_size")[record])
+
+    def _put(self, number: Array, offset: Array, place: Array, behind: Array) -> Array:
+        """Which of the rows are written (bool)."""
+        done: Array = np.zeros(len(number), bool)
+        order = np.argsort(number, kind="stable")
+        borders = np.flatnonzero(np.diff(number[order])) + 1
+        for part in np.split(order, borders) if len(order) else ():
+            state = self.states[int(number[part[0]])]
+            state.touched = True
+            if state.kind == BATCH:
+                _put_batch(state, offset, place, part, done)
+            else:
+                _put_plain(state, offset, place, behind, part, done)
+        return done
+
+
+def _put_batch(state: QueueState, offset: Array, place: Array, part: Array, done: Array) -> None:
+    new = part[(place[part] > state.max_physic) & (offset[part] >= 0)]
+    if len(new):
+        done[new] = True
+        _note(state, len(new), int(place[new[0]]))
+        state.end += len(new)
+        state.max_physic = int(place[new[-1]])
+
+
+def _put_plain(state: QueueState, offset: Array, place: Array, behind: Array, part: Array,
+               done: Array) -> None:
+    """The put algorithm (consumequeue.md §4), a run of rows that follow each other at a time."""
+    breaks = np.flatnonzero((np.diff(offset[part]) != 1) | (np.diff(behind[part]) <= 0)) + 1
+    for run in np.split(part, breaks):
+        at = int(np.searchsorted(behind[run], state.max_physic, "right"))
+        while at < len(run):
+            index = int(offset[run[at]])
+            if index < 0:
+                at += 1
+                continue
+            upto = len(run)
+            if not state.has_file:
+                state.has_file, state.end = True, index
+                state.blanked = index
+            if not index:
+                # Index 0 is never checked, so it alone is taken wherever the queue stands.
+                upto = upto if state.end == 0 else at + 1
+            elif index < state.end:
+                at = min(len(run), at + state.end - index)
+                continue
+            if index > state.end or (not index and state.end):
+                state.misplaced += upto - at
+            rows = run[at:upto]
+            done[rows] = True
+            _note(state, len(rows), int(place[rows[0]]))
+            state.end += len(rows)
+            state.max_physic = int(behind[rows[-1]])
+            at = upto
+
+
+def _note(state: QueueState, count: int, place: int) -> None:
+    state.added += count
+    if state.first_added is None:
+        state.first_added = place

@@ -1,0 +1,282 @@
+"""The walk over the log as a broker makes it: by its own tests, not by ours.
+
+A broker follows sizes and checks magic, lengths and body CRC (spec: commitlog.md §9). It does not
+look at the physical offset that a record says, and takes a blank of any size. The frame walk
+does the bulk; only where it finds no provable record the broker's test is made singly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rmqctl.checks.preflight.types import Rules, Stretch
+from rmqctl.errors import FormatError
+from rmqctl.formats.layout import reader
+from rmqctl.formats.local import delay
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import (
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_SIZE,
+    Blank,
+    Record,
+    decode,
+)
+from rmqctl.scan import text
+from rmqctl.scan.frames import Array, Batch, examine
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import Walk
+from rmqctl.store.log.commit_log import CommitLog
+
+_HEAD = reader(Blank)
+_SCHEDULE = props.SCHEDULE_TOPIC.encode()
+_NUMBERS = (props.INNER_BASE, props.INNER_NUM)
+_LATEST: list[tuple[Batch, text.Properties]] = []
+
+
+class RecoveryWalk:
+    """Iterates over the records a broker accepts, from the start of file ``number`` on.
+
+    Afterwards ``end`` is where it stopped (the log's end for the broker), ``stop`` why,
+    ``last_valid`` the start of the last accepted record (None: there was none) and
+    ``misplaced`` the places of accepted records that say another physical offset. Such a record
+    comes as a batch of its own, with the physical offset that it says; ``odd`` is True meanwhile.
+    """
+
+    def __init__(self, log: CommitLog, number: int, rules: Rules) -> None:
+        self._log, self._number, self._rules = log, number, rules
+        self.first = self.end = log.files[number].base
+        self.last_valid: int | None = None
+        self.stop = ""
+        self.misplaced: list[int] = []
+        self.odd = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        files = self._log.files
+        for number in range(self._number, len(files)):
+            self.end = files[number].base
+            yield from self._file(self._log.source(number))
+            if self.stop:
+                return
+        self.stop = "the last file ends with a blank"
+
+    def _file(self, source: Source) -> Iterator[Batch]:
+        """The accepted records of one file; ``end`` goes along. ``stop`` "" at a blank."""
+        position = 0
+        while True:
+            spot: int | None = None
+            for batch in Walk(source, position):
+                good, why = self._accepted(batch)
+                if good:
+                    part = batch if good == len(batch) else batch.select(slice(0, good))
+                    last = good - 1
+                    self.last_valid = int(batch.offset[last])
+                    self.end = self.last_valid + int(batch.column("total_size")[last])
+                    yield part
+                if good < len(batch):
+                    self.stop = why
+                    return
+                if batch.spans:
+                    spot = batch.spans[0].offset - source.base
+                    break
+            if spot is None:
+                self.stop = f"the file ends without a blank at {self.end}"
+                return
+            size, self.stop = judge(source, spot, self._rules)
+            if size is None or self.stop:
+                return
+            alone = misplaced(source, spot, size)
+            if alone is None:
+                self.stop = f"the lengths of the record at {self.end} do not add up"
+                return
+            good, why = self._accepted(alone)
+            if not good:
+                self.stop = f"{why} (it says another physical offset than its own, {self.end})"
+                return
+            self.misplaced.append(self.end)
+            self.last_valid = self.end
+            position = spot + size
+            self.end = source.base + position
+            self.odd = True
+            yield alone
+            self.odd = False
+
+    def _accepted(self, batch: Batch) -> tuple[int, str]:
+        """(how many of the batch's records a broker takes, why not the next)."""
+        if not len(batch):
+            return 0, ""
+        bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)
+        reasons = {int(at): "its body does not match its CRC" for at in np.flatnonzero(bad)[:1]}
+        if not self._rules.message_v2:
+            newer = np.flatnonzero(batch.column("magic") == MAGIC_V2)
+            if len(newer):
+                reasons.setdefault(int(newer[0]), "it is a v2 record, unknown to this version")
+        for at in _bad_numbers(batch, self._rules):
+            reasons.setdefault(at, "a property of it that must be a number is none")
+            break
+        if not reasons:
+            return len(batch), ""
+        first = min(reasons)
+        return first, f"the record at {int(batch.offset[first])} is refused: {reasons[first]}"
+
+
+def properties(batch: Batch) -> text.Properties:
+    """The properties of a batch; those of the last one asked for are kept: walk, queues and
+    index ask in turn.
+    """
+    if _LATEST and _LATEST[0][0] is batch:
+        return _LATEST[0][1]
+    found = text.Properties(batch)
+    _LATEST[:] = [(batch, found)]
+    return found
+
+
+def _bad_numbers(batch: Batch, rules: Rules) -> Iterator[int]:
+    """Records whose properties make a broker's test throw, ascending."""
+    found = properties(batch)
+    bad: set[int] = set()
+    rows, levels = found.find(props.DELAY)
+    for row, level in zip(rows.tolist(), levels.to_pylist(), strict=True):
+        if not _is_number(level, 32) and _topic(batch, row) == _SCHEDULE:
+            bad.add(row)
+    if rules.generation >= 5:
+        base, count = (dict(zip(at.tolist(), values.to_pylist(), strict=True))
+                       for at, values in map(found.find, _NUMBERS))
+        bad |= {row for row in base.keys() & count.keys()
+                if not (_is_number(base[row], 64) and _is_number(count[row], 16))}
+    yield from sorted(bad)
+
+
+def _topic(batch: Batch, row: int) -> bytes:
+    start = int(batch.column("topic_start")[row])
+    return batch.data[start:start + int(batch.column("topic_length")[row])].tobytes()
+
+
+def _is_number(raw: bytes, bits: int) -> bool:
+    try:
+        delay.java_int(raw.decode("utf-8", "replace"), bits)
+    except ValueError:
+        return False
+    return True
+
+
+def judge(source: Source, at: int, rules: Rules, *, check_crc: bool = True) -> tuple[
+        int | None, str]:
+    """A broker's test of what lies at position ``at``: (size, why not).
+
+    Size of an accepted record; (None, "") for a blank; (None, why) where it stops.
+    """
+    where, rest = source.base + at, source.size - at
+    head = source.read(at, _HEAD.size)
+    if len(head) < _HEAD.size:
+        return None, f"at {where} no more than {rest} bytes of the file are left"
+    total, magic = _HEAD.unpack(head)
+    if magic == MAGIC_BLANK:
+        if rules.blank_must_fit and total > rest:
+            return None, f"the blank at {where} names more than the rest of its file"
+        return None, ""
+    if not any(head):
+        return None, f"nothing was written from {where} on"
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        return None, f"what lies at {where} is no record"
+    if magic == MAGIC_V2 and not rules.message_v2:
+        return None, f"the record at {where} is a v2 record, unknown to this version"
+    record = _decoded(source, at, total) if MIN_SIZE <= total <= min(rest, MAX_RECORD) else None
+    if record is None:
+        return None, f"the lengths of the record at {where} do not add up"
+    if check_crc and record.body and not record.crc_ok:
+        return None, f"the record at {where} is refused: its body does not match its CRC"
+    return total, ""
+
+
+def misplaced(source: Source, at: int, size: int) -> Batch | None:
+    """The record at position ``at`` which lies about its place, as a broker dispatches it: with
+    the physical offset that it says. None where there is no such record.
+    """
+    record = _decoded(source, at, size)
+    if record is None:
+        return None
+    data = np.frombuffer(source.read(at, size), np.uint8)
+    batch, ok = examine(data, record.physical_offset, np.zeros(1, np.int64))
+    return batch if ok.all() else None
+
+
+def _decoded(source: Source, at: int, total: int) -> Record | None:
+    try:
+        return decode(source.read(at, total))
+    except FormatError:
+        return None
+
+
+class ReputWalk:
+    """Iterates over the records that the run-time dispatcher takes from ``[start, end)``.
+
+    It looks at no body, and behind something it cannot read it goes on with the next file.
+    ``stuck``: the physical offset at which it finds no file and waits for ever, else None.
+    ``odd`` as of `RecoveryWalk`.
+    """
+
+    def __init__(self, log: CommitLog, start: int, end: int, rules: Rules) -> None:
+        self._log, self._rules = log, rules
+        self.start, self.end = start, end
+        self.skipped: list[int] = []
+        self.stuck: int | None = None
+        self.odd = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        at = self.start
+        for number, one in enumerate(self._log.files):
+            if one.end <= at or one.base >= self.end:
+                continue
+            if one.base > at:
+                self.stuck = at
+                return
+            yield from self._file(self._log.source(number), at - one.base)
+            at = one.end
+        if at < self.end:
+            self.stuck = at
+
+    def _file(self, source: Source, position: int) -> Iterator[Batch]:
+        limit = self.end - source.base
+        while position < limit:
+            spot: int | None = None
+            for batch in Walk(source, position, limit):
+                if len(batch):
+                    yield batch
+                if batch.spans:
+                    spot = batch.spans[0].offset - source.base
+                    break
+            if spot is None:
+                return
+            size, why = judge(source, spot, self._rules, check_crc=False)
+            alone = None if size is None else misplaced(source, spot, size)
+            if size is None or alone is None:
+                if why or size is not None:
+                    self.skipped.append(source.base + spot)
+                return
+            position = spot + size
+            self.odd = True
+            yield alone
+            self.odd = False
+
+
+def dispatched(log: CommitLog, stretch: Stretch, rules: Rules) -> Iterator[Batch]:
+    """The records of a stretch as a broker dispatches them again, a batch at a time.
+
+    The records of one batch lie behind each other without a gap.
+    """
+    if stretch.reput:
+        yield from ReputWalk(log, stretch.start, stretch.end, rules)
+        return
+    number = next(at for at, one in enumerate(log.files) if one.base == stretch.start)
+    for batch in RecoveryWalk(log, number, rules):
+        if stretch.behind is None:
+            yield batch
+            continue
+        first = int(np.searchsorted(batch.offset, stretch.behind, "right"))
+        if first < len(batch):
+            yield batch.select(slice(first, len(batch)))

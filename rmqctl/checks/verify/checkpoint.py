@@ -1,0 +1,150 @@
+"""The checkpoint page, the abort file and the lock file (checkpoint-and-small-files.md §1-§3).
+
+A checkpoint that lags behind is legal at any time: a broker only walks more of the log at its
+next start. One that is ahead of the log makes it walk too little.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+
+from rmqctl.checks.findings import INFO, WARNING, Finding
+from rmqctl.checks.verify.common import LOOK, read_start, unreadable
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import abort as abort_format
+from rmqctl.formats.local import checkpoint as layout
+from rmqctl.formats.local import lock as lock_format
+from rmqctl.formats.local.checkpoint import CHECKPOINT, CheckpointRecord
+from rmqctl.store.store import Store
+
+_FIX = "rmqctl recover STORE --only checkpoint"
+_MOST = 1 << 16
+_YEAR_3000 = 32_503_680_000_000
+_NOT_SET = -1
+"""Brokers write it into the two offsets when there is no such offset."""
+_DRIFT_MS = 3_600_000
+_DRIFT_BYTES = 1 << 36
+"""What a running broker may have added between the log pass and this check."""
+_TIMES = CHECKPOINT.names[:layout.CLASSIC_FIELDS]
+_OFFSETS = CHECKPOINT.names[layout.CLASSIC_FIELDS:]
+
+
+def check(store: Store, last_store_timestamp: int | None, log_end: int, *,
+          live: bool | None = None) -> Iterator[Finding]:
+    """Checkpoint, abort and lock of a store.
+
+    ``last_store_timestamp`` is the greatest store time in the log (None without messages),
+    ``log_end`` the physical offset behind its last record, ``live`` whether a broker holds the
+    store (asked if not given).
+    """
+    held = store.lock.held if live is None else live
+    yield from _checkpoint(store, last_store_timestamp, log_end, held)
+    yield from _abort(store, held)
+    yield from _lock(store)
+
+
+def _finding(category: str, store: Store, detail: str, offset: int, length: int | None = None,
+             severity: str = "") -> Finding:
+    return Finding(category, "checkpoint", detail, file=store.path("checkpoint"), offset=offset,
+                   length=length, severity=severity, next=_FIX)
+
+
+def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Iterator[Finding]:
+    path = store.path("checkpoint")
+    if not os.path.lexists(path):
+        if last is not None:
+            yield _finding("checkpoint-missing", store, "there is no checkpoint: after a crash a "
+                           "broker would walk the whole log", 0)
+        return
+    try:
+        data, size = read_start(path, _MOST)
+    except StoreIOError as error:
+        yield unreadable("checkpoint", path, error)
+        return
+    if size < layout.CLASSIC_SIZE:
+        yield _finding("checkpoint-damaged", store, f"has {size} bytes, the fields end at "
+                       f"{layout.CLASSIC_SIZE}: what is missing counts as 0", size,
+                       layout.PAGE_SIZE - size)
+        return
+    if size != layout.PAGE_SIZE:
+        # No field is lost, and a broker makes a short page whole when it maps it.
+        yield _finding("checkpoint-damaged", store, f"has {size} bytes, a broker writes a page "
+                       f"of {layout.PAGE_SIZE}", min(size, layout.PAGE_SIZE),
+                       abs(size - layout.PAGE_SIZE), WARNING)
+    rest = data[CHECKPOINT.size:]
+    used = rest.rstrip(b"\0")
+    if used:
+        first = len(rest) - len(rest.lstrip(b"\0"))
+        yield _finding("checkpoint-damaged", store, "something stands behind the fields, where a "
+                       "broker writes zeros", CHECKPOINT.size + first, len(used) - first)
+    yield from _values(store, layout.parse(data), last, log_end, held)
+
+
+def _values(store: Store, found: CheckpointRecord, last: int | None, log_end: int,
+            held: bool) -> Iterator[Finding]:
+    values = found._asdict()
+    if last is not None and found.physic_msg_timestamp == found.logics_msg_timestamp == 0:
+        yield _finding("checkpoint-zero", store, "all zero, though there are messages: after a "
+                       "crash a broker would walk the whole log (the first minute of a broker "
+                       "looks like this)", 0, 2 * CHECKPOINT.field(_TIMES[0]).size,
+                       "" if store.has_abort and not held else INFO)
+    for name in _TIMES:
+        value = values[name]
+        if not 0 <= value < _YEAR_3000:
+            yield _field("checkpoint-damaged", store, name, f"{value} is no store time")
+        elif last is not None and value > last + (_DRIFT_MS if held else 0):
+            yield _field("checkpoint-ahead", store, name,
+                         f"says {value}, the newest message was stored at {last}")
+    for name in _OFFSETS:
+        value = values[name]
+        if value < _NOT_SET:
+            yield _field("checkpoint-damaged", store, name, f"{value} is no physical offset")
+        elif last is not None and value > log_end + (_DRIFT_BYTES if held else 0):
+            # The master's offset may lie ahead of a slave's own log: told, but no trouble.
+            yield _field("checkpoint-ahead", store, name, f"says {value}, the log ends at "
+                         f"{log_end}", INFO if name == "master_flushed_offset" else "")
+
+
+def _field(category: str, store: Store, name: str, detail: str, severity: str = "") -> Finding:
+    place = CHECKPOINT.field(name)
+    return _finding(category, store, f"{name}: {detail}", place.offset, place.size, severity)
+
+
+def _abort(store: Store, held: bool) -> Iterator[Finding]:
+    """A running broker has an abort file; it says something only when nobody runs."""
+    if not store.has_abort:
+        return
+    path = store.path("abort")
+    if not held:
+        yield Finding("unclean-shutdown", "store", "the abort file is there: the last run did not "
+                      "end cleanly, or the store was copied while a broker ran", file=path)
+    yield from _small(path, abort_format.parse)
+
+
+def _lock(store: Store) -> Iterator[Finding]:
+    path = store.path("lock")
+    if os.path.lexists(path):
+        yield from _small(path, lock_format.parse)
+
+
+def _small(path: str, parse: Callable[[bytes], object]) -> Iterator[Finding]:
+    """A file of a few bytes: what is not a broker's content is only a warning."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            yield Finding("small-file", "store", "not a regular file", file=path)
+            return
+        data, size = read_start(path, 256)
+    except StoreIOError as error:
+        yield unreadable("store", path, error)
+        return
+    except OSError as error:
+        yield unreadable("store", path, StoreIOError.from_oserror(error, path, "open"))
+        return
+    try:
+        parse(data)
+    except FormatError as error:
+        yield Finding("small-file", "store", f"{error.reason} ({size} bytes)", file=path,
+                      offset=error.offset or 0, length=max(size - (error.offset or 0), 0),
+                      next=LOOK)

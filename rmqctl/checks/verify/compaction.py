@@ -1,0 +1,293 @@
+"""Compacted topics of 5.1+: a log and a sparse queue in pairs of files (timer-and-others-5x.md §2).
+
+A log record is a commitlog record whose physical offset is its place in this log, so the frame
+walk proves it. Working folders, ``.delete`` files and holes between files are traces of a
+compaction and legal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.checks.findings import INFO, WARNING, Finding
+from rmqctl.checks.verify.common import (
+    LOOK,
+    Gaps,
+    bounded,
+    pages,
+    plural,
+    runs,
+    unreadable,
+    used_units,
+)
+from rmqctl.checks.verify.queue.batch_rows import valid
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.config import config_json
+from rmqctl.formats.local import compaction as layout
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.batch_consume_queue import NOT_COMPACTED
+from rmqctl.formats.local.compaction import END_UNIT, UNIT, UNIT_SIZE
+from rmqctl.scan import text
+from rmqctl.scan.frames import BLANK, ZERO, Array, Batch, Span
+from rmqctl.scan.source import FileSource
+from rmqctl.scan.walk import Walk
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.store import Store
+
+FOLDER, LOG, QUEUE = "compaction", "compactionLog", "compactionCq"
+POSITIONS = "position-checkpoint"
+_PAGE = 1 << 15
+_COLUMNS = ("offset", "size", "store_timestamp", "msg_base_offset", "tags_code")
+_MOST_JSON = 16 << 20
+
+
+def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
+    """All compacted queues and the position file."""
+    held = store.lock.held if live is None else live
+    yield from bounded(_check(store, held))
+
+
+def _check(store: Store, held: bool) -> Iterator[Finding]:
+    top = store.path(FOLDER)
+    if not os.path.lexists(top):
+        return
+    yield from _positions(store, held)
+    for topic, queue in sorted(_queues(store)):
+        yield from _Queue(store, topic, queue, held).check()
+
+
+def _queues(store: Store) -> set[tuple[str, str]]:
+    found = set()
+    for part in (LOG, QUEUE):
+        top = store.path(FOLDER, part)
+        for topic in listing(top).folders:
+            found |= {(topic, name) for name in listing(os.path.join(top, topic)).folders
+                      if name.isascii() and name.isdigit() and len(name) <= 10}
+    return found
+
+
+@dataclass(slots=True)
+class _Log:
+    """What a log file holds: columns of its sound records, and the spans that are none."""
+
+    columns: dict[str, Array] = field(default_factory=dict)
+    damage: list[Span] = field(default_factory=list)
+
+    def in_damage(self, offset: Array) -> Array:
+        out: Array = np.zeros(len(offset), bool)
+        for span in self.damage:
+            out |= (offset >= span.offset) & (offset < span.end)
+        return out
+
+
+class _Queue:
+    """One queue of a compacted topic."""
+
+    def __init__(self, store: Store, topic: str, queue: str, held: bool) -> None:
+        self._folders = {part: store.path(FOLDER, part, topic, queue) for part in (LOG, QUEUE)}
+        self._topic, self._queue, self._held = topic, int(queue), held
+        self._newest = -1
+
+    def _tell(self, detail: str, path: str, offset: int | None = None, length: int | None = None,
+              *, count: int = 1, category: str = "compaction", severity: str = "",
+              row: int | None = None) -> Finding:
+        return Finding(category, "compaction", detail, file=path, offset=offset, length=length,
+                       topic=self._topic, queue_id=self._queue, queue_offset=row, count=count,
+                       severity=severity, next=LOOK if offset is not None else None)
+
+    def check(self) -> Iterator[Finding]:
+        logs, queues = ({one.base: one for one in listing(self._folders[part]).files}
+                        for part in (LOG, QUEUE))
+        bases = sorted(logs.keys() | queues.keys())
+        for base in bases:
+            log, queue = logs.get(base), queues.get(base)
+            if log is None or queue is None:
+                if not self._held:  # a compaction under way replaces one after the other
+                    there = log or queue
+                    assert there is not None
+                    part = LOG if log is None else QUEUE
+                    yield self._tell("the file is missing, its counterpart is there",
+                                     os.path.join(self._folders[part], there.name),
+                                     category="file-missing")
+                continue
+            found = _Log()
+            try:
+                yield from self._walk(log, found)
+            except StoreIOError as error:
+                yield unreadable("compaction", log.path, error)
+                continue
+            try:
+                yield from self._rows(log, queue, found, last=base == bases[-1])
+            except StoreIOError as error:
+                yield unreadable("compaction", queue.path, error)
+
+    # -- the log --------------------------------------------------------------------------------
+
+    def _walk(self, file: StoreFile, found: _Log) -> Iterator[Finding]:
+        parts: list[tuple[Array, ...]] = []
+        with FileSource(file.path, file.base) as source:
+            for batch in Walk(source):
+                for span in batch.spans:
+                    if span.kind in (BLANK, ZERO):
+                        continue
+                    found.damage.append(span)
+                    yield self._tell(span.reason + (f" (field {span.field})" if span.field
+                                                    else ""), file.path, span.offset - file.base,
+                                     span.length)
+                if len(batch):
+                    parts.append(_columns(batch))
+                    yield from self._records(file, batch)
+        found.columns = {name: np.concatenate(column) if parts else np.zeros(0, np.int64)
+                         for name, column in zip(_COLUMNS, zip(*parts, strict=True)
+                                                 if parts else ((),) * len(_COLUMNS),
+                                                 strict=True)}
+
+    def _records(self, file: StoreFile, batch: Batch) -> Iterator[Finding]:
+        other = np.array([raw != self._topic.encode("utf-8", "surrogateescape")
+                          for raw in text.topics(batch).to_pylist()], bool)
+        size = batch.column("total_size")
+        for words, mask in (
+                ("the body does not match its CRC", ~batch.crc_ok()),
+                ("the message is of another topic", other),
+                ("the message is of another queue", batch.column("queue_id") != self._queue)):
+            for row in np.flatnonzero(mask).tolist():
+                yield self._tell(words, file.path, int(batch.offset[row]) - file.base,
+                                 int(size[row]), row=int(batch.column("queue_offset")[row]))
+
+    # -- the queue ------------------------------------------------------------------------------
+
+    def _rows(self, log: StoreFile, file: StoreFile, found: _Log, *, last: bool) -> Iterator[
+            Finding]:
+        offsets = found.columns["offset"]
+        led: Array = np.zeros(len(offsets), bool)
+        with FileSource(file.path) as source:
+            for at, rows in _used(source):
+                if isinstance(rows, str):
+                    yield self._tell(rows, file.path, at, UNIT_SIZE)
+                    continue
+                yield from self._page(log, file, at, rows, found, led)
+        for first, count in runs(np.flatnonzero(~led).tolist()):
+            # Log and queue are written one after the other: a crash leaves the last one alone.
+            tail = last and first + count == len(offsets)
+            start = int(offsets[first])
+            length = int((offsets + found.columns["size"])[first + count - 1]) - start
+            yield self._tell(
+                f"{plural(count, 'message')} of the log have no row", log.path,
+                start - log.base, length, count=count,
+                row=int(found.columns["msg_base_offset"][first]),
+                severity=(INFO if self._held else WARNING) if tail else "")
+
+    def _page(self, log: StoreFile, file: StoreFile, at: int, rows: Array, found: _Log,
+              led: Array) -> Iterator[Finding]:
+        columns = found.columns
+        physical = rows["physical_offset"].astype(np.int64)
+        index = np.searchsorted(columns["offset"], physical)
+        inside = index < len(led)
+        index[~inside] = 0
+        there = inside & (columns["offset"][index] == physical) if len(led) else inside
+        led[index[there]] = True
+        # A row that leads astray is still its message's row, by the queue offset.
+        base = rows["msg_base_offset"].astype(np.int64)
+        led |= np.isin(columns["msg_base_offset"], base[~there])
+        wrong: list[tuple[str, str, Array]] = [
+            ("physical_offset", f"leads to no message of {log.name}",
+             ~there & ~found.in_damage(physical))]
+        if len(led):
+            wrong += [(name, "is not the message's", there & (rows[name] != columns[name][index]))
+                      for name in _COLUMNS[1:]]
+        wrong += [("batch_size", "is not 1", rows["batch_size"] != 1),
+                  ("compacted_offset", f"is not {NOT_COMPACTED}",
+                   rows["compacted_offset"] != NOT_COMPACTED),
+                  ("reserved", "is not 0", rows["reserved"] != 0)]
+        good: Array = np.ones(len(rows), bool)
+        for name, words, mask in wrong:
+            yield from self._tell_rows(file, at, rows, np.flatnonzero(mask & good), name, words)
+            good &= ~mask
+        sound = np.flatnonzero(good & there)
+        if len(sound):  # a damaged row says nothing about its neighbours
+            before = np.concatenate([[self._newest], base[sound][:-1]])
+            self._newest = int(base[sound[-1]])
+            yield from self._tell_rows(file, at, rows, sound[base[sound] <= before],
+                                       "msg_base_offset", "is not behind the row before")
+
+    def _tell_rows(self, file: StoreFile, at: int, rows: Array, which: Array, name: str,
+                   words: str) -> Iterator[Finding]:
+        place = UNIT.field(name)
+        for row in which.tolist():
+            position = at + row * UNIT_SIZE
+            yield self._tell(f"{name} of row {position // UNIT_SIZE}: {int(rows[row][name])} "
+                             f"{words}", file.path, position + place.offset, place.size,
+                             row=int(rows[row]["msg_base_offset"]))
+
+
+def _columns(batch: Batch) -> tuple[Array, ...]:
+    tags: Array = np.zeros(len(batch), np.int64)
+    rows, values = text.Properties(batch).find(props.TAGS)
+    tags[rows] = text.java_hash(values)
+    return (batch.offset, batch.column("total_size"), batch.column("store_timestamp"),
+            batch.column("queue_offset"), tags)
+
+
+def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
+    """(position, rows) up to the end unit or the unused rest; a text says what is odd there."""
+    end = np.frombuffer(layout.build(END_UNIT), layout.dtype())
+    gaps = Gaps()
+    for at, data in pages(source, UNIT_SIZE, _PAGE):
+        rows = np.frombuffer(data, layout.dtype())
+        stop = np.flatnonzero(rows == end)
+        if len(stop):
+            rows = rows[:int(stop[0])]
+        filled = np.flatnonzero(used_units(data, UNIT_SIZE)[:len(rows)])
+        if len(filled):
+            for first, count in gaps.feed(at + filled, valid(rows[filled])):
+                yield first * UNIT_SIZE, f"{plural(count, 'row')} of zeros, rows follow"
+        for first, count in runs(filled.tolist()):
+            yield (at + first) * UNIT_SIZE, rows[first:first + count]
+        if len(stop):
+            return
+
+
+# -- the position file -------------------------------------------------------------------------
+
+
+def _positions(store: Store, held: bool) -> Iterator[Finding]:
+    """``position-checkpoint``: how far each queue was compacted, with a backup."""
+    path = store.path(FOLDER, POSITIONS)
+    states = [_json(store, name) for name in (POSITIONS, f"{POSITIONS}.bak")]
+    main, backup = states
+    if main is None or isinstance(main, dict):
+        if main is not None:
+            yield from _entries(path, main)
+        return
+    good = isinstance(backup, dict)
+    told = "its backup is good" if good else "it has no good backup"
+    if isinstance(main, StoreIOError):
+        yield unreadable("compaction", path, main)
+    elif not held:
+        yield Finding("config-backup" if good else "config-unreadable", "compaction",
+                      f"{main.reason}; {told}", file=path, offset=main.offset, next=LOOK)
+
+
+def _json(store: Store, name: str) -> dict[str, object] | FormatError | StoreIOError | None:
+    if not os.path.lexists(store.path(FOLDER, name)):
+        return None
+    try:
+        value = config_json.parse(store.read_small(FOLDER, name, most=_MOST_JSON)).value
+    except (FormatError, StoreIOError) as error:
+        return error
+    return value if isinstance(value, dict) else FormatError("no JSON object", offset=0)
+
+
+def _entries(path: str, value: dict[str, object]) -> Iterator[Finding]:
+    table = value.get("queueOffsetMap")
+    odd = [] if isinstance(table, dict) else ["queueOffsetMap"]
+    if isinstance(table, dict):
+        odd = [key for key, offset in table.items()
+               if not isinstance(offset, int) or isinstance(offset, bool) or offset < -1]
+    if odd:
+        yield Finding("config-oddity", "compaction", f"{plural(len(odd), 'entry', 'entries')} of "
+                      f"the wrong shape: {odd[0]}", file=path, severity=WARNING, next=LOOK)

@@ -1,0 +1,249 @@
+"""Names, sizes and gaps of every file sequence of a store (spec: commitlog.md §1,
+consumequeue.md §1, §8, §9, index.md §1, timer-and-others-5x.md §1.3, §2, recovery.md §2).
+
+Legal and so no finding: any file size, expired heads, preallocated files, queue folders that
+come and go, RocksDB files beside the topics, working folders of a compaction.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify.common import bounded
+from rmqctl.checks.verify.sequences import Place, Votes, check_sequence, occupied, strange
+from rmqctl.formats.local import batch_consume_queue, consume_queue, index_file
+from rmqctl.formats.local.delay import java_int
+from rmqctl.store.files import Listing, StoreFile, listing
+from rmqctl.store.store import Store
+
+WORKING = ("compacting", "replicating")
+_ROCKSDB = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+|"
+                      r"OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|blob|dbtmp)", re.ASCII)
+_ELECTORATE = 1000
+"""Queues whose files say what the file size is: enough to outvote any damage."""
+_LOG_FIX = "rmqctl recover STORE --strategy salvage"
+_CQ_FIX = "rmqctl recover STORE --only consumequeue"
+_INDEX_FIX = "rmqctl recover STORE --only index"
+
+
+def check(store: Store) -> Iterator[Finding]:
+    """All file sequences of a store."""
+    yield from bounded(_all(store), by_folder=True)
+
+
+def _all(store: Store) -> Iterator[Finding]:
+    yield from _commitlog(store)
+    yield from _queues(store, "consumequeue", consume_queue.UNIT_SIZE,
+                       store.sizes.consumequeue_file, _CQ_FIX, consume_queue.UNIT_SIZE)
+    yield from _queues(store, "consumequeue_ext", 1, None, _CQ_FIX)
+    yield from _queues(store, "batchconsumequeue", 1, None, _CQ_FIX)
+    for part, unit in (("compactionLog", 1), ("compactionCq", batch_consume_queue.UNIT_SIZE)):
+        yield from _queues(store, "compaction", unit, None, None, part=part)
+    yield from _timerlog(store)
+    yield from _index(store)
+
+
+def _nested(store: Store) -> str:
+    """The severity of a folder among the files: 5.1+ passes it over (recovery.md §2)."""
+    return INFO if store.generation == 4 else ""
+
+
+# -- commitlog -------------------------------------------------------------------------------
+
+
+def _commitlog(store: Store) -> Iterator[Finding]:
+    place = Place("commitlog", fix=_LOG_FIX)
+    files: list[StoreFile] = []
+    taken: list[int] = []
+    for folder in store.log_folders:
+        if not os.path.lexists(folder):
+            if any(queue.files for queue in store.queues.values()):
+                yield place.finding("file-missing", "the folder of the log is missing: a broker "
+                                    "deletes all consumequeues when it starts like this", folder)
+            continue
+        found = listing(folder)
+        yield from strange(place, folder, found, nested=_nested(store))
+        files += found.files
+        taken += occupied(found)
+    files.sort(key=lambda one: (one.name, one.path))
+    votes = Votes()
+    votes.add(files)
+    size = store.sizes.commitlog_file or votes.size()
+    if size is None:
+        yield from _only_odd(place, files)
+        return
+    if len(files) == 1 and store.sizes.commitlog_file is None and files[0].base % size:
+        # Its own name says that it never had this length.
+        one = files[0]
+        yield place.finding("file-size", f"has {one.size} bytes, of which its name is no multiple",
+                            one.path, base=one.base, position=one.size)
+        return
+    yield from check_sequence(place, files, size, taken=sorted(taken), aligned=votes.sure(size))
+
+
+def _only_odd(place: Place, files: list[StoreFile]) -> Iterator[Finding]:
+    """Files none of which has a possible length: nothing says how long they should be."""
+    for one in files:
+        if one.size:
+            yield place.finding("file-size", f"has {one.size} bytes, which no broker gives a file "
+                                "here", one.path, base=one.base, position=one.size)
+        else:
+            yield place.finding("file-empty", "length zero, as are all files here", one.path,
+                                base=one.base, position=0)
+
+
+# -- queues ----------------------------------------------------------------------------------
+
+
+def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str | None,
+            row_size: int | None = None, part: str | None = None) -> Iterator[Finding]:
+    """The queues of one structure. All of them have one file size, so all have a vote."""
+    top = store.path(structure, part) if part else store.path(structure)
+    if not os.path.lexists(top):
+        return
+    votes = Votes(unit)
+    for files in islice(_voters(top), _ELECTORATE):
+        votes.add(files)
+    size = given or votes.size()
+    nested = _nested(store)
+    found = listing(top)
+    yield from _not_a_folder(Place(structure, fix=fix), top, found, "topic", _ROCKSDB)
+    for topic in found.folders:
+        folder = os.path.join(top, topic)
+        inside = listing(folder)
+        place = Place(structure, topic, fix=fix)
+        yield from _not_a_folder(place, folder, inside, "queue", None)
+        for name in inside.folders:
+            path = os.path.join(folder, name)
+            queue = _queue_id(name)
+            yield from _queue_name(place, path, name, queue)
+            if queue is None:
+                continue
+            held = listing(path)
+            own = Place(structure, topic, queue, fix, row_size)
+            yield from strange(own, path, held, allowed=WORKING if part else (), nested=nested)
+            if size is None:
+                yield from _only_odd(own, held.files)
+                continue
+            # A compaction replaces files by fewer ones: holes between them are its trace.
+            yield from check_sequence(own, held.files, size, unit=unit, gaps=part is None,
+                                      taken=occupied(held), aligned=votes.sure(size))
+
+
+def _voters(top: str) -> Iterator[list[StoreFile]]:
+    """The files of each queue folder."""
+    for topic in listing(top).folders:
+        for name in listing(os.path.join(top, topic)).folders:
+            if _queue_id(name) is not None:
+                yield listing(os.path.join(top, topic, name)).files
+
+
+def _queue_id(name: str) -> int | None:
+    """The queue a folder's name stands for as a broker reads it (``Integer.parseInt``)."""
+    try:
+        return java_int(name) if name.isascii() else None
+    except ValueError:
+        return None
+
+
+def _queue_name(place: Place, path: str, name: str, queue: int | None) -> Iterator[Finding]:
+    """A folder that is no queue to a broker: it is skipped (consumequeue.md §1)."""
+    if queue is None:
+        yield place.finding("file-name", "the name is no queue id: a broker skips the folder",
+                            path, severity=INFO)
+    elif str(queue) != name or queue < 0:
+        yield place.finding("file-name", f"a broker reads the name as queue {queue} and looks for "
+                            "another folder", path, severity=INFO)
+
+
+def _not_a_folder(place: Place, folder: str, found: Listing, what: str,
+                  known: re.Pattern[str] | None) -> Iterator[Finding]:
+    for trouble in found.troubles:
+        name = os.path.basename(trouble.path)
+        if trouble.unreadable:
+            yield place.finding("file-unreadable", trouble.reason, trouble.path)
+        elif known is None or not known.fullmatch(name):
+            yield place.finding("file-name", f"not the folder of a {what}: a broker skips it",
+                                trouble.path, severity=INFO)
+    for one in found.files:
+        yield place.finding("file-name", f"a file in {os.path.basename(folder)}, where folders of "
+                            f"a {what} belong: a broker skips it", one.path, severity=INFO)
+
+
+# -- timer log and index ---------------------------------------------------------------------
+
+
+def _timerlog(store: Store) -> Iterator[Finding]:
+    folder = store.path("timerlog")
+    if not os.path.lexists(folder):
+        return
+    place = Place("timer")
+    found = listing(folder)
+    yield from strange(place, folder, found, nested=_nested(store))
+    votes = Votes()
+    votes.add(found.files)
+    size = votes.size()
+    if size is not None:
+        yield from check_sequence(place, found.files, size, taken=occupied(found),
+                                  aligned=votes.sure(size))
+    elif any(one.size for one in found.files):
+        yield from _only_odd(place, found.files)
+    else:
+        for one in found.files:
+            # Other implementations make the first file when they start and fill it later.
+            yield place.finding("file-empty", "length zero: no timer message was ever written",
+                                one.path, base=one.base, position=0, severity=INFO)
+
+
+def _index(store: Store) -> Iterator[Finding]:
+    folder = store.path("index")
+    if not os.path.lexists(folder):
+        return
+    place = Place("index", fix=_INDEX_FIX)
+    found = store.index_listing
+    for trouble in found.troubles:
+        if trouble.unreadable or trouble.reason == "not a regular file":
+            yield place.finding("file-unreadable", trouble.reason, trouble.path)
+        else:
+            yield place.finding("file-name", "not the name of an index file (17 digits): a broker "
+                                "does not load it", trouble.path)
+    for name in found.folders:
+        yield place.finding("file-name", "a folder among the index files: a broker does not start "
+                            "with it", os.path.join(folder, name))
+    expected = _index_size(store)
+    common, count = next(iter(Counter(one.size for one in found.files).most_common(1)), (0, 0))
+    for number, one in enumerate(found.files):
+        if not os.access(one.path, os.R_OK):
+            yield place.finding("file-unreadable", "permission denied", one.path)
+        # Another configuration gives all later files another size; one alone is no such change.
+        alone = count > 1 and one.size < common in (later.size for later in found.files[number:])
+        if one.size == 0:
+            yield place.finding("file-empty", "length zero: a broker makes an index without "
+                                "entries of it", one.path, position=0)
+        elif one.size != expected is not None or alone:
+            wanted = expected or common
+            yield place.finding(
+                "file-size", f"has {one.size} bytes, the index files of this store have {wanted}",
+                one.path, position=min(one.size, wanted), length=abs(one.size - wanted))
+        elif not _can_be_index(one.size):
+            yield place.finding("file-size", f"has {one.size} bytes, which no number of slots and "
+                                "entries makes", one.path, position=one.size)
+
+
+def _index_size(store: Store) -> int | None:
+    slots, most = store.sizes.index_slots, store.sizes.index_max
+    if slots is None or most is None:
+        return None
+    return index_file.Shape(slots, most).file_size
+
+
+def _can_be_index(size: int) -> bool:
+    """Whether a header, some slots and some entries can make this length."""
+    parts = size - index_file.HEADER.size
+    return parts >= index_file.SLOT.size + index_file.ENTRY.size and (
+        parts % index_file.SLOT.size == 0)

@@ -1,0 +1,222 @@
+"""Keys of the log against entries of the index, by column and in both directions.
+
+A broker indexes messages in log order, so the entries of all index files, one file after the
+other, are the log's keys in order. They are compared block by block; what does not pair up at
+once is kept aside and paired at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local.index_file import ENTRY, HeaderRecord, Shape, dtype
+from rmqctl.scan.source import FileSource
+from rmqctl.store.store import Store
+
+Array = np.ndarray[Any, np.dtype[Any]]
+KEEP = 200_000
+_PAIR = np.dtype([("physical_offset", np.int64), ("key_hash", np.int64)])
+
+
+class EntryPlace(NamedTuple):
+    """Where an entry stands: number of the index file (oldest first) and entry number."""
+
+    file: int
+    entry: int
+
+
+class OpenedFile(NamedTuple):
+    """What stays known of an index file that could be opened."""
+
+    path: str
+    shape: Shape
+    header: HeaderRecord
+
+
+@dataclass(slots=True)
+class KeyTally:
+    """Entries without key and keys without entry, of one range of the log."""
+
+    expected: int = 0
+    actual: int = 0
+    extra: list[tuple[int, int, EntryPlace]] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    late: list[tuple[int, int, EntryPlace]] = field(default_factory=list)
+    files: list[OpenedFile] = field(default_factory=list)
+    unkept_extra: int = 0
+    unkept_from: int = 1 << 62
+    unkept_missing: int = 0
+
+    def merge(self, other: KeyTally) -> None:
+        self.files = self.files or other.files
+        self.expected += other.expected
+        self.actual += other.actual
+        self.extra += other.extra
+        self.missing += other.missing
+        self.late += other.late
+        self.unkept_extra += other.unkept_extra
+        self.unkept_from = min(self.unkept_from, other.unkept_from)
+        self.unkept_missing += other.unkept_missing
+
+    def settle(self) -> None:
+        """Pairs what was left over in one block with what was left over in another."""
+        if not self.extra or not self.missing:
+            return
+        wanted = Counter(self.missing)
+        extra = []
+        for one in self.extra:
+            if wanted.get(one[:2], 0) > 0:
+                wanted[one[:2]] -= 1
+            else:
+                extra.append(one)
+        self.extra = extra
+        self.missing = sorted(wanted.elements())
+
+
+class Entries:
+    """All entries of the readable index files as one sequence, read by blocks."""
+
+    def __init__(self, store: Store) -> None:
+        self.files: list[OpenedFile] = []
+        self._sources: list[FileSource] = []
+        self.counts: list[int] = []
+        for file in store.index_listing.files:
+            try:
+                index = store.open_index(file)
+            except (FormatError, StoreIOError):
+                continue
+            self.files.append(OpenedFile(file.path, index.shape, index.header))
+            self._sources.append(index.source)
+            room = max(0, (index.source.size - index.shape.entry_position(1)) // ENTRY.size)
+            self.counts.append(min(index.header.entries, room))
+        self.starts = np.cumsum([0, *self.counts]).tolist()
+
+    @property
+    def total(self) -> int:
+        return int(self.starts[-1])
+
+    def place(self, position: int) -> EntryPlace:
+        number = int(np.searchsorted(self.starts, position, "right")) - 1
+        return EntryPlace(number, position - self.starts[number] + 1)
+
+    def read(self, position: int, count: int) -> Array:
+        """Up to ``count`` entries from a position of the sequence on (structured array)."""
+        parts = []
+        end = min(position + count, self.total)
+        while position < end:
+            number, entry = self.place(position)
+            here = min(end - position, self.counts[number] - entry + 1)
+            data = self._sources[number].read(
+                self.files[number].shape.entry_position(entry), here * ENTRY.size)
+            got = len(data) // ENTRY.size
+            parts.append(np.frombuffer(data[:got * ENTRY.size], dtype()))
+            if got < here:
+                break
+            position += here
+        return np.concatenate(parts) if parts else np.zeros(0, dtype())
+
+    def seek(self, physical: int) -> int:
+        """The position of the first entry that leads to ``physical`` or behind, by bisection."""
+        low, high = 0, self.total
+        while low < high:
+            middle = (low + high) // 2
+            entry = self.read(middle, 1)
+            if len(entry) and int(entry["physical_offset"][0]) < physical:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()
+
+
+class KeyCheck:
+    """Compares the keys of messages, handed in by blocks in log order, with the entries."""
+
+    def __init__(self, entries: Entries, start: int) -> None:
+        self.entries, self.tally = entries, KeyTally(files=entries.files)
+        self.position = entries.seek(start) if start > 0 else 0
+        self._begins = np.array([file.header.begin_timestamp for file in entries.files], np.int64)
+
+    def compare(self, physical: Array, key_hash: Array, store_time: Array, end: int) -> None:
+        """Keys in index order (int64 columns) of all messages before physical offset ``end``."""
+        count = len(physical)
+        self.tally.expected += count
+        found = self.entries.read(self.position, count)
+        if len(found) == count and (found["physical_offset"] == physical).all() and (
+                found["key_hash"] == key_hash).all():
+            self._times(found, store_time)
+            self.position += count
+            self.tally.actual += count
+            return
+        self._pair(physical, key_hash, end)
+
+    def _times(self, found: Array, store_time: Array) -> None:
+        """Entry times are whole seconds from their file's begin, cut off (index.md §6)."""
+        if not len(found):
+            return
+        number = np.searchsorted(self.entries.starts, np.arange(
+            self.position, self.position + len(found)), "right") - 1
+        when = self._begins[number] + found["time_diff"].astype(np.int64) * 1000
+        late = (when > store_time) | (when <= store_time - 1000)
+        for index in np.flatnonzero(late)[:1000].tolist():
+            place = self.entries.place(self.position + index)
+            if place.entry == 1 and self._rolled(place.file, int(found["time_diff"][index])):
+                continue
+            if len(self.tally.late) < KEEP:
+                self.tally.late.append((int(found["physical_offset"][index]), int(when[index]),
+                                        place))
+
+    def _rolled(self, file: int, diff: int) -> bool:
+        """Whether ``diff`` may stand in entry 1: in a rolled file it counts from the end of the
+        file before (index.md §7), which may have expired.
+        """
+        if file == 0:
+            return diff >= 0 and self.entries.files[0].header.begin_phy_offset > 0
+        before, here = self.entries.files[file - 1].header, self.entries.files[file].header
+        return diff == max(0, here.begin_timestamp - before.end_timestamp) // 1000
+
+    def _pair(self, physical: Array, key_hash: Array, end: int) -> None:
+        window = self.entries.read(self.position, 2 * len(physical) + 4096)
+        # A damaged entry with a huge offset must not hide the good ones behind it.
+        least = np.minimum.accumulate(window["physical_offset"][::-1])[::-1]
+        taken = int(np.searchsorted(least, end))
+        window = window[:taken]
+        actual = np.empty(taken, _PAIR)
+        actual["physical_offset"], actual["key_hash"] = (window["physical_offset"],
+                                                         window["key_hash"])
+        wanted = np.empty(len(physical), _PAIR)
+        wanted["physical_offset"], wanted["key_hash"] = physical, key_hash
+        open_keys: Counter[tuple[int, int]] = Counter(map(tuple, wanted.tolist()))
+        pairs: list[tuple[int, int]] = [tuple(pair) for pair in actual.tolist()]
+        for index, pair in enumerate(pairs):
+            if open_keys.get(pair, 0) > 0:
+                open_keys[pair] -= 1
+            elif len(self.tally.extra) < KEEP:
+                self.tally.extra.append((*pair, self.entries.place(self.position + index)))
+            else:
+                self.tally.unkept_extra += 1
+                self.tally.unkept_from = min(self.tally.unkept_from, pair[0])
+        left = [pair for pair, times in open_keys.items() for _ in range(times)]
+        room = max(0, KEEP - len(self.tally.missing))
+        self.tally.missing += left[:room]
+        self.tally.unkept_missing += len(left) - len(left[:room])
+        self.position += taken
+        self.tally.actual += taken
+
+    def finish(self, end: int | None) -> None:
+        """Takes the entries left before physical offset ``end`` (None: all) as extra."""
+        none = np.zeros(0, np.int64)
+        limit = (1 << 63) - 1 if end is None else end
+        while self.position < self.entries.total:
+            before = self.position
+            self._pair(none, none, limit)
+            if self.position == before:
+                return

@@ -1,0 +1,107 @@
+"""Findings about the commitlog itself, from the spans and bad records of the log pass."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from rmqctl.checks.findings import WARNING, Finding
+from rmqctl.checks.verify.context import Context
+from rmqctl.checks.verify.log.log_pass import UNREADABLE
+from rmqctl.scan.frames import BLANK, ZERO, Span
+
+_GAP = "zeros to the end of the file, though the log goes on in a later one"
+
+
+def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
+        Finding]:
+    """Damage in physical order, then what was cut off the end of the log."""
+    ahead = [one for one in queue_findings if one.category == "cq-ahead"]
+    gone = sum(one.count for one in ahead)
+    found = [*_spans(context, log_end, gone), *_bad_records(context)]
+    for one in sorted(found, key=lambda one: one.offset or 0):
+        if ahead and one.offset == log_end:  # the damage that ended the log says what it cost
+            ahead = []
+            yield replace(one, detail=f"{one.detail}; {gone} rows of the consumequeues lead "
+                          "behind it: their messages are gone")
+        else:
+            yield one
+    for name in context.result.shrunk:
+        yield Finding("file-changed", "commitlog", "the file shrank while it was read: run this "
+                      "again when nobody writes to the store", file=name)
+    if context.result.unkept:
+        yield Finding("record-damaged", "commitlog", f"{context.result.unkept} more damaged "
+                      "places (only counted)", count=context.result.unkept)
+    if ahead and (gone > 1 or _index_agrees(context)):
+        queues = len({(one.topic, one.queue_id) for one in ahead})
+        yield Finding(
+            "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} rows of "
+            f"{queues} consumequeues lead behind it: their messages are gone",
+            **_place(context, log_end), count=gone)
+
+
+def _index_agrees(context: Context) -> bool:
+    """Whether entries lead behind the log as well: a single row may just be wrong itself."""
+    return any(physical >= context.log_end for physical, _, _ in context.result.keys.extra)
+
+
+def _place(context: Context, offset: int) -> dict[str, Any]:
+    file = context.store.log.file_of(offset)
+    if file is None:
+        before = [one for one in context.store.log.files if one.end == offset]
+        return {"file": before[-1].path if before else None, "offset": offset,
+                "position": before[-1].size if before else None}
+    return {"file": file.path, "offset": offset, "position": offset - file.base}
+
+
+def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
+    lost = sorted(context.lost)
+    for span in context.result.spans:
+        if span.kind == BLANK:
+            continue
+        behind = span.offset >= log_end
+        if span.kind == ZERO and behind:
+            continue  # the unused rest of the log
+        rows = [context.lost[at] for at in
+                lost[bisect_left(lost, span.offset):bisect_left(lost, span.end)]]
+        shown = span.field and span.field != UNREADABLE
+        detail = (span.reason or _GAP) + (f" (field {span.field})" if shown else "")
+        where: dict[str, Any] = {}
+        if rows:
+            topic, queue_id, queue_offset = rows[0]
+            where = {"topic": topic, "queue_id": queue_id, "queue_offset": queue_offset}
+            detail += f"; the consumequeues know of {len(rows)} message" + (
+                "s" if len(rows) > 1 else "") + " there"
+        category = _category(context, span, behind, log_end)
+        # A write that a crash cut off, of which nothing was dispatched: a broker drops it.
+        unfinished = category == "torn-tail" and not rows and not gone and (
+            context.store.has_abort)
+        yield Finding(category, "commitlog", detail, length=span.length,
+                      severity=WARNING if unfinished else "", count=max(len(rows), 1),
+                      **_place(context, span.offset), **where)
+
+
+def _category(context: Context, span: Span, behind: bool, log_end: int) -> str:
+    if span.field == UNREADABLE:
+        return "file-unreadable"
+    if behind:
+        if context.live:
+            return "in-progress"
+        return "torn-tail" if span.offset == log_end else "garbage-tail"
+    if span.kind == ZERO or span.reason.startswith("zeros"):
+        return "zero-gap"
+    return "physical-offset" if span.field == "physical_offset" else "record-damaged"
+
+
+def _bad_records(context: Context) -> Iterator[Finding]:
+    for bad in context.result.bad:
+        body = bad.field == "body"
+        yield Finding(
+            "body-crc" if body else "property-crc", "commitlog",
+            "the body does not match its CRC" if body else
+            "the record does not match its appended property CRC",
+            length=bad.size, topic=bad.topic.decode("utf-8", "surrogateescape"),
+            queue_id=bad.queue_id, queue_offset=bad.queue_offset,
+            **_place(context, bad.offset))

@@ -1,0 +1,213 @@
+"""The log pass over a whole log: in one process, or cut into ranges for several.
+
+A range starts at the first provable record at or after its cut; the range before it must end
+exactly there. Where it does not (a forged record inside a body, say), the second range is
+walked again from the true seam, so the result never depends on the number of processes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rmqctl.checks.verify.log.log_pass import LogPass
+from rmqctl.checks.verify.log.results import RangeResult, Wanted
+from rmqctl.checks.verify.queue.rows import QueueKey
+from rmqctl.errors import StoreIOError
+from rmqctl.scan import malloc_tuning
+from rmqctl.scan.walk import Walk
+from rmqctl.store.log.ranges import Pool, Processes
+from rmqctl.store.store import Store
+
+MIN_RANGE = 8 << 20
+_SKIP = 64 << 10
+"""Bytes given up at a place the system cannot read."""
+_TRIES = 1000
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Physical offsets ``[start, end)``; ``resync``: the start may lie inside a record."""
+
+    start: int
+    end: int
+    resync: bool
+
+
+def split(store: Store, parts: int, minimum: int = MIN_RANGE) -> list[Range]:
+    """At most ``parts`` ranges of about equal bytes over all files of the log."""
+    files = [one for one in store.log.files if one.size]
+    total = sum(one.size for one in files)
+    parts = max(1, min(parts, total // max(minimum, 1)))
+    cuts: list[tuple[int, bool]] = []
+    for number in range(1, parts):
+        left = total * number // parts
+        for one in files:
+            if left < one.size:
+                cuts.append((one.base + left, left > 0))
+                break
+            left -= one.size
+    starts = [(files[0].base if files else 0, False), *cuts]
+    ends = [*(cut for cut, _ in cuts), store.log.end]
+    return [Range(start, end, resync)
+            for (start, resync), end in zip(starts, ends, strict=True)]
+
+
+def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Range, last: bool,
+              progress: Progress | None = None) -> RangeResult:
+    """One range in this process. The result's ``first`` is where its first frame starts."""
+    malloc_tuning.keep()
+    job = LogPass(store, ends, wanted, part.start, progress)
+    for number, file in enumerate(store.log.files):
+        if file.end <= part.start and not (file.end == part.start == file.base):
+            continue
+        if file.base >= part.end:
+            break
+        inside = max(part.start - file.base, 0)
+        _run_file(store, job, number, inside, part.end - file.base, part.resync and inside > 0)
+    return job.finish(last=last)
+
+
+def _run_file(store: Store, job: LogPass, number: int, start: int, end: int,
+              resync: bool) -> None:
+    """One file's part of a range; what the system does not give is damage, the rest is read."""
+    file = store.log.files[number]
+    end = min(end, file.size)
+    try:
+        source = store.log.source(number)
+    except StoreIOError as error:
+        job.unreadable(file, start, end, str(error))
+        return
+    for _ in range(_TRIES):
+        walk = None
+        try:
+            walk = Walk(source, start, end, resync=resync)
+            job.run(walk)
+        except StoreIOError as error:
+            # The damaged spot of a disk: go on behind it, at the next record found there.
+            reached = start if walk is None else walk.position
+            start, resync = min(reached + _SKIP, end), True
+            job.unreadable(file, reached, start, str(error))
+            if start >= end:
+                return
+        else:
+            return
+    job.unreadable(file, start, end, "too many places of the file cannot be read")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all ranges of a store have in common."""
+
+    root: str
+    folders: list[str]
+    sizes: Any
+    ends: dict[QueueKey, int]
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    part: Range
+    last: bool
+
+
+def _worker(job: _Job, task: _Task) -> RangeResult:
+    with Store(job.root, job.folders, job.sizes) as store:
+        return run_range(store, job.ends, job.wanted, task.part, task.last)
+
+
+def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
+        progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
+        count: int | None = None) -> RangeResult:
+    """The whole log, by ``jobs`` processes or by a ``pool``. StoreIOError from any range ends it.
+
+    ``count``: the number of ranges to cut it into.
+    """
+    jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
+    pieces = (split(store, count, 1) if count is not None
+              else split(store, jobs if jobs == 1 else jobs * 4, minimum))
+    if pool is None:
+        if len(pieces) == 1 or jobs == 1:
+            whole = Range(pieces[0].start, pieces[-1].end, False)
+            return run_range(store, ends, wanted, whole, True, progress)
+        pool = Processes(min(jobs, len(pieces)))
+    job = _Job(store.root, store.log_folders, store.sizes, ends, wanted)
+    tasks = [_Task(part, part is pieces[-1]) for part in pieces]
+    total: RangeResult | None = None
+    for task, result in pool.run(partial(_worker, job), tasks):
+        total = _join(store, job, task, total, result, progress)
+    assert total is not None
+    return total
+
+
+def _join(store: Store, job: _Job, task: _Task, total: RangeResult | None, result: RangeResult,
+          progress: Progress | None) -> RangeResult:
+    if total is None:
+        total = result
+    else:
+        seam = _seam(store, total.position)
+        if result.first != seam:
+            part = Range(seam, max(task.part.end, seam), False)
+            result = run_range(store, job.ends, job.wanted, part, task.last)
+        total.merge(result)
+    if progress is not None:
+        progress(task.part.end - task.part.start)
+    return total
+
+
+def _seam(store: Store, position: int) -> int:
+    """Where the next frame starts behind ``position``: in a hole, with the next file."""
+    if store.log.file_of(position) is not None:
+        return position
+    later = [one.base for one in store.log.files if one.base >= position]
+    return min(later, default=position)
+
+
+PIECE = 64 << 20
+"""Bytes of one sampled piece of the log."""
+
+
+def sample(store: Store, share: float, seed: int) -> list[Range]:
+    """About ``share`` of the log in pieces, the same ones for the same seed; never none.
+
+    The piece with the end of the used log is always among them: that is where crashes strike.
+    """
+    pieces = split(store, 1 << 30, min(PIECE, max(1, store.log.end // 64)))
+    used = [part for part in pieces if not _unused(store, part)]
+    if not used:
+        return pieces[-1:]
+    count = max(1, round(len(used) * share))
+    # The same pieces for the same seed is all that is asked of it.
+    chance = random.Random(seed)  # noqa: S311
+    picked = set(chance.sample(range(len(used)), count - 1))
+    picked.add(len(used) - 1)
+    return [used[at] for at in sorted(picked)]
+
+
+def _unused(store: Store, part: Range) -> bool:
+    """Whether a range has no data at all (the hole of a pre-allocated file)."""
+    place = store.log.locate(part.start)
+    if place is None:
+        return True
+    source, at = place
+    data = source.next_data(at)
+    return data >= min(source.size, at + part.end - part.start)
+
+
+def run_parts(store: Store, ends: dict[QueueKey, int], wanted: Wanted, parts: list[Range],
+              progress: Progress | None = None) -> RangeResult:
+    """Only some ranges of the log, one after the other, with nothing said of what lies between."""
+    total: RangeResult | None = None
+    for part in parts:
+        result = run_range(store, ends, wanted, part, part.end >= store.log.end, progress)
+        if total is None:
+            total = result
+        else:
+            total.merge(result)
+    return total or RangeResult(0)

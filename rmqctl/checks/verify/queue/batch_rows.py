@@ -1,0 +1,236 @@
+"""Rows of a batch consumequeue, each by itself, in order, and against its message
+(consumequeue.md §9). The other direction, messages without a row, belongs to the log pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify.common import Gaps, nowhere, pages, plural, runs, unreadable, used_units
+from rmqctl.checks.verify.log.lookup import records_at
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import batch_consume_queue as layout
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.batch_consume_queue import NOT_COMPACTED, UNIT, UNIT_SIZE
+from rmqctl.formats.local.message import Record
+from rmqctl.scan import text
+from rmqctl.scan.derived import batch_range, batch_ranges
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.store import Store
+
+STRUCTURE = "batchconsumequeue"
+_FIX = "rmqctl recover STORE --only consumequeue"
+_PAGE = 1 << 15
+_SINGLE = 1000
+
+Wrong = tuple[str, str, str]
+"""(category, field, words)."""
+
+
+def batch_expected(record: Record) -> tuple[int, int]:
+    """(msgBaseOffset, batchSize) of the row a broker writes for a record.
+
+    Only a record with both INNER_BASE and INNER_NUM covers more than its own queue offset.
+    ValueError where a broker could not read the numbers.
+    """
+    found = props.parse(record.properties.decode("utf-8", "replace"))
+    return batch_range(record.queue_offset, found.get(props.INNER_BASE),
+                       found.get(props.INNER_NUM))
+
+
+def valid(rows: Array) -> Array:
+    """The broker's test of a unit, by column."""
+    found: Array = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
+                    & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
+    return found
+
+
+def check(store: Store, log_end: int, *, live: bool = False,
+          in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
+    """All batch consumequeues. ``log_end``: physical offset behind the log's last record.
+
+    ``in_damage`` says whether a physical offset lies in a damaged part of the log.
+    """
+    for queue in store.batch_queues.values():
+        yield from _Rows(store, queue, log_end, live, in_damage or nowhere).check()
+
+
+class _Rows:
+    """The rows of one queue, file by file."""
+
+    def __init__(self, store: Store, queue: BatchQueue, log_end: int, live: bool,
+                 in_damage: Callable[[int], bool]) -> None:
+        self._store, self._queue, self._log_end, self._live = store, queue, log_end, live
+        self._in_damage = in_damage
+        self._next = self._last_physical = -1
+        self._asked = 0
+
+    def _tell(self, file: StoreFile, row: int, wrong: Wrong, *, base: int | None = None,
+              count: int = 1, severity: str = "") -> Finding:
+        category, name, words = wrong
+        place = UNIT.field(name)
+        at = row * UNIT_SIZE
+        one = count == 1
+        return Finding(category, STRUCTURE, f"{name} of row {row}: {words}", file=file.path,
+                       offset=at + (place.offset if one else 0),
+                       length=place.size if one else count * UNIT_SIZE, topic=self._queue.topic,
+                       queue_id=self._queue.queue_id, queue_offset=base, count=count,
+                       severity=severity, next=_FIX)
+
+    def check(self) -> Iterator[Finding]:
+        unfinished: tuple[StoreFile, int] | None = None
+        for file in self._queue.files:
+            gaps = Gaps()
+            try:
+                with FileSource(file.path) as source:
+                    for at, data in pages(source, UNIT_SIZE, _PAGE):
+                        filled = np.flatnonzero(used_units(data, UNIT_SIZE))
+                        if not len(filled):
+                            continue
+                        rows = np.frombuffer(data, layout.dtype())[filled]
+                        real = valid(rows)
+                        if unfinished is not None and real.any():
+                            yield self._gap(*unfinished)
+                            unfinished = None
+                        for first, count in gaps.feed(at + filled, real):
+                            words = f"{plural(count, 'row')} of zeros, rows follow"
+                            yield self._tell(file, first, (
+                                "cq-missing-entry", "physical_offset", words), count=count)
+                        yield from self._page(file, rows, at + filled)
+                    if 0 < gaps.used <= source.size // UNIT_SIZE - 1:
+                        unfinished = file, gaps.used
+            except StoreIOError as error:
+                yield unreadable(STRUCTURE, file.path, error)
+
+    def _gap(self, file: StoreFile, row: int) -> Finding:
+        words = "zeros up to the end of the file, though rows follow in a later one"
+        return self._tell(file, row, ("cq-missing-entry", "physical_offset", words),
+                          count=(file.size - row * UNIT_SIZE) // UNIT_SIZE)
+
+    def _page(self, file: StoreFile, rows: Array, index: Array) -> Iterator[Finding]:
+        """Rows of one file that are not zero; ``index`` are their numbers in it."""
+        good: Array = np.ones(len(rows), bool)
+        bases = rows["msg_base_offset"]
+        for wrong, mask in self._alone(rows):
+            here = np.flatnonzero(mask & good)
+            good &= ~mask
+            for row in here.tolist():
+                yield self._tell(file, int(index[row]), wrong, base=int(bases[row]))
+        yield from self._ahead(file, rows, index, good)
+        for row, wrong in self._messages(rows, np.flatnonzero(
+                good & (rows["physical_offset"] >= self._store.log.min_offset))):
+            good[row] = False
+            yield self._tell(file, int(index[row]), wrong, base=int(bases[row]),
+                             severity=INFO if wrong[0] == "cq-lost" else "")
+        here = np.flatnonzero(good)
+        for row, wrong in self._order(rows[here]):
+            yield self._tell(file, int(index[here[row]]), wrong, base=int(bases[here[row]]))
+
+    def _alone(self, rows: Array) -> list[tuple[Wrong, Array]]:
+        return [
+            (("cq-wrong-offset", "physical_offset", "is negative"), rows["physical_offset"] < 0),
+            (("cq-wrong-size", "size", "is no size of a message"), rows["size"] <= 0),
+            (("cq-out-of-order", "msg_base_offset", "is negative"), rows["msg_base_offset"] < 0),
+            (("cq-batch", "batch_size", "is no number of messages"), rows["batch_size"] <= 0),
+            (("cq-batch", "compacted_offset", f"is not {NOT_COMPACTED}"),
+             rows["compacted_offset"] != NOT_COMPACTED),
+            (("cq-batch", "reserved", "is not 0"), rows["reserved"] != 0),
+        ]
+
+    def _ahead(self, file: StoreFile, rows: Array, index: Array, good: Array) -> Iterator[Finding]:
+        """Rows behind the end of the log: one finding per stretch. Takes them out of ``good``."""
+        ahead = good & (rows["physical_offset"] >= self._log_end)
+        if not self._store.log.files:
+            ahead &= False
+        good &= ~ahead
+        if self._live:
+            return  # the log has grown since it was walked
+        numbers = index[ahead]
+        for first, count in runs(numbers.tolist()):
+            row = int(np.flatnonzero(index == first)[0])
+            words = (f"{plural(count, 'row')} from {int(rows['physical_offset'][row])} on lead "
+                     f"behind the end of the log ({self._log_end})")
+            yield self._tell(file, first, ("cq-ahead", "physical_offset", words),
+                             base=int(rows["msg_base_offset"][row]), count=count)
+
+    def _order(self, rows: Array) -> Iterator[tuple[int, Wrong]]:
+        """Rows lie in the order of their messages, and no two cover one queue offset.
+
+        Only rows with which nothing else is wrong: one wild number must not accuse the others.
+        """
+        if not len(rows):
+            return
+        physical = rows["physical_offset"].astype(np.int64)
+        base = rows["msg_base_offset"].astype(np.int64)
+        ends = base + rows["batch_size"]
+        before = np.concatenate([[self._last_physical], physical[:-1]])
+        behind = np.concatenate([[self._next], ends[:-1]])
+        self._last_physical, self._next = int(physical[-1]), int(ends[-1])
+        for row in np.flatnonzero((physical <= before) | (base < behind)).tolist():
+            if physical[row] == before[row]:
+                words = "repeats the message of the row before"
+                yield row, ("cq-duplicate", "physical_offset", words)
+            else:
+                words = (f"{int(base[row])} at {int(physical[row])}, the row before goes up to "
+                         f"{int(behind[row])} at {int(before[row])}")
+                yield row, ("cq-out-of-order", "msg_base_offset", words)
+
+    def _messages(self, rows: Array, number: Array) -> Iterator[tuple[int, Wrong]]:
+        """The rows ``number`` against the messages they lead to."""
+        if not self._store.log.files:
+            return
+        physical, first = np.unique(rows["physical_offset"][number].astype(np.int64),
+                                    return_index=True)
+        number = number[first]
+        for window in records_at(self._store.log, physical,
+                                 rows["size"][number].astype(np.int64)):
+            for row in number[window.rows[~window.found]].tolist():
+                yield row, self._missing(rows[row], window.batch is not None)
+            if window.batch is not None:
+                yield from self._compare(rows, number[window.rows[window.found]], window.batch)
+
+    def _missing(self, row: Any, readable: bool) -> Wrong:
+        physical = int(row["physical_offset"])
+        self._asked += 1
+        if not readable or self._in_damage(physical):
+            return "cq-lost", "physical_offset", (f"the message at {physical} is damaged or in a "
+                                                  "missing file")
+        record = (self._store.log.record_at(physical) if self._asked <= _SINGLE else None)
+        if record is None:
+            return "cq-wrong-offset", "physical_offset", f"no message is at {physical}"
+        return "cq-wrong-size", "size", (f"{int(row['size'])}, the message at {physical} has "
+                                         f"{record.total_size}")
+
+    def _compare(self, rows: Array, number: Array, batch: Batch) -> Iterator[tuple[int, Wrong]]:
+        found = text.Properties(batch)
+        tags: Array = np.zeros(len(batch), np.int64)
+        at, values = found.find(props.TAGS)
+        tags[at] = text.java_hash(values)
+        base, count = batch_ranges(found, batch.column("queue_offset"))
+        topic = self._queue.topic.encode("utf-8", "surrogateescape")
+        other = np.array([raw != topic for raw in text.topics(batch).to_pylist()], bool)
+        other |= batch.column("queue_id") != self._queue.queue_id
+        mine = rows[number]
+        good: Array = np.ones(len(number), bool)
+        for category, name, column in (
+                ("cq-wrong-size", "size", batch.column("total_size")),
+                ("cq-wrong-offset", "physical_offset", np.where(other, -1, batch.offset)),
+                ("cq-out-of-order", "msg_base_offset", base),
+                ("cq-batch", "batch_size", count),
+                ("cq-wrong-tag", "tags_code", tags),
+                ("cq-batch", "store_timestamp", batch.column("store_timestamp"))):
+            bad = good & (mine[name] != column)
+            good &= ~bad
+            for row in np.flatnonzero(bad).tolist():
+                value = int(mine[row][name])
+                words = (f"leads to a message of another queue ({value})"
+                         if name == "physical_offset"
+                         else f"{value}, the message says {int(column[row])}")
+                yield int(number[row]), (category, name, words)

@@ -1,0 +1,212 @@
+"""The consumequeue extension: its units file by file, and single ones by address
+(consumequeue.md §8).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Self
+
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.verify.common import unreadable
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats import layout as layouts
+from rmqctl.formats.local import consume_queue_ext as layout
+from rmqctl.formats.local.consume_queue_ext import HEAD_SIZE, MAX_SIZE, Unit, UnitRecord
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.store import MAX_QUEUE_ID, Store
+
+FOLDER = "consumequeue_ext"
+_FIX = "rmqctl recover STORE --only consumequeue"
+_PAGE = 1 << 16
+_CHUNK = 4 << 20
+_ROWS = 1 << 16
+_SIZES = layouts.reader(Unit, "size", "bit_map_size")
+_END = len(layout.END_MARK)
+_MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
+
+
+class ExtReader:
+    """The extension units of one queue, by the address in a row's tags code.
+
+    Reads a page at a time and keeps the last one, which serves neighbouring rows.
+    """
+
+    def __init__(self, store: Store, topic: str, queue: int) -> None:
+        self.files = listing(store.path(FOLDER, topic, str(queue))).files
+        self._bases = [one.base for one in self.files]
+        self._page: tuple[str, int, int] = ("", 0, 0)
+        self._data = b""
+        self._source: FileSource | None = None
+
+    def place(self, address: int) -> tuple[str, int] | None:
+        """(file, position in it) an address stands for; None outside the files."""
+        if not layout.is_address(address):
+            return None
+        offset = layout.byte_offset(address)
+        number = bisect_right(self._bases, offset) - 1
+        if number < 0 or offset >= self.files[number].end:
+            return None
+        return self.files[number].path, offset - self.files[number].base
+
+    def unit(self, address: int) -> UnitRecord | None:
+        """The unit at an address (a tags code with the top bit set); None if no whole one is."""
+        place = self.place(address)
+        if place is None:
+            return None
+        path, at = place
+        if not (self._page[0] == path and self._page[1] <= at <= self._page[2]):
+            try:
+                start, last, data = self._read(path, at)
+            except StoreIOError:
+                return None
+            self._page, self._data = (path, start, last), data
+        try:
+            return layout.decode(self._data, at - self._page[1])
+        except FormatError:
+            return None
+
+    def _read(self, path: str, at: int) -> tuple[int, int, bytes]:
+        """(position, last position whose unit is whole for sure, bytes) of a page at ``at``."""
+        if self._source is None or self._source.name != path:
+            self.close()
+            self._source = FileSource(path)
+        data = self._source.read(at, _PAGE)
+        whole = at + len(data) >= self._source.size
+        return at, at + len(data) - (0 if whole else MAX_SIZE), data
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check(store: Store) -> Iterator[Finding]:
+    """Walks all extension files: every unit must lead to the next, up to an end mark.
+
+    Behind the last unit that the consumequeue leads to, the last file may hold what a recovery
+    cut off and later units only half overwrote: nobody reads that, and it is not looked at.
+    """
+    top = store.path(FOLDER)
+    for topic in listing(top).folders:
+        for name in listing(os.path.join(top, topic)).folders:
+            if not (name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID):
+                continue
+            end = _addressed(store, topic, int(name))
+            files = listing(os.path.join(top, topic, name)).files
+            for number, file in enumerate(files):
+                last = not any(one.size for one in files[number + 1:])
+                try:
+                    yield from _file(file, topic, int(name), end - file.base if last else None)
+                except StoreIOError as error:
+                    yield unreadable(FOLDER, file.path, error)
+
+
+def _addressed(store: Store, topic: str, queue_id: int) -> int:
+    """The byte offset behind the start of the last unit that a row of the queue leads to."""
+    queue = store.queue(topic, queue_id)
+    if queue is None:
+        return 0
+    try:
+        first = max(queue.disk_end - _ROWS, queue.first_index)
+        codes = queue.units(first, _ROWS)["tags_code"]
+    except StoreIOError:
+        return 0
+    finally:
+        queue.close()
+    codes = codes[codes <= layout.MAX_ADDRESS]
+    return layout.byte_offset(int(codes.max())) + 1 if len(codes) else 0
+
+
+def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[Finding]:
+    """One file; units from ``end`` on are not looked at (None: the end mark must stand)."""
+    def tell(detail: str, at: int, length: int | None = None) -> Finding:
+        return Finding("cq-ext", FOLDER, detail, file=file.path, offset=at, length=length,
+                       topic=topic, queue_id=queue, next=_FIX)
+
+    with FileSource(file.path) as source:
+        window = _Window(source)
+        at, stop = 0, source.size if end is None else min(end, source.size)
+        while at < stop and at + HEAD_SIZE <= source.size:
+            size, bits = window.head(at)
+            if size == _MARK:
+                return
+            if size == 0:
+                break
+            if window.is_unit(at):
+                at += size
+                continue
+            # A broker steps on by the size, whatever the bit map says; one of the two is right.
+            way = window.way_on(at, size, HEAD_SIZE + bits)
+            yield tell(f"a unit of {size} bytes with a bit map of {bits}", at,
+                       source.size - at if way is None else way)
+            if way is None:
+                return  # nothing says where the next unit starts
+            at += way
+        if at >= stop and end is not None:
+            return
+        if source.read(at, len(layout.END_MARK)) == layout.END_MARK:
+            return  # an end mark may stand where no head has room any more
+        follows = _next_used(source, at)
+        if follows is not None:
+            yield tell("zeros where a unit should be; others follow", at, follows - at)
+        elif end is None:
+            yield tell("the units end without an end mark, though another file follows", at,
+                       source.size - at)
+        else:
+            yield tell("zeros where a unit should be: rows of the consumequeue lead there", at,
+                       end - at)
+
+
+class _Window:
+    """The sizes of units, read in large pieces."""
+
+    def __init__(self, source: FileSource) -> None:
+        self._source, self._start, self._data = source, 0, b""
+
+    def head(self, at: int) -> tuple[int, int]:
+        """(size, size of the bit map) of the unit at ``at``; zeros behind the end."""
+        if not self._start <= at <= self._start + len(self._data) - HEAD_SIZE:
+            self._start, self._data = at, self._source.read(at, _CHUNK)
+            if len(self._data) < HEAD_SIZE:
+                self._data = self._data.ljust(HEAD_SIZE, b"\0")
+        size, bits = _SIZES.unpack_from(self._data, at - self._start)
+        return size, bits
+
+    def is_unit(self, at: int) -> bool:
+        size, bits = self.head(at)
+        return size == HEAD_SIZE + bits and bits >= 0 and at + size <= self._source.size
+
+    def way_on(self, at: int, *ways: int) -> int | None:
+        """The first of the sizes that leads from ``at`` to a unit or the end mark.
+
+        If none does, one that leads to the unused rest; else None.
+        """
+        there = [way for way in ways if way >= HEAD_SIZE and at + way <= self._source.size]
+        for way in there:
+            if self.is_unit(at + way) or self.head(at + way)[0] == _MARK:
+                return way
+        return next((way for way in there if self.head(at + way)[0] == 0), None)
+
+
+def _next_used(source: FileSource, at: int) -> int | None:
+    """The first position from ``at`` on that is not zero; None if the rest is."""
+    while at < source.size:
+        at = source.next_data(at)
+        data = source.read(at, _CHUNK)
+        if not data:
+            return None
+        rest = data.lstrip(b"\0")
+        if rest:
+            return at + len(data) - len(rest)
+        at += len(data)
+    return None

@@ -1,0 +1,253 @@
+"""What does not agree between log and consumequeue, explained: one category for each row.
+
+Works from the tallies of the log pass: rows nobody claimed (reverse direction) and claims of
+messages whose row says something else. Slow and exact, and only run on what is left over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.context import Context
+from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, merged
+from rmqctl.checks.verify.queue.unclaimed_rows import LeftOver
+from rmqctl.checks.verify.topics import deleted
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.consume_queue import FILLER, UnitRecord
+from rmqctl.formats.local.message import Record
+
+
+class QueueReconciler(LeftOver):
+    """Explains one queue."""
+
+    def findings(self) -> Iterator[Finding]:
+        """Call `prepare` of all queues first: a row of one may explain a message of another."""
+        yield from self._explain_claims()
+        yield from self._strays_left()
+        yield from self._tags()
+        for first, end in self._ahead:
+            unit = self.queue.unit(first)
+            where = unit.physical_offset if unit else self.context.log_end
+            yield self.finding(
+                "cq-ahead", f"{end - first} row{'s' if end - first > 1 else ''} from queue offset "
+                f"{first} on lead to {where} and behind, where the log has ended "
+                f"({self.context.log_end})", first, count=end - first)
+        if self._lost:
+            yield self.finding(
+                "cq-lost", f"{plural(len(self._lost), 'row')} leading to damaged or missing "
+                f"messages: queue offset {_ranges(self._lost)}", self._lost[0],
+                count=len(self._lost))
+        if self._unseen:
+            yield self.finding(
+                "cq-wrong-offset", f"{self._unseen} more rows belong to no message of the log "
+                "(only counted)", None, count=self._unseen)
+
+    # -- forward: messages whose row says something else -----------------------------------------
+
+    def _explain_claims(self) -> Iterator[Finding]:
+        behind: list[Claim] = []
+        missing: list[Claim] = []
+        for claim in self.tally.claims:
+            row, unit = claim.queue_offset, claim.row
+            stray = self.context.strays.get(claim.physical_offset)
+            if stray is not None and stray[0] != self.key and not self._also_in(claim, *stray[0]):
+                yield from self._of_another_queue(claim, *stray)
+            elif unit is None and row >= self.end:
+                behind.append(claim)
+            elif unit is None or unit == (0, 0, 0) or unit == tuple(FILLER):
+                (behind if row >= self.end else missing).append(claim)
+            else:
+                yield from self._explain(claim, UnitRecord(*unit))
+        stray_at = {unit.physical_offset: row for row, unit in self._strays.items()}
+        still = []
+        for claim in behind:
+            row_of = stray_at.get(claim.physical_offset)
+            if row_of is None:
+                still.append(claim)
+            else:
+                yield self._fields(claim, row_of)
+        yield from self._runs("cq-missing-entry", missing)
+        if still or self.tally.unkept:
+            yield self._behind(still)
+
+    def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
+        """Whether a message has a right to a row in a light queue besides this one."""
+        if not topic.startswith(props.LMQ_PREFIX):
+            return False
+        record = self.context.store.log.record_at(claim.physical_offset)
+        return record is not None and dispatched_to(record, topic)
+
+    def _of_another_queue(self, claim: Claim, key: QueueKey, row: int) -> Iterator[Finding]:
+        if claim.physical_offset in self.context.reported:
+            return
+        self.context.reported.add(claim.physical_offset)
+        yield self.finding(
+            "message-fields", f"the message says topic {self.queue.topic}, queue "
+            f"{self.queue.queue_id}, queue offset {claim.queue_offset}, but row {row} of topic "
+            f"{key[0]}, queue {key[1]} leads to it", row, structure="commitlog",
+            offset=claim.physical_offset)
+
+    def _behind(self, claims: list[Claim]) -> Finding:
+        count = len(claims) + self.tally.unkept
+        first = min((c.queue_offset for c in claims), default=self.end)
+        place = min((c.physical_offset for c in claims), default=None)
+        return self.finding(
+            "cq-behind", f"the queue ends at {self.end}, the log goes on: "
+            f"{plural(count, 'message')} from queue offset {first} (physical offset {place}) "
+            f"{_have(count)} no row", first, count=count,
+            severity=INFO if self.context.live else "")
+
+    def _runs(self, category: str, claims: list[Claim]) -> Iterator[Finding]:
+        """One finding for each run of neighbouring queue offsets."""
+        claims = sorted(claims)
+        start = 0
+        for at in range(1, len(claims) + 1):
+            if at == len(claims) or claims[at].queue_offset != claims[at - 1].queue_offset + 1:
+                run = claims[start:at]
+                yield self.finding(
+                    category, f"{plural(len(run), 'message')} {_have(len(run))} no row: queue "
+                    f"offset {run[0].queue_offset}"
+                    + (f" to {run[-1].queue_offset}" if len(run) > 1 else "")
+                    + f", physical offset {run[0].physical_offset}", run[0].queue_offset,
+                    count=len(run))
+                start = at
+
+    def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
+        row = claim.queue_offset
+        if unit.physical_offset == claim.physical_offset:
+            self._strays.pop(row, None)
+            yield self.finding(
+                "cq-wrong-size", f"row says {unit.size} bytes, the message at "
+                f"{claim.physical_offset} has {claim.size}", row)
+            return
+        elsewhere = next((r for r, u in self._strays.items()
+                          if u.physical_offset == claim.physical_offset), None)
+        known = self.context.was_read(unit.physical_offset)
+        if self.tally_covers(row) or not known:
+            # The row serves another message: it is this one's own fields that lie.
+            if elsewhere is not None and not self.queue.topic.startswith(props.LMQ_PREFIX):
+                yield self._fields(claim, elsewhere)
+            elif elsewhere is None:
+                yield self._row_taken(claim, unit)
+            else:
+                self._strays.pop(elsewhere, None)
+            return
+        self._strays.pop(row, None)
+        other = self._record(unit)
+        if other is not None and self._same_queue(other):
+            if self.tally_covers(other.queue_offset):
+                yield self.finding(
+                    "cq-duplicate", f"row repeats the message of queue offset "
+                    f"{other.queue_offset} ({unit.physical_offset}); its own lies at "
+                    f"{claim.physical_offset}", row)
+            else:
+                yield self.finding(
+                    "cq-out-of-order", f"row holds the message of queue offset "
+                    f"{other.queue_offset} ({unit.physical_offset}); its own lies at "
+                    f"{claim.physical_offset}", row)
+            return
+        yield self.finding(
+            "cq-wrong-offset", f"row leads to {unit.physical_offset}, its message lies at "
+            f"{claim.physical_offset}", row)
+
+    def tally_covers(self, row: int) -> bool:
+        return any(start <= row < end for start, end in merged(self.tally.covered))
+
+    def _same_queue(self, record: Record) -> bool:
+        return (record.topic.decode("utf-8", "surrogateescape") == self.queue.topic
+                and record.queue_id == self.queue.queue_id)
+
+    def _fields(self, claim: Claim, row: int) -> Finding:
+        self._strays.pop(row, None)
+        self.context.reported.add(claim.physical_offset)
+        return self.finding(
+            "message-fields", f"the message says queue offset {claim.queue_offset}, but row "
+            f"{row} leads to it", row, structure="commitlog", offset=claim.physical_offset)
+
+    def _row_taken(self, claim: Claim, unit: UnitRecord) -> Finding:
+        return self.finding(
+            "message-fields", f"the message says queue offset {claim.queue_offset}, whose row "
+            f"leads to another message at {unit.physical_offset}", claim.queue_offset,
+            structure="commitlog", offset=claim.physical_offset)
+
+    def _strays_left(self) -> Iterator[Finding]:
+        """Rows that no claim of this queue explains."""
+        for row, unit in sorted(self._strays.items()):
+            if unit.physical_offset in self.context.reported:
+                continue
+            record = self._record(unit)
+            if record is None:
+                yield self.finding(
+                    "cq-wrong-offset", f"row leads to {unit.physical_offset}: "
+                    f"{self.context.store.log.explain(unit.physical_offset)}", row)
+            elif record.total_size != unit.size:
+                yield self.finding(
+                    "cq-wrong-offset", f"row leads to {unit.physical_offset} with a size of "
+                    f"{unit.size}; the message there has {record.total_size}", row)
+            elif dispatched_to(record, self.queue.topic):
+                continue
+            elif self._same_queue(record) and self.tally_covers(record.queue_offset):
+                yield self.finding(
+                    "cq-duplicate", f"row repeats the message of queue offset "
+                    f"{record.queue_offset} ({unit.physical_offset})", row)
+            else:
+                topic = record.topic.decode("utf-8", "surrogateescape")
+                self.context.reported.add(unit.physical_offset)
+                yield self.finding(
+                    "message-fields", f"row {row} leads to a message that says topic {topic}, "
+                    f"queue {record.queue_id}, queue offset {record.queue_offset}", row,
+                    structure="commitlog", offset=unit.physical_offset)
+
+    def _tags(self) -> Iterator[Finding]:
+        odd = self.tally.odd_tags if self.context.default_delays else []
+        for claim in sorted([*self.tally.wrong_tags, *odd]):
+            row = claim.row[2] if claim.row else None
+            yield self.finding(
+                "cq-wrong-tag", f"row has the tags code {row}, the message at "
+                f"{claim.physical_offset} makes {claim.tags_code}", claim.queue_offset)
+
+
+def dispatched_to(record: Record, queue: str) -> bool:
+    """Whether a message was multi-dispatched to ``queue`` (an LMQ may have legal gaps, #8693)."""
+    found = props.parse(record.properties.decode("utf-8", "replace"))
+    return queue in found.get(props.MULTI_DISPATCH, "").split(",")
+
+
+def _ranges(rows: list[int], most: int = 8) -> str:
+    parts = merged([(row, row + 1) for row in rows])
+    words = [str(a) if b == a + 1 else f"{a}-{b - 1}" for a, b in parts[:most]]
+    return ", ".join(words) + (f" and {len(parts) - most} more ranges" if len(parts) > most
+                               else "")
+
+
+def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterator[Finding]:
+    """A queue that has messages in the log and nothing on disk."""
+    if tally.messages <= 0:
+        return  # none of them needs a row
+    topic, queue_id = key
+    stray = context.strays.get(tally.first_phy) if tally.messages == 1 else None
+    if stray is not None:  # one message whose own fields are damaged makes no queue
+        if tally.first_phy not in context.reported:
+            context.reported.add(tally.first_phy)
+            file = context.store.log.file_of(tally.first_phy)
+            yield Finding(
+                "message-fields", "commitlog", f"the message says topic {topic}, queue "
+                f"{queue_id}, but row {stray[1]} of topic {stray[0][0]}, queue {stray[0][1]} "
+                "leads to it", file=file.path if file else None, offset=tally.first_phy,
+                position=tally.first_phy - file.base if file else None, topic=stray[0][0],
+                queue_id=stray[0][1], queue_offset=stray[1])
+        return
+    gone = deleted(topic, context.known_topics)
+    detail = f"{tally.messages} messages in the log, no consumequeue"
+    if gone:
+        detail += "; the topic is not in topics.json, so it may have been deleted"
+    yield Finding("cq-missing", "consumequeue", detail,
+                  file=context.store.path("consumequeue", topic, str(queue_id)), offset=0,
+                  topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
+                  severity=INFO if gone else "")
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"

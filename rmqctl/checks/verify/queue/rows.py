@@ -1,0 +1,312 @@
+"""Forward direction: every message of the log against its consumequeue row, by column.
+
+Rows are compared by position (queue offset), queue by queue, for many messages at a time. What
+agrees is only remembered as intervals of covered rows; what does not is kept singly, up to a
+bound, for `reconcile` to explain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqctl.checks.verify.queue.ext_units import ExtReader
+from rmqctl.checks.verify.queue.gaps import Shift, rows_ahead, shifts
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import consume_queue_ext as ext
+from rmqctl.formats.local import properties as props
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+Array = np.ndarray[Any, np.dtype[Any]]
+QueueKey = tuple[str, int]
+KEEP = 100_000
+"""Differences kept singly for one run; the rest is only counted."""
+_BLOCK = 1 << 17
+"""Messages gathered before queues are compared: many rows a queue, few reads."""
+
+
+class Claim(NamedTuple):
+    """A message whose row is not what it should be: what it claims, and what stands there."""
+
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+    row: tuple[int, int, int] | None
+
+
+@dataclass(slots=True)
+class QueueTally:
+    """What one queue's messages showed. Intervals are half-open, ascending, merged.
+
+    ``skipped`` are queue offsets of a light queue that a broker gave to messages which it then
+    did not dispatch to it; what comes behind such a gap is ``shifted``.
+    """
+
+    messages: int = 0
+    covered: list[tuple[int, int]] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    wrong_tags: list[Claim] = field(default_factory=list)
+    odd_tags: list[Claim] = field(default_factory=list)
+    agreeing: int = 0
+    unkept: int = 0
+    first_phy: int = 1 << 62
+    next_offset: int = 0
+    shifted: list[Shift] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+    def cover(self, start: int, end: int) -> None:
+        if self.covered and self.covered[-1][1] == start:
+            self.covered[-1] = self.covered[-1][0], end
+        else:
+            self.covered.append((start, end))
+
+    def merge(self, other: QueueTally) -> None:
+        """Takes in a later range's tally."""
+        self.messages += other.messages
+        for start, end in other.covered:
+            self.cover(start, end)
+        self.claims += other.claims
+        self.wrong_tags += other.wrong_tags
+        self.odd_tags += other.odd_tags
+        self.agreeing += other.agreeing
+        self.unkept += other.unkept
+        self.shifted += other.shifted
+        self.skipped += other.skipped
+        self.first_phy = min(self.first_phy, other.first_phy)
+        self.next_offset = max(self.next_offset, other.next_offset)
+
+
+def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted, overlapping and touching intervals joined."""
+    out: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if out and start <= out[-1][1]:
+            out[-1] = out[-1][0], max(end, out[-1][1])
+        else:
+            out.append((start, end))
+    return out
+
+
+@dataclass(slots=True)
+class Rows:
+    """Expected rows as columns: queue (number of a key), queue offset, place, size, tags code.
+
+    ``damaged`` marks rows of records whose body is damaged: their fields are doubtful too.
+    """
+
+    queue: Array
+    offset: Array
+    physical: Array
+    size: Array
+    tags: Array
+    damaged: Array
+    store_time: Array
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def take(self, which: Any) -> Rows:
+        return Rows(self.queue[which], self.offset[which], self.physical[which],
+                    self.size[which], self.tags[which], self.damaged[which],
+                    self.store_time[which])
+
+
+class QueueRows:
+    """Collects expected rows and compares them with the consumequeues in blocks."""
+
+    def __init__(self, store: Store, ends: dict[QueueKey, int]) -> None:
+        self.store, self.ends = store, ends
+        self.tallies: dict[QueueKey, QueueTally] = {}
+        self.keys: list[QueueKey] = []
+        self._numbers: dict[QueueKey, int] = {}
+        self._pending: list[Rows] = []
+        self._count = 0
+        self._kept = 0
+        self._ext: dict[QueueKey, ExtReader] = {}
+
+    def number(self, key: QueueKey) -> int:
+        """The number that stands for a queue in `Rows.queue`."""
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.keys)
+            self.keys.append(key)
+        return found
+
+    def add(self, rows: Rows) -> None:
+        if len(rows):
+            self._pending.append(rows)
+            self._count += len(rows)
+            if self._count >= _BLOCK:
+                self.flush()
+
+    def skip(self, number: int, offset: int) -> None:
+        """Takes note of a queue offset whose message need not have a row, but may.
+
+        The row itself is added like others, as ``damaged``, and is not counted.
+        """
+        tally = self._tally(self.keys[number])
+        if len(tally.skipped) < KEEP:
+            tally.skipped.append(offset)
+        tally.messages -= 1
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        columns = zip(*((r.queue, r.offset, r.physical, r.size, r.tags, r.damaged, r.store_time)
+                        for r in self._pending), strict=True)
+        rows = Rows(*(np.concatenate(column) for column in columns))
+        self._pending, self._count = [], 0
+        # Small numbers: numpy sorts 16-bit integers by radix, many times faster.
+        small = len(self.keys) < 1 << 16
+        order = np.argsort(rows.queue.astype(np.uint16) if small else rows.queue, kind="stable")
+        rows = rows.take(order)
+        borders = np.flatnonzero(np.diff(rows.queue)) + 1
+        starts = [0, *borders.tolist()]
+        ends = [*borders.tolist(), len(rows)]
+        for start, end in zip(starts, ends, strict=True):
+            self._compare(self.keys[int(rows.queue[start])], rows.take(slice(start, end)))
+
+    def _tally(self, key: QueueKey) -> QueueTally:
+        return self.tallies.setdefault(key, QueueTally())
+
+    def _compare(self, key: QueueKey, rows: Rows) -> None:
+        tally = self._tally(key)
+        tally.messages += len(rows)
+        sound = rows.offset[~rows.damaged]
+        if len(sound):
+            tally.next_offset = max(tally.next_offset, int(sound.max()) + 1)
+        tally.first_phy = min(tally.first_phy, int(rows.physical.min()))
+        queue = self.store.queue(*key)
+        if queue is None or not queue.files:
+            return  # the tally's number of messages says it all
+        low, high = queue.first_index, max(self.ends.get(key, queue.disk_end), queue.first_index)
+        inside = (rows.offset >= low) & (rows.offset < high)
+        if not inside.all():
+            self._keep(queue, tally, rows, None, ~inside)
+            rows = rows.take(inside)
+        if len(rows):
+            for part in _spread(rows):
+                self._compare_rows(queue, tally, part)
+
+    def _compare_rows(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> None:
+        first = int(rows.offset.min())
+        try:
+            units = queue.units(first, int(rows.offset.max()) + 1 - first)
+        except StoreIOError:
+            units = queue.units(0, 0)
+        at = rows.offset - first
+        there = at < len(units)
+        if not there.all():
+            self._keep(queue, tally, rows, None, ~there)
+            rows, at = rows.take(there), at[there]
+        units = units[at]
+        place = (units["physical_offset"] == rows.physical) & (units["size"] == rows.size)
+        if not place.all():
+            self._keep(queue, tally, rows, units, ~place)
+            rows, units = rows.take(place), units[place]
+        _cover(tally, rows.offset)
+        differs = units["tags_code"] != rows.tags
+        tally.agreeing += len(rows) - int(differs.sum())
+        if differs.any():
+            self._tags(queue, tally, rows.take(differs), units[differs])
+
+    def _tags(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows, units: Array) -> None:
+        """Tags codes that differ from the hash: legal for delays and extension addresses."""
+        code = units["tags_code"].astype(np.int64)
+        wrong: Array = ~rows.damaged
+        if queue.topic == props.SCHEDULE_TOPIC:
+            # A broker with a table of delays of its own: whole seconds, but other ones. Only if
+            # no row at all agrees with the default table is it believed.
+            ahead = code - rows.store_time
+            other = wrong & (ahead >= 0) & (ahead % 1000 == 0)
+            self._keep_tags(tally.odd_tags, tally, rows, units, other)
+            wrong &= ~other
+        linked = code <= ext.MAX_ADDRESS
+        if linked.any():
+            wrong[linked] &= ~self._units_agree(queue, rows.take(linked), code[linked])
+        self._keep_tags(tally.wrong_tags, tally, rows, units, wrong)
+
+    def _units_agree(self, queue: ConsumeQueue, rows: Rows, address: Array) -> Array:
+        """Whether the extension units hold the messages' own tags code and store time."""
+        key = queue.topic, queue.queue_id
+        if key not in self._ext:
+            self._ext[key] = ExtReader(self.store, *key)
+        reader = self._ext[key]
+        out: Array = np.zeros(len(rows), bool)
+        for index, one in enumerate(address.tolist()):
+            unit = reader.unit(one)
+            out[index] = unit is not None and unit.tags_code == rows.tags[index] and (
+                unit.store_timestamp == rows.store_time[index])
+        reader.close()
+        return out
+
+    def _keep(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows, units: Array | None,
+              which: Array) -> None:
+        which = which & ~rows.damaged
+        if queue.topic.startswith(props.LMQ_PREFIX) and which.any():
+            which[np.flatnonzero(which)] = ~self._shifted(queue, tally, rows.take(which))
+        for index in np.flatnonzero(which).tolist():
+            if self._kept >= KEEP:
+                tally.unkept += 1
+                continue
+            self._kept += 1
+            tally.claims.append(_claim(rows, units, index))
+
+    def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> Array:
+        """Which messages have a row further ahead in their light queue (bool)."""
+        known = self.ends.get((queue.topic, queue.queue_id))
+        end = queue.disk_end if known is None else known
+        found, by, units = rows_ahead(queue, end, rows.offset, rows.physical, rows.size)
+        if found.any():
+            moved = rows.take(found)
+            tally.shifted += shifts(moved.offset, by)
+            moved.offset = moved.offset - by
+            differs = units["tags_code"] != moved.tags
+            if differs.any():
+                self._tags(queue, tally, moved.take(differs), units[differs])
+        return found
+
+    def _keep_tags(self, into: list[Claim], tally: QueueTally, rows: Rows, units: Array,
+                   which: Array) -> None:
+        for index in np.flatnonzero(which).tolist():
+            if self._kept >= KEEP:
+                tally.unkept += 1
+                continue
+            self._kept += 1
+            into.append(_claim(rows, units, index))
+
+
+def _claim(rows: Rows, units: Array | None, index: int) -> Claim:
+    row = None if units is None else (
+        int(units["physical_offset"][index]), int(units["size"][index]),
+        int(units["tags_code"][index]))
+    return Claim(int(rows.offset[index]), int(rows.physical[index]), int(rows.size[index]),
+                 int(rows.tags[index]), row)
+
+
+def _cover(tally: QueueTally, offsets: Array) -> None:
+    if not len(offsets):
+        return
+    if len(offsets) > 1 and not (np.diff(offsets) == 1).all():
+        offsets = np.unique(offsets)
+        breaks = np.flatnonzero(np.diff(offsets) != 1)
+        starts = offsets[np.append(0, breaks + 1)]
+        ends = offsets[np.append(breaks, len(offsets) - 1)] + 1
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            tally.cover(start, end)
+        return
+    tally.cover(int(offsets[0]), int(offsets[-1]) + 1)
+
+
+def _spread(rows: Rows) -> list[Rows]:
+    """Parts whose queue offsets lie close together, so that no read is mostly waste."""
+    span = int(rows.offset.max() - rows.offset.min())
+    if span <= 4 * len(rows) + 4096:
+        return [rows]
+    rows = rows.take(np.argsort(rows.offset, kind="stable"))
+    cuts = np.flatnonzero(np.diff(rows.offset) > 4096) + 1
+    return [rows.take(part) for part in np.split(np.arange(len(rows)), cuts)]

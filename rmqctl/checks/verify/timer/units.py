@@ -1,0 +1,208 @@
+"""The timer log by column: its places, which of them are used, and the times of its units.
+
+spec: timer-and-others-5x.md §1.3. Units lie at multiples of 52 bytes in each file; where less
+than a unit and an end mark are left, the end mark stands.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.verify.common import LOOK, pages, runs, used_units
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.timer import timer_log as layout
+from rmqctl.formats.timer.timer_log import MAGIC_BITS, TAIL, UNIT, UNIT_SIZE, UnitRecord
+from rmqctl.formats.timer.timer_wheel import DEFAULT_PRECISION
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
+
+_PAGE = 1 << 14
+_LOW = 0xFFFFFFFF
+_USED, _SOUND = 1, 2
+_KEPT = 96 << 20
+"""Bytes of unit times that are kept for following chains: 8 MB of a file of default size."""
+
+
+@dataclass(slots=True)
+class Page:
+    """Units that lie together in a file, with their positions in the stream.
+
+    ``used`` excludes places that were never written.
+    """
+
+    file: StoreFile
+    position: Array
+    units: Array
+    used: Array
+
+
+@dataclass(slots=True)
+class TimerLog:
+    """The files of the timer log, sorted; iterate `pages` once, then ``end`` and `times` hold."""
+
+    files: list[StoreFile]
+    file_size: int
+    precision: int = DEFAULT_PRECISION
+    end: int = 0
+    _times: OrderedDict[int, Array] = field(default_factory=OrderedDict)
+
+    @property
+    def start(self) -> int:
+        return self.files[0].base if self.files else 0
+
+    @property
+    def units_per_file(self) -> int:
+        """Places of units in a file: one more must leave room for an end mark behind it."""
+        room = self.file_size - UNIT_SIZE - TAIL.size
+        return room // UNIT_SIZE + 1 if room >= 0 else 0
+
+    def is_place(self, position: Array) -> Array:
+        """Whether a unit can start at each stream position (of any file, expired or not)."""
+        inside = position % self.file_size
+        found: Array = ((position >= 0) & (inside % UNIT_SIZE == 0)
+                        & (inside // UNIT_SIZE < self.units_per_file))
+        return found
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def pages(self) -> Iterator[Page | Finding]:
+        """All pages in order; what cannot be read or is unused among used places is a finding."""
+        self.end = self.start
+        last_used = self._last_used()
+        for number, file in enumerate(self.files):
+            try:
+                with FileSource(file.path) as source:
+                    count = min(self.units_per_file, source.size // UNIT_SIZE)
+                    used: Array = np.zeros(count, np.uint8)
+                    yield from self._file(source, file, number, used)
+                    yield from self._gaps(file, used, number < last_used)
+                    yield from self._tail(source, file, number < last_used)
+            except StoreIOError as error:
+                yield Finding("file-unreadable", "timer", str(error), file=file.path)
+
+    def _last_used(self) -> int:
+        """The number of the last file that holds anything; -1 if none does."""
+        for number in range(len(self.files) - 1, -1, -1):
+            try:
+                with FileSource(self.files[number].path) as source:
+                    if any(source.read(0, UNIT_SIZE)):
+                        return number
+            except StoreIOError:
+                continue
+        return -1
+
+    def _file(self, source: FileSource, file: StoreFile, number: int, used: Array) -> Iterator[
+            Page]:
+        """The pages of one file; keeps the times and what each place is in ``used``."""
+        count = len(used)
+        times: Array = np.zeros(count, np.uint32)
+        self._times[number] = times
+        while sum(one.nbytes for one in self._times.values()) > _KEPT and len(self._times) > 1:
+            self._times.popitem(last=False)
+        for at, data in pages(source, UNIT_SIZE, _PAGE, count):
+            units = np.frombuffer(data, layout.dtype())
+            here = slice(at, at + len(units))
+            filled = used_units(data, UNIT_SIZE)
+            sound = (units["size"] == UNIT_SIZE) & (units["magic"] & ~MAGIC_BITS == 0)
+            used[here] = filled * _USED + sound * _SOUND
+            times[here] = self.time_of(units)
+            position = file.base + np.arange(at, at + len(units), dtype=np.int64) * UNIT_SIZE
+            if filled.any():
+                yield Page(file, position, units, filled)
+
+    def _gaps(self, file: StoreFile, used: Array, followed: bool) -> Iterator[Finding]:
+        """Places never written before the last unit (or the end, if a file follows).
+
+        Garbage behind zeros does not make the log longer; a damaged unit behind others does.
+        """
+        sound = np.flatnonzero(used & _SOUND)
+        behind = int(sound[-1]) + 1 if len(sound) else 0
+        unused = np.flatnonzero(used == 0)
+        later = unused[np.searchsorted(unused, behind):]
+        end = int(later[0]) if len(later) else len(used)
+        if end:
+            self.end = file.base + end * UNIT_SIZE
+        for first, count in runs(unused[unused < (len(used) if followed else behind)].tolist()):
+            yield Finding("timer-log", "timer", "zeros where units should be; units follow",
+                          file=file.path, offset=first * UNIT_SIZE, length=count * UNIT_SIZE,
+                          count=count, next=LOOK)
+
+    def _tail(self, source: FileSource, file: StoreFile, followed: bool) -> Iterator[Finding]:
+        """The end mark of a file: it must stand when another file follows."""
+        places = self.units_per_file * UNIT_SIZE
+        raw = source.read(places, TAIL.size)
+        if len(raw) < TAIL.size or not (any(raw) or followed):
+            return
+        try:
+            tail = layout.parse_tail(raw)
+            rest = source.size - places
+            if (tail.size, tail.prev_pos) != (rest, 0):
+                raise FormatError(f"the end mark says {tail.size} bytes, {rest} are left",
+                                  offset=0, path="size")
+        except FormatError as error:
+            yield Finding("timer-log", "timer", f"{error.path}: {error.reason}", file=file.path,
+                          offset=places, length=TAIL.size, next=LOOK)
+        self.end = file.base + self.file_size
+
+    # -- looking back -------------------------------------------------------------------------
+
+    def time_of(self, units: Array) -> Array:
+        """The slots of the units: their time in units of the precision, the low 32 bits of it."""
+        found: Array = (slot_time(units) // self.precision & _LOW).astype(np.uint32)
+        return found
+
+    def times(self, position: Array) -> tuple[Array, Array]:
+        """(known, `time_of`) for the units at stream positions.
+
+        Known are units of the latest files read, unless `forget` named them.
+        """
+        known: Array = np.zeros(len(position), bool)
+        out: Array = np.zeros(len(position), np.uint32)
+        for number, times in self._times.items():
+            index = (position - self.files[number].base) // UNIT_SIZE
+            here = (index >= 0) & (index < len(times)) & (
+                position < self.files[number].base + self.file_size)
+            out[here] = times[index[here]]
+            known |= here
+        return known & (out != 0), out
+
+    def forget(self, position: Array) -> None:
+        """Units that are damaged tell nothing about others. All must lie in one file."""
+        if len(position):
+            number = self._number(int(position[0]))
+            self._times[number][(position - self.files[number].base) // UNIT_SIZE] = 0
+
+    def _number(self, position: int) -> int:
+        return bisect_right([one.base for one in self.files], position) - 1
+
+    def file_of(self, position: int) -> StoreFile:
+        """The file in which a unit that was read lies."""
+        return self.files[self._number(position)]
+
+    def unit(self, position: int) -> UnitRecord | None:
+        """One unit, read for itself; None where there is none."""
+        number = self._number(position)
+        if number < 0:
+            return None
+        file = self.files[number]
+        try:
+            with FileSource(file.path) as source:
+                raw = source.read(position - file.base, UNIT_SIZE)
+        except StoreIOError:
+            return None
+        unit = UNIT.decode(raw) if len(raw) == UNIT_SIZE else None
+        return unit if unit is not None and unit.is_valid else None
+
+
+def slot_time(units: Array) -> Array:
+    """The time (ms) of the wheel slot each unit belongs to (int64, wrapping as Java does)."""
+    found: Array = (units["curr_write_time"].astype(np.int64)
+                    + units["delay_time"].astype(np.int64))
+    return found

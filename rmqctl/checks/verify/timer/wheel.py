@@ -1,0 +1,153 @@
+"""The timer wheel: each slot by itself, then against the units of the timer log.
+
+spec: timer-and-others-5x.md §1.2, §1.5. Slots are never cleared, only overwritten by a later
+lap: a slot of the past whose units have expired is legal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.checks.findings import Finding
+from rmqctl.checks.verify.common import LOOK, pages, runs, used_units
+from rmqctl.checks.verify.timer.units import TimerLog
+from rmqctl.formats.timer import timer_wheel as layout
+from rmqctl.formats.timer.timer_wheel import DEFAULT_PRECISION, FILE_SIZE, SLOT, SLOT_SIZE, SLOTS
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import FileSource
+
+_PAGE = 1 << 15
+_ASKED = 500
+"""Slots whose units are asked for the precision the wheel runs with."""
+
+
+@dataclass(slots=True)
+class Wheel:
+    """The slots by column. ``sound``: used, and nothing wrong with the slot by itself."""
+
+    path: str
+    time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    first: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    last: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
+    sound: Array = field(default_factory=lambda: np.zeros(SLOTS, bool))
+    bad: Array = field(default_factory=lambda: np.zeros(SLOTS, bool))
+
+    def read(self, log: TimerLog) -> Iterator[Finding]:
+        """Reads the file; what is wrong with slots by themselves. StoreIOError."""
+        with FileSource(self.path) as source:
+            if source.size == 0:
+                yield self._finding("file-empty", "length zero: a broker starts with an empty "
+                                    "wheel", 0, FILE_SIZE)
+            elif source.size != FILE_SIZE:
+                yield self._finding(
+                    "file-size", f"has {source.size} bytes, a wheel has {FILE_SIZE}: a broker "
+                    "does not start with it", min(source.size, FILE_SIZE),
+                    abs(source.size - FILE_SIZE))
+            for at, data in pages(source, SLOT_SIZE, _PAGE, SLOTS):
+                yield from self._page(data, at, log)
+
+    def _page(self, data: bytes, at: int, log: TimerLog) -> Iterator[Finding]:
+        used = used_units(data, SLOT_SIZE)
+        if not used.any():
+            return
+        slots = np.frombuffer(data, layout.dtype())
+        number = np.arange(at, at + len(slots), dtype=np.int64)
+        time, first, last = (slots[name].astype(np.int64) for name in (
+            "time", "first_pos", "last_pos"))
+        places = (log.is_place(first) & log.is_place(last)) if log.file_size else used
+        wrong = (
+            ("magic", "the magic is not 0", slots["magic"] != 0),
+            ("time", "the time belongs to another slot", (time <= 0) | (time % SLOTS != number)),
+            ("first_pos", "the first unit lies behind the last", first > last),
+            ("first_pos", "leads to where no unit can start", ~places),
+        )
+        here = slice(at, at + len(slots))
+        self.time[here], self.first[here], self.last[here] = time, first, last
+        good = used.copy()
+        for name, words, mask in wrong:
+            found = mask & good
+            good &= ~mask
+            yield from self._slots(number[found], name, words)
+        self.sound[here] = good
+        self.bad[here] = used & ~good
+
+    def _slots(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
+        """One finding for each stretch of neighbouring slots."""
+        place = SLOT.field(name)
+        for first, count in runs(numbers.tolist()):
+            yield self._finding(
+                "timer-wheel", f"{name} of slot {first}" + (
+                    f" to {first + count - 1}" if count > 1 else "")
+                + f" (time {int(self.time[first])}): {words}",
+                first * SLOT_SIZE + place.offset,
+                place.size if count == 1 else count * SLOT_SIZE - place.offset, count)
+
+    def _finding(self, category: str, detail: str, offset: int, length: int,
+                 count: int = 1) -> Finding:
+        return Finding(category, "timer", detail, file=self.path, offset=offset, length=length,
+                       count=count, next=LOOK)
+
+    @property
+    def used(self) -> int:
+        """How many slots were ever used."""
+        return int(self.sound.sum() + self.bad.sum())
+
+    def precision(self, log: TimerLog) -> int:
+        """The milliseconds of a slot, as the units that slots lead to tell it."""
+        votes: Counter[int] = Counter()
+        for number in np.flatnonzero(self.sound)[:_ASKED].tolist():
+            unit = log.unit(int(self.last[number]))
+            time = int(self.time[number])
+            if unit is not None and unit.slot_time > 0 and unit.slot_time % time == 0:
+                votes[unit.slot_time // time] += 1
+        return votes.most_common(1)[0][0] if votes else DEFAULT_PRECISION
+
+    # -- against the log ------------------------------------------------------------------------
+
+    def ahead(self, log: TimerLog) -> Iterator[Finding]:
+        """Slots that lead behind the end of the log (after `TimerLog.pages`)."""
+        used = np.flatnonzero(self.sound)
+        ahead = used[self.last[used] >= log.end]
+        yield from self.tell(ahead, "last_pos",
+                             f"leads behind the end of the timer log ({log.end})")
+
+    def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
+        """(field, slots, positions they lead to) where a unit of another time is.
+
+        Units that are damaged, expired or too far back to be known are passed over.
+        """
+        for name, column in (("last_pos", self.last), ("first_pos", self.first)):
+            here = np.flatnonzero(self.sound & ~self.bad)
+            known, time = log.times(column[here])
+            other = known & (time != self.time[here] & 0xFFFFFFFF)
+            yield name, here[other], column[here[other]]
+
+    def unconfirmed(self, position: Array, time: Array) -> Array:
+        """Which units (``time`` in slots) lie outside of what the slot of their time leads to."""
+        number = time % SLOTS
+        found: Array = ((self.time[number] != time) | (self.last[number] < position)
+                        | (self.first[number] > position))
+        return found
+
+    def lost(self, position: Array, time: Array) -> Array:
+        """The slots that do not lead to the newest of these units.
+
+        A slot that a later lap has taken is legal, and so is one whose first unit is not the
+        oldest: a recovery may have begun it anew (§1.5).
+        """
+        number = time % SLOTS
+        bad = (self.time[number] < time) | (
+            (self.time[number] == time) & (self.last[number] < position))
+        found: Array = number[bad]
+        return found
+
+    def tell(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
+        """Findings about slots; each slot is told once in a run."""
+        numbers = np.unique(numbers)
+        numbers = numbers[~self.bad[numbers]]
+        self.bad[numbers] = True
+        yield from self._slots(numbers, name, words)

@@ -1,0 +1,78 @@
+"""What a run of verify came to, as a plain value that can go from one process to another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify.verify import Coverage, Verification
+
+
+class Covering(Protocol):
+    """What a run looked at, in numbers."""
+
+    def as_dict(self) -> Mapping[str, Any]: ...
+
+
+C = TypeVar("C", bound=Covering)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Generic[C]):
+    """``findings`` are the first ones, ``counts`` all of them by (category, severity).
+
+    ``pieces``: how many pieces of the log were looked at, None for all of it. ``tier``: what was
+    looked at of a tier that lies in the store, by name; None where none was checked.
+    """
+
+    root: str
+    ok: bool
+    findings: tuple[Finding, ...]
+    counts: Counter[tuple[str, str]]
+    coverage: C
+    checked: tuple[dict[str, Any], ...]
+    pieces: int | None = None
+    tier: dict[str, int] | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def troubles(self) -> int:
+        """Findings which are no mere information."""
+        return sum(count for (_, severity), count in self.counts.items() if severity != INFO)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of ``verify``."""
+        coverage = dict(self.coverage.as_dict())
+        if self.tier is not None:
+            coverage["tiered"] = self.tier
+        return {
+            "ok": self.ok, "findings": [one.as_dict() for one in self.findings],
+            "coverage": coverage, "checked": list(self.checked),
+            "findings_total": self.total,
+            "counts": [{"category": category, "severity": severity, "count": count}
+                       for (category, severity), count in sorted(self.counts.items())]}
+
+
+def told(findings: Iterable[Finding], most: int) -> tuple[
+        tuple[Finding, ...], Counter[tuple[str, str]]]:
+    """(the first ``most`` findings, the number of all by category and severity)."""
+    kept: list[Finding] = []
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in findings:
+        counts[one.category, one.severity] += 1
+        if len(kept) < most:
+            kept.append(one)
+    return tuple(kept), counts
+
+
+def verdict(run: Verification, most: int) -> Verdict[Coverage]:
+    """Runs a verification to its end and keeps the first ``most`` findings."""
+    kept, counts = told(run.findings(), most)
+    return Verdict(run.store.root, run.ok, kept, counts, run.coverage, tuple(run.checked),
+                   None if run.parts is None else len(run.parts))

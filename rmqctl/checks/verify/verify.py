@@ -1,0 +1,224 @@
+"""verify: everything of a store that can be checked, as a stream of findings.
+
+The log pass looks at every byte of the log once and compares it with consumequeues and index
+on the way; what is left over is explained afterwards. Small structures have their own checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify.context import Context
+from rmqctl.checks.verify.index import structure as index_structure
+from rmqctl.checks.verify.index.findings import index_findings
+from rmqctl.checks.verify.index.keys import Entries
+from rmqctl.checks.verify.log import ranges
+from rmqctl.checks.verify.log.findings import log_findings
+from rmqctl.checks.verify.log.results import RangeResult, Wanted
+from rmqctl.checks.verify.queue.batch_forward import batch_forward
+from rmqctl.checks.verify.queue.reconcile import QueueReconciler, missing_queue
+from rmqctl.checks.verify.queue.rows import QueueKey
+from rmqctl.checks.verify.registry import small_checks
+from rmqctl.checks.verify.remedies import advised
+from rmqctl.checks.verify.topics import known_topics
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.source import FileSource
+from rmqctl.store.log.ranges import Pool
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "timer",
+              "compaction", "store")
+_DERIVED = frozenset({"consumequeue", "index"})
+
+
+@dataclass(slots=True)
+class Options:
+    """``only``: structures to check (None: all). ``jobs``: processes for the log pass.
+
+    ``ranges``: the number of pieces the log is cut into for them (None: as fits).
+    ``sample``: check that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from
+    this physical offset on, which must be a frame border. Either way rows and entries are only
+    held against what was read.
+    """
+
+    only: frozenset[str] | None = None
+    jobs: int = 1
+    minimum_range: int = ranges.MIN_RANGE
+    sample: float | None = None
+    since: int | None = None
+    seed: int = 0
+    ranges: int | None = None
+
+    def wants(self, structure: str) -> bool:
+        return self.only is None or structure in self.only
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Bytes of the commitlog by what they are; the first four add up to ``bytes_total``."""
+
+    bytes_total: int = 0
+    messages: int = 0
+    bytes_in_messages: int = 0
+    bytes_blank: int = 0
+    bytes_zero: int = 0
+    bytes_damaged: int = 0
+    bytes_unverifiable: int = 0
+    consumequeue_rows: int = 0
+    index_entries: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Verification:
+    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete."""
+
+    store: Store
+    options: Options = field(default_factory=Options)
+    progress: Callable[[int], None] | None = None
+    pool: Pool | None = None
+    coverage: Coverage = field(default_factory=Coverage)
+    checked: list[dict[str, Any]] = field(default_factory=list)
+    ok: bool = True
+    log_end: int = 0
+    last_record: tuple[int, int] | None = None
+    parts: list[ranges.Range] | None = None
+    _unreadable: list[Finding] = field(default_factory=list)
+
+    def _parts(self) -> list[ranges.Range] | None:
+        """The ranges of the log to look at; None for all of it."""
+        options, log = self.options, self.store.log
+        if options.since is not None and options.since > log.min_offset:
+            return [ranges.Range(min(options.since, log.end), log.end, False)]
+        if options.sample is not None and options.sample < 1:
+            return ranges.sample(self.store, options.sample, options.seed)
+        return None
+
+    def findings(self) -> Iterator[Finding]:
+        for one in self._all():
+            if one.severity != INFO:
+                self.ok = False
+            yield advised(one, self.store.root)
+
+    def _all(self) -> Iterator[Finding]:
+        store, options = self.store, self.options
+        live = store.lock.held
+        result = RangeResult(0)
+        context: Context | None = None
+        needs_log = options.only is None or bool(
+            options.only & {"commitlog", "consumequeue", "index", "checkpoint", "timer"})
+        if needs_log:
+            # Ends first: what a running broker dispatches from now on is in the log already.
+            ends = self._ends()
+            wanted = Wanted(options.wants("consumequeue"), options.wants("index"))
+            try:
+                self.parts = self._parts()
+                if self.parts is None:
+                    result = ranges.run(store, ends, wanted, options.jobs, self.progress,
+                                        options.minimum_range, self.pool, options.ranges)
+                else:
+                    result = ranges.run_parts(store, ends, wanted, self.parts, self.progress)
+            except StoreIOError as error:
+                yield Finding("file-unreadable", "commitlog", str(error))
+            context = self._context(result, live)
+            yield from self._log(context, ends)
+        yield from small_checks(store, context, self.log_end, options.wants, live)
+        for name in STRUCTURES:
+            if options.wants(name):
+                self.checked.append({"structure": name})
+
+    def _ends(self) -> dict[QueueKey, int]:
+        if not self.options.wants("consumequeue"):
+            return {}
+        found = {}
+        for key, queue in self.store.queues.items():
+            try:
+                found[key] = queue.disk_end
+            except StoreIOError:
+                found[key] = queue.first_index
+            queue.close()
+        return found
+
+    def _context(self, result: RangeResult, live: bool) -> Context:
+        store, cover = self.store, self.coverage
+        self.log_end = self._end_of(result)
+        if result.last_record_start is not None and result.last_record_end is not None:
+            self.last_record = result.last_record_start, result.last_record_end
+        for name in ("messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
+                     "bytes_damaged", "bytes_unverifiable"):
+            setattr(cover, name, getattr(result, name))
+        cover.bytes_total = (cover.bytes_in_messages + cover.bytes_blank + cover.bytes_zero
+                             + cover.bytes_damaged)
+        if self.parts is not None and (not self.parts or self.parts[-1].end < store.log.end):
+            self.log_end = store.log.end  # the end was not looked at
+        # A torn last record is damage at the end, not the end: rows that lead to it are lost.
+        torn = [span.end for span in result.spans if span.offset >= self.log_end and span.located]
+        return Context(store, result, max([self.log_end, *torn]), live, known_topics(store),
+                       None if self.parts is None else [
+                           (part.start, part.end) for part in self.parts])
+
+    def _end_of(self, result: RangeResult) -> int:
+        """Behind the last record; behind its file's blank if the next file is there already."""
+        end = result.last_record_end
+        if end is None:
+            return max(self.options.since or 0, self.store.log.min_offset)
+        file = self.store.log.file_of(end)
+        if file is not None and self.store.log.is_blank_at(end) and (
+                self.store.log.file_of(file.end) is not None):
+            return file.end
+        return end
+
+    def _log(self, context: Context, ends: dict[QueueKey, int]) -> Iterator[Finding]:
+        store, result, cover = self.store, context.result, self.coverage
+        reconcilers = self._reconcilers(context, ends) if self.options.wants(
+            "consumequeue") else []
+        queue_findings = [one for each in reconcilers for one in each.findings()]
+        if self.options.wants("commitlog"):
+            yield from log_findings(context, self.log_end, queue_findings)
+        yield from queue_findings
+        yield from self._unreadable
+        if self.options.wants("consumequeue"):
+            cover.consumequeue_rows = sum(
+                end - store.queues[key].first_index for key, end in ends.items())
+            for key, tally in sorted(result.queues.items()):  # ranges meet them in other orders
+                if key not in store.queues or not store.queues[key].files:
+                    yield from missing_queue(context, key, tally)
+            yield from batch_forward(context)
+        if self.options.wants("index"):
+            yield from index_structure.check(store)
+            entries = Entries(store)
+            cover.index_entries = entries.total
+            entries.close()
+            yield from index_findings(context)
+
+    def _reconcilers(self, context: Context, ends: dict[QueueKey, int]) -> list[QueueReconciler]:
+        made = []
+        for key, queue in self.store.queues.items():
+            one = QueueReconciler(context, queue, context.result.queues.get(key), ends[key])
+            try:
+                one.prepare()
+            except StoreIOError as error:
+                self._unreadable.append(_unreadable(queue, error))
+                continue
+            made.append(one)
+            queue.close()
+        return made
+
+
+def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
+    """The finding for a queue that cannot be read, with the file if it does not even open."""
+    path = queue.folder
+    for file in queue.files:
+        try:
+            FileSource(file.path).close()
+        except StoreIOError as refused:
+            path, error = file.path, refused
+            break
+    return Finding("file-unreadable", "consumequeue", str(error), file=path, topic=queue.topic,
+                   queue_id=queue.queue_id)

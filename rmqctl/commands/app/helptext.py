@@ -1,0 +1,128 @@
+"""How help looks: plain text that is the same everywhere, with coloured headings on a terminal.
+
+Neither rich nor a command's library is imported for it, which keeps ``--help`` fast.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from rmqctl.commands.app.coerce import use_light_coercion
+from rmqctl.commands.app.describe import Parameter, parameter
+
+_HEADING = re.compile(r"^(Usage|[A-Z][^:\n]*)(:(?=\n| rmqctl)|: )", re.MULTILINE)
+_OPTIONS = "Options"
+
+
+class HelpMixin:
+    """Help methods for a typer command or group (which is the other base class)."""
+
+    params: Any
+    help: str | None
+
+    #: Commands to list below the options; those of a group, or of the group one stands for.
+    listed: Mapping[str, Any] = MappingProxyType({})
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The ``--help`` option, which typer makes by itself and only here can be had."""
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        use_light_coercion([option])
+        return option
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """``[OPTIONS] STORE [MSGID]``."""
+        pieces = ["[OPTIONS]"]
+        for param in self.params:
+            if param.param_type_name == "argument":
+                described = parameter(param)
+                name = described.value_name or described.names[0]
+                name += "..." if described.repeatable else ""
+                pieces.append(name if described.required else f"[{name}]")
+        return pieces
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """The docstring: paragraphs are filled, indented ones (examples) stay as they are."""
+        for paragraph in re.split(r"\n[ \t]*\n", self.help or ""):
+            formatter.write_paragraph()
+            if all(line[:1].isspace() for line in paragraph.splitlines()):
+                formatter.write(textwrap.indent(textwrap.dedent(paragraph), "    ").rstrip() + "\n")
+            else:
+                with formatter.indentation():
+                    formatter.write_text(" ".join(paragraph.split()))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, options by panel, and the commands of a group by section."""
+        arguments: list[tuple[str, str]] = []
+        panels: dict[str, list[tuple[str, str]]] = {_OPTIONS: []}
+        for param in self.get_params(ctx):  # type: ignore[attr-defined]
+            if getattr(param, "hidden", False):
+                continue
+            described = parameter(param)
+            if described.kind == "argument":
+                arguments.append((described.value_name or "", _remarks(described)))
+            else:
+                panel = panels.setdefault(described.panel or _OPTIONS, [])
+                panel.append((_spelling(described), _remarks(described)))
+        if arguments:
+            _section(formatter, "Arguments", arguments)
+        for name, rows in panels.items():
+            if rows:
+                _section(formatter, name, rows)
+        self.format_command_list(ctx, formatter)
+
+    def format_command_list(self, ctx: Any, formatter: Any) -> None:
+        """The listed commands under the headings of their sections."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.listed.items():
+            sections.setdefault(command.rich_help_panel or "Commands", []).append(
+                (name, command.short_help or "")
+            )
+        for title, rows in sections.items():
+            _section(formatter, title if len(sections) > 1 else "Commands", rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        epilog = getattr(self, "epilog", None)
+        if epilog:
+            formatter.write_paragraph()
+            formatter.write_text(epilog)
+
+    def get_help(self, ctx: Any) -> str:
+        """The whole help; its headings are bold when stdout is a terminal that shows colour."""
+        text: str = super().get_help(ctx)  # type: ignore[misc]
+        if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+            return text
+        return _HEADING.sub(lambda m: f"\x1b[1m{m.group(1)}\x1b[0m{m.group(2)}", text)
+
+
+def _section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
+    with formatter.section(title):
+        formatter.write_dl(rows)
+
+
+def _spelling(described: Parameter) -> str:
+    """``-o, --output FORMAT``."""
+    names = sorted(described.names, key=lambda name: (name.startswith("--"), name))
+    value = described.value_name
+    return ", ".join(names) + (f" {value}" if value else "")
+
+
+def _remarks(described: Parameter) -> str:
+    """The help of a parameter with what else one must know of it in brackets."""
+    extra = []
+    if described.choices is not None and described.metavar:
+        extra.append("one of: " + ", ".join(described.choices))
+    if described.env:
+        extra.append(f"env: {described.env}")
+    if described.default not in (None, False, 0) or (
+        described.default == 0 and described.type == "integer"
+    ):
+        extra.append(f"default: {described.default}")
+    if described.required and described.kind == "option":
+        extra.append("required")
+    return f"{described.help}  [{'; '.join(extra)}]" if extra else described.help

@@ -1,0 +1,189 @@
+"""The bridge from the registry to typer: groups that know their commands without importing them.
+
+A group holds placeholders, which have the name and one line of help. Only when a command is to
+run, complete or show its own help is its module imported and turned into a typer command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import typer
+import typer.core
+import typer.main
+
+from rmqctl.commands import EFFECTS, CommandSpec, GroupSpec
+from rmqctl.commands.app.coerce import use_light_coercion
+from rmqctl.commands.app.helptext import HelpMixin
+from rmqctl.commands.shared.options import STORE_VARIABLE
+from rmqctl.errors import UsageError
+
+CONTEXT_SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+}
+
+
+# What a group puts in front of the words meant for its default command; no one can type it.
+_DEFAULT = "\0"
+
+
+class Command(HelpMixin, typer.core.TyperCommand):
+    """A command of rmqctl: its help names its effect, and its STORE may come from RMQCTL_STORE."""
+
+    spec: CommandSpec
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; when the words after the command leave STORE out, put RMQCTL_STORE in front.
+
+        typer fills arguments from the left and so takes ``query id MSGID`` for a STORE and no
+        MSGID. The environment stands in for the *first* argument, so the line is read again with
+        it in front, when it cannot be read as it is, or when what was taken for STORE is one of
+        the choices of an argument that was then left out (``config topics``).
+        """
+        given = list(args)
+        store: Any = next((p for p in self.params if p.envvar == STORE_VARIABLE), None)
+        fallback = os.environ.get(STORE_VARIABLE)
+        try:
+            rest = super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            blamed = error.param
+            if blamed is not None and blamed is store:  # text needs no conversion: it is missing
+                missing = UsageError(
+                    f"Missing argument {blamed.metavar!r}: name a store, or set {STORE_VARIABLE}"
+                )
+                missing.add_note(ctx.command_path)
+                raise missing from None
+            if store is None or not fallback:
+                raise
+            if blamed is None or blamed.param_type_name != "argument":
+                raise
+            try:
+                return super().parse_args(ctx, [fallback, *given])
+            except typer.TyperException:
+                raise error from None
+        if store is not None and fallback and self._took_a_choice_for_store(ctx, store):
+            return super().parse_args(ctx, [fallback, *given])
+        return rest
+
+    def _took_a_choice_for_store(self, ctx: Any, store: Any) -> bool:
+        arguments = [p for p in self.params if p.param_type_name == "argument"]
+        following = arguments[arguments.index(store) + 1 :]
+        if not following or ctx.get_parameter_source(following[0].name).name == "COMMANDLINE":
+            return False
+        choices = getattr(getattr(following[0], "type_descriptor", None), "choices", None) or ()
+        return ctx.params.get(store.name) in choices
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run; a usage error found by the command itself learns which help to point to."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            error.add_note(ctx.command_path)
+            raise
+
+
+class Placeholder(typer.core.TyperCommand):
+    """Stands for a command in listings until it is needed."""
+
+    def __init__(self, spec: CommandSpec) -> None:
+        super().__init__(
+            spec.name[-1],
+            help=spec.help,
+            short_help=spec.help,
+            rich_markup_mode=None,
+            rich_help_panel=spec.section,
+        )
+        self.spec = spec
+
+
+class Group(HelpMixin, typer.core.TyperGroup):
+    """A group whose commands are imported when they are used.
+
+    ``default`` is the command the group's own name runs when the first word names no
+    sub-command: ``recover STORE`` beside ``recover table STORE``.
+    """
+
+    default: CommandSpec | None = None
+
+    @property
+    def listed(self) -> Mapping[str, Any]:  # type: ignore[override]  # computed here
+        return self.commands
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "COMMAND [ARGS]..."]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without any word, show the help on stderr and fail: nothing was asked for."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(self.get_help(ctx), err=True)
+            raise typer.Exit(2)
+        if self.default is not None and args and args[0] not in self.commands:
+            args = ["--", _DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.default is not None and args[0] == _DEFAULT:
+            default = load(self.default)
+            default.listed = self.commands
+            return None, default, args[1:]
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, Placeholder):
+            command = load(command.spec)
+        return name, command, rest
+
+
+def load(spec: CommandSpec) -> Command:
+    """Import a command's module and return its typer command."""
+    module = importlib.import_module(spec.module)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(
+        name=spec.name[-1],
+        cls=Command,
+        short_help=spec.help,
+        epilog=f"Effect: {spec.effect}: {_promise(spec)}.",
+        context_settings=dict(CONTEXT_SETTINGS),
+    )(module.command)
+    command: Any = typer.main.get_command(app)
+    assert isinstance(command, Command)
+    command.spec = spec
+    use_light_coercion(command.params)
+    return command
+
+
+def fill(root: Group, registry: Iterable[CommandSpec], groups: Iterable[GroupSpec]) -> None:
+    """Put placeholders for ``registry`` into ``root``, in groups where a name has more words."""
+    made: dict[tuple[str, ...], Group] = {(): root}
+    described = {group.name: group for group in groups}
+
+    def group_of(name: tuple[str, ...]) -> Group:
+        if name not in made:
+            made[name] = _group(described[name])
+            group_of(name[:-1]).add_command(made[name])
+        return made[name]
+
+    for spec in registry:
+        if spec.name in described:
+            group_of(spec.name).default = spec
+        else:
+            group_of(spec.name[:-1]).add_command(Placeholder(spec))
+
+
+def _promise(spec: CommandSpec) -> str:
+    if spec.name[0] == "tiered" and spec.effect == "mutates":
+        return "changes DIR, and in its broker's local root the metadata and index files"
+    return EFFECTS[spec.effect]
+
+
+def _group(spec: GroupSpec) -> Group:
+    return Group(
+        name=spec.name[-1],
+        help=spec.help,
+        short_help=spec.help,
+        rich_markup_mode=None,
+        rich_help_panel=spec.section,
+        context_settings=dict(CONTEXT_SETTINGS),
+    )

@@ -1,0 +1,284 @@
+"""``rmqctl pipeline export``: messages of one or many stores as Parquet, JSON, CSV or Avro."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rmqctl.commands.shared.filters import Key, Tag, Where, conditions
+from rmqctl.commands.shared.messages import Fields
+from rmqctl.commands.shared.options import (
+    Body,
+    CommitlogDirs,
+    CommitlogFileSize,
+    Jobs,
+    NoProgress,
+    OutputFormat,
+    Queue,
+    Quiet,
+    Since,
+    Topic,
+    Until,
+    Verbose,
+    Zone,
+    open_output,
+    worker_count,
+)
+from rmqctl.commands.shared.parsing import parse_time_range
+from rmqctl.commands.shared.pipeline_options import (
+    Conf,
+    DryRun,
+    Engine,
+    Master,
+    Partitions,
+    SparkLog,
+    Stores,
+    named_stores,
+    opened_pool,
+)
+from rmqctl.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human, Output
+    from rmqctl.pipeline.export.export import Result, StoreResult
+    from rmqctl.pipeline.export.plan import StorePlan
+    from rmqctl.pipeline.export.spec import Export
+    from rmqctl.store.query.conditions import Condition
+    from rmqctl.store.query.select import Selection
+
+NAME = ("pipeline", "export")
+EFFECT = "writes-new"
+
+_NAMED = 5
+
+
+def command(
+    target: Annotated[
+        str,
+        typer.Option(
+            "--out", metavar="PATH",
+            help="The new folder; it must not be there, or be empty.",
+        ),
+    ],
+    stores: Stores = None,
+    format: Annotated[  # noqa: A002
+        Literal["parquet", "json", "csv", "avro"],
+        typer.Option("--format", help="json: lines, each a message object as `rmqctl read -o "
+                     "jsonl` shows it; csv: its fields; parquet and avro: typed columns."),
+    ] = "parquet",
+    topic: Topic = None,
+    queue: Queue = None,
+    since: Since = None,
+    until: Until = None,
+    tag: Tag = None,
+    key: Key = None,
+    where: Where = None,
+    fields: Fields = None,
+    body: Body = "auto",
+    partition_by: Annotated[
+        str,
+        typer.Option(
+            "--partition-by", metavar="NAMES",
+            help="Folders: any of topic, day (of the store time, in --tz) and store, "
+            "comma-separated, or none.",
+        ),
+    ] = "topic,day",
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            "--compression", metavar="NAME",
+            help="parquet: zstd, snappy, gzip, lz4, none; json and csv: none, gzip, zstd; avro: "
+            "deflate, none. The first is taken by default.",
+        ),
+    ] = None,
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    dry_run: DryRun = False,
+    engine: Engine = None,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    partitions: Partitions = None,
+    spark_log: SparkLog = None,
+    jobs: Jobs = 0,
+    commitlog_dirs: CommitlogDirs = None,
+    commitlog_file_size: CommitlogFileSize = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Write the messages of stores into files for other programs, in folders by topic and day.
+
+    All messages of the logs are exported, whether a consumequeue leads to them or not, in files
+    which Spark, Arrow and others read as one data set. PATH appears at the end, complete, by one
+    rename, or not at all. Its _rmqctl_export.json says what it holds and what is missing: damaged
+    places, missing files, messages that do not match their CRC (they are exported). The exit
+    code is 1 then.
+
+        rmqctl pipeline export STORE --out messages
+
+        rmqctl pipeline export '/backup/*/store' --out orders --topic orders --since -7d
+    """
+    from rmqctl.pipeline.export.plan import estimate, plan
+    from rmqctl.pipeline.export.spec import Export
+    from rmqctl.store import Sizes
+    from rmqctl.store.query.select import Selection
+
+    out = open_output(output, quiet, verbose, no_progress)
+    begin, end = parse_time_range(since, until, tz=tz)
+    names = named_stores(stores)
+    wanted = Selection(topic=topic, queue_id=queue, since=begin, until=end, tag=tag, key=key,
+                       where=conditions(where, tz))  # fmt: skip
+    spec = Export.of(
+        format, fields=None if fields is None else fields.split(","), body=body,
+        partition_by=_parts(partition_by), compression=compression, zone=tz,
+        conditions=_conditions(wanted), stores=len(names))  # fmt: skip
+    _check_place(target, names, commitlog_dirs or ())
+    plans = plan(names, wanted, worker_count(jobs), count=partitions,
+                 folders=commitlog_dirs or (), sizes=Sizes(commitlog_file_size))  # fmt: skip
+    if dry_run:
+        about = estimate(spec, plans)
+        document = _plan_document(plans, target, about.bytes, about.sampled)
+        out.document(document, lambda page: _show_plan(page, document))
+        return
+    result = _exported(out, plans, spec, target, engine=engine, jobs=worker_count(jobs),
+                       master=master, conf=conf, log=spark_log)  # fmt: skip
+    _report(out, result, spec)
+    if not result.total("rows"):
+        out.note("no messages")
+    if not result.complete:
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str,
+              **how: Any) -> Result:
+    from rmqctl.pipeline.export.export import export
+    from rmqctl.store.log.ranges import Processes
+
+    total = sum(piece.length for one in plans for piece in one.pieces)
+    with opened_pool(out, how.pop("engine"), sum(one.bytes for one in plans), **how) as pool:
+        if not isinstance(pool, Processes):  # Spark shows the tasks that are done
+            return export(plans, spec, target, pool)
+        with out.progress("exporting", total) as progress:
+            return export(plans, spec, target, pool, progress.advance)
+
+
+def _parts(text: str) -> list[str]:
+    named = [one.strip() for one in text.split(",") if one.strip()]
+    if "none" in named and len(named) > 1:
+        raise UsageError(f"--partition-by {text}: none stands alone")
+    return [] if named == ["none"] else named
+
+
+def _conditions(wanted: Selection) -> list[Condition]:
+    from rmqctl.store.query.conditions import Condition
+
+    found = wanted.conditions()
+    if wanted.queue_id is not None:
+        found.insert(0, Condition("queue_id", "=", wanted.queue_id))
+    if wanted.topic is not None:
+        found.insert(0, Condition("topic", "=", wanted.topic))
+    return found
+
+
+def _check_place(target: str, names: Sequence[str], folders: Sequence[str]) -> None:
+    """RefusedError or StoreIOError now rather than at the end; nothing is written into a store."""
+    from rmqctl.pipeline.export.staging import checked_target
+
+    place = checked_target(target)
+    for name in names:
+        for one in (name, *(os.path.join(name, each) for each in folders)):
+            inside = os.path.realpath(one).rstrip(os.sep)
+            if place == inside or place.startswith(inside + os.sep):
+                raise UsageError(f"--out {target} lies in {one}, a store to be exported")
+
+
+# -- what is shown ----------------------------------------------------------------------------
+
+
+def _plan_document(plans: Sequence[StorePlan], target: str, expected: int, sampled: int) -> dict[
+        str, Any]:
+    folder = os.path.dirname(os.path.realpath(target))
+    return {
+        "out": target,
+        "partitions": sum(len(one.pieces) for one in plans),
+        "bytes": sum(one.bytes for one in plans),
+        "used_bytes": sum(one.used for one in plans),
+        "expected_bytes": expected,
+        "sampled_bytes": sampled,
+        "free_bytes": shutil.disk_usage(folder).free,
+        "stores": [{"store": one.name, "files": len(one.files), "bytes": one.bytes,
+                    "used_bytes": one.used, "partitions": len(one.pieces),
+                    "missing": len(one.missing)} for one in plans],
+    }
+
+
+def _show_plan(page: Human, document: dict[str, Any]) -> None:
+    from rmqctl.output.units import count_text, counted, size_text
+
+    page.table(document["stores"], ("store", "files", "used_bytes", "partitions", "missing"),
+               render={"used_bytes": size_text, "files": count_text, "partitions": count_text})
+    page.blank()
+    page.pairs({
+        "log to read": f"{size_text(document['used_bytes'])} in "
+        f"{counted(document['partitions'], 'partition')}",
+        "expected size": f"about {size_text(document['expected_bytes'])} (judged by "
+        f"{size_text(document['sampled_bytes'])} of the log)",
+        "free there": size_text(document["free_bytes"]),
+    })
+    if document["expected_bytes"] > document["free_bytes"]:
+        page.text("There is not enough room.")
+
+
+def _report(out: Output, result: Result, spec: Export) -> None:
+    from rmqctl.pipeline.export.manifest import NAME as MANIFEST
+    from rmqctl.pipeline.export.manifest import summary
+
+    for one in result.stores:
+        _warn(out, one)
+    if not result.complete:
+        out.warn(f"the export is incomplete: {os.path.join(result.out, MANIFEST)} says what is "
+                 "missing")
+    document = {"out": result.out, **summary(result, spec)}
+    out.document(document, lambda page: _show(page, document))
+
+
+def _warn(out: Output, one: StoreResult) -> None:
+    """The first places of each kind, and how many more."""
+    name = one.plan.name
+    for what, found in (("not exported", one.missing), ("damage", one.damage)):
+        for span in found.spans[:_NAMED]:
+            where = (f" at physical offset {span.offset}, {span.length} bytes" if span.length
+                     else "")
+            out.warn(f"{name}: {what}{where}: {span.reason or 'zeros inside the log'}")
+        if found.count > _NAMED:
+            out.warn(f"{name}: {what}: {found.count - _NAMED:,} more places, {found.bytes:,} "
+                     "bytes in all")
+    if one.bad_crc:
+        more = "" if one.bad_crc <= _NAMED else f" and {one.bad_crc - _NAMED:,} more"
+        places = ", ".join(map(str, one.bad_crc_at[:_NAMED]))
+        out.warn(f"{name}: {one.bad_crc:,} exported with a CRC that does not match the body "
+                 f"(crc_ok false): physical offset {places}{more}")
+    if one.in_progress is not None:
+        out.note(f"{name}: the record at physical offset {one.in_progress.offset} is being "
+                 "written by the process that holds the store")
+
+
+def _show(page: Human, document: dict[str, Any]) -> None:
+    from rmqctl.output.units import count_text, counted, size_text
+
+    if len(document["stores"]) > 1:
+        rows = [{**one, "log": one["log"]["bytes"]} for one in document["stores"]]
+        page.table(rows, ("store", "complete", "messages", "log", "rows", "bytes"), render={
+            "log": size_text, "bytes": size_text, "rows": count_text, "messages": count_text,
+            "complete": lambda value: "yes" if value else "no"})
+        page.blank()
+    page.pairs({
+        "exported": f"{counted(document['rows'], 'message')}, {size_text(document['bytes'])}",
+        "into": f"{counted(document['file_count'], 'file')} in "
+        f"{counted(document['partition_count'], 'partition')} of {document['out']}",
+        "complete": "yes" if document["complete"] else "no",
+    })

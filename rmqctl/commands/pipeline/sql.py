@@ -1,0 +1,161 @@
+"""``rmqctl pipeline sql``: a query over the tables of stores and tiers."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rmqctl.commands.shared.options import NoProgress, OutputFormat, Quiet, Verbose, open_output
+from rmqctl.commands.shared.pipeline_options import (
+    Conf,
+    DryRun,
+    Master,
+    Partitions,
+    SparkLog,
+    named_stores,
+    spark_session,
+    tasks_shown,
+)
+from rmqctl.errors import StoreIOError, UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.output import Output
+
+NAME = ("pipeline", "sql")
+EFFECT = "writes-new"
+
+
+def command(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STORE... QUERY",
+            help="Store roots or patterns, then the query as one argument (in quotes); with "
+            "--file store roots only.",
+            show_default=False,
+        ),
+    ],
+    file: Annotated[
+        str | None, typer.Option("--file", metavar="FILE", help="Read the query from a file.")
+    ] = None,
+    out_path: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="PATH", help="Write the rows into a new folder instead of showing "
+            "them: whole, or not at all.",
+        ),
+    ] = None,
+    form: Annotated[
+        Literal["parquet", "json", "csv"],
+        typer.Option("--format", help="What kind of files --out has."),
+    ] = "parquet",
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=0, help="At most N rows.")
+    ] = None,
+    dry_run: DryRun = False,
+    master: Master = "local[*]",
+    partitions: Partitions = None,
+    conf: Conf = None,
+    spark_log: SparkLog = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Ask stores in SQL: the views messages, frames, consumequeue, index and tiered_messages.
+
+    The query is Spark's SQL. Views have the columns of the data source (DESCRIBE messages names
+    them) with a column `store`; only the columns a query needs are read, and conditions on topic,
+    queue_id, store_timestamp and physical_offset are applied while reading. Rows come as they are
+    found; times of the type TIMESTAMP as ISO-8601, binary in base64.
+
+        rmqctl pipeline sql store "SELECT topic, count(*) AS n FROM messages GROUP BY topic"
+        rmqctl pipeline sql '/backup/*/store' --file late.sql --out late --format csv
+    """
+    from rmqctl.store import Store
+
+    out = open_output(output, quiet, verbose, no_progress)
+    names, text = _told_apart(arguments, file)
+    stores = named_stores(names)
+    for one in stores:  # before Spark is started for something that is no store
+        if not _only_tiers(text, one):
+            Store.open(os.path.abspath(one)).close()
+    if out_path is not None:
+        from rmqctl.pipeline.export.staging import checked_target
+
+        checked_target(out_path)
+    options = {} if partitions is None else {"numPartitions": str(partitions)}
+    if dry_run:
+        _show_pieces(out, stores, text, options)
+        return
+    with ExitStack() as held:
+        spark = held.enter_context(spark_session(out, master, conf, spark_log))
+        from rmqctl.pipeline.sql import sql
+        from rmqctl.pipeline.watching import watched
+
+        progress = held.enter_context(out.progress("query", None, unit="tasks"))
+        held.enter_context(watched(spark, tasks_shown(progress)))
+        frame = sql.query(spark, stores, text, options=options)
+        if limit is not None:
+            frame = frame.limit(limit)
+        if out_path is not None:
+            sql.write(frame, out_path, form)
+            out.note(f"written to {out_path}")
+        else:
+            out.rows(sql.rows(frame), sql.columns(frame))
+
+
+def _only_tiers(text: str, store: str) -> bool:
+    """Whether a query wants nothing but tiers, and ``store`` has one or is one."""
+    from rmqctl.pipeline.source.schema import TIERED_MESSAGES
+    from rmqctl.pipeline.source.tiered import has_tier
+    from rmqctl.pipeline.sql.pruning import named_tables
+
+    return named_tables(text) == [TIERED_MESSAGES] and has_tier(store)
+
+
+def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, str]) -> None:
+    """What a query would read at most: conditions and columns are only known to Spark."""
+    from rmqctl.output.units import count_text, size_text
+    from rmqctl.pipeline.source.options import Options
+    from rmqctl.pipeline.source.planning import estimate
+    from rmqctl.pipeline.source.tiered import holding
+    from rmqctl.pipeline.sql.pruning import named_tables
+
+    rows = []
+    for table in named_tables(text):
+        named = holding(table, stores)
+        given = {**options, "table": table, "paths": json.dumps(named)}
+        pieces, size = estimate(Options.of(given))
+        rows.append({"view": table, "stores": len(named), "partitions": pieces, "bytes": size})
+    if not rows:
+        out.note("the query names none of the views")
+    out.rows(rows, ("view", "stores", "partitions", "bytes"),
+             render={"partitions": count_text, "bytes": size_text})
+
+
+def _told_apart(arguments: list[str], file: str | None) -> tuple[list[str], str]:
+    """(stores, query): the query is the last argument, unless it comes from a file."""
+    if file is not None:
+        if len(arguments) > 1 and any(one.isspace() for one in arguments[-1].strip()) and (
+                not os.path.lexists(arguments[-1])):
+            raise UsageError("a query and --file: one of them")
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, file, "read") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"{file}: not UTF-8") from None
+        if not text.strip():
+            raise UsageError(f"{file}: no query in it")
+        return arguments, text
+    *stores, text = arguments
+    if not any(one.isspace() for one in text.strip()) or os.path.lexists(text):
+        raise UsageError(f"the query is missing: the last argument ({text}) is none; give it in "
+                         "quotes, or --file")
+    return stores, text

@@ -1,0 +1,204 @@
+"""``rmqctl pipeline verify``: many stores checked, on Spark or by processes of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.shared.options import (
+    CommitlogDirs,
+    Jobs,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Verbose,
+    open_output,
+    worker_count,
+)
+from rmqctl.commands.shared.pipeline_options import (
+    Conf,
+    DryRun,
+    Engine,
+    Master,
+    Partitions,
+    SparkLog,
+    Stores,
+    named_stores,
+    opened_pool,
+)
+from rmqctl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human, Output
+    from rmqctl.pipeline.verify import Judged
+
+NAME = ("pipeline", "verify")
+EFFECT = "read-only"
+
+
+def command(
+    stores: Stores = None,
+    only: Annotated[str | None, typer.Option(
+        "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
+        "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store.")] = None,
+    max_findings: Annotated[int, typer.Option(
+        "--max-findings", metavar="N", min=0, help="List at most N findings of a store; all are "
+        "counted.")] = 1000,
+    dry_run: DryRun = False,
+    engine: Engine = "spark",
+    master: Master = "local[*]",
+    conf: Conf = None,
+    partitions: Partitions = None,
+    spark_log: SparkLog = None,
+    jobs: Jobs = 0,
+    commitlog_dirs: CommitlogDirs = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Check everything of many stores that can be checked, as `rmqctl verify` does of one.
+
+    The log is cut into ranges, which workers walk and hold against consumequeue and index; small
+    stores are one task each. Findings and figures are those of the local engine, whatever the
+    number of ranges. Every store gets a verdict; exit code 1 when any has something wrong, and
+    that of the first store which could not be judged at all.
+
+        rmqctl pipeline verify /backup/*/store -o json
+        rmqctl pipeline verify /mnt/a/store /mnt/b/store --master spark://host:7077
+    """
+    from rmqctl.checks.verify.verify import STRUCTURES, Options
+    from rmqctl.commands.shared.verify_view import structures
+    from rmqctl.pipeline.verify import verify_stores
+
+    out = open_output(output, quiet, verbose, no_progress)
+    options = Options(structures(only, STRUCTURES), worker_count(jobs), ranges=partitions)
+    roots, dirs = named_stores(stores), tuple(commitlog_dirs or ())
+    if dry_run:
+        _plan(out, roots, options.jobs, partitions, dirs)
+        return
+    size = _size(roots, dirs)
+    with opened_pool(out, engine, size, jobs=options.jobs, master=master, conf=conf,
+                     log=spark_log) as pool:
+        found = list(verify_stores(roots, pool, options, max_findings, dirs))
+    _show(out, found)
+    failed = next((one.error for one in found if one.error is not None), None)
+    if failed is not None:
+        if len(found) == 1:
+            raise failed
+        raise typer.Exit(int(failed.exit_code))
+    if any(one.verdict is not None and not one.verdict.ok for one in found):
+        raise typer.Exit(int(ExitCode.FINDINGS))
+
+
+def _size(roots: list[str], dirs: tuple[str, ...]) -> int:
+    from rmqctl.errors import RmqctlError
+    from rmqctl.pipeline.verify import store_size
+
+    total = 0
+    for root in roots:
+        try:
+            total += store_size(root, dirs).bytes
+        except RmqctlError:
+            if len(roots) == 1:
+                raise
+    return total
+
+
+def _plan(out: Output, roots: list[str], jobs: int, partitions: int | None,
+          dirs: tuple[str, ...]) -> None:
+    from rmqctl.checks.verify.log.ranges import split
+    from rmqctl.pipeline.verify import WHOLE
+    from rmqctl.store import Store
+
+    rows = []
+    for root in roots:
+        with Store.open(root, dirs) as store:
+            files = [one for one in store.log.files if one.size]
+            size = sum(one.size for one in files)
+            whole = len(roots) > 1 and partitions is None and size <= WHOLE
+            count = 1 if whole else len(
+                split(store, partitions, 1) if partitions else split(store, jobs * 4))
+            rows.append({"store": root, "files": len(files), "bytes": size, "partitions": count})
+    out.rows(rows, ("store", "files", "bytes", "partitions"))
+
+
+def _show(out: Output, found: list[Judged]) -> None:
+    from rmqctl.commands.shared.verify_view import COLUMNS
+
+    for one in found:
+        if one.error is not None and len(found) > 1:
+            out.warn(_reason(one))
+        elif one.verdict is not None and one.verdict.total > len(one.verdict.findings):
+            more = one.verdict.total - len(one.verdict.findings)
+            out.warn(f"{one.root}: {more} more findings are counted, not listed (--max-findings)")
+    if out.format == "jsonl":
+        out.rows(row for one in found for row in [*_findings(one), _summary(one)])
+    elif out.format in ("csv", "tsv"):
+        out.rows((row for one in found for row in _findings(one)), ("store", *COLUMNS))
+    else:
+        out.document(_document(found), lambda page: _page(page, found))
+
+
+def _reason(one: Judged) -> str:
+    text = str(one.error)
+    return text if one.root in text else f"{one.root}: {text}"
+
+
+def _findings(one: Judged) -> list[dict[str, Any]]:
+    return [] if one.verdict is None else [
+        {"store": one.root, **finding.as_dict()} for finding in one.verdict.findings]
+
+
+def _summary(one: Judged) -> dict[str, Any]:
+    """All of a store's verdict but its findings."""
+    if one.verdict is None:
+        return {"store": one.root, "ok": False, "error": str(one.error)}
+    return {"store": one.root, **{name: value for name, value in one.verdict.as_dict().items()
+                                  if name != "findings"}}
+
+
+def _document(found: list[Judged]) -> dict[str, Any]:
+    """As ``verify``, over all stores, and what each of them came to."""
+    verdicts = [one.verdict for one in found if one.verdict is not None]
+    coverage: dict[str, int] = {}
+    checked: dict[str, None] = {}
+    for each in verdicts:
+        checked |= dict.fromkeys(str(one["structure"]) for one in each.checked)
+        for name, value in each.coverage.as_dict().items():
+            coverage[name] = coverage.get(name, 0) + value
+    return {"ok": all(one.verdict is not None and one.verdict.ok for one in found),
+            "findings": [row for one in found for row in _findings(one)], "coverage": coverage,
+            "checked": [{"structure": name} for name in checked],
+            "findings_total": sum(one.total for one in verdicts),
+            "stores": [_summary(one) for one in found]}
+
+
+def _page(page: Human, found: list[Judged]) -> None:
+    from rmqctl.commands.shared.verify_view import show_page
+    from rmqctl.commands.verify import covered
+    from rmqctl.output.units import count_text, counted, size_text
+
+    if len(found) == 1 and found[0].verdict is not None:
+        show_page(page, found[0].verdict, covered)
+        return
+    rows = []
+    for one in found:
+        if one.verdict is None:
+            rows.append({"store": one.root, "verdict": "not judged", "detail": str(one.error)})
+            continue
+        each, cover = one.verdict, one.verdict.coverage
+        top = each.counts.most_common(3)
+        rows.append({
+            "store": one.root,
+            "verdict": "no damage" if each.ok else counted(each.troubles, "finding"),
+            "messages": count_text(cover.messages), "commitlog": size_text(cover.bytes_total),
+            "damaged": size_text(cover.bytes_damaged),
+            "detail": ", ".join(f"{count} {name}" for (name, _), count in top)})
+    page.table(rows, ("store", "verdict", "messages", "commitlog", "damaged", "detail"),
+               styles={"verdict": lambda value: "good" if value == "no damage" else "bad"})
+    bad = [one.root for one in found if one.verdict is not None and not one.verdict.ok]
+    if bad:
+        page.heading("What next")
+        page.text("\n".join(f"rmqctl verify {root}" for root in bad[:6]))

@@ -1,0 +1,121 @@
+"""``rmqctl query time``: the queue offset at a time, as a broker answers it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from rmqctl.commands.shared.filters import AnswerView
+from rmqctl.commands.shared.messages import Faults, Fields, not_found, projection, rows_of, show
+from rmqctl.commands.shared.options import (
+    Body,
+    CommitlogDirs,
+    CommitlogFileSize,
+    ConsumequeueFileSize,
+    Decompress,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    RequiredQueue,
+    RequiredTopic,
+    Store,
+    Verbose,
+    Zone,
+    open_output,
+)
+from rmqctl.commands.shared.parsing import parse_time
+from rmqctl.errors import UsageError
+
+NAME = ("query", "time")
+EFFECT = "read-only"
+
+
+def command(
+    store: Store,
+    topic: RequiredTopic,
+    queue: RequiredQueue,
+    time: Annotated[str, typer.Option(
+        "--time", metavar="TIME", help="Store time: epoch ms, ISO-8601, or relative (-2h, -7d).")],
+    boundary: Annotated[Literal["lower", "upper"], typer.Option(
+        "--boundary", help="lower: the first message stored then or later. upper: the last one "
+        "stored then or earlier.")] = "lower",
+    like: Annotated[Literal["5.3.3", "4.9.3"], typer.Option(
+        "--like", help="Whose rule. Before 5.1.1 it was the message nearest in time, in a file "
+        "chosen by its modification time.")] = "5.3.3",
+    messages: Annotated[bool, typer.Option(
+        "--messages", help="Show the messages from that offset on instead of the offset.")] = False,
+    count: Annotated[int, typer.Option(
+        "--count", metavar="N", min=1, help="With --messages: how many.")] = 1,
+    view: AnswerView = "auto",
+    fields: Fields = None,
+    body: Body = "auto",
+    decompress: Decompress = False,
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    commitlog_dir: CommitlogDirs = None,
+    commitlog_file_size: CommitlogFileSize = None,
+    consumequeue_file_size: ConsumequeueFileSize = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Show the queue offset at a time, as a broker's getOffsetInQueueByTime answers it.
+
+    Where nothing was stored at or after the time, that is the queue's max offset: the next
+    message to come. Exit code 1 when there is no such queue (or, with --messages, no message).
+
+        rmqctl query time STORE --topic orders --queue 0 --time 2024-06-21T19:53:00Z
+    """
+    from rmqctl.store import Sizes
+    from rmqctl.store import Store as OpenedStore
+    from rmqctl.store.explain import missing_queue
+    from rmqctl.store.query.lookup import answering_view
+    from rmqctl.store.query.select import Selection, Selector
+    from rmqctl.store.query.time_lookup import TimeAnswer, offset_by_time
+
+    out = open_output(output, quiet, verbose, no_progress)
+    if like == "4.9.3" and boundary == "upper":
+        raise UsageError("--like 4.9.3 knows no boundary: it gives the message nearest in time")
+    when = parse_time(time, tz=tz)
+    faults = Faults(out)
+    sizes = Sizes(commitlog_file_size, consumequeue_file_size)
+    with OpenedStore.open(store, commitlog_dir or (), sizes) as opened:
+        at = answering_view(opened, view, int(like[0]))
+        answer = offset_by_time(at, topic, queue, when, upper=boundary == "upper", like=like)
+        missing = None if answer is not None else missing_queue(opened, topic, queue)
+        answer = answer or TimeAnswer(0, 0, 0)
+        if messages:
+            made = projection(out, fields, body, decompress)
+            wanted = Selection(topic, queue, from_offset=answer.queue_offset, count=count)
+            selector = Selector(opened, wanted, at, faults.report)
+            rows = rows_of(faults.judged(selector.pages()), made) if missing is None else iter(())
+            if not show(out, rows, made, tz, empty="") and missing is None:
+                missing = (f"nothing is at offset {answer.queue_offset}: the queue has the "
+                           f"offsets {answer.min_offset} to {answer.max_offset - 1}"
+                           if answer.min_offset < answer.max_offset else "the queue is empty")
+        else:
+            found = answer.record
+            out.document({
+                "queue_offset": answer.queue_offset, "topic": topic, "queue_id": queue,
+                "time": when, "boundary": boundary if like == "5.3.3" else "nearest", "like": like,
+                "min_offset": answer.min_offset, "max_offset": answer.max_offset,
+                "store_timestamp": None if found is None else found.store_timestamp,
+                "physical_offset": None if found is None else found.physical_offset,
+            }, lambda page: page.pairs(_worded(answer, when, tz)))
+        if missing is not None:
+            not_found(out, faults, missing)
+    faults.end()
+
+
+def _worded(answer: Any, when: int, tz: Any) -> dict[str, str]:
+    """The answer for people."""
+    from rmqctl.output.units import time_text
+
+    there = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
+    if answer.record is not None:
+        there = (f"stored {time_text(answer.record.store_timestamp, tz)}, physical offset "
+                 f"{answer.record.physical_offset}")
+    return {"asked for": time_text(when, tz), "queue offset": str(answer.queue_offset),
+            "there": there, "min offset": str(answer.min_offset),
+            "max offset": str(answer.max_offset)}

@@ -1,0 +1,160 @@
+"""What all commands that show messages share: fields, columns, how cells look, how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.errors import ExitCode
+from rmqctl.output import Output
+
+if TYPE_CHECKING:
+    from rmqctl.formats.local.message import Record
+    from rmqctl.store.pages import Page
+    from rmqctl.store.problems import Problem
+    from rmqctl.store.projection import Projection
+
+Fields = Annotated[
+    str | None,
+    typer.Option(
+        "--fields",
+        metavar="A,B,C",
+        help="Only these fields of the message object, in this order; property.NAME is one "
+        "property.",
+    ),
+]
+
+BRIEF = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags", "keys",
+         "total_size", "body")
+"""The columns for people when no fields were named."""
+_PREVIEW, _LEAST_PREVIEW = 64, 16
+_OTHER_COLUMNS = 130
+"""About what the brief columns without the body take on a terminal."""
+_NAMED = 5
+
+
+def projection(out: Output, fields: str | None, body: str, decompress: bool) -> Projection:
+    """The fields to make: all for programs, a few for people, or those the user named."""
+    from rmqctl.store.objects import FIELDS
+    from rmqctl.store.projection import Projection, checked_fields
+
+    if fields is not None:
+        return Projection(checked_fields(fields.split(",")), body, decompress)
+    if out.is_data:
+        return Projection(FIELDS, body, decompress)
+    return Projection(BRIEF, body, decompress, preview=_preview(out) if body == "auto" else 0)
+
+
+def _preview(out: Output) -> int:
+    """Bytes of a body to show: what is left of a line of the terminal."""
+    if out.format != "table":
+        return _PREVIEW
+    return min(max(out.human().width - _OTHER_COLUMNS, _LEAST_PREVIEW), _PREVIEW)
+
+
+def show(out: Output, rows: Iterable[Mapping[str, Any]], made: Projection, tz: tzinfo, *,
+         empty: str = "no messages") -> int:
+    """Rows of messages in the format asked for; returns how many."""
+    from rmqctl.output.units import time_text
+
+    def worded(millis: Any) -> str:
+        return time_text(millis, tz)
+
+    return out.rows(rows, made.names, empty=empty, render={
+        "store_timestamp": worded, "born_timestamp": worded, "keys": " ".join})
+
+
+def rows_of(pages: Iterable[Page], made: Projection) -> Iterator[Mapping[str, Any]]:
+    """The rows of all pages, one page at a time."""
+    for page in pages:
+        yield from made.rows(page)
+
+
+def show_records(out: Output, records: Sequence[Record], made: Projection, tz: tzinfo,
+                 faults: Faults) -> None:
+    """The same for single records. People see all of a message that is the only one."""
+    from rmqctl.store.objects import FIELDS
+    from rmqctl.store.pages import RecordPage
+    from rmqctl.store.projection import Projection
+
+    pages = list(faults.judged([RecordPage(records)] if records else []))
+    if len(records) == 1 and not out.is_data and made.fields is BRIEF:
+        whole = Projection(FIELDS, made.body, made.decompress)
+        out.human().pairs(_worded(next(whole.rows(pages[0])), tz))
+    else:
+        show(out, rows_of(pages, made), made, tz, empty="")
+
+
+def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
+    """All fields of one message for people: times and flags in words, no property twice."""
+    from rmqctl.formats.local import sysflag
+    from rmqctl.output.units import time_text
+
+    shown = {name: value for name, value in row.items() if name != "properties_raw"}
+    for name in ("born_timestamp", "store_timestamp"):
+        shown[name] = f"{time_text(row[name], tz)} ({row[name]})"
+    flag = row["sys_flag"]
+    words = [sysflag.compression(flag), sysflag.transaction_type(flag)]
+    told = ", ".join(word for word in words if word not in (None, "none"))
+    shown["sys_flag"] = f"{flag} ({told})" if told else flag
+    return shown
+
+
+def not_found(out: Output, faults: Faults, *reasons: str) -> None:
+    """What a query did not find, and why; the run ends with 1 at least."""
+    for reason in reasons:
+        out.warn(reason)
+    faults.found = True
+
+
+class Faults:
+    """Says on stderr what a reading met, and what exit code that makes."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self.found = self.unreadable = False
+        self._bad_crc: list[int] = []
+        self._bad_crc_count = 0
+
+    def report(self, problem: Problem) -> None:
+        """One problem, as it is met."""
+        if problem.is_fault:
+            self._out.warn(problem.text)
+            self.found = True
+            self.unreadable |= problem.kind == "unreadable"
+        else:
+            self._out.note(problem.text)
+
+    def judged(self, pages: Iterable[Page]) -> Iterator[Page]:
+        """The pages; messages that do not match their CRC are counted, and told at the end."""
+        for page in pages:
+            checked = page.numbers("crc_ok")
+            if not checked.all():
+                bad = page.numbers("physical_offset")[~checked].tolist()
+                self._bad_crc_count += len(bad)
+                self._bad_crc += bad[:max(_NAMED - len(self._bad_crc), 0)]
+            yield page
+        self._tell_bad_crc()
+
+    def _tell_bad_crc(self) -> None:
+        if not self._bad_crc_count:
+            return
+        more = self._bad_crc_count - len(self._bad_crc)
+        places = ", ".join(map(str, self._bad_crc)) + (f" and {more} more" if more else "")
+        what = "1 message does" if self._bad_crc_count == 1 else (
+            f"{self._bad_crc_count} messages do")
+        self._out.warn(f"{what} not match the CRC of the body (crc_ok false): physical offset "
+                       f"{places}")
+        self._bad_crc_count = 0
+        self._bad_crc.clear()
+        self.found = True
+
+    def end(self) -> None:
+        """Leaves with 5 where something could not be read, 1 after damage."""
+        if self.unreadable:
+            raise typer.Exit(int(ExitCode.IO))
+        if self.found:
+            raise typer.Exit(int(ExitCode.FINDINGS))

@@ -1,0 +1,273 @@
+"""How figures of messages are shown: the document, the table, the plots. For all ``stats``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rmqctl.output import Human, Output
+    from rmqctl.output.cells import Render
+    from rmqctl.scan.aggregate import Aggregate
+
+By = Literal["topic", "queue", "tag", "key", "hour", "day", "minute", "store-host", "size", "flag",
+             "transaction", "compression", "none"]  # fmt: skip
+Sort = Literal["key", "messages", "bytes", "body_bytes", "average_size", "messages_per_second",
+               "bytes_per_second", "first_store_timestamp", "last_store_timestamp"]  # fmt: skip
+
+Top = Annotated[
+    int | None,
+    typer.Option("--top", metavar="N", min=1, help="The first N rows in the order only."),
+]
+SortBy = Annotated[
+    Sort | None,
+    typer.Option(
+        "--sort",
+        help="Order, greatest first (key: ascending); by default times and sizes by key, "
+        "all else by messages.",
+    ),
+]
+Plot = Annotated[bool, typer.Option("--plot", help="Draw it instead of a table.")]
+
+_NARROW = ("messages", "share", "bytes", "messages_per_second")
+_BRIEF = ("messages", "share", "bytes", "average_size", "messages_per_second", "bytes_per_second")
+_TIMES = ("first_store_timestamp", "last_store_timestamp")
+_BRIEF_COLUMNS, _WIDE_COLUMNS = 100, 150  # terminal columns from which on there is room for more
+_MOST_COLUMNS = 20_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was counted: ``sums`` by store, in order; ``stores`` are their names where shown.
+
+    ``by`` is what the user asked for: ``store``, or what the sums are by.
+    """
+
+    by: str
+    sums: Sequence[Aggregate]
+    stores: Sequence[str] | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        from rmqctl.store.stats.rows import KEY_COLUMNS
+
+        own = () if self.by == "store" else KEY_COLUMNS[self.by]
+        return own if self.stores is None else ("store", *own)
+
+    def rows(self, tz: tzinfo, sort: str | None) -> list[dict[str, Any]]:
+        from rmqctl.store.stats.rows import rows, rows_of_stores
+
+        if self.stores is None:
+            return rows(self.sums[0], tz, sort)
+        return rows_of_stores(list(zip(self.stores, self.sums, strict=True)), tz, sort)
+
+
+def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
+    """Says what the figures leave out."""
+    where = "" if store is None else f"{store}: "
+    from rmqctl.output.units import counted
+
+    if sums.bytes_damaged:
+        out.warn(
+            f"{where}{counted(sums.bytes_damaged, 'byte')} in "
+            f"{counted(sums.damaged_spans, 'damaged span')} passed over; `rmqctl verify` says where"
+        )
+    if sums.is_cut:
+        from rmqctl.scan.aggregate import HEAVY
+
+        out.warn(
+            f"{where}more groups than are kept apart: those of up to 1/{HEAVY:,} of all that was "
+            f"counted are summed as (other)"
+        )
+
+
+def show(
+    out: Output, figures: Figures, tz: tzinfo, sort: str | None, top: int | None, plot: bool
+) -> None:
+    """The figures in the form that was asked for."""
+    from rmqctl.store.stats.rows import VALUE_COLUMNS, total
+
+    found = figures.rows(tz, sort)
+    shown = found if top is None else found[:top]
+    keys = figures.keys
+    if out.format == "json":
+        out.document(_document(figures, shown, len(found)))
+    elif out.is_data:
+        out.rows(shown, (*keys, *VALUE_COLUMNS))
+    elif not found:
+        out.note("no messages")
+    else:
+        page = out.human()
+        if plot:
+            _plot(page, figures, shown, sort, tz)
+        elif not keys:
+            _pairs(page, shown[0], tz)
+            return
+        else:
+            page.table(map(_named, shown), (*keys, *_values_shown(page, figures.by)),
+                       render=_render(figures.by, tz))  # fmt: skip
+        page.blank()
+        page.text(_summary(total(*figures.sums), len(found), len(shown), tz))
+
+
+def _values_shown(page: Human, by: str) -> tuple[str, ...]:
+    """The columns of figures there is room for."""
+    if page.width < _BRIEF_COLUMNS:
+        return _NARROW
+    wide = page.width >= _WIDE_COLUMNS and by not in ("minute", "hour", "day")
+    return (*_BRIEF, *_TIMES) if wide else _BRIEF
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    """For people an absent tag or key has a name too."""
+    absent = {name: f"(no {name})" for name in ("tag", "key") if row.get(name, "") is None}
+    return {**row, **absent} if absent else row
+
+
+def _document(figures: Figures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
+    from rmqctl.store.stats.rows import total
+
+    document = {
+        "by": figures.by,
+        "rows": shown,
+        "groups": groups,
+        "cut": any(one.is_cut for one in figures.sums),
+        "total": total(*figures.sums),
+        **_coverage(figures.sums),
+    }
+    if figures.stores is not None and len(figures.stores) > 1:
+        document["stores"] = [
+            {"store": name, **total(one), **_coverage([one])}
+            for name, one in zip(figures.stores, figures.sums, strict=True)
+        ]
+    return document
+
+
+def _coverage(sums: Sequence[Aggregate]) -> dict[str, Any]:
+    names = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged")
+    counts = {name: sum(getattr(one, name) for one in sums) for name in names}
+    return {
+        "damaged_bytes": counts["bytes_damaged"],
+        "damaged_spans": sum(one.damaged_spans for one in sums),
+        "coverage": {"bytes_total": sum(counts.values()), **counts},
+    }
+
+
+def _render(by: str, tz: tzinfo) -> Render:
+    from rmqctl.output.units import count_text, rate_text, size_text, time_text
+
+    return {
+        "time": lambda value: _bin_text(value, by, tz),
+        "size_from": size_text,
+        "size_to": size_text,
+        "messages": count_text,
+        "share": lambda value: f"{value:.1%}",
+        "bytes": size_text,
+        "body_bytes": size_text,
+        "average_size": lambda value: size_text(round(value)),
+        "messages_per_second": rate_text,
+        "bytes_per_second": lambda value: size_text(round(value)) + "/s",
+        **dict.fromkeys(_TIMES, lambda value: time_text(value, tz)),
+    }
+
+
+def _bin_text(value: Any, by: str, tz: tzinfo) -> str:
+    """A day as ``2023-11-14``, an hour or minute as ``2023-11-14 22:15``."""
+    try:
+        moment = (_EPOCH + timedelta(milliseconds=value)).astimezone(tz)
+    except (OverflowError, ValueError, TypeError):  # outside the calendar, or "(other)"
+        return str(value)
+    return moment.strftime("%Y-%m-%d" if by == "day" else "%Y-%m-%d %H:%M")
+
+
+def _pairs(page: Human, row: dict[str, Any], tz: tzinfo) -> None:
+    render = _render("none", tz)
+    page.pairs({
+        name.replace("_", " "): render[name](value)
+        for name, value in row.items()
+        if name != "share" and value is not None
+    })  # fmt: skip
+
+
+def _summary(total: dict[str, Any], groups: int, shown: int, tz: tzinfo) -> str:
+    from rmqctl.output.units import count_text, duration_text, rate_text, size_text, time_text
+
+    first, last = total["first_store_timestamp"], total["last_store_timestamp"]
+    text = (
+        f"total: {count_text(total['messages'])} messages, {size_text(total['bytes'])}, "
+        f"{time_text(first, tz)} to {time_text(last, tz)} ({duration_text(last - first)})"
+    )
+    if total["messages_per_second"] is not None:
+        text += f", {rate_text(total['messages_per_second'])}"
+    if shown < groups:
+        text += f"; {groups - shown:,} of {groups:,} groups are not shown"
+    return text
+
+
+# -- plots ----------------------------------------------------------------------------------------
+
+
+def _plot(
+    page: Human, figures: Figures, rows: list[dict[str, Any]], sort: str | None, tz: tzinfo
+) -> None:
+    from rmqctl.output.plot import bars
+    from rmqctl.store.stats.rows import TIME_STEPS
+
+    by, keys = figures.by, figures.keys
+    metric = sort if sort is not None and sort != "key" and sort not in _TIMES else "messages"
+    render = _render(by, tz)
+    single = len(figures.stores or ()) < 2 or metric != "average_size"  # else it may be added up
+    if by in TIME_STEPS and single and _columns(page, by, rows, metric, tz):
+        return
+    show: Callable[[float], str] = render[metric]
+    items = [
+        (" ".join(_label(name, row[name], render) for name in keys), row[metric] or 0)
+        for row in map(_named, rows)
+    ]
+    page.text(
+        bars(items, width=page.width, unicode=page.unicode, show=lambda v: show(_whole(v)))
+    )
+
+
+def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: tzinfo) -> bool:
+    """Time from left to right; False when the times are too far apart to be drawn so."""
+    from rmqctl.output.plot import columns
+    from rmqctl.store.stats.rows import TIME_STEPS
+
+    step = TIME_STEPS[by]
+    values = {row["time"]: row[metric] or 0 for row in rows if isinstance(row["time"], int)}
+    if not values:
+        return False
+    first, last = min(values), max(values)
+    if (last - first) // step >= _MOST_COLUMNS:
+        return False
+    # Days of a zone with summer time are not all equally long: the nearest place is the right one.
+    series = [0.0] * (round((last - first) / step) + 1)
+    for when, value in values.items():
+        series[round((when - first) / step)] += value
+    show = _render(by, tz)[metric]
+    page.text(
+        columns(
+            series,
+            first=_bin_text(first, by, tz),
+            last=_bin_text(last, by, tz),
+            width=page.width,
+            unicode=page.unicode,
+            show=lambda value: show(_whole(value)),
+        )
+    )
+    return True
+
+
+def _label(name: str, value: Any, render: Render) -> str:
+    return render[name](value) if name in render else str(value)
+
+
+def _whole(value: float) -> float:
+    """A whole number as int, so that counts and sizes are worded as such."""
+    return int(value) if value == int(value) else value

@@ -1,0 +1,86 @@
+"""How what a verification came to is shown: findings, what to do next, what was covered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rmqctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.checks.findings import Finding
+    from rmqctl.checks.verify.verdict import Covering, Verdict
+    from rmqctl.output import Output
+    from rmqctl.output.human import Human
+
+    C = TypeVar("C", bound=Covering)
+
+COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "topic", "queue_id",
+           "queue_offset", "detail", "next", "position", "count")
+_BRIEF = ("severity", "category", "where", "queue", "detail")
+_STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
+_NEXT_SHOWN = 6
+
+
+def structures(only: str | None, known: Sequence[str]) -> frozenset[str] | None:
+    """The value of ``--only``. UsageError for what is not among the ``known``."""
+    if only is None:
+        return None
+    names = frozenset(name.strip() for name in only.split(",") if name.strip())
+    unknown = sorted(names - set(known))
+    if unknown or not names:
+        raise UsageError(f"--only: unknown structure {', '.join(unknown) or only!r}; there are "
+                         f"{', '.join(known)}")
+    return names
+
+
+def show(out: Output, found: Verdict[C],
+         covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
+    """The verdict in the format that is asked for; ``covered`` says for people what was covered."""
+    if found.total > len(found.findings):
+        out.warn(f"{found.total - len(found.findings)} more findings are counted, not listed "
+                 "(--max-findings)")
+    document = found.as_dict()
+    rows = document["findings"]
+    if out.format == "jsonl":
+        out.rows([*rows, {name: value for name, value in document.items()
+                          if name != "findings"}])
+    elif out.format in ("csv", "tsv"):
+        out.rows(rows, COLUMNS)
+    else:
+        out.document(document, lambda page: show_page(page, found, covered))
+
+
+def show_page(page: Human, found: Verdict[C],
+              covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
+    """The verdict for people."""
+    from rmqctl.checks.verify.common import plural
+
+    if found.ok:
+        page.text(f"{found.root}: no damage found", "good")
+    else:
+        page.text(f"{found.root}: {plural(found.troubles, 'finding')}", "bad")
+    if found.findings:
+        page.blank()
+        page.table([_brief(one, found.root) for one in found.findings], _BRIEF,
+                   styles={"severity": _STYLES.get})
+        seen = dict.fromkeys(one.next for one in found.findings if one.next and one.is_trouble)
+        if seen:
+            page.heading("What next")
+            page.text("\n".join(list(seen)[:_NEXT_SHOWN]))
+    page.heading("Coverage")
+    page.pairs({**covered(found),
+                "checked": ", ".join(str(one["structure"]) for one in found.checked)})
+    if found.pieces is not None:
+        page.text(f"only {plural(found.pieces, 'part')} of the log looked at", "warn")
+
+
+def _brief(finding: Finding, root: str) -> dict[str, Any]:
+    import os
+
+    file = os.path.relpath(finding.file, root) if finding.file else finding.structure
+    where = file if finding.offset is None else f"{file} @{finding.offset}"
+    queue = "" if finding.topic is None else f"{finding.topic}/{finding.queue_id}" + (
+        f" #{finding.queue_offset}" if finding.queue_offset is not None else "")
+    return {"severity": finding.severity, "category": finding.category, "where": where,
+            "queue": queue, "detail": finding.detail}

@@ -1,0 +1,61 @@
+"""``rmqctl tiered commit``: completes what an upload that was killed left half done."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from rmqctl.commands.shared.deferred_signals import Gently
+from rmqctl.commands.shared.engine_options import DryRun
+from rmqctl.commands.shared.options import NoProgress, OutputFormat, Quiet, Verbose, open_output
+from rmqctl.commands.shared.tiered_options import MetadataFile, TierRoot
+from rmqctl.errors import ExitCode
+from rmqctl.parse_values import wall_clock
+
+NAME = ("tiered", "commit")
+EFFECT = "mutates"
+
+_COLUMNS = ("broker", "topic", "queue_id", "units_added", "bytes_cut", "entries_changed", "status",
+            "reason")
+
+
+def command(
+    root: TierRoot,
+    metadata: MetadataFile = None,
+    dry_run: DryRun = False,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> int:
+    """Complete what an upload that was killed or failed left half done in a tier.
+
+    A torn unit at the end of a consume queue is cut off. Messages behind the last one it knows,
+    which are whole and continue the queue, get their units; a torn one behind them is cut off.
+    What is cut is kept below DIR/.rmqctl. Then every file is forced to disk and the metadata says
+    of each what is there. Nothing is uploaded: `rmqctl tiered dispatch` does the same for its
+    queues first. What is damaged otherwise is for `rmqctl tiered recover`.
+
+        rmqctl tiered commit /mnt/tier
+
+        rmqctl tiered commit /mnt/tier --metadata STORE/config/tieredStoreMetadata.json --dry-run
+    """
+    from rmqctl.tiered.dispatch.resume_tier import Committed, commit_tier
+
+    out = open_output(output, quiet, verbose, no_progress)
+    found: list[Committed] = []
+    with Gently() as gently, closing(
+            commit_tier(root, metadata, wall_clock, dry_run=dry_run)) as queues:
+        for one in queues:
+            if one.done.changed or one.done.fault:
+                found.append(one)
+            gently.check()
+    for one in found:
+        if one.done.fault:
+            out.warn(f"{one.queue.name.path}: {one.done.fault}")
+        for path, size, kept in one.done.cut:
+            where = f"kept as {kept}" if kept else "would be cut"
+            out.note(f"{path}: {size} bytes cut off, {where}")
+    if dry_run:
+        out.note("dry run: nothing was changed")
+    out.rows([one.as_dict() for one in found], _COLUMNS, empty="nothing was half done")
+    return ExitCode.FINDINGS if any(one.done.fault for one in found) else ExitCode.OK

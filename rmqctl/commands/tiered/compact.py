@@ -1,0 +1,149 @@
+"""``rmqctl tiered compact``: local index files, rearranged and uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.shared.engine_options import DryRun
+from rmqctl.commands.shared.options import (
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Verbose,
+    complete_folders,
+    open_output,
+)
+from rmqctl.commands.shared.tiered_options import (
+    Broker,
+    MetadataFile,
+    TieredIndexMax,
+    TieredIndexSlots,
+)
+from rmqctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.output import Output
+    from rmqctl.tiered.index.compaction import Compacted, Uploaded
+    from rmqctl.tiered.index.compaction_local import Wanted
+
+NAME = ("tiered", "compact")
+EFFECT = "mutates"
+
+_COLUMNS = ("file", "status", "timestamp", "items", "base_offset", "bytes", "segment",
+            "chains_sound", "kept")
+_BRIEF = _COLUMNS[1:6]
+_ONE = "One file"
+_TIER = "Where and how the tier lies"
+
+
+def command(
+    root: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DIR", autocompletion=complete_folders, show_default=False,
+            help="Tier root, or a store that has it as tieredstore/, or a URL for fsspec.",
+        ),
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all/--full", help="All files, also the newest, which could still receive "
+                     "items: as a broker from 5.3.1 on does at a clean shutdown. Or only full "
+                     "ones, as while it runs."),
+    ] = True,
+    dry_run: DryRun = False,
+    metadata: MetadataFile = None,
+    broker: Broker = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="NAME", rich_help_panel=_TIER,
+                     help="The broker's cluster (brokerClusterName), where the tier has several."),
+    ] = None,
+    index_slots: TieredIndexSlots = None,
+    index_max: TieredIndexMax = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", metavar="FILE", rich_help_panel=_ONE,
+                     help="Only rearrange this open index file; no tier is needed or changed."),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FILE", rich_help_panel=_ONE,
+                     help="The new file for the rearranged form, with --file."),
+    ] = None,
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Rearrange local index files and upload them, as a broker's index service does.
+
+    What changes is DIR, the broker's metadata and tiered_index_file/ in its local root. Each file
+    of that folder becomes the next INDEX segment of the tier, its items sorted by slot, byte by
+    byte as a broker makes it; then it is moved to .rmqctl/aside/ of the local root. Files without
+    items only go there. Where a crash left items that no chain leads to, they are found by their
+    hashes. A run that is killed is completed by the next one.
+
+        rmqctl tiered compact STORE/tieredstore
+        rmqctl tiered compact STORE/tieredstore --full
+
+        rmqctl tiered compact --file tiered_index_file/1795233794638 --out compacted
+    """
+    out = open_output(output, quiet, verbose, no_progress)
+    if file is not None or to is not None:
+        if file is None or to is None or root is not None:
+            raise UsageError("--file and --out belong together, and need no DIR")
+        _one(out, file, to, index_slots, index_max, dry_run=dry_run)
+        return
+    if root is None:
+        raise UsageError("name the tier root DIR, or --file and --out")
+    from rmqctl.output.units import count_text, size_text, time_text
+    from rmqctl.tiered.index.compaction_local import Wanted
+
+    wanted = Wanted(root, metadata, cluster, broker, everything, index_slots, index_max)
+    out.rows(_rows(out, wanted, dry_run=dry_run), _COLUMNS,
+             brief=_BRIEF, empty="no index files to upload",
+             render={"timestamp": time_text, "items": count_text, "bytes": size_text})
+    if dry_run:
+        out.note("dry run: nothing was uploaded")
+
+
+def _rows(out: Output, wanted: Wanted, *, dry_run: bool) -> Iterator[dict[str, Any]]:
+    from rmqctl.engine.clock import now_ms
+    from rmqctl.tiered.index.compaction_local import rehearse, run
+
+    with out.progress("rearranging", unit="files") as progress:
+        for done in (rehearse if dry_run else run)(wanted, now_ms, out.note):
+            progress.advance(1)
+            if not done.sound:
+                out.warn(f"{done.source}: its chains did not lead to all items; they were put to "
+                         "their slots by their hashes")
+            yield _row(done)
+
+
+def _row(done: Uploaded) -> dict[str, Any]:
+    return {"file": done.source, "status": done.status, "timestamp": done.timestamp,
+            "items": done.items, "base_offset": done.base if done.path else None,
+            "bytes": done.size, "segment": done.path or None, "chains_sound": done.sound,
+            "kept": done.kept}
+
+
+def _one(out: Output, file: str, to: str, slots: int | None, max_items: int | None, *,
+         dry_run: bool) -> None:
+    from rmqctl.tiered.index.compaction import compact, opened, write
+
+    with opened(file, slots, max_items) as found:
+        done = compact(found)
+        if not dry_run:
+            write(done, to)
+    if not done.sound:
+        out.warn(f"{file}: its chains do not lead to all items; they were put to their slots by "
+                 "their hashes")
+    out.document(_document(done, file, to))
+
+
+def _document(done: Compacted, file: str, to: str) -> dict[str, Any]:
+    return {"file": file, "out": to, "timestamp": done.file.timestamp, "items": done.items,
+            "slots": done.file.shape.slots, "bytes": done.size, "chains_sound": done.sound}

@@ -1,0 +1,63 @@
+"""``rmqctl tiered dump``: one file of a tier, record by record."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from rmqctl.commands.shared.options import Body, NoProgress, OutputFormat, Quiet, Verbose, Zone
+from rmqctl.commands.shared.parsing import parse_offset
+from rmqctl.commands.shared.tiered_options import TieredIndexSlots
+
+NAME = ("tiered", "dump")
+EFFECT = "read-only"
+
+Type = Literal["commit-log", "consume-queue", "index", "metadata"]
+
+
+def command(
+    file: Annotated[str, typer.Argument(
+        metavar="FILE", help="A segment, an index file (uploaded or not), or "
+        "tieredStoreMetadata.json; or a copy of one.", show_default=False)],
+    type_: Annotated[Type | None, typer.Option(
+        "--type", "--kind", help="What the file is, where path and content do not tell.")] = None,
+    hex_: Annotated[bool, typer.Option(
+        "--hex", help="Every field with its place and bytes, as the layout names it; long ones "
+        "whole with -v.")] = False,
+    start: Annotated[int | None, typer.Option(
+        "--from", metavar="N", min=0, help="From record N of the file on.")] = None,
+    count: Annotated[int | None, typer.Option(
+        "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
+    at: Annotated[int | None, typer.Option(
+        "--at", metavar="OFFSET", parser=parse_offset,
+        help="The record at this offset, in the file or in the flat file its name counts in.",
+    )] = None,
+    every: Annotated[bool, typer.Option("--all", help="Units, slots and items of zeros too.")] = (
+        False),
+    body: Body = "auto",
+    index_slots: TieredIndexSlots = None,
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Show one file of a tier, record by record.
+
+    Messages of a commit log segment and the coda 5.1 and 5.2 close it with; units of a consume
+    queue segment with their queue offsets; header, slots and items of an index file of either
+    form; topics, queues and segments of the metadata. Damage does not end the listing. Exit code
+    1 when anything was damaged.
+
+        rmqctl tiered dump cfcd208400000000000000000000 --type commit-log --count 3
+
+        rmqctl tiered dump STORE/config/tieredStoreMetadata.json
+    """
+    from rmqctl.commands.dump import command as dump
+    from rmqctl.tiered.read.dump import TYPES, kind_of
+
+    kind = kind_of(file) if type_ is None else TYPES[type_]
+    dump(file, kind=kind, hex_=hex_, start=start, count=count, at=at, every=every, body=body,
+         index_slots=index_slots, tz=tz, output=output, quiet=quiet, verbose=verbose,
+         no_progress=no_progress)

@@ -1,0 +1,143 @@
+"""``rmqctl tiered ls``: what is in a tier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.shared.options import (
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    Topic,
+    Verbose,
+    Zone,
+    open_output,
+)
+from rmqctl.commands.shared.tiered_options import (
+    Broker,
+    MetadataFile,
+    TieredIndexMax,
+    TieredIndexSlots,
+    TierRoot,
+    opened_tier,
+)
+
+if TYPE_CHECKING:
+    from rmqctl.output.cells import Render
+    from rmqctl.output.human import Human
+    from rmqctl.tiered.tier import Tier
+
+NAME = ("tiered", "ls")
+EFFECT = "read-only"
+
+_QUEUES = ("broker", "topic", "queue_id", "min_offset", "commit_offset", "commit_log", "segments",
+           "bytes", "state")
+_SEGMENTS = ("broker", "topic", "queue_id", "type", "base_offset", "size", "in_metadata",
+             "begin_timestamp", "state")
+_INDEXES = ("broker", "status", "begin_timestamp", "end_timestamp", "items", "slots", "size",
+            "base_offset", "error")
+_STYLES = {"ok": "good", "empty": "dim", "stale-metadata": "warn", "no-metadata": "warn",
+           "overlap": "warn"}
+
+
+def command(
+    root: TierRoot,
+    segments: Annotated[bool, typer.Option(
+        "--segments", help="A row per segment: its file, and what the metadata says of it.",
+    )] = False,
+    topic: Topic = None,
+    metadata: MetadataFile = None,
+    broker: Broker = None,
+    index_slots: TieredIndexSlots = None,
+    index_max: TieredIndexMax = None,
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Queues, segments and index files of a tier.
+
+    Segments are found by name and in the metadata, and both are compared: "stale-metadata" is a
+    file with more bytes than the metadata knows of, "short" one with fewer, "no-metadata" one that
+    a broker does not see, "no-file" an entry without a file. With csv and tsv the queues are
+    listed, or the segments; json and jsonl have the index files too.
+
+        rmqctl tiered ls /data/tieredstore
+        rmqctl tiered ls /data/tieredstore --segments --topic orders
+    """
+    from rmqctl.tiered.read import ls
+
+    out = open_output(output, quiet, verbose, no_progress)
+    with opened_tier(root, metadata, broker) as tier:
+        _warn_of(out, tier)
+        found: list[dict[str, Any]] = list(
+            ls.segments(tier, broker, topic) if segments else ls.queues(tier, broker, topic))
+        indexes = [] if topic is not None else list(
+            ls.index_files(tier, broker, index_slots, index_max))
+        kind = "segments" if segments else "queues"
+        columns = ls.SEGMENT_COLUMNS if segments else ls.QUEUE_COLUMNS
+        document = {"tier": tier.name, "metadata": tier.metadata_path, kind: found,
+                    "index_files": indexes}
+    if out.format == "jsonl":
+        out.rows([{"kind": kind[:-1], **row} for row in found]
+                 + [{"kind": "index_file", **row} for row in indexes])
+    elif out.format in ("csv", "tsv"):
+        out.rows(found, columns)
+    else:
+        out.document(document, lambda page: _page(page, document, kind, tz))
+
+
+def _warn_of(out: Any, tier: Tier) -> None:
+    if tier.metadata_path is None:
+        out.warn("no tieredStoreMetadata.json was found (--metadata names it)")
+    elif tier.metadata_error is not None:
+        out.warn(tier.metadata_error)
+    for one in tier.problems[:20]:
+        out.warn(f"{tier.reader.where(one.path)}: {one.reason}")
+
+
+def _page(page: Human, document: dict[str, Any], kind: str, tz: Any) -> None:
+    """For people: what fits beside each other, and no column that says the same in every row."""
+    from rmqctl.output.units import count_text, size_text, time_text
+
+    def moment(value: int) -> str:
+        return time_text(value, tz)
+
+    render: Render = {
+        **dict.fromkeys(("bytes", "size", "in_metadata"), size_text),
+        **dict.fromkeys(("begin_timestamp", "end_timestamp"), moment),
+        "items": count_text,
+    }
+    found, indexes = document[kind], document["index_files"]
+    several = len({one["broker"] for one in (*found, *indexes)} - {None, ""}) > 1
+    styles = {"state": lambda value: _STYLES.get(value, "bad")}
+    shown = [_segment(one) if kind == "segments" else _queue(one) for one in found]
+    same = all(one["size"] == one["in_metadata"] for one in shown if "in_metadata" in one)
+    left_out = {*(() if several else ("broker",)), *(("in_metadata",) if same else ())}
+    page.table(shown, [name for name in (_SEGMENTS if kind == "segments" else _QUEUES)
+                       if name not in left_out], render=render, styles=styles)
+    if indexes:
+        page.heading("Index files")
+        wrong = any(one["error"] for one in indexes)
+        left_out = {*(() if several else ("broker",)), *(() if wrong else ("error",))}
+        page.table([_index(one) for one in indexes],
+                   [name for name in _INDEXES if name not in left_out], render=render)
+
+
+def _queue(row: dict[str, Any]) -> dict[str, Any]:
+    log = "" if row["commit_log_end"] is None else (
+        f"{row['commit_log_start']} to {row['commit_log_end']}")
+    return {**row, "commit_log": log, "segments": row["commit_log_segments"]}
+
+
+def _segment(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "in_metadata": row["metadata_size"]}
+
+
+def _index(row: dict[str, Any]) -> dict[str, Any]:
+    if row["used_slots"] is None or row["hash_slots"] is None:
+        return {**row, "slots": ""}
+    return {**row, "slots": f"{row['used_slots']:,} of {row['hash_slots']:,}"}

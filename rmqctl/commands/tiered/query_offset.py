@@ -1,0 +1,135 @@
+"""``rmqctl tiered query offset``: the message at a queue offset, or at a place of a tiered log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmqctl.commands.shared.messages import Faults, Fields, not_found, projection, show_records
+from rmqctl.commands.shared.options import (
+    Body,
+    Decompress,
+    NoProgress,
+    OutputFormat,
+    Quiet,
+    RequiredQueue,
+    RequiredTopic,
+    Verbose,
+    Zone,
+    open_output,
+)
+from rmqctl.commands.shared.parsing import parse_offset
+from rmqctl.commands.shared.tiered_local import (
+    InMemory,
+    Local,
+    ReadStrategy,
+    check_local,
+    opened_router,
+)
+from rmqctl.commands.shared.tiered_options import Broker, MetadataFile, TierRoot, opened_tier
+from rmqctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.tiered.as_broker.router import RoutedGet
+
+NAME = ("tiered", "query", "offset")
+EFFECT = "read-only"
+
+
+def command(
+    root: TierRoot,
+    topic: RequiredTopic,
+    queue: RequiredQueue,
+    offset: Annotated[int | None, typer.Option(
+        "--offset", metavar="N", parser=parse_offset, help="Queue offset.")] = None,
+    phy: Annotated[int | None, typer.Option(
+        "--phy", metavar="OFFSET", parser=parse_offset, help="Offset in the queue's tiered commit "
+        "log (what physical_offset is in a tier).")] = None,
+    around: Annotated[bool, typer.Option(
+        "--containing", help="With --phy: the message whose bytes include the offset.")] = False,
+    count: Annotated[int, typer.Option(
+        "--count", metavar="N", min=1, help="With --as-broker: how many messages are asked for.",
+    )] = 32,
+    as_broker: Annotated[bool, typer.Option(
+        "--as-broker", help="With --offset: what a pull is answered by a 5.3.3 broker, as status, "
+        "next offset, bounds and offsets.")] = False,
+    tag: Annotated[str | None, typer.Option(
+        "--tag", metavar="TAG", help="With --as-broker: a consumer's tag expression ('A || B').",
+    )] = None,
+    local: Local = None,
+    strategy: ReadStrategy = None,
+    in_memory: InMemory = None,
+    metadata: MetadataFile = None,
+    broker: Broker = None,
+    fields: Fields = None,
+    body: Body = "auto",
+    decompress: Decompress = False,
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Show the message at a queue offset of a tier, or with --phy at an offset of its commit log.
+
+    A tier has a commit log for every queue, so --phy, too, needs --topic and --queue. Exit code
+    1 when there is none; why is said on stderr.
+
+        rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --offset 1200
+
+        rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --phy 53755
+    """
+    from rmqctl.tiered.as_broker import router
+    from rmqctl.tiered.as_broker.tags import TagMatching
+    from rmqctl.tiered.read import at_place
+
+    out = open_output(output, quiet, verbose, no_progress)
+    if (offset is None) == (phy is None):
+        raise UsageError("name either --offset (of the queue) or --phy (of its tiered commit log)")
+    if phy is not None and (as_broker or local is not None):
+        raise UsageError("--phy is a place in the tier: not with --as-broker or --local")
+    if around and phy is None:
+        raise UsageError("--containing goes with --phy")
+    if tag is not None and (not as_broker or local is not None):
+        raise UsageError("--tag goes with --as-broker, and without --local")
+    check_local(local, strategy, in_memory)
+    made = projection(out, fields, body, decompress)
+    faults = Faults(out)
+    with opened_tier(root, metadata, broker) as tier:
+        found = tier.queue(topic, queue, broker)
+        answer: RoutedGet | None = None
+        if local is not None and offset is not None:
+            with opened_router(out, tier, local, strategy, in_memory, broker) as routing:
+                answer = routing.get(topic, queue, offset, count if as_broker else 1)
+        elif as_broker and offset is not None:
+            matching = None if tag is None else TagMatching(tag)
+            answer = router.tier_only(found, offset, count, matching)
+        if as_broker and answer is not None:
+            pull = answer
+            out.document(_document(pull), lambda page: page.pairs(_document(pull)))
+            if not pull.records:
+                faults.found = True
+        elif answer is not None and offset is not None:
+            records = [one for one in answer.records if one.queue_offset == offset]
+            show_records(out, records, made, tz, faults)
+            if not records:
+                not_found(out, faults, answer.trouble or f"{answer.status}: no message at queue "
+                          f"offset {offset}; min {answer.min}, max {answer.max}")
+        elif found is None:
+            show_records(out, [], made, tz, faults)
+            not_found(out, faults, f"the tier has no queue {queue} of topic {topic}")
+        else:
+            place = at_place.at_offset(found, offset) if offset is not None else (
+                at_place.at_place(found, phy or 0, around))
+            show_records(out, [] if isinstance(place, str) else [place], made, tz, faults)
+            if isinstance(place, str):
+                not_found(out, faults, place)
+    faults.end()
+
+
+def _document(answer: RoutedGet) -> dict[str, Any]:
+    return {"status": answer.status, "next_offset": answer.next_offset, "min_offset": answer.min,
+            "max_offset": answer.max, "from": answer.side,
+            "queue_offsets": [one.queue_offset for one in answer.records],
+            "physical_offsets": [one.physical_offset for one in answer.records]}

@@ -1,0 +1,145 @@
+"""``rmqctl tiered read``: the messages of a tier, alone or together with the local store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rmqctl.commands.shared.filters import Count, FromOffset, Key, Tag, Where, conditions
+from rmqctl.commands.shared.messages import Faults, Fields, projection, rows_of, show
+from rmqctl.commands.shared.options import (
+    Body,
+    Decompress,
+    NoProgress,
+    OutputFormat,
+    Queue,
+    Quiet,
+    Since,
+    Topic,
+    Until,
+    Verbose,
+    Zone,
+    open_output,
+)
+from rmqctl.commands.shared.parsing import parse_time_range
+from rmqctl.commands.shared.tiered_local import (
+    InMemory,
+    Local,
+    ReadStrategy,
+    check_local,
+    opened_router,
+)
+from rmqctl.commands.shared.tiered_options import Broker, MetadataFile, TierRoot, opened_tier
+from rmqctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rmqctl.output import Output
+    from rmqctl.tiered.tier import Tier
+
+NAME = ("tiered", "read")
+EFFECT = "read-only"
+
+
+def command(
+    root: TierRoot,
+    topic: Topic = None,
+    queue: Queue = None,
+    from_offset: FromOffset = None,
+    count: Count = None,
+    since: Since = None,
+    until: Until = None,
+    tag: Tag = None,
+    key: Key = None,
+    where: Where = None,
+    local: Local = None,
+    strategy: ReadStrategy = None,
+    in_memory: InMemory = None,
+    metadata: MetadataFile = None,
+    broker: Broker = None,
+    fields: Fields = None,
+    body: Body = "auto",
+    decompress: Decompress = False,
+    tz: Zone = "UTC",  # type: ignore[assignment]
+    output: OutputFormat = None,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+    no_progress: NoProgress = False,
+) -> None:
+    """Show the messages of a tier, queue after queue, through its consumequeues.
+
+    physical_offset is the place in the queue's own tiered commit log. Damage does not end the
+    listing: it is named on stderr, what is intact follows, and the exit code is 1. With --local
+    and --topic the messages are pulled as a consumer gets them from a broker that has both; who
+    had which offsets is said on stderr.
+
+        rmqctl tiered read /mnt/tier --topic orders --queue 0 --offset 1200 --count 10
+
+        rmqctl tiered read /mnt/tier --topic orders --local /data/store --strategy not-in-disk
+    """
+    from rmqctl.store.query.select import Selection
+    from rmqctl.tiered.as_broker.router_select import routed_pages, routed_queues
+    from rmqctl.tiered.read.select import pages, unreadable
+
+    out = open_output(output, quiet, verbose, no_progress)
+    if topic is None and (queue is not None or from_offset is not None or local is not None):
+        raise UsageError("--queue, --offset and --local need --topic")
+    if from_offset is not None and queue is None:
+        raise UsageError("--offset needs --queue: each queue counts for itself")
+    check_local(local, strategy, in_memory)
+    made = projection(out, fields, body, decompress)
+    begin, end = parse_time_range(since, until, tz=tz)
+    wanted = Selection(topic, queue, from_offset, count, None, None, begin, end, tag, key,
+                       conditions(where, tz))
+    faults = Faults(out)
+    with opened_tier(root, metadata, broker) as tier:
+        if local is not None and topic is not None:
+            unreadable(tier, topic, faults.report)
+            with opened_router(out, tier, local, strategy, in_memory, broker) as router:
+                found = faults.judged(routed_pages(router, topic, wanted, faults.report))
+                shown = show(out, rows_of(found, made), made, tz, empty="")
+                known = routed_queues(router, topic)
+            if not shown:
+                out.note("no messages" if known and queue in (None, *known) else
+                         f"neither the tier nor the store has {_named(topic, queue)}")
+        else:
+            chosen = list(tier.queues(topic, queue, broker))
+            _say_offset(out, tier, wanted.from_offset, topic, queue, broker)
+            size = sum(one.usable for each in chosen for one in each.commit_log.segments)
+            with out.progress("reading the tier", size) as progress:
+                rows = rows_of(faults.judged(pages(tier, wanted, broker, faults.report,
+                                                   progress.advance)), made)
+                shown = show(out, rows, made, tz, empty="")
+            if not shown:
+                out.note("no messages" if chosen else _missing(tier, topic, queue, broker))
+    faults.end()
+
+
+def _named(topic: str | None, queue: int | None) -> str:
+    return f"topic {topic}" if queue is None else f"queue {queue} of topic {topic}"
+
+
+def _missing(tier: Tier, topic: str | None, queue: int | None, broker: str | None) -> str:
+    from rmqctl.store.explain import named
+
+    if topic is None:
+        return "the tier has no queues"
+    numbers = [str(one.name.queue_id) for one in tier.queues(topic, None, broker)]
+    if numbers:
+        return f"topic {topic} has no queue {queue} in the tier; there are: {named(numbers)}"
+    topics = sorted({one.name.topic for one in tier.queues(broker=broker)})
+    return f"topic {topic} is not in the tier; " + (
+        f"there are: {named(topics)}" if topics else "it has no queues at all")
+
+
+def _say_offset(out: Output, tier: Tier, offset: int | None, topic: str | None, queue: int | None,
+                broker: str | None) -> None:
+    """What a broker's tier says of a queue offset where it has no message."""
+    from rmqctl.store.query.get_message import Answer, meaning
+    from rmqctl.tiered.as_broker import get_message
+
+    if offset is None or topic is None or queue is None:
+        return
+    for one in tier.queues(topic, queue, broker):
+        found = get_message.get(one, offset, 1)
+        if found.status not in (get_message.FOUND, get_message.NO_MATCH, get_message.FOUND_NULL):
+            answer = Answer(found.status, found.next_offset, found.min, found.max)
+            out.note(f"{topic}/{queue}: {meaning(answer, offset)}")

@@ -1,0 +1,217 @@
+"""Makes an empty store, as a broker leaves one it has started on and written nothing to.
+
+Everything is checked before anything is made. What an interrupted run left behind bears a mark
+(``.rmqctl/init``) and is completed by the next one; any other folder that is not empty is left
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.engine.config.limits import checked
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.state import store_json
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.files.durable import STAGING, make_folders, publish, sync_folder
+from rmqctl.files.lock import StoreLock
+from rmqctl.formats.local import checkpoint as checkpoint_format
+from rmqctl.formats.local import lock as lock_format
+from rmqctl.formats.local.checkpoint import CheckpointRecord
+from rmqctl.scan.source import FileSource
+from rmqctl.store.store_settings import KEYS, LOG_FOLDERS, NAME
+
+LOG = "commitlog"
+FOLDERS = ("consumequeue", "index", "config")
+CHECKPOINT, LOCK = "checkpoint", "lock"
+MARK = "init"
+_TAKEN = (*FOLDERS, CHECKPOINT, LOCK, STAGING, "abort", "abort.bak", "consumequeue_ext",
+          "batchconsumequeue", "compaction", "timerlog", "timerwheel", "tieredstore")
+_MOUNT_POINT = "lost+found"
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NewStore:
+    """A store that is to be made, or was.
+
+    ``settings`` have the sizes as they are used (rounded up), ``commitlog_dirs`` the folders of
+    the log relative to the root or absolute, ``notes`` what was rounded.
+    """
+
+    root: str
+    settings: Settings
+    commitlog_dirs: tuple[str, ...] = (LOG,)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def log_folders(self) -> list[str]:
+        return [os.path.join(self.root, one) for one in self.commitlog_dirs]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The document of the command line: the store and all that is remembered of it."""
+        values = {name: getattr(self.settings, name) for name in KEYS if name != LOG_FOLDERS}
+        return {"store": self.root, **values, LOG_FOLDERS: list(self.commitlog_dirs)}
+
+
+def plan_store(root: str | os.PathLike[str], settings: Settings,
+               commitlog_dirs: Iterable[str] = ()) -> NewStore:
+    """What `create_store` would make. Writes nothing and fails where that would."""
+    path = os.fspath(root)
+    if not path or "\0" in path:
+        raise UsageError(f"{path!r} is no name of a folder")
+    settings, notes = checked(settings)
+    plan = NewStore(path, settings, _log_names(path, commitlog_dirs), notes)
+    _refuse_content(plan)
+    return plan
+
+
+def create_store(root: str | os.PathLike[str], settings: Settings,
+                 commitlog_dirs: Iterable[str] = ()) -> NewStore:
+    """Makes an empty store in a folder that is empty or does not exist.
+
+    ``commitlog_dirs`` names the folders of a multi-path log, relative to the root or absolute;
+    without it the log is ``commitlog/``. UsageError for sizes that cannot be, RefusedError for a
+    folder that holds something, StoreHeldError while another process makes it, StoreIOError.
+    """
+    plan = plan_store(root, settings, commitlog_dirs)
+    make_folders(plan.root)
+    with StoreLock(plan.root):
+        _refuse_content(plan)  # again: now nobody else can be about it
+        publish(os.path.join(plan.root, STAGING, MARK), b"", store=plan.root)
+        for folder in (*plan.log_folders, *(os.path.join(plan.root, one) for one in FOLDERS)):
+            make_folders(folder)
+        page = checkpoint_format.build(CheckpointRecord(0, 0, 0))
+        publish(os.path.join(plan.root, CHECKPOINT), page, store=plan.root)
+        named = () if plan.commitlog_dirs == (LOG,) else plan.commitlog_dirs
+        store_json.write(plan.root, plan.settings, named)
+        _unmark(plan.root)
+    return plan
+
+
+def _unmark(root: str) -> None:
+    mark = os.path.join(root, STAGING, MARK)
+    try:
+        os.unlink(mark)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, mark, "remove") from None
+    sync_folder(os.path.dirname(mark))
+
+
+# -- the folders of the log ------------------------------------------------------------------
+
+
+def _log_names(root: str, given: Iterable[str]) -> tuple[str, ...]:
+    """The names as they are kept: relative to the root where they lie below it."""
+    top = os.path.abspath(root)
+    found: list[str] = []
+    for name in given:
+        if not name or "\0" in name:
+            raise UsageError(f"{name!r} is no name of a folder")
+        folder = os.path.normpath(os.path.join(top, name))
+        if _inside(top, folder):
+            raise UsageError(f"commitlog folder {name!r} would hold the store itself")
+        kept = os.path.relpath(folder, top) if _inside(folder, top) else folder
+        if kept.split(os.sep)[0] in _TAKEN:
+            raise UsageError(f"commitlog folder {name!r} is where something else of the store lies")
+        for other in found:
+            there = os.path.join(top, other)
+            if _inside(folder, there) or _inside(there, folder):
+                raise UsageError(f"commitlog folders {other!r} and {name!r} are one or lie in "
+                                 "each other")
+        found.append(kept)
+    return tuple(found) or (LOG,)
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+# -- what may be there already ---------------------------------------------------------------
+
+
+def _refuse_content(plan: NewStore) -> None:
+    """RefusedError unless nothing is there but what an interrupted run made."""
+    for folder in plan.log_folders:
+        names = _names(folder)
+        if names:
+            raise RefusedError(f"{folder}: not empty, so no log is made here ({_few(names)})")
+    names = [one for one in _names(plan.root) if one != _MOUNT_POINT]
+    strange = list(_strange(plan, names))
+    if strange:
+        raise RefusedError(f"{plan.root}: not empty, so no store is made here ({_few(strange)})")
+
+
+def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
+    """What an interrupted run would not have left."""
+    root = plan.root
+    staged = _names(os.path.join(root, STAGING))
+    marked = MARK in staged
+    for name in names:
+        path = os.path.join(root, name)
+        if name == LOCK:
+            ours = _size(path) in (0, len(lock_format.CONTENT))
+        elif name == STAGING:
+            ours = all(one == MARK or one.endswith(".new") or (marked and one == NAME)
+                       for one in staged)
+        elif name == CHECKPOINT:
+            ours = marked and _is_zero(path)
+        elif name in FOLDERS:
+            ours = marked and not _names(path)
+        else:
+            ours = marked and _leads_to(plan, name)
+        if not ours:
+            yield name
+
+
+def _leads_to(plan: NewStore, name: str) -> bool:
+    """Whether ``name`` is nothing but the way to (empty) folders of the log."""
+    logs = [one for one in plan.commitlog_dirs if not os.path.isabs(one)]
+
+    def only(path: str) -> bool:
+        return path in logs or (
+            any(_inside(one, path) for one in logs)
+            and all(only(os.path.join(path, inner))
+                    for inner in _names(os.path.join(plan.root, path))))
+
+    return only(name)
+
+
+def _names(folder: str) -> list[str]:
+    """The names in a folder; none if it does not exist. RefusedError if it is no folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        if os.path.islink(folder):
+            raise RefusedError(f"{folder}: a link that leads nowhere") from None
+        return []
+    except NotADirectoryError:
+        raise RefusedError(f"{folder}: not a folder, so no store is made here") from None
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, folder, "list") from None
+
+
+def _size(path: str) -> int | None:
+    # The lock file is not opened: closing it would drop the lock this process holds.
+    try:
+        info = os.lstat(path)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "look at") from None
+    return info.st_size if stat.S_ISREG(info.st_mode) else None
+
+
+def _is_zero(path: str) -> bool:
+    if _size(path) != checkpoint_format.PAGE_SIZE:
+        return False
+    with FileSource(path) as source:
+        return not source.read(0, source.size).strip(b"\0")
+
+
+def _few(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMED
+    more = f" and {rest} more" if rest > 0 else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

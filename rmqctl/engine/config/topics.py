@@ -1,0 +1,299 @@
+"""``config/topics.json``: reading, changing and publishing it (checkpoint-and-small-files.md §4).
+
+Everything in the file that is not the changed topic stays as it is, in its order; a new topic
+comes last. A broker would write its table in the order of a ConcurrentHashMap instead, which
+means nothing to whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rmqctl.engine.config import topic_rules as rules
+from rmqctl.engine.config.settings import Settings
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.files.durable import publish
+from rmqctl.formats.config import fastjson
+from rmqctl.store.config.config import (
+    BACKUP,
+    EMPTY,
+    FOLDER,
+    MAX_SIZE,
+    MISSING,
+    UNREADABLE,
+    ConfigFile,
+    Copy,
+    load_one,
+)
+from rmqctl.store.store import Sizes, Store
+
+NAME = "topics.json"
+TABLE, VERSION = "topicConfigTable", "dataVersion"
+CLIENT_QUEUES = 4
+"""``defaultTopicQueueNums`` of a producer: the queues it asks for in a topic made by sending."""
+DEFAULT_QUEUES = 8
+_BEAN_QUEUES = 16
+"""What a broker takes where a configuration does not say how many queues there are."""
+_MAX_QUEUES = (1 << 31) - 1
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A topic's configuration before (None: there is none) and after."""
+
+    topic: str
+    before: Config | None
+    after: Config
+
+    @property
+    def action(self) -> str:
+        """``create``, ``change``, or ``none`` where all is as it should be."""
+        if self.before is None:
+            return "create"
+        return "none" if self.before == self.after else "change"
+
+
+class Topics:
+    """The topics of a store. Whoever changes them must hold the store's lock.
+
+    ``clock`` gives epoch milliseconds. StoreIOError when the file cannot be read, RefusedError
+    when it is damaged in a way in which changing it would lose something.
+    """
+
+    def __init__(self, root: str, settings: Settings, clock: Callable[[], int]) -> None:
+        self.root, self.settings, self._clock = root, settings, clock
+        self._store = Store(root, [], Sizes())
+        self.notes: list[str] = []
+        """What the user should hear of the file: that its backup was taken."""
+        self._load()
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        found = load_one(self._store, NAME)
+        self._refuse_damage(found)
+        self._from_main = found.main.usable
+        self._main_is_there = found.main.state not in (MISSING, EMPTY)
+        self.notes = []
+        if found.fell_back:
+            self.notes.append(f"{found.main.told()}; {found.backup.path} is taken instead, as a "
+                              "broker does")
+        self.exists = found.used is not None
+        self._value: dict[str, Any] = dict(found.value or {})
+        for key in (TABLE, VERSION):
+            if not isinstance(self._value.get(key, {}), dict):
+                raise RefusedError(f"{self._path()}: {key} is no object; see `rmqctl config`")
+
+    def _refuse_damage(self, found: ConfigFile) -> None:
+        main, backup = found.main, found.backup
+        for one in (main, backup) if not main.usable else (main,):
+            if one.state == UNREADABLE and one.size > MAX_SIZE:
+                raise RefusedError(f"{self._store.path(one.path)}: {one.reason}")
+            if one.state == UNREADABLE and one.offset is None:
+                # Not damage: the next try may well read it, so the backup must not win.
+                raise StoreIOError(f"cannot read {self._store.path(one.path)}: {one.reason}")
+        used = found.used
+        if used is None and UNREADABLE in (main.state, backup.state):
+            raise RefusedError(self._said(main if main.state == UNREADABLE else backup)
+                               + "; a broker does not start on it")
+        if used is not None and used.damaged:
+            raise RefusedError(self._said(used) + "; not every broker reads such a file, and "
+                               "writing it anew would lose what is odd: repair it first")
+
+    def _said(self, copy: Copy) -> str:
+        return f"{self.root}: {copy.told()}"
+
+    def _path(self, suffix: str = "") -> str:
+        return self._store.path(FOLDER, NAME + suffix)
+
+    @property
+    def _table(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._value.get(TABLE, {})
+        return found
+
+    @property
+    def data_version(self) -> dict[str, Any]:
+        """``counter``, ``timestamp`` and (5.x) ``stateVersion`` of the file."""
+        return dict(self._value.get(VERSION, {}))
+
+    def get(self, name: str) -> Config | None:
+        """The configuration of a topic as it stands in the file; None if it does not."""
+        found = self._table.get(name)
+        return dict(found) if isinstance(found, dict) else None
+
+    def is_batch(self, topic: str) -> bool:
+        """Whether a topic has ``queue.type=BatchCQ`` (5.x)."""
+        return self.settings.profile.batch_queues and (
+            _attributes(self.get(topic)).get(rules.QUEUE_TYPE) == rules.BATCH_QUEUE)
+
+    def batch_topics(self) -> frozenset[str]:
+        """All topics with ``queue.type=BatchCQ``."""
+        return frozenset(topic for topic in self._table if self.is_batch(topic))
+
+    def allows(self, topic: str, queue_id: int) -> str | None:
+        """Why a broker would not take a message for this queue; None when it would.
+
+        A topic that is not known allows everything: whether it is made is another question.
+        """
+        known = self.get(topic)
+        if known is None:
+            return None
+        queues = max(_number(known, "readQueueNums", _BEAN_QUEUES),
+                     _number(known, "writeQueueNums", _BEAN_QUEUES))
+        if not 0 <= queue_id < queues:
+            return f"topic {topic} has {queues} queues, there is no queue {queue_id}"
+        if not _number(known, "perm", rules.READ_WRITE) & rules.WRITE:
+            return f"topic {topic} is not writable (perm {known['perm']})"
+        return None
+
+    # -- changing -----------------------------------------------------------------------------
+
+    def plan(self, name: str, read_queues: int | None = None, write_queues: int | None = None,
+             perm: int | None = None, attributes: Mapping[str, str] | None = None,
+             order: bool | None = None) -> Change:
+        """What `create` would do, with nothing written.
+
+        What is not given stays as the topic has it; a new one gets 8 queues, perm 6, no order.
+        RefusedError for a name that a broker does not take, UsageError for other values.
+        """
+        generation = self.settings.profile.generation
+        problem = rules.name_problem(name)
+        if problem is not None:
+            raise RefusedError(problem)
+        if rules.is_system(name, generation, self.settings.cluster):
+            raise RefusedError(f"{name} is a system topic: a broker makes it by itself")
+        if name in self._table and self.get(name) is None:
+            raise RefusedError(f"{self._path()}: the entry of {name} is no object")
+        before = self.get(name)
+        after = dict(before) if before is not None else self._bean(name, DEFAULT_QUEUES)
+        for what, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
+            if count is not None and not 1 <= count <= _MAX_QUEUES:
+                raise UsageError(f"a topic has 1 to {_MAX_QUEUES} queues, not {count}")
+            after[what] = count if count is not None else after.get(what, _BEAN_QUEUES)
+        if perm is not None and not 1 <= perm <= rules.MAX_PERM:
+            raise UsageError(f"perm is 2 (write), 4 (read) or 6 (both), not {perm}")
+        after["perm"] = perm if perm is not None else after.get("perm", rules.READ_WRITE)
+        if order is not None:
+            after["order"] = order
+        if attributes:
+            if generation < 5:
+                raise UsageError("topics have attributes from 5.0.0 on; this store is for "
+                                 f"{self.settings.version}")
+            problem = rules.attributes_problem(attributes)
+            if problem is not None:
+                raise UsageError(problem)
+            fixed = before and rules.fixed_attribute(attributes, _attributes(before))
+            if fixed:
+                raise RefusedError(f"{fixed} of topic {name} cannot be changed any more")
+            after["attributes"] = {**_attributes(after), **attributes}
+        return Change(name, before, after)
+
+    def create(self, name: str, read_queues: int | None = None, write_queues: int | None = None,
+               perm: int | None = None, attributes: Mapping[str, str] | None = None,
+               order: bool | None = None) -> Config:
+        """Adds a topic or changes one, and publishes the file; see `plan`.
+
+        A topic that is as wanted already is left alone, and so is the file.
+        """
+        self._load()
+        change = self.plan(name, read_queues, write_queues, perm, attributes, order)
+        if change.action != "none":
+            self._put(name, change.after)
+        return dict(change.after)
+
+    def creation_problem(self, name: str) -> str | None:
+        """Why a broker would not make this topic when a message comes for it."""
+        problem = rules.name_problem(name)
+        if problem is None and rules.takes_no_messages(name, self.settings.profile.generation):
+            return f"sending to topic {name} is forbidden"
+        if problem is None and self.get(name) is None and self._made_by_sending(name) is None:
+            return (f"topic {name} does not exist, and the topic {rules.DEFAULT_TOPIC} lets none "
+                    "be made")
+        return problem
+
+    def auto_create(self, name: str) -> Config:
+        """The topic, made as a broker makes it when a message comes for it (TBW102's perm, the
+        producer's 4 queues). RefusedError where a broker would not.
+
+        System topics are given as they are, not written: a broker has them by itself.
+        """
+        known = self.get(name)
+        if known is None:
+            self._load()
+            known = self.get(name)
+        problem = self.creation_problem(name)
+        if problem is not None:
+            raise RefusedError(problem)
+        if known is not None:
+            return known
+        config = self._made_by_sending(name)
+        assert config is not None
+        if not rules.is_system(name, self.settings.profile.generation, self.settings.cluster):
+            self._put(name, config)
+        return config
+
+    def _made_by_sending(self, name: str) -> Config | None:
+        model = self.get(rules.DEFAULT_TOPIC) or {
+            **self._bean(rules.DEFAULT_TOPIC, DEFAULT_QUEUES),
+            "perm": rules.READ_WRITE | rules.INHERIT}
+        perm = _number(model, "perm", rules.READ_WRITE)
+        if perm & rules.INHERIT:
+            queues = min(CLIENT_QUEUES, _number(model, "writeQueueNums", _BEAN_QUEUES))
+            return {**self._bean(name, max(queues, 0)), "perm": perm & ~rules.INHERIT,
+                    "topicFilterType": model.get("topicFilterType", "SINGLE_TAG")}
+        return self._bean(name, 1) if name.startswith(rules.RETRY_PREFIX) else None
+
+    def _bean(self, name: str, queues: int) -> Config:
+        """A new topic's properties in the order fastjson writes them."""
+        bean: Config = {} if self.settings.profile.generation < 5 else {"attributes": {}}
+        return bean | {"order": False, "perm": rules.READ_WRITE, "readQueueNums": queues,
+                       "topicFilterType": "SINGLE_TAG", "topicName": name, "topicSysFlag": 0,
+                       "writeQueueNums": queues}
+
+    # -- publishing ---------------------------------------------------------------------------
+
+    def _put(self, name: str, config: Config) -> None:
+        value = dict(self._value)
+        value[VERSION] = self._next_version()
+        value[TABLE] = {**self._table, name: config}
+        if not self._value:  # a bean's properties stand in alphabetical order
+            value = dict(sorted(value.items()))
+        self._publish(fastjson.build(value))
+        self._value, self.exists = value, True
+        self._from_main = self._main_is_there = True
+
+    def _next_version(self) -> dict[str, Any]:
+        version = self.data_version
+        counter = version.get("counter", 0)
+        if not isinstance(counter, int) or isinstance(counter, bool):
+            raise RefusedError(f"{self._path()}: the counter of {VERSION} is no number")
+        fresh: dict[str, Any] = {"counter": counter + 1}
+        if self.settings.profile.generation >= 5:
+            fresh["stateVersion"] = version.get("stateVersion", 0)
+        fresh["timestamp"] = self._clock()
+        return {**version, **fresh}
+
+    def _publish(self, data: bytes) -> None:
+        """The old content becomes the backup, then the new one takes its place.
+
+        A main file that could not be read never overwrites the backup: it is kept aside.
+        """
+        main, backup = self._path(), self._path(BACKUP)
+        if self._from_main:
+            old = self._store.read_small(FOLDER, NAME, most=MAX_SIZE)
+            publish(backup, old, store=self.root)
+        publish(main, data, store=self.root, keep=self._main_is_there and not self._from_main)
+
+
+def _attributes(config: Config | None) -> dict[str, str]:
+    found = (config or {}).get("attributes")
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _number(config: Config, key: str, default: int) -> int:
+    value = config.get(key, default)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

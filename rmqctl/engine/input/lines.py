@@ -1,0 +1,288 @@
+"""JSON lines as they come in: cut from a descriptor in bounded memory, read with the types asked.
+
+Lines come in groups, one for whatever a single read completed: a slow pipe gets each line's
+acknowledgement at once, a file is worked through in large pieces. `Typed` reads a line fast, and
+what the fast way refuses once more slowly: that one knows half surrogates and words every error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import select
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, Generic, NoReturn, TypeVar
+
+import msgspec
+
+from rmqctl.errors import StoreIOError
+
+MAX_LINE = 64 << 20
+"""Bytes one line may have: many times what a message of 4 MiB takes as base64."""
+READ_SIZE = 1 << 20
+STANDARD_INPUT = "standard input"
+
+_BOM = b"\xef\xbb\xbf"
+_MAX_DIGITS = 40
+_BEYOND = 1 << 100
+
+
+class InputError(ValueError):
+    """One input that cannot be taken. Its text is the reason, in one line, without a place."""
+
+
+Line = bytes | InputError
+"""A line without its newline; what could not be held in memory is the error instead."""
+
+
+class LineReader:
+    """The lines of an open descriptor, which stays the caller's to close.
+
+    ``name`` is what errors call it; a line of more than ``limit`` bytes is skipped unread.
+    ``taken`` tells how many bytes were read so far. ``wake``: a descriptor that ends a wait, see
+    `rmqctl.commands.shared.deferred_signals.Gently.wake`; what is in it is thrown away.
+    """
+
+    def __init__(self, fd: int, name: str = STANDARD_INPUT, *, limit: int = MAX_LINE,
+                 read_size: int = READ_SIZE) -> None:
+        self.fd, self.name = fd, name
+        self.taken = 0
+        self.wake: int | None = None
+        self._limit, self._read_size = limit, read_size
+        self._number = 0
+        self._held = bytearray()
+        self._beyond = False
+
+    def groups(self) -> Iterator[list[tuple[int, Line]]]:
+        """Lists of (line number from 1, line), never empty; blank lines count but are left out.
+
+        A last line without newline counts. StoreIOError when reading fails; an exception of a
+        signal handler comes through while it waits for input.
+        """
+        while data := self._read():
+            self.taken += len(data)
+            *complete, rest = data.split(b"\n")
+            lines: list[Line] = [*complete]
+            if complete:
+                self._hold(complete[0])
+                lines[0] = self._whole()
+            self._hold(rest)
+            if group := self._numbered(lines):
+                yield group
+        if group := self._numbered([self._whole()] if self._held or self._beyond else []):
+            yield group
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next read would have to wait for input."""
+        try:
+            return not select.select([self.fd], [], [], 0)[0]
+        except (OSError, ValueError):
+            return False
+
+    def _numbered(self, lines: list[Line]) -> list[tuple[int, Line]]:
+        first = self._number + 1
+        ordinary = [one for one in lines
+                    if isinstance(one, bytes) and one.startswith(b"{") and len(one) <= self._limit]
+        if len(ordinary) == len(lines):
+            self._number += len(lines)
+            return list(enumerate(lines, first))
+        group: list[tuple[int, Line]] = []
+        for number, line in enumerate(lines, first):
+            if isinstance(line, bytes):
+                if len(line) > self._limit:
+                    group.append((number, self._too_long()))
+                    continue
+                if number == 1:
+                    line = line.removeprefix(_BOM)  # noqa: PLW2901  # a mark, not part of it
+                if not line or line.isspace():
+                    continue
+            group.append((number, line))
+        self._number += len(lines)
+        return group
+
+    def _hold(self, part: bytes) -> None:
+        """Keep a piece of a line, unless the line has grown beyond the limit."""
+        self._beyond |= len(self._held) + len(part) > self._limit
+        if not self._beyond:
+            self._held += part
+
+    def _whole(self) -> Line:
+        """The line that is held, now complete."""
+        line: Line = self._too_long() if self._beyond else bytes(self._held)
+        self._held, self._beyond = bytearray(), False
+        return line
+
+    def _too_long(self) -> InputError:
+        return InputError(f"longer than {self._limit} bytes")
+
+    def _read(self) -> bytes:
+        while True:
+            try:
+                if self.wake is not None:
+                    self._wait(self.wake)
+                return os.read(self.fd, self._read_size)
+            except BlockingIOError:
+                # Whoever shares the terminal or pipe may have made it non-blocking.
+                select.select([self.fd], [], [])
+            except OSError as error:
+                raise StoreIOError.from_oserror(error, self.name, "read") from error
+
+    def _wait(self, wake: int) -> None:
+        """Until there is input. A signal's handler runs, and may raise, whenever it wakes this."""
+        waiting = select.poll()
+        for one in (self.fd, wake):
+            waiting.register(one, select.POLLIN)
+        while True:
+            ready = {one for one, _ in waiting.poll()}
+            if wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(wake, 1 << 12)
+            if self.fd in ready:
+                return
+
+
+@contextmanager
+def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReader]:
+    """A reader of a file, or of standard input for None and ``-``.
+
+    StoreIOError when it cannot be opened.
+    """
+    if path is None or path == "-":
+        if sys.stdin is None:
+            # Descriptor 0 may be a file of the store by now.
+            raise StoreIOError(f"cannot read {STANDARD_INPUT}: it is closed")
+        with suppress(OSError):  # a larger pipe, fewer and larger groups; a file is none
+            fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, READ_SIZE)
+        yield LineReader(0, limit=limit)
+        return
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:  # ValueError: a zero character in the name
+        if isinstance(error, OSError):
+            raise StoreIOError.from_oserror(error, path, "open") from error
+        raise StoreIOError(f"cannot open {path!r}: {error}") from error
+    try:
+        yield LineReader(fd, path, limit=limit)
+    finally:
+        os.close(fd)
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line, read slowly and exactly. InputError says what is wrong where.
+
+    Lone surrogates stay as they are; numbers beyond any field's range come back as one that is
+    out of range too.
+    """
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        column = len(line[:error.start].decode("utf-8")) + 1
+        raise InputError(f"column {column}: not UTF-8") from None
+    if not text.strip():
+        raise InputError("empty")
+    try:
+        found = json.loads(text, parse_int=_integer, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        reason = error.msg[:1].lower() + error.msg[1:]
+        raise InputError(f"column {error.colno}: not JSON: {reason}") from None
+    except RecursionError:
+        raise InputError("not readable: nested too deeply") from None
+    if not isinstance(found, dict):
+        raise InputError("not a JSON object")
+    return found
+
+
+def _integer(digits: str) -> int:
+    """Python refuses to convert thousands of digits, and takes long over hundreds."""
+    if len(digits) <= _MAX_DIGITS:
+        return int(digits)
+    return -_BEYOND if digits.startswith("-") else _BEYOND
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InputError(f"not JSON: {name} is no number")
+
+
+# -- types ----------------------------------------------------------------------------------------
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+_Fields = TypeVar("_Fields", bound=msgspec.Struct)
+_AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+
+
+class Typed(Generic[_Fields]):
+    """Reads objects as a struct; fields it does not have are ignored.
+
+    Texts may hold lone surrogates U+DC80 to U+DCFF, which stand for bytes that are no UTF-8.
+    """
+
+    def __init__(self, fields: type[_Fields]) -> None:
+        self._type = fields
+        self._decode = msgspec.json.Decoder(fields).decode
+
+    def line(self, line: Line) -> _Fields:
+        """The object in a line. InputError says in one line why it cannot be read."""
+        try:
+            return self._decode(line)  # type: ignore[arg-type]  # no error is a line: TypeError
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            if isinstance(line, InputError):
+                raise line from None
+        return self.object(parse(line))
+
+    def object(self, found: Mapping[str, Any]) -> _Fields:
+        """The same for an object that is parsed already; it is left as it is."""
+        try:
+            typed = msgspec.convert(found, self._type)
+        except msgspec.ValidationError as error:
+            raise InputError(_in_words(str(error))) from None
+        _check_texts(typed, "")
+        return typed
+
+
+_NAMES = {"int": "a whole number", "float": "a number with a fraction or exponent",
+          "bool": "true or false", "str": "text", "array": "a list", "object": "an object"}
+
+
+def _name(match: re.Match[str]) -> str:
+    kinds = [one for one in match[1].split(" | ") if one != "null"] or ["null"]
+    return " or ".join(_NAMES.get(one, one) for one in kinds)
+
+
+def _in_words(told: str) -> str:
+    """The decoder's account of a wrong type, in the form of all reasons."""
+    match = _AT.fullmatch(told)
+    what, where = match.groups() if match else (told, "")
+    what = re.sub("`([^`]*)`", _name, what[:1].lower() + what[1:])
+    return f"field {where.removesuffix('[...]')}: {what}" if where else what
+
+
+def _check_texts(value: Any, at: str) -> None:
+    """Refuses half surrogates which stand for no byte."""
+    if isinstance(value, str):
+        if not value.isascii():
+            try:
+                value.encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError as error:
+                raise InputError(f"field {at}: {half_surrogate(error)}") from None
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            _check_texts(getattr(value, name), f"{at}.{name}" if at else name)
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            _check_texts(name, at)
+            _check_texts(one, at)
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            _check_texts(one, f"{at}[{number}]")
+
+
+def half_surrogate(error: UnicodeEncodeError) -> str:
+    """What is wrong with a text that cannot be encoded."""
+    return f"holds half of a surrogate pair (U+{ord(error.object[error.start]):04X})"

@@ -1,0 +1,330 @@
+"""Message objects (JSON) as what the engine takes: the inverse of `store.objects`.
+
+Three ways: `Plain` (a client's message: only topic and body are needed), `Replay` (what once
+reached a broker's put path, taken as it is) and `Recorded` (the very record, as it was stored).
+What is more exact wins: ``properties_raw`` over ``properties`` over ``tags`` and ``keys``.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from rmqctl.engine.config.settings import Host
+from rmqctl.engine.input.lines import InputError, Int32, Int64, Line, Typed, half_surrogate
+from rmqctl.engine.put.encoder import body_crc, raw_text
+from rmqctl.engine.put.message import BatchItem, MappedRecord, Outgoing, OutgoingBatch
+from rmqctl.formats import layout
+from rmqctl.formats.local import message
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record
+
+__all__ = ["InputError", "Plain", "Prepare", "Recorded", "Replay", "joined"]
+
+Prepare = Callable[[dict[str, str] | str], str]
+"""Properties as a client hands them over -> the string that reaches the put path."""
+
+_MAX_PORT = (1 << 8 * layout.field(message.HostV4, "port").size - 1) - 1
+_SHOWN = 60
+_NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
+
+
+class _Item(msgspec.Struct, gc=False):
+    """What the messages of a batch do not share."""
+
+    body: str | None = None
+    body_encoding: str | None = None
+    properties: dict[str, str] | None = None
+    properties_raw: str | None = None
+    tags: str | None = None
+    keys: str | list[str] | None = None
+    delay_level: Int32 | None = None
+    flag: Int32 | None = None
+    filter_bit_map: str | None = None
+    crc_ok: Any = None  # only whether it is false matters
+
+
+class _Message(_Item, gc=False):
+    topic: str | None = None
+    queue_id: Int32 | None = None
+    sys_flag: Int32 | None = None
+    born_timestamp: Int64 | None = None
+    born_host: str | None = None
+    store_host: str | None = None
+    reconsume_times: Int32 | None = None
+    prepared_transaction_offset: Int64 | None = None
+    messages: list[_Item] | None = None
+
+
+class _Timed(_Message, gc=False):
+    store_timestamp: Int64 | None = None
+
+
+class _Stored(_Timed, gc=False):
+    queue_offset: Int64 | None = None
+    physical_offset: Int64 | None = None
+    magic: str | None = None
+    body_crc: Int32 | None = None
+
+
+_Fields = TypeVar("_Fields", bound=_Message)
+_Made = TypeVar("_Made")
+
+
+class _Way(Generic[_Fields, _Made]):
+    """One way to take message objects."""
+
+    def __init__(self, fields: type[_Fields]) -> None:
+        typed = Typed(fields)
+        self._read, self._check = typed.line, typed.object
+
+    def line(self, line: Line) -> _Made:
+        """What a JSON line says. InputError says in one line why it cannot be taken."""
+        return self._make(self._read(line))
+
+    def object(self, found: Mapping[str, Any]) -> _Made:
+        """The same for an object that is parsed already; it is left as it is."""
+        return self._make(self._check(found))
+
+    def _make(self, found: _Fields) -> _Made:
+        raise NotImplementedError
+
+
+class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
+    """What goes through the put path. ``messages`` makes a batch of an object."""
+
+    def __init__(self, fields: type[_Fields], single: Prepare, item: Prepare,
+                 batch: Prepare) -> None:
+        super().__init__(fields)
+        self._single, self._item, self._batch = single, item, batch
+
+    def _stored_at(self, found: _Fields) -> int | None:
+        return None
+
+    def _make(self, found: _Fields) -> Outgoing | OutgoingBatch:
+        if found.messages is not None:
+            return self._make_batch(found, found.messages)
+        topic, text = found.topic, found.body
+        if topic is None or text is None:
+            raise _missing(found, ("topic", "body"))
+        born, stored = found.born_host, found.store_host
+        return Outgoing(
+            topic, text.encode() if found.body_encoding is None and found.crc_ok is None
+            and text.isascii() else _body(found),
+            _prepared(self._single, found), found.queue_id or 0,
+            found.flag or 0, found.sys_flag or 0, found.born_timestamp,
+            None if born is None else _host("born_host", born), self._stored_at(found),
+            None if stored is None else _host("store_host", stored), found.reconsume_times or 0,
+            found.prepared_transaction_offset or 0,
+            None if found.filter_bit_map is None else _bit_map(found))
+
+    def _make_batch(self, found: _Fields, items: list[_Item]) -> OutgoingBatch:
+        if found.topic is None:
+            raise _missing(found, ("topic",))
+        if found.body is not None or found.prepared_transaction_offset or not items:
+            raise InputError("field messages: a batch without messages" if not items else
+                             "field messages: has no place beside body or "
+                             "prepared_transaction_offset")
+        made = []
+        for number, item in enumerate(items):
+            at = f"messages[{number}]."
+            if item.body is None:
+                raise _missing(item, ("body",), at)
+            made.append(BatchItem(_body(item, at), _prepared(self._item, item, at),
+                                  item.flag or 0, _bit_map(item, at)))
+        return OutgoingBatch(
+            found.topic, made, _prepared(self._batch, found), found.queue_id or 0,
+            found.sys_flag or 0, found.born_timestamp,
+            None if found.born_host is None else _host("born_host", found.born_host),
+            self._stored_at(found),
+            None if found.store_host is None else _host("store_host", found.store_host),
+            found.reconsume_times or 0)
+
+
+class Plain(_Sent[_Message]):
+    """Messages as a client sends them; what a broker sets itself is not looked at.
+
+    ``prepare`` makes the properties string of a single message, ``item`` that of each message
+    of a batch (by default the same) and ``batch`` the batch's own (by default what is given).
+    """
+
+    def __init__(self, prepare: Prepare, *, item: Prepare | None = None,
+                 batch: Prepare | None = None) -> None:
+        super().__init__(_Message, prepare, item or prepare, batch or joined(trailing=True))
+
+
+class Replay(_Sent[_Timed]):
+    """Messages as they reached the put path: properties, times and hosts as given.
+
+    ``trailing``: whether properties given as an object get a last separator.
+    """
+
+    def __init__(self, *, trailing: bool) -> None:
+        join = joined(trailing=trailing)
+        super().__init__(_Timed, join, join, join)
+
+    def _stored_at(self, found: _Timed) -> int | None:
+        return found.store_timestamp
+
+
+class Recorded(_Way[_Stored, Record]):
+    """Records as they were stored. ``magic`` 0, both offsets -1: not given, the engine chooses.
+
+    A body that is not what its ``body_crc`` says is refused: a broker would cut the log there.
+    """
+
+    _needed = ("topic", "body", "born_timestamp", "born_host", "store_timestamp", "store_host")
+
+    def __init__(self, *, trailing: bool = True) -> None:
+        super().__init__(_Stored)
+        self._join = joined(trailing=trailing)
+
+    def _make(self, found: _Stored) -> Record:
+        if found.messages is not None or found.delay_level is not None:
+            wrong = "delay_level" if found.messages is None else "messages"
+            raise InputError(f"field {wrong}: has no meaning for a record as it was stored")
+        name, born, stored = found.topic, found.born_host, found.store_host
+        born_at, stored_at = found.born_timestamp, found.store_timestamp
+        if (name is None or found.body is None or born is None or stored is None
+                or born_at is None or stored_at is None):
+            raise _missing(found, self._needed)
+        body, topic = _body(found), raw_text(name)
+        properties = raw_text(_prepared(self._join, found))
+        crc = body_crc(body)
+        if found.body_crc is not None and found.body_crc != crc:
+            if body:
+                raise InputError(f"field body_crc: says {found.body_crc}, but the body's is {crc}")
+            crc = found.body_crc
+        magic = 0 if found.magic is None else _magic(found.magic)
+        sys_flag = found.sys_flag or 0
+        size = magic and message.size_of(sys_flag, magic, len(body), len(topic), len(properties))
+        fields = (
+            size, magic, crc, found.queue_id or 0, found.flag or 0,
+            -1 if found.queue_offset is None else found.queue_offset,
+            -1 if found.physical_offset is None else found.physical_offset, sys_flag,
+            born_at, _host("born_host", born), stored_at, _host("store_host", stored),
+            found.reconsume_times or 0, found.prepared_transaction_offset or 0,
+            body, topic, properties)
+        bit_map = _bit_map(found)
+        return Record(*fields) if bit_map is None else MappedRecord(*fields, bit_map)
+
+
+def joined(*, trailing: bool) -> Prepare:
+    """Properties in the order they are given; a string as it is."""
+    def join(given: dict[str, str] | str) -> str:
+        if isinstance(given, str):
+            return given
+        text = props.build(given, trailing=trailing)
+        # A separator too many, or an empty name: one of the pairs holds it.
+        if text.count(_END) != len(given) - (not trailing and bool(given)) or "" in given:
+            raise ValueError("separators in names or values")
+        if any(_NAME in name for name in given):
+            raise ValueError("separators in names")
+        return text
+    return join
+
+
+# -- parts of a message ---------------------------------------------------------------------------
+
+def _missing(found: _Item, needed: tuple[str, ...], at: str = "") -> InputError:
+    names = [at + name for name in needed if getattr(found, name) is None]
+    return InputError(f"field{'s' * (len(names) > 1)} {', '.join(names)}: missing")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+
+
+def _body(found: _Item, at: str = "") -> bytes:
+    text, encoding = found.body or "", found.body_encoding
+    if found.crc_ok is False and found.body:
+        raise InputError(f"field {at}crc_ok: the body was found damaged; stored again it would "
+                         "get a CRC that fits it and look sound (leave the field out to do so)")
+    if encoding is None or encoding == "utf-8":
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"field {at}body: {half_surrogate(error)}; what is no text goes as "
+                             "base64") from None
+    if encoding != "base64":
+        raise InputError(f"field {at}body_encoding: {_shown(encoding)} is neither utf-8 nor "
+                         "base64")
+    try:
+        return msgspec.convert(text, bytes)  # three times as fast as binascii
+    except (msgspec.MsgspecError, ValueError):
+        try:
+            return binascii.a2b_base64(text, strict_mode=True)
+        except ValueError as error:
+            raise InputError(f"field {at}body: not base64: {error}") from None
+
+
+def _properties(found: _Item, at: str = "") -> dict[str, str] | str:
+    if found.properties_raw is not None:
+        if found.delay_level is not None:
+            raise InputError(f"field {at}delay_level: has no place beside properties_raw")
+        return found.properties_raw
+    pairs = {} if found.properties is None else found.properties
+    if found.tags:
+        pairs.setdefault(props.TAGS, found.tags)
+    if found.keys:
+        keys = found.keys if isinstance(found.keys, str) else " ".join(filter(None, found.keys))
+        pairs.setdefault(props.KEYS, keys)
+    if found.delay_level:
+        pairs.setdefault(props.DELAY, str(found.delay_level))
+    return pairs
+
+
+def _prepared(prepare: Prepare, found: _Item, at: str = "") -> str:
+    given = _properties(found, at)
+    try:
+        return prepare(given)
+    except ValueError as error:
+        reason = None if isinstance(given, str) else _unstorable(given)
+        raise InputError(f"field {at}properties: {reason or error}") from None
+
+
+def _unstorable(pairs: Mapping[str, str]) -> str | None:
+    """Why pairs cannot be joined to a string; None when they can."""
+    for name, value in pairs.items():
+        if not name or _NAME in name or _END in name:
+            return (f"{_shown(name)} cannot be a name: it is empty or holds a separator (U+0001, "
+                    "U+0002)")
+        if _END in value:
+            return f"the value of {_shown(name)} holds the separator U+0002"
+    return None
+
+
+def _bit_map(found: _Item, at: str = "") -> bytes | None:
+    try:
+        return None if found.filter_bit_map is None else bytes.fromhex(found.filter_bit_map)
+    except ValueError:
+        raise InputError(f"field {at}filter_bit_map: not hexadecimal") from None
+
+
+def _host(name: str, text: str) -> Host:
+    try:
+        return _packed(text)
+    except ValueError:
+        raise InputError(f"field {name}: {_shown(text)} is no ADDRESS:PORT") from None
+
+
+@lru_cache(maxsize=8192)
+def _packed(text: str) -> Host:
+    address, port = message.host_bytes(text)
+    digits = text.rpartition(":")[2]
+    # int() and ip_address() take more than is meant: blanks, underscores, a scope that is lost.
+    if (not digits.removeprefix("-").isdecimal() or "%" in text
+            or not ~_MAX_PORT <= port <= _MAX_PORT):
+        raise ValueError(text)
+    return address, port
+
+
+def _magic(text: str) -> int:
+    for magic, name in message.VERSIONS.items():
+        if name == text:
+            return magic
+    raise InputError(f"field magic: {_shown(text)} is neither v1 nor v2")

@@ -1,0 +1,116 @@
+"""Making and opening the files of a commitlog: where they go and how they come to be
+(spec: commitlog.md §1).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+
+from rmqctl.engine.log.log_file import ChannelFile, LogFile, MappedFile, PooledFile
+from rmqctl.engine.log.pool import BufferPool
+from rmqctl.errors import RefusedError
+from rmqctl.files.durable import make_folders, open_file
+from rmqctl.files.new_file import lay_out, new_file
+from rmqctl.scan.source import FileSource
+
+_READ = 1 << 20
+
+
+def place(folders: Sequence[str], start: int, file_size: int, *,
+          read_only: Collection[str] = (), full: Collection[str] = ()) -> str:
+    """The folder in which the file that starts at physical offset ``start`` is made.
+
+    Folders that are ``full`` are passed over unless all are. RefusedError when every folder is
+    ``read_only``.
+    """
+    writable = {one for one in folders if one not in read_only}
+    candidates = sorted(writable.difference(full) or writable)
+    if not candidates:
+        raise RefusedError("every commitlog folder is read-only: nowhere to make a file")
+    return candidates[start // file_size % len(candidates)]
+
+
+def is_all_zero(path: str) -> bool:
+    """Whether a file holds nothing but zeros; holes are not read. StoreIOError."""
+    with FileSource(path) as source:
+        at = source.next_data(0)
+        while at < source.size:
+            data = source.read(at, _READ)
+            if data.count(0) != len(data):
+                return False
+            at = source.next_data(at + _READ)
+    return True
+
+
+class Maker:
+    """Makes and opens log files of one length for one way of writing them.
+
+    With a ``pool`` appends go to its buffers and ``mapped`` does not matter, as in a broker.
+    """
+
+    def __init__(self, file_size: int, *, mapped: bool = False, warm: bool = False,
+                 pool: BufferPool | None = None) -> None:
+        self.file_size, self.warm, self.pool = file_size, warm, pool
+        self.mapped = mapped and pool is None
+
+    def open(self, path: str, base: int, position: int) -> LogFile:
+        """An existing file, to be appended to at ``position``.
+
+        RefusedError when its length is not that of the log's files, StoreIOError.
+        """
+        fd = open_file(path, os.O_RDWR)
+        try:
+            size = os.fstat(fd).st_size
+            if size != self.file_size:
+                raise RefusedError(f"{path}: is {size} bytes long, not {self.file_size}: the "
+                                   "store needs to be recovered first")
+            # For a mapping the space itself: a hole of a full disk would be a SIGBUS.
+            self._lay_out(fd, path)
+            return self._wrap(fd, path, base, position)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def next(self, path: str, base: int) -> LogFile:
+        """The file to go on with: one laid out earlier that holds nothing, or a new one.
+
+        RefusedError when a file with anything in it has the name, StoreIOError.
+        """
+        fd = self._create(path) if not os.path.lexists(path) else self._take(path)
+        try:
+            return self._wrap(fd, path, base, 0, fresh=True)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _take(self, path: str) -> int:
+        """A file laid out earlier. Where it is too short, somebody was killed making it."""
+        if not is_all_zero(path):
+            raise RefusedError(f"{path}: holds data behind the end of the log: the store needs "
+                               "to be recovered first")
+        fd = open_file(path, os.O_RDWR)
+        try:
+            if os.fstat(fd).st_size > self.file_size:
+                raise RefusedError(f"{path}: is longer than {self.file_size} bytes")
+            self._lay_out(fd, path)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _wrap(self, fd: int, path: str, base: int, position: int, *,
+              fresh: bool = False) -> LogFile:
+        size = self.file_size
+        if self.mapped:
+            return MappedFile(fd, path, base, size, position, fresh=fresh, warm=self.warm)
+        if self.pool is not None:
+            return PooledFile(fd, path, base, size, position, fresh=fresh, pool=self.pool)
+        return ChannelFile(fd, path, base, size, position, fresh=fresh)
+
+    def _create(self, path: str) -> int:
+        make_folders(os.path.dirname(path))
+        return new_file(path, self.file_size, self.mapped)
+
+    def _lay_out(self, fd: int, path: str) -> None:
+        lay_out(fd, path, self.file_size, self.mapped)

@@ -1,0 +1,195 @@
+"""When the log is forced to the device (spec: recovery.md §11).
+
+`FlushService` does it from time to time, `GroupCommit` whenever somebody waits for it. After an
+error neither tries again: the system may have forgotten what it could not write, and the next
+fsync would say that all is well.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from rmqctl.engine.config.settings import Settings
+from rmqctl.errors import InternalError, RefusedError, RmqctlError
+
+COMMIT_INTERVAL = 0.2
+"""Seconds between commits of the pool's buffers."""
+
+
+class Forceable(Protocol):
+    """What is forced: `LogFiles`, or anything that has positions and can be synced."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def synced(self) -> int: ...
+
+    def commit(self) -> None: ...
+
+    def sync(self, least_pages: int = 0) -> int: ...
+
+
+class _Service(ABC):
+    """A thread with an end, and with a memory of what went wrong in it."""
+
+    _name: str
+
+    def __init__(self, log: Forceable) -> None:
+        self._log = log
+        self._change = threading.Condition()
+        self._stopping = False
+        self._failure: RmqctlError | None = None
+        self.syncs = 0
+        """How often the log was told to force itself."""
+        self._thread = threading.Thread(target=self._guarded, name=self._name, daemon=True)
+
+    @property
+    def failure(self) -> RmqctlError | None:
+        """Why the service works no more."""
+        return self._failure
+
+    def check(self) -> None:
+        """Raises what went wrong in the background, if anything did. Costs next to nothing."""
+        if self._failure is not None:
+            # A new one each time: threads must not share a traceback.
+            raise type(self._failure)(str(self._failure))
+
+    def stop(self) -> None:
+        """Forces the rest and ends the thread. The error if that, or anything before, failed."""
+        with self._change:
+            self._stopping = True
+            self._change.notify_all()
+        self._thread.join()
+        self.check()
+
+    def _guarded(self) -> None:
+        failure: RmqctlError
+        try:
+            self._run()
+        except RmqctlError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001  # nobody may wait for a thread that is gone
+            failure = InternalError(f"the flush service failed: {error!r}")
+        else:
+            return
+        with self._change:
+            self._failure = failure
+            self._change.notify_all()
+
+    @abstractmethod
+    def _run(self) -> None: ...
+
+    def _sync(self, least_pages: int = 0) -> int:
+        reached = self._log.sync(least_pages)
+        self.syncs += 1
+        return reached
+
+
+class FlushService(_Service):
+    """Asynchronous flush. The thread starts at once.
+
+    Every ``flush_interval`` ms the log is forced if it has ``flush_least_pages`` unforced
+    pages, and whatever it has once ``flush_thorough_interval`` has passed. Buffers of the
+    transient store pool are committed every 200 ms. An error ends the service; `check`, to be
+    called before each put, raises it.
+    """
+
+    _name = "log-flush"
+
+    def __init__(self, log: Forceable, settings: Settings) -> None:
+        super().__init__(log)
+        self._interval = max(settings.flush_interval, 1) / 1000
+        self._least = settings.flush_least_pages
+        self._thorough = settings.flush_thorough_interval / 1000
+        self._commit = COMMIT_INTERVAL if settings.transient_pool else math.inf
+        self._woken = False
+        self._thread.start()
+
+    def wakeup(self) -> None:
+        """Forces everything soon, without waiting for it."""
+        with self._change:
+            self._woken = True
+            self._change.notify_all()
+
+    def _run(self) -> None:
+        now = time.monotonic()
+        next_sync, next_thorough = now + self._interval, now + self._thorough
+        next_commit = now + self._commit
+        while True:
+            with self._change:
+                pause = min(next_sync, next_commit) - time.monotonic()
+                self._change.wait_for(lambda: self._stopping or self._woken, max(pause, 0))
+                stopping, woken, self._woken = self._stopping, self._woken, False
+            now = time.monotonic()
+            if now >= next_commit:
+                self._log.commit()
+                next_commit = now + self._commit
+            thorough = stopping or woken or now >= next_thorough
+            if thorough or now >= next_sync:
+                self._sync(0 if thorough else self._least)
+                next_sync = now + self._interval
+                if thorough:
+                    next_thorough = now + self._thorough
+            if stopping:
+                return
+
+
+class GroupCommit(_Service):
+    """Synchronous flush: one thread forces the log for everybody who waits.
+
+    Whoever comes while a sync is under way is served by the next one, together with all others
+    who came meanwhile. The thread starts at once.
+    """
+
+    _name = "log-group-commit"
+
+    def __init__(self, log: Forceable) -> None:
+        super().__init__(log)
+        self._wanted = self._reached = log.synced
+        self._asked = 0
+        """How many have waited. A new one is what starts a sync: a position that nobody has
+        written yet must not keep the thread busy."""
+        self._thread.start()
+
+    def wait(self, position: int, timeout_ms: float) -> bool:
+        """Waits until the log is forced up to ``position``; False when the time is over first.
+
+        False means that the bytes are in the log and may yet become durable. StoreIOError when
+        forcing failed, now or earlier; RefusedError when the service has ended.
+        """
+        with self._change:
+            self.check()
+            if self._reached >= position:
+                return True
+            if self._stopping:
+                raise RefusedError("the flush service is not running")
+            self._wanted = max(self._wanted, position)
+            self._asked += 1
+            self._change.notify_all()
+            self._change.wait_for(
+                lambda: self._reached >= position or self._failure is not None,
+                timeout_ms / 1000)
+            self.check()
+            return self._reached >= position
+
+    def _run(self) -> None:
+        served = 0
+
+        def is_due() -> bool:
+            return self._stopping or (self._asked != served and self._wanted > self._reached)
+
+        while True:
+            with self._change:
+                self._change.wait_for(is_due)
+                stopping, served = self._stopping, self._asked
+            reached = self._sync()
+            with self._change:
+                self._reached = max(self._reached, reached)
+                self._change.notify_all()
+            if stopping:
+                return

@@ -1,0 +1,235 @@
+"""One commitlog file that is being written, in three ways with one interface
+(spec: commitlog.md §1, recovery.md §7 and §11).
+
+All three leave the same bytes. `ChannelFile` hands them to the system as they come, `MappedFile`
+copies them into a mapping, `PooledFile` gathers them in memory until `commit`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from rmqctl.engine.log.pool import BufferPool
+from rmqctl.errors import InternalError, StoreIOError
+from rmqctl.files.durable import Part, failed, sync, sync_folder, write_all, write_parts
+
+_WARM_STEP = 1024
+"""Pages touched at once: other threads get their turn in between."""
+
+
+class LogFile(ABC):
+    """A commitlog file of full length, appended to by one thread and forced by another.
+
+    ``base`` is its physical offset, ``size`` its length, ``wrote`` the position of the next
+    byte, ``synced`` up to where it is forced. ``fresh`` says that its name in the folder is not
+    forced yet. `close` closes ``fd``.
+    """
+
+    def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
+                 fresh: bool = False) -> None:
+        self._fd = fd
+        self.path, self.base, self.size = path, base, size
+        self.wrote = self.synced = position
+        self.fresh = fresh
+        self._syncing = threading.Lock()
+        self._failure: StoreIOError | None = None
+
+    @property
+    def committed(self) -> int:
+        """Up to where the system has the bytes, and a reader can see them."""
+        return self.wrote
+
+    @property
+    def full(self) -> bool:
+        return self.wrote == self.size
+
+    def _demand(self, at: int, size: int) -> None:
+        """Guards the file: nothing goes anywhere but behind the last byte, and it must fit."""
+        if at != self.wrote or at + size > self.size:
+            raise InternalError(f"{self.path}: {size} bytes cannot go to position {at}: the next "
+                                f"is {self.wrote} of {self.size}")
+
+    @abstractmethod
+    def append(self, parts: Sequence[Part], at: int) -> int:
+        """Appends the parts at position ``at``, which must be `wrote`; the number of bytes.
+
+        Views must have items of one byte. StoreIOError; then nothing was appended.
+        """
+
+    def declare_full(self) -> None:
+        """Leaves the rest of the file as it is; nothing more can be appended."""
+        self.wrote = self.size
+
+    def commit(self) -> None:  # noqa: B027  # nothing to do for most
+        """Hands gathered bytes to the system, where a variant gathers any. StoreIOError."""
+
+    def sync(self) -> None:
+        """Commits and forces everything appended so far to the device. StoreIOError.
+
+        After a failure the system may have forgotten which pages were not written, and a second
+        try would be told that all is well: so the failure is given again each time.
+        """
+        self.commit()
+        with self._syncing:
+            if self._failure is not None:
+                raise StoreIOError(str(self._failure))
+            upto = self.committed
+            try:
+                # On Linux this forces what was written through a mapping as well: msync(2) is
+                # the same call on a range. Unlike mmap.flush it lets other threads go on.
+                sync(self._fd, self.path, whole=self.fresh)
+                if self.fresh:
+                    sync_folder(os.path.dirname(self.path))
+            except StoreIOError as error:
+                self._failure = error
+                raise
+            self.fresh = False
+            self.synced = upto
+
+    def close(self) -> None:
+        """Closes the file without forcing anything."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError as error:
+                raise failed(error, self.path, "close") from None
+
+
+class ChannelFile(LogFile):
+    """Positional writes into a sparse file; a full disk is a clean error."""
+
+    def append(self, parts: Sequence[Part], at: int) -> int:
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if at != self.wrote or at + size > self.size:
+            self._demand(at, size)
+        write_parts(self._fd, parts, at, self.path)
+        self.wrote = at + size
+        return size
+
+
+class PooledFile(LogFile):
+    """Appends go to a buffer of ``pool``; `commit` writes what was not yet handed over.
+
+    The buffer is taken at the first append and given back, not cleared, when all of a full file
+    is committed. A broker would copy the buffer's old content behind the closing blank to the
+    file; here the rest stays zeros.
+    """
+
+    def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
+                 pool: BufferPool, fresh: bool = False) -> None:
+        super().__init__(fd, path, base, size, position, fresh=fresh)
+        self._pool = pool
+        self._buffer: mmap.mmap | None = None
+        self._committing = threading.Lock()
+        self._committed = position
+        self._filled = position
+        """Behind the last byte appended; `wrote` is beyond it once the file is declared full."""
+
+    @property
+    def committed(self) -> int:
+        return self._committed
+
+    def append(self, parts: Sequence[Part], at: int) -> int:
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        end = at + len(data)
+        if at != self.wrote or end > self.size:
+            self._demand(at, len(data))
+        if self._buffer is None:
+            self._buffer = self._pool.take()
+        self._buffer[at:end] = data
+        self._filled = self.wrote = end
+        return end - at
+
+    def commit(self) -> None:
+        with self._committing:
+            wrote, filled = self.wrote, self._filled
+            start = min(self._committed, filled)
+            if self._buffer is not None:
+                with memoryview(self._buffer) as whole, whole[start:filled] as part:
+                    write_all(self._fd, part, start, self.path)
+            # `wrote` was read first: where it says full, nothing can have come in after it.
+            self._committed = self.size if wrote == self.size else filled
+            if self._committed == self.size:
+                self._return()
+
+    def _return(self) -> None:
+        if self._buffer is not None:
+            self._pool.give(self._buffer)
+            self._buffer = None
+
+    def close(self) -> None:
+        """Closes the file; what was not committed is lost."""
+        with self._committing:
+            self._return()
+        super().close()
+
+
+class MappedFile(LogFile):
+    """A shared mapping of the whole file.
+
+    The caller reserves the file's space first (`log_create`): writing into a hole of a full
+    disk would end the process with SIGBUS. With ``warm`` one byte of each page is touched
+    without changing it, and the pages are locked; ``locked`` says whether the system allowed.
+    """
+
+    def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
+                 fresh: bool = False, warm: bool = False) -> None:
+        super().__init__(fd, path, base, size, position, fresh=fresh)
+        try:
+            self._map = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE)
+        except (OSError, ValueError) as error:
+            reason = error if isinstance(error, OSError) else OSError(str(error))
+            raise failed(reason, path, "map") from None
+        self.locked = False
+        if warm:
+            self._warm()
+
+    def append(self, parts: Sequence[Part], at: int) -> int:
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        end = at + len(data)
+        if at != self.wrote or end > self.size:
+            self._demand(at, len(data))
+        self._map[at:end] = data
+        self.wrote = end
+        return end - at
+
+    def _warm(self) -> None:
+        """Touches, advises and locks every page. That the system refuses is no error."""
+        step = mmap.PAGESIZE * _WARM_STEP
+        for start in range(0, self.size, step):
+            pages = slice(start, min(start + step, self.size), mmap.PAGESIZE)
+            self._map[pages] = self._map[pages]
+        try:
+            self._map.madvise(mmap.MADV_WILLNEED)
+        except OSError:
+            return
+        self.locked = _lock_pages("mlock", self._map)
+
+    def close(self) -> None:
+        """Unlocks and unmaps; the system writes what is not forced when it likes."""
+        if not self._map.closed:
+            if self.locked:
+                _lock_pages("munlock", self._map)
+                self.locked = False
+            self._map.close()
+        super().close()
+
+
+def _lock_pages(name: str, pages: mmap.mmap) -> bool:
+    """Calls ``mlock`` or ``munlock`` for a whole mapping; whether the system did it."""
+    try:
+        call = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except (OSError, AttributeError):
+        return False
+    call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
+    # The address object holds the mapping open, so it must not outlive this call.
+    first = ctypes.c_char.from_buffer(pages)
+    done: int = call(ctypes.addressof(first), len(pages))
+    del first
+    return done == 0

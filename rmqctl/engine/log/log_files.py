@@ -1,0 +1,262 @@
+"""The commitlog as something to append to: its files, one behind the other, over its folders
+(spec: commitlog.md §1-§2, recovery.md §7).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.log.ahead import Ahead
+from rmqctl.engine.log.create import Maker, is_all_zero, place
+from rmqctl.engine.log.log_file import LogFile
+from rmqctl.engine.log.pool import BufferPool
+from rmqctl.errors import InternalError, RefusedError, RmqctlError
+from rmqctl.files.disk_usage import full_folders
+from rmqctl.files.durable import Part, failed, sync_folder
+from rmqctl.formats import layout
+from rmqctl.formats.local.message import BLANK_SIZE, MAGIC_BLANK, Blank
+from rmqctl.formats.local.names import build_offset
+from rmqctl.store.files import StoreFile
+
+PAGE = 4096
+"""A broker's page: the unit of its "least pages"."""
+FULL_RATIO = 0.85
+"""A folder used beyond this gets no new file while another one has room."""
+_BLANK = layout.reader(Blank)
+
+
+class LogFiles:
+    """The files of a commitlog, opened at ``end``, the physical offset of the next byte.
+
+    One thread appends (`append`, `close_with_blank`, `roll`); `commit` and `sync` may be called
+    by others. ``files`` are those that exist; with none of them, ``end`` is where the log is to
+    begin. Of the settings it takes the file size and the ways of writing. Nothing on disk is
+    shortened or deleted but a file that was laid out ahead and not used (`remove_unused`).
+
+    RefusedError when the files do not fit the file size and ``end``; StoreIOError.
+    """
+
+    def __init__(self, folders: Sequence[str], settings: Settings, end: int,
+                 files: Sequence[StoreFile] = (), *, read_only: Collection[str] = (),
+                 full_ratio: float = FULL_RATIO) -> None:
+        size = settings.commitlog_file_size
+        # A broker uses its pool only where nobody waits for a flush.
+        buffers = settings.transient_pool if settings.flush == "async" else 0
+        self.folders, self.file_size = list(folders), size
+        self.files = sorted(files, key=lambda one: one.base)
+        """The files of the log, those made here among them."""
+        self.current: LogFile | None = None
+        self.syncs = 0
+        """How often a file was forced."""
+        self._read_only, self._full_ratio = read_only, full_ratio
+        self._known = {one.base: one.path for one in self.files}
+        if len(self._known) < len(self.files):
+            raise RefusedError("two commitlog files have the same name: the store needs to be "
+                               "recovered first")
+        self._end = end
+        self._closed = False
+        self._waiting: deque[LogFile] = deque()
+        """Full files that are not wholly forced yet, oldest first."""
+        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        self._pool = BufferPool(buffers, size) if buffers else None
+        self._maker = Maker(size, mapped=settings.mapped, warm=settings.warm, pool=self._pool)
+        self._ahead = Ahead(self._make) if settings.preallocate else None
+        self._open()
+
+    def _open(self) -> None:
+        for one in self.files:
+            if one.base <= self._end < one.base + self.file_size:
+                self.current = self._maker.open(one.path, one.base, self._end - one.base)
+                return
+        lasts = (one.base + self.file_size for one in self.files)
+        if self._end % self.file_size or (self.files and self._end not in lasts):
+            raise RefusedError(f"the log cannot go on at physical offset {self._end}: no file "
+                               "holds it and none ends there")
+
+    # -- appending ----------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """The physical offset of the next byte."""
+        file = self.current
+        return self._end if file is None else file.base + file.wrote
+
+    def room(self) -> int:
+        """Bytes left in the current file; of a whole file where there is none yet."""
+        file = self.current
+        return self.file_size if file is None else file.size - file.wrote
+
+    def append(self, parts: Sequence[Part]) -> None:
+        """Appends the parts at `position`, in a new file where there is none yet.
+
+        They must fit into `room`. StoreIOError, and then nothing was appended.
+        """
+        file = self.current or self._next()
+        file.append(parts, file.wrote)
+
+    def close_with_blank(self) -> None:
+        """Ends the current file with the END_OF_FILE record. What is behind it stays as it is."""
+        file = self.current or self._next()
+        room = file.size - file.wrote
+        if room < BLANK_SIZE:
+            raise InternalError(f"{file.path}: no room for an END_OF_FILE record")
+        file.append([_BLANK.pack(room, MAGIC_BLANK)], file.wrote)
+        file.declare_full()
+
+    def start_at(self, physical: int) -> None:
+        """Where the first file of an empty log is to begin. RefusedError, InternalError."""
+        if self.files or self.current is not None:
+            raise InternalError(f"the log goes on at {self.position}, not at {physical}")
+        if physical % self.file_size or physical < 0:
+            raise RefusedError(f"no file of {self.file_size} bytes can start at {physical}")
+        self._end = physical
+
+    def roll(self) -> None:
+        """Goes on with the next file; the current one must be full.
+
+        StoreIOError when it cannot be made, RefusedError when a file with data has its name;
+        then everything is as before, and it can be tried again.
+        """
+        if self.current is not None and not self.current.full:
+            raise InternalError(f"{self.current.path}: the log rolls before the file is full")
+        self._next()
+
+    def _next(self) -> LogFile:
+        if self._closed:
+            raise InternalError("the log is closed")
+        base = self.position
+        self._free_buffer()
+        if self._ahead is None:
+            new = self._make(base)
+        else:
+            new = self._ahead.take(base)
+            # Only now: if this one could not be made, the next would leave a hole before it.
+            self._ahead.ask(base + self.file_size)
+        with self._lock:
+            if self.current is not None:
+                self._waiting.append(self.current)
+            self.current = new
+        if base not in self._known:
+            self.files.append(StoreFile(new.path, os.path.basename(new.path), base,
+                                        self.file_size))
+        return new
+
+    def _make(self, base: int) -> LogFile:
+        path = self._known.get(base)
+        if path is None:
+            full = (full_folders(self.folders, self._full_ratio) if len(self.folders) > 1
+                    else frozenset[str]())
+            folder = place(self.folders, base, self.file_size, read_only=self._read_only,
+                           full=full)
+            path = os.path.join(folder, build_offset(base))
+        return self._maker.next(path, base)
+
+    def _free_buffer(self) -> None:
+        """Commits full files, oldest first, until the pool has a buffer for the next one."""
+        if self._pool is None:
+            return
+        for file in self._unforced():
+            if self._pool.free:
+                return
+            file.commit()
+
+    # -- commit and sync ----------------------------------------------------------------------
+
+    def _unforced(self) -> list[LogFile]:
+        with self._lock:
+            return [*self._waiting, self.current] if self.current else list(self._waiting)
+
+    @property
+    def synced(self) -> int:
+        """The physical offset up to which everything appended here is forced to the device."""
+        with self._lock:
+            file = self._waiting[0] if self._waiting else self.current
+        return self._end if file is None else file.base + file.synced
+
+    def commit(self) -> None:
+        """Hands what the pool's buffers hold to the system. StoreIOError."""
+        if self._pool is not None:
+            for file in self._unforced():
+                file.commit()
+
+    def sync(self, least_pages: int = 0) -> int:
+        """Forces the files in order, the last one if it has ``least_pages`` unforced pages; the
+        answer is `synced`.
+
+        With 0 everything that was appended. StoreIOError, which comes again on every later
+        call: see `LogFile.sync`.
+        """
+        with self._syncing:
+            for file in self._unforced():
+                if _due(file, least_pages):
+                    file.sync()
+                    self.syncs += 1
+                self._leave(file)
+            return self.synced
+
+    def _leave(self, file: LogFile) -> None:
+        """Closes a full file that is forced and behind the current one."""
+        with self._lock:
+            done = bool(self._waiting) and file is self._waiting[0] and file.synced == file.size
+            if done:
+                self._waiting.popleft()
+        if done:
+            file.close()
+
+    def remove_unused(self) -> None:
+        """At a clean end: removes the file that was laid out ahead and not used, as a broker
+        does. Afterwards the log can only be closed. StoreIOError.
+        """
+        if self._ahead is None:
+            return
+        for file in self._ahead.close():
+            file.close()
+            _remove_unused(file)
+
+    def close(self) -> None:
+        """Commits what is gathered and closes every file; forces nothing, and without
+        `remove_unused` removes nothing. StoreIOError once all that can be closed is closed.
+        """
+        failures: list[RmqctlError] = []
+        steps = [self.commit, *(file.close for file in self._unforced())]
+        if self._ahead is not None:
+            steps += [file.close for file in self._ahead.close()]
+        for step in steps:
+            try:
+                step()
+            except RmqctlError as error:
+                failures.append(error)
+        self._closed = True
+        self._end = self.position
+        self._waiting.clear()
+        self.current = None
+        if self._pool is not None:
+            self._pool.close()
+        if failures:
+            raise failures[0]
+
+
+def _due(file: LogFile, least_pages: int) -> bool:
+    """Whether a broker would force the file (spec: recovery.md §11)."""
+    wrote, synced = file.wrote, file.synced
+    if wrote == synced:
+        return False
+    if wrote == file.size or not least_pages:
+        return True
+    return wrote // PAGE - synced // PAGE >= least_pages
+
+
+def _remove_unused(file: LogFile) -> None:
+    """Removes a file laid out ahead, once more making sure that nothing is in it."""
+    if file.wrote or not is_all_zero(file.path):
+        raise InternalError(f"{file.path}: laid out ahead, and yet there is something in it")
+    try:
+        os.unlink(file.path)
+    except OSError as error:
+        raise failed(error, file.path, "remove") from None
+    sync_folder(os.path.dirname(file.path))

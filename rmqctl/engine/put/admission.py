@@ -1,0 +1,295 @@
+"""What a store refuses, with a broker's status (spec: recovery.md §8, commitlog.md §7-§8).
+
+Every check answers None, or a `PutResult` that says why; nothing is written then. The order of
+the calls for a message is that of the functions here, the rewriting (`rewrite`) before the sizes.
+
+Beyond a broker, because its store would suffer or another file be hit, MESSAGE_ILLEGAL with a
+reason goes to: a topic that is no folder name (empty, ``.``, ``..``, with ``/`` or NUL, more than
+255 bytes) or whose length byte would read back negative; a negative queue id; a number that does
+not fit its field; an IPv6 bit in ``sys_flag`` with an IPv4 host; text that has no UTF-8; an empty
+batch; what every later recovery would take for damage (`unreadable`). Where a broker fails with
+an exception instead of a status, that is MESSAGE_ILLEGAL, too.
+
+4.9.3 counts its light queues (`lmq_number_exceeded`), but looks at the wrong variable and never
+refuses; 5.3.3 does not count. So no check stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from construct import Int16sb, Int32sb, Struct
+
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.put.delay import Properties, delay_level_of
+from rmqctl.engine.put.encoder import host_flags, raw_text
+from rmqctl.engine.put.message import Outgoing, OutgoingBatch
+from rmqctl.engine.put.result import (
+    MESSAGE_ILLEGAL,
+    PROPERTIES_SIZE_EXCEEDED,
+    SERVICE_NOT_AVAILABLE,
+    PutResult,
+    refused,
+)
+from rmqctl.engine.put.validation import (
+    INT,
+    LONG,
+    MAX_INT,
+    MAX_PROPERTIES,
+    encoding_fault,
+    hosts_fault,
+    number_fault,
+    record_topic_fault,
+    text_fault,
+    topic_fault,
+)
+from rmqctl.formats import layout
+from rmqctl.formats.local import append_crc
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.delay import java_int
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.sysflag import INNER_BATCH, TRANSACTION_MASK
+
+UNKNOWN_ERROR = "UNKNOWN_ERROR"
+_LOCK_STUCK = 10_000_000
+
+BatchRequestItem = Struct(
+    "total_size" / Int32sb, "magic" / Int32sb, "crc" / Int32sb, "flag" / Int32sb,
+    "body_length" / Int32sb, "properties_length" / Int16sb)
+"""What a message of a batch has in the request beside its body and properties."""
+_ITEM = layout.size_of(BatchRequestItem)
+
+
+
+# -- the store --------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """What decides whether a store takes anything. ``lock_held_ms``: how long the put lock has
+    been held by the put now in it, 0 for none.
+    """
+
+    shutdown: bool = False
+    role: str = "ASYNC_MASTER"
+    writeable: bool = True
+    lock_held_ms: int = 0
+
+
+def check_store(state: StoreState, settings: Settings,
+                message: Outgoing | OutgoingBatch | None = None) -> PutResult | None:
+    """SERVICE_NOT_AVAILABLE, or the busy status of the profile.
+
+    5.3.3 looks at the topic before it looks whether it is busy: with ``message`` so does this.
+    """
+    if state.shutdown:
+        return refused(SERVICE_NOT_AVAILABLE, "the store was shut down")
+    if state.role == "SLAVE":
+        return refused(SERVICE_NOT_AVAILABLE, "the store is a slave's")
+    if not state.writeable:
+        return refused(SERVICE_NOT_AVAILABLE, "the store is not writeable: its disk is full "
+                       "beyond the watermark, or writing a queue or the index failed")
+    if settings.page_cache_busy < state.lock_held_ms < _LOCK_STUCK:
+        profile = settings.profile
+        fault = None
+        if message is not None and profile.message_v2:
+            fault = topic_fault(message.topic, profile.name)
+        return refused(MESSAGE_ILLEGAL, fault) if fault else refused(
+            profile.page_cache_busy,
+            f"the put before has been holding the lock for {state.lock_held_ms} ms")
+    return None
+
+
+# -- a message --------------------------------------------------------------------------------
+
+def check_message(message: Outgoing, settings: Settings, *,
+                  hooks: bool = True) -> PutResult | None:
+    """The checks of a single message before anything is rewritten.
+
+    ``hooks=False`` leaves out what a 5.3.3 broker tests before it asks its store: for messages
+    which once were in a store, whoever put them there.
+    """
+    fault = topic_fault(message.topic, settings.version, hooks)
+    if fault is not None:
+        return refused(MESSAGE_ILLEGAL, fault)
+    properties = message.properties
+    if not properties.isascii() or len(properties) > MAX_PROPERTIES:
+        fault = text_fault(properties, settings)
+        if fault is not None:
+            return refused(MESSAGE_ILLEGAL, fault)
+    if (message.queue_id | message.flag | message.sys_flag | message.reconsume_times) >> INT or (
+            message.prepared_transaction_offset | (message.born_timestamp or 0)
+            | (message.store_timestamp or 0)) >> LONG:
+        fault = number_fault(message, ("queue_id", "flag", "sys_flag", "born_timestamp",
+                                        "store_timestamp", "reconsume_times",
+                                        "prepared_transaction_offset"))
+    fault = fault or hosts_fault(message.sys_flag, message.born_host or settings.born_host,
+                                  message.store_host or settings.store_host)
+    return refused(MESSAGE_ILLEGAL, fault) if fault else None
+
+
+def check_inner_batch(message: Outgoing, found: Properties, settings: Settings,
+                      is_batch_topic: Callable[[str], bool]) -> PutResult | None:
+    """An inner batch goes to a BatchCQ topic only, and only it has ``INNER_NUM`` (5.x).
+
+    A broker tests this before and again after the delay and timer rewrite.
+    """
+    if not settings.profile.batch_queues:
+        return None
+    is_inner = message.sys_flag & INNER_BATCH
+    if not is_inner and found.get(props.INNER_NUM) is not None:
+        return refused(MESSAGE_ILLEGAL, f"it has the property {props.INNER_NUM}, but its "
+                       "sys_flag does not say that it is an inner batch")
+    if is_inner and not is_batch_topic(message.topic):
+        return refused(MESSAGE_ILLEGAL, f"it is an inner batch, but the topic {message.topic} is "
+                       "no BatchCQ topic")
+    return None
+
+
+def lmq_number_exceeded(found: Properties, settings: Settings, lmq_queues: int) -> bool:
+    """What ``checkLmqMessage`` of 4.9.3 finds, and then forgets: too many light queues.
+
+    Never a reason to refuse (see above). ``lmq_queues``: how many there are.
+    """
+    return (settings.lmq and settings.multi_dispatch and not settings.profile.message_v2
+            and bool((found.get(props.MULTI_DISPATCH) or "").strip())
+            and lmq_queues > settings.max_lmq_queues)
+
+
+def unreadable(topic: str, found: Properties, settings: Settings) -> str | None:
+    """Why a broker's check of the log would call this message dirty, and end the log there."""
+    if topic == props.SCHEDULE_TOPIC:
+        try:
+            delay_level_of(found)
+        except ValueError as error:
+            return f"{error}; in {topic} a broker would take the record for damage"
+    number, base = found.get(props.INNER_NUM), found.get(props.INNER_BASE)
+    if settings.profile.batch_queues and number is not None and base is not None:
+        try:
+            java_int(number, 16)
+            java_int(base, 64)
+        except ValueError as error:
+            return (f"the properties {props.INNER_NUM} and {props.INNER_BASE}: {error}; a broker "
+                    "would take the record for damage")
+    return None
+
+
+def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
+                multi_dispatch: bool = False) -> PutResult | None:
+    """The limits of the encoder, in bytes.
+
+    ``properties``: with the separator and the reserved bytes of an appended CRC. ``record``: the
+    whole record. ``multi_dispatch``: its properties were rebuilt with the offsets of other
+    queues, which has limits and statuses of its own.
+    """
+    profile, limit = settings.profile, settings.max_message_size
+    room = min(limit + profile.body_room, MAX_INT)
+    status = exceeded = MESSAGE_ILLEGAL
+    if not multi_dispatch:
+        exceeded = PROPERTIES_SIZE_EXCEEDED
+    elif profile.message_v2:
+        room = limit
+    else:
+        status = exceeded = UNKNOWN_ERROR
+    if properties > MAX_PROPERTIES:
+        return refused(exceeded, f"the properties have {properties} bytes, at most "
+                       f"{MAX_PROPERTIES} are allowed")
+    if profile.body_room and body > limit:
+        return refused(status, f"the body has {body} bytes, at most {limit} are allowed")
+    if record > room:
+        return refused(status, f"the record has {record} bytes, at most {room} are allowed")
+    return None
+
+
+# -- batches and records ----------------------------------------------------------------------
+
+def request_size(batch: OutgoingBatch) -> int:
+    """Bytes of a batch as its producer sends it."""
+    return sum(_ITEM + len(one.body) + len(raw_text(one.properties)) for one in batch.messages)
+
+
+def check_batch(batch: OutgoingBatch, settings: Settings, *,
+                hooks: bool = True) -> PutResult | None:
+    """The checks of a batch before it is encoded; ``hooks`` as for `check_message`.
+
+    All faults are MESSAGE_ILLEGAL.
+    """
+    fault = topic_fault(batch.topic, settings.version, hooks) or number_fault(
+        batch, ("queue_id", "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times"))
+    for number, one in enumerate(batch.messages, 1):
+        fault = fault or number_fault(one, ("flag",)) or encoding_fault(one.properties)
+        if fault is not None:
+            return refused(MESSAGE_ILLEGAL, f"message {number} of the batch: {fault}")
+    fault = fault or encoding_fault(batch.properties) or _batch_fault(batch, settings)
+    fault = fault or hosts_fault(batch.sys_flag, batch.born_host or settings.born_host,
+                                  batch.store_host or settings.store_host)
+    return refused(MESSAGE_ILLEGAL, fault) if fault else None
+
+
+def _batch_fault(batch: OutgoingBatch, settings: Settings) -> str | None:
+    if not batch.messages:
+        return "the batch is empty"
+    size = request_size(batch)
+    if size > settings.max_message_size:
+        return (f"the batch has {size} bytes, at most {settings.max_message_size} are allowed "
+                "for all its messages")
+    if batch.sys_flag & TRANSACTION_MASK:
+        return "a batch cannot be part of a transaction"
+    found = props.parse(batch.properties)
+    if settings.profile.batch_queues and (batch.sys_flag & INNER_BATCH
+                                          or props.INNER_NUM in found):
+        return "an inner batch is put as one message, not as a batch"
+    try:
+        level = delay_level_of(found)
+    except ValueError as error:
+        return str(error)
+    return "a batch cannot be delayed" if level > 0 else None
+
+
+def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequence[int],
+                      records: Sequence[int]) -> PutResult | None:
+    """The limits of the batch encoder, in bytes for each message.
+
+    ``properties``: own and batch's together, without the reserved bytes of an appended CRC. A
+    broker does not test their sum: its length field would overflow.
+    """
+    reserved = append_crc.SIZE if settings.append_properties_crc else 0
+    longest = max([len(raw_text(batch.properties)), *(one + reserved for one in properties)])
+    if longest > MAX_PROPERTIES:
+        return refused(PROPERTIES_SIZE_EXCEEDED, f"the properties of a message of the batch have "
+                       f"{longest} bytes, at most {MAX_PROPERTIES} are allowed")
+    if not settings.profile.body_room and sum(records) > settings.max_message_size:
+        return refused(MESSAGE_ILLEGAL, f"the records of the batch have {sum(records)} bytes, at "
+                       f"most {settings.max_message_size} are allowed")
+    return None
+
+
+_RECORD_NUMBERS = (
+    "queue_id", "flag", "sys_flag", "reconsume_times", "body_crc", "queue_offset",
+    "physical_offset", "born_timestamp", "store_timestamp", "prepared_transaction_offset")
+
+
+def check_record(record: Record, settings: Settings) -> PutResult | None:
+    """Whether a recorded message can be stored as it was: only what could not be read back, or
+    does not fit its field, is refused. A magic of 0 means: the version its topic needs.
+    """
+    fault = record_topic_fault(record.topic, record.magic, settings.version)
+    if fault is None and (
+            (record.queue_id | record.flag | record.sys_flag | record.reconsume_times
+             | record.body_crc) >> INT
+            or (record.queue_offset | record.physical_offset | record.born_timestamp
+                | record.store_timestamp | record.prepared_transaction_offset) >> LONG):
+        fault = number_fault(record, _RECORD_NUMBERS)
+    fault = fault or hosts_fault(record.sys_flag, record.born_host, record.store_host)
+    if fault is None and host_flags(0, record.born_host, record.store_host) & ~record.sys_flag:
+        fault = f"a host's address is IPv6, but sys_flag {record.sys_flag} does not say so"
+    if fault is not None:
+        return refused(MESSAGE_ILLEGAL, fault)
+    raw = record.properties
+    if len(raw) > MAX_PROPERTIES:
+        return refused(PROPERTIES_SIZE_EXCEEDED, f"the properties have {len(raw)} bytes, at most "
+                       f"{MAX_PROPERTIES} are allowed")
+    if b"DELAY" in raw or b"INNER_NUM" in raw:
+        fault = unreadable(record.topic.decode("utf-8", "surrogateescape"),
+                           props.parse(raw.decode("utf-8", "surrogateescape")), settings)
+    return refused(MESSAGE_ILLEGAL, fault) if fault else None

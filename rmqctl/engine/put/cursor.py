@@ -1,0 +1,123 @@
+"""Where the log stands while a group of messages is put, and what of it is yet to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rmqctl.formats.local.message import BLANK_SIZE
+
+
+class AppendLog(Protocol):
+    """The log as the put path sees it; offsets are physical, sizes in bytes."""
+
+    @property
+    def current(self) -> object | None:
+        """The file that is appended to; None before the first."""
+
+    @property
+    def files(self) -> Sequence[object]:
+        """All files, oldest first."""
+
+    @property
+    def position(self) -> int:
+        """Where the next byte goes."""
+
+    def room(self) -> int:
+        """Bytes left in the current file; a whole file's where there is none yet."""
+
+    def append(self, parts: Sequence[bytes]) -> None:
+        """Writes at ``position``; makes the first file of an empty log."""
+
+    def close_with_blank(self) -> None:
+        """Ends the current file with the END_OF_FILE record."""
+
+    def roll(self) -> None:
+        """Goes on in the next file."""
+
+    def start_at(self, physical: int) -> None:
+        """Where the first file of an empty log is to begin."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Whole records that lie behind each other in one file, from physical offset ``base`` on."""
+
+    base: int
+    data: bytes
+    starts: list[int] = field(default_factory=list)
+    """Where in ``data`` each record starts."""
+    bit_maps: dict[int, bytes | None] = field(default_factory=dict)
+
+
+class Cursor:
+    """Gathers the records of a group; offsets are physical. The put lock guards it.
+
+    ``base`` is where the gathered records begin, ``position`` where the next one goes, ``end``
+    where the current file ends. ``begin`` is called before the first byte is written.
+    """
+
+    __slots__ = ("_begin", "base", "bit_maps", "end", "last_timestamp", "log", "parts",
+                 "position", "starts", "stretches")
+
+    def __init__(self, log: AppendLog, begin: Callable[[], None]) -> None:
+        self.log, self._begin = log, begin
+        self.base = self.position = self.end = 0
+        self.last_timestamp = 0
+        """Store time (ms) of the last record."""
+        self.parts: list[bytes] = []
+        self.starts: list[int] = []
+        self.bit_maps: dict[int, bytes | None] = {}
+        self.stretches: list[Stretch] = []
+
+    def start(self) -> None:
+        """Begins a group where the log ends."""
+        self.base = self.position = self.log.position
+        self.end = self.position + self.log.room()
+        self.parts, self.starts, self.bit_maps, self.stretches = [], [], {}, []
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the log has neither a file nor a record."""
+        return self.log.current is None and not self.log.files and not self.parts
+
+    def start_at(self, physical: int) -> None:
+        """Where the first file of an empty log is to begin."""
+        self.log.start_at(physical)
+        self.base = self.position = physical
+        self.end = physical + self.log.room()
+
+    def make_room(self, size: int) -> None:
+        """Goes on in the next file if a record of ``size`` bytes and a blank do not fit here."""
+        if size + BLANK_SIZE > self.end - self.position:
+            self.roll()
+
+    def add(self, record: bytes) -> None:
+        """A finished record for ``position``."""
+        self.starts.append(self.position - self.base)
+        self.parts.append(record)
+        self.position += len(record)
+
+    def roll(self) -> None:
+        """Closes the current file, if there is one, and goes on in the next."""
+        self.write()
+        self._begin()
+        if self.log.current is not None:
+            if self.end > self.position:
+                self.log.close_with_blank()
+            self.position = self.end
+        self.log.roll()
+        self.base = self.position
+        self.end = self.position + self.log.room()
+
+    def write(self) -> None:
+        """Appends what was gathered to the current file."""
+        if not self.parts:
+            return
+        self._begin()
+        data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        self.log.append([data])
+        self.stretches.append(Stretch(self.base, data, self.starts, self.bit_maps))
+        self.parts, self.starts, self.bit_maps = [], [], {}
+        self.base = self.position

@@ -1,0 +1,221 @@
+"""What a broker does to a message before it reaches the put path (`SendMessageProcessor`,
+`TransactionalMessageBridge`; spec: commitlog.md §3 and §5.3, recovery.md §10).
+
+Single messages get ``CLUSTER`` and, from a 5.x broker, ``UNIQ_KEY``; the string is rebuilt in
+the order of the broker's map. 5.x drops ``POP_CK``; 4.9.3 leaves ``WAIT`` out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, tzinfo
+from operator import itemgetter
+from struct import Struct
+from typing import NamedTuple
+
+from rmqctl.engine.config.settings import LOCALHOST, Settings
+from rmqctl.engine.put.delay import delay_level_of
+from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.rewrite import WAIT, moved
+from rmqctl.formats.config.java_map import JavaMap, ordered
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.sysflag import TRANSACTION_MASK
+
+CLUSTER = "CLUSTER"
+POP_CHECKPOINT = "POP_CK"
+TRANSACTION_ID = "__transactionId__"
+
+_NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
+_EMPTY = _NAME + _END
+_FIXED = Struct(">Hi")
+_MOVING = Struct(">iH")
+_CLOCK_SET_BACK = 1_000_000
+_PLANS = 1024
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = _now_ms,
+               process: int | None = None, loader: int | None = None, counter: int = 0,
+               zone: tzinfo = UTC) -> Callable[[], str]:
+    """A maker of client unique ids: address, process id, hash of a class loader, milliseconds
+    since the start of the month, counter, as 32 (IPv4) or 56 (IPv6) upper-case hex digits.
+
+    ``process`` and ``loader`` are this process and a random number unless given. ``zone`` is
+    where the month starts (Java: the local zone).
+    """
+    fixed = address + _FIXED.pack(
+        (os.getpid() if process is None else process) & 0xFFFF,
+        random.SystemRandom().getrandbits(31) if loader is None else loader)
+    counts = itertools.count(counter)
+    start, end = _month(clock(), zone)
+
+    def make() -> str:
+        nonlocal start, end
+        now = clock()
+        if now >= end:
+            start, end = _month(now, zone)
+        since = now - start
+        if -_CLOCK_SET_BACK < since < 0:
+            since = 0
+        since = (since + (1 << 31)) % (1 << 32) - (1 << 31)
+        return (fixed + _MOVING.pack(since, next(counts) & 0xFFFF)).hex().upper()
+
+    return make
+
+
+def _month(now: int, zone: tzinfo) -> tuple[int, int]:
+    """(start of the month ``now`` lies in, start of the next), in ms."""
+    start = datetime.fromtimestamp(now / 1000, zone).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0)
+    after = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
+    return int(start.timestamp()) * 1000, int(after.timestamp()) * 1000
+
+
+def prepare(properties: Mapping[str, str] | str, settings: Settings,
+            unique_id: Callable[[], str], *, batch: bool = False, rebuilt: bool = False) -> str:
+    """The properties string that reaches the put path.
+
+    ``properties`` is what the client sent: a string, or pairs in the order of its string. Pairs
+    a broker's parser drops (an empty value) are dropped. ``batch``: the own properties of a
+    batch, which get no unique key and keep ``WAIT``. ``rebuilt``: the string is built once more
+    from the broker's map (a half message), where 4.9.3 still has ``WAIT``; a delayed message is
+    recognised. ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, and
+    what is no text.
+    """
+    found = props.parse(properties) if isinstance(properties, str) else _pairs(properties)
+    profile = settings.profile
+    if profile.ensures_unique_key:
+        found.pop(POP_CHECKPOINT, None)
+        if not batch and props.UNIQUE_KEY not in found:
+            found[props.UNIQUE_KEY] = unique_id()
+    found[CLUSTER] = settings.cluster
+    left_out = None
+    if WAIT in found and not (batch or profile.stores_wait):
+        # Out of the string, back into the map: it is the last of its bucket from now on.
+        found[WAIT] = found.pop(WAIT)
+        left_out = None if rebuilt or _is_delayed(found) else WAIT
+    keys = tuple(found)
+    text = "".join([f"{keys[number]}{_NAME}{found[keys[number]]}{_END}"
+                    for number in ordered(keys, profile.map_capacity)
+                    if keys[number] != left_out])
+    return text if profile.trailing_separator else text[:-1]
+
+
+class _Plan(NamedTuple):
+    """How the properties of these names are joined: everything that no value changes."""
+
+    form: str
+    values: Callable[[Mapping[str, str]], tuple[str, ...]]
+    pairs: int
+    unique_at: int | None
+    """Which value is the unique key, where it is to be made."""
+
+
+_UNKNOWN = _Plan("", lambda _: (), 0, None)
+
+
+def preparer(settings: Settings, unique_id: Callable[[], str], *,
+             batch: bool = False) -> Callable[[Mapping[str, str] | str], str]:
+    """`prepare` for many messages: what does not depend on values is worked out once for each
+    set of names.
+    """
+    plans: dict[tuple[str, ...], _Plan | None] = {}
+    cut = None if settings.profile.trailing_separator else -1
+
+    def made(properties: Mapping[str, str] | str) -> str:
+        if not isinstance(properties, str):
+            names = tuple(properties)
+            plan = plans.get(names, _UNKNOWN)
+            if plan is _UNKNOWN:
+                if len(plans) >= _PLANS:
+                    plans.clear()
+                plan = plans[names] = _plan(names, settings, batch)
+            if plan is not None:
+                form, values_of, pairs, unique_at = plan
+                values = values_of(properties)
+                if unique_at is not None:
+                    values = (*values[:unique_at], unique_id(), *values[unique_at:])
+                text = form % values
+                # Not what was planned for: a separator in a value, or an empty value.
+                if text.count(_END) == pairs and _EMPTY not in text:
+                    return text[:cut]
+        return prepare(properties, settings, unique_id, batch=batch)
+
+    return made
+
+
+def _plan(names: tuple[str, ...], settings: Settings, batch: bool) -> _Plan | None:
+    """The plan for properties of these names; None where a value decides, or a name is wrong."""
+    profile = settings.profile
+    special = {props.DELAY, POP_CHECKPOINT, CLUSTER}
+    if not (batch or profile.stores_wait):
+        special.add(WAIT)
+    if not names or special.intersection(names) or not all(map(_is_name, names)):
+        return None
+    unique = profile.ensures_unique_key and not batch and props.UNIQUE_KEY not in names
+    keys = (*names, *([props.UNIQUE_KEY] if unique else []), CLUSTER)
+    form, wanted = [], []
+    for number in ordered(keys, profile.map_capacity):
+        name = keys[number]
+        form.append(f"{name}{_NAME}".replace("%", "%%"))
+        if name == CLUSTER:
+            form.append(settings.cluster.replace("%", "%%"))
+        else:
+            form.append("%s")
+            wanted.append(name)
+        form.append(_END)
+    at = wanted.index(props.UNIQUE_KEY) if unique else None
+    if at is not None:
+        del wanted[at]
+    if len(wanted) == 1:
+        (only,) = wanted
+        return _Plan("".join(form), lambda given: (given[only],), len(keys), at)
+    return _Plan("".join(form), itemgetter(*wanted), len(keys), at)
+
+
+def _is_name(given: object) -> bool:
+    """Whether a property may have this name; a program may hand over anything."""
+    return isinstance(given, str) and bool(given) and _NAME not in given and _END not in given
+
+
+def _pairs(properties: Mapping[str, str]) -> dict[str, str]:
+    try:
+        names, values = "".join(properties), "".join(properties.values())
+    except TypeError:
+        raise ValueError("a property's name and value are texts") from None
+    if _NAME in names or _END in names or "" in properties:
+        wrong = next(one for one in properties if not one or _NAME in one or _END in one)
+        raise ValueError(f"{wrong[:40]!r} cannot name a property: it is empty or holds 0x01 or "
+                         "0x02, which separate properties")
+    if _END in values:
+        wrong = next(one for one, value in properties.items() if _END in value)
+        raise ValueError(f"the value of the property {wrong[:40]!r} holds 0x02, which separates "
+                         "properties")
+    return {name: value for name, value in properties.items() if value}
+
+
+def _is_delayed(found: Mapping[str, str]) -> bool:
+    try:
+        return delay_level_of(found) > 0
+    except ValueError:
+        return False
+
+
+def half_message(message: Outgoing, settings: Settings) -> Outgoing:
+    """A transactional message as a broker keeps it until its commit: in the half topic's queue 0,
+    no transaction type, its own topic and queue in properties (5.x: also its id).
+    """
+    found = JavaMap.from_properties(message.properties, settings.profile.map_capacity)
+    key = found.get(props.UNIQUE_KEY)
+    if key and settings.profile.ensures_unique_key:
+        found.put(TRANSACTION_ID, key)
+    return replace(moved(message, found, props.HALF_TOPIC, 0, settings),
+                   sys_flag=message.sys_flag & ~TRANSACTION_MASK)

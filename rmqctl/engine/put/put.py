@@ -1,0 +1,163 @@
+"""The put path: messages become records at the end of the log (spec: recovery.md §7-§10).
+
+One group of messages is encoded into one stretch of bytes per commitlog file and written at
+once. The order of the steps for each message is a broker's: admission, rewriting, queue offset,
+encoding, room in the file or the END_OF_FILE blank, append, the queue's counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.put import admission, rewrite
+from rmqctl.engine.put.cursor import AppendLog, Cursor, Stretch
+from rmqctl.engine.put.encoder import Encoder, body_crc, host_flags
+from rmqctl.engine.put.message import MappedRecord, Outgoing, OutgoingBatch
+from rmqctl.engine.put.per_message import Singles, TopicQueueTable, does_not_fit
+from rmqctl.engine.put.recorded import Recorder
+from rmqctl.engine.put.result import MESSAGE_ILLEGAL, PUT_OK, PutResult, refused
+from rmqctl.formats.local.message import BLANK_SIZE, Record
+from rmqctl.formats.local.sysflag import INNER_BATCH
+
+Message = Outgoing | OutgoingBatch | Record
+
+
+class PutPath:
+    """Encodes and appends. Not thread-safe: the engine's put lock guards it.
+
+    ``begin`` is called before the first byte is written. ``keep_queue_offsets`` keeps those of
+    recorded messages even where their queue does not go on there.
+    """
+
+    def __init__(self, settings: Settings, log: AppendLog, table: TopicQueueTable,
+                 is_batch_topic: Callable[[str], bool], clock: Callable[[], int],
+                 begin: Callable[[], None], keep_queue_offsets: bool = False) -> None:
+        self.settings, self.table = settings, table
+        self._clock, self._is_batch_topic = clock, is_batch_topic
+        self._encoder = Encoder(settings)
+        self._rules = rewrite.Rewriter(settings)
+        self._cursor = Cursor(log, begin)
+        self._singles = Singles(settings, self._encoder, self._cursor, table, is_batch_topic,
+                                clock, self._rules)
+        self._recorder = Recorder(table, keep_queue_offsets,
+                                  inner_batches=settings.profile.batch_queues)
+        self._with_maps = settings.consumequeue_ext
+
+    @property
+    def last_timestamp(self) -> int:
+        """Store time (ms) of the last record, 0 if none was put."""
+        return self._cursor.last_timestamp
+
+    @last_timestamp.setter
+    def last_timestamp(self, timestamp: int) -> None:
+        self._cursor.last_timestamp = timestamp
+
+    @property
+    def renumbered(self) -> int:
+        """Recorded messages whose queue offset had to be another than the recorded one."""
+        return self._recorder.renumbered
+
+    @property
+    def misplaced(self) -> int:
+        """Recorded messages that kept a queue offset at which their queue does not go on."""
+        return self._recorder.misplaced
+
+    def put(self, messages: Sequence[Message], *,
+            stop: bool = False) -> tuple[list[PutResult], list[Stretch]]:
+        """Appends a group in order: (a result for each message, what was written).
+
+        A refused message writes nothing and does not stop the others, unless ``stop``: then its
+        result is the last. StoreIOError when the system fails; nothing is acknowledged then.
+        """
+        self._cursor.start()
+        results: list[PutResult] = []
+        at = 0
+        while (at := self._singles.run(messages, at, results)) < len(messages):
+            message = messages[at]
+            if isinstance(message, Outgoing):
+                result = self._singles.put(message)
+            elif isinstance(message, OutgoingBatch):
+                result = self._put_batch(message)
+            else:
+                result = self._put_recorded(message)
+            results.append(result)
+            at += 1
+            if stop and result.physical_offset is None:
+                break
+        self._cursor.write()
+        return results, self._cursor.stretches
+
+    def _put_batch(self, batch: OutgoingBatch) -> PutResult:
+        settings, encoder, cursor = self.settings, self._encoder, self._cursor
+        wrong = admission.check_batch(batch, settings, hooks=settings.broker_checks)
+        if wrong is not None:
+            return wrong
+        now = self._clock() if batch.store_timestamp is None else batch.store_timestamp
+        changed = self._rules.apply_batch(batch, now)
+        if isinstance(changed, PutResult):
+            return changed
+        batch = changed
+        born = now if batch.born_timestamp is None else batch.born_timestamp
+        born_host = batch.born_host or settings.born_host
+        store_host = batch.store_host or settings.store_host
+        sys_flag = host_flags(batch.sys_flag, born_host, store_host)
+        topic = encoder.topic_part(batch.topic)
+        tails = [rewrite.batch_properties(one.properties, batch.properties)
+                 for one in batch.messages]
+        sizes = [encoder.size(sys_flag, topic, len(one.body), len(tail))
+                 for one, tail in zip(batch.messages, tails, strict=True)]
+        wrong = admission.check_batch_sizes(settings, batch, [len(one) for one in tails], sizes)
+        wrong = wrong or does_not_fit(sum(sizes), settings)
+        if wrong is not None:
+            return wrong
+        cursor.make_room(sum(sizes))  # all in one file
+        key = batch.topic, batch.queue_id
+        first = self.table.get(key, 0)
+        places = []
+        for number, (one, tail, size) in enumerate(zip(batch.messages, tails, sizes,
+                                                       strict=True)):
+            places.append(cursor.position)
+            if self._with_maps:
+                cursor.bit_maps[cursor.position] = one.filter_bit_map
+            cursor.add(encoder.record(Record(
+                size, topic.magic, body_crc(one.body), batch.queue_id, one.flag, first + number,
+                cursor.position, sys_flag, born, born_host, now, store_host,
+                batch.reconsume_times, 0, one.body, b"", tail), topic))
+        self.table[key] = first + len(sizes)
+        cursor.last_timestamp = now
+        return PutResult(PUT_OK, places[0], sum(sizes), first, len(sizes), now, store_host,
+                         physical_offsets=tuple(places))
+
+    def _put_recorded(self, record: Record) -> PutResult:
+        """A record as it was; only what depends on its place is made new."""
+        wrong = admission.check_record(record, self.settings)
+        if (wrong is None and record.sys_flag & INNER_BATCH
+                and self.settings.profile.batch_queues and not self._is_batch_topic(
+                    record.topic.decode("utf-8", "surrogateescape"))):
+            wrong = refused(MESSAGE_ILLEGAL, "it is an inner batch, but its topic is no BatchCQ "
+                            "topic: its rows would go to the wrong kind of queue")
+        if wrong is not None:
+            return wrong
+        cursor, recorded_at = self._cursor, record.physical_offset
+        placed = self._recorder.place(record)
+        wrong = does_not_fit(placed.size, self.settings)
+        if wrong is not None:
+            return wrong
+        if cursor.is_new and recorded_at > 0 and (
+                recorded_at % self.settings.commitlog_file_size == 0):
+            # An empty log begins where the recorded one began.
+            cursor.start_at(recorded_at)
+        if recorded_at == cursor.end and 0 < cursor.position <= cursor.end - BLANK_SIZE:
+            # The recorded place tells that the broker closed the file early, as it does when a
+            # whole batch no longer fits.
+            cursor.roll()
+        cursor.make_room(placed.size)
+        physical = cursor.position
+        if self._with_maps:
+            cursor.bit_maps[physical] = (record.filter_bit_map
+                                         if isinstance(record, MappedRecord) else None)
+        cursor.add(self._recorder.encode(placed, physical))
+        cursor.last_timestamp = record.store_timestamp
+        return PutResult(PUT_OK, physical, placed.size, record.queue_offset, 1,
+                         record.store_timestamp, record.store_host)

@@ -1,0 +1,300 @@
+"""What a broker changes in a message before it is encoded (spec: recovery.md §9,
+timer-and-others-5x.md §1.1, consumequeue.md §9-§10, commitlog.md §5.4).
+
+All of it rebuilds the properties string from the map it was parsed into, in the map's order; a
+message nothing applies to keeps its string as it came. `Rewriter` does the steps in order.
+
+Not modelled: a timer wheel that is switched off, and its flow control (both need the wheel).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.put import admission
+from rmqctl.engine.put.delay import delay_level_of, delay_table
+from rmqctl.engine.put.encoder import Encoder, host_flags, raw_text
+from rmqctl.engine.put.message import Outgoing, OutgoingBatch
+from rmqctl.engine.put.result import MESSAGE_ILLEGAL, TIMER_ILLEGAL, PutResult, refused
+from rmqctl.engine.put.validation import RETRY_PREFIX, folder_fault
+from rmqctl.formats.config.java_map import JavaMap
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.delay import java_int
+from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
+
+WAIT = "WAIT"
+TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+TIMER_OUT_MS = "TIMER_OUT_MS"
+TIMER_DELETE = "TIMER_DEL_UNIQKEY"
+_TIMER_REQUESTS = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
+_SYSTEM_PREFIX = "rmq_sys_"
+_SEPARATOR = props.PROPERTY_SEPARATOR.encode()
+_JAVA_BLANK = re.compile(r"[^\S\x85\xa0\u2007\u202f]*")
+_I64 = 1 << 63
+
+QueueKey = tuple[str, int]
+"""(topic, queue id) of a counter."""
+M = TypeVar("M", Outgoing, OutgoingBatch)
+
+
+@dataclass(slots=True)
+class Rewritten:
+    """A message as it is stored.
+
+    ``message_number``: how many queue offsets it takes. ``advancing``: the counters of other
+    queues that go on by one when it is stored (a key may come twice). ``multi_dispatch``: its
+    properties hold offsets of other queues; its sizes have been checked.
+    """
+
+    message: Outgoing
+    message_number: int = 1
+    advancing: tuple[QueueKey, ...] = ()
+    multi_dispatch: bool = False
+
+
+def is_blank(text: str | None) -> bool:
+    """commons-lang's ``isBlank``: null, or nothing but Java white space."""
+    return text is None or _JAVA_BLANK.fullmatch(text) is not None
+
+
+def delete_property(properties: str, name: str) -> str:
+    """The string without a property, everything else as it stands."""
+    return re.sub(f"(?:^|(?<=\x02)){re.escape(name)}\x01[^\x02]*(?:\x02|$)", "", properties,
+                  flags=re.DOTALL)
+
+
+def batch_properties(own: str, shared: str) -> bytes:
+    """What is stored for a message of a batch: its own string and the batch's."""
+    first, second = raw_text(own), raw_text(shared)
+    if first and second and not first.endswith(_SEPARATOR):
+        first += _SEPARATOR
+    return first + second
+
+
+def moved(message: M, found: JavaMap, topic: str, queue_id: int, settings: Settings) -> M:
+    """The message in another topic and queue, its own kept in ``REAL_TOPIC``/``REAL_QID``."""
+    found.put(props.REAL_TOPIC, message.topic)
+    found.put(props.REAL_QUEUE_ID, str(message.queue_id))
+    return _rebuilt(replace(message, topic=topic, queue_id=queue_id), found, settings)
+
+
+def _rebuilt(message: M, found: JavaMap, settings: Settings) -> M:
+    text = found.text(trailing=settings.profile.trailing_separator)
+    return replace(message, properties=text)
+
+
+def delay_rewrite(message: M, found: JavaMap, level: int, settings: Settings) -> M:
+    """Into the schedule topic; a level beyond the highest becomes the highest."""
+    highest = delay_table(settings.message_delay_level).max_level
+    if level > highest:
+        found.put(props.DELAY, str(level := highest))
+    return moved(message, found, props.SCHEDULE_TOPIC, level - 1, settings)
+
+
+def _deliver_time(found: JavaMap, now: int) -> int:
+    seconds, milliseconds = found.get(TIMER_DELAY_SEC), found.get(TIMER_DELAY_MS)
+    if seconds is not None:
+        time = now + java_int(seconds, 64) * 1000
+    elif milliseconds is not None:
+        time = now + java_int(milliseconds, 64)
+    else:
+        time = java_int(found.get(TIMER_DELIVER_MS) or "", 64)
+    # Java's arithmetic wraps around, which makes some of the far future the past.
+    return (time + _I64) % (2 * _I64) - _I64
+
+
+def timer_rewrite(message: M, found: JavaMap, now: int, settings: Settings) -> M | PutResult:
+    """Into the timer topic, due at a multiple of the precision; unchanged when due already.
+
+    ``now``: the broker's clock in ms. WHEEL_TIMER_MSG_ILLEGAL for a time that is none or too
+    far ahead, and for a delete request that comes too late.
+    """
+    try:
+        time = _deliver_time(found, now)
+    except ValueError as error:
+        return refused(TIMER_ILLEGAL, f"the deliver time: {error}")
+    if time <= now:
+        if TIMER_DELETE in found:
+            return refused(TIMER_ILLEGAL, "what is to be deleted was due already")
+        return message
+    if time - now > settings.timer_max_delay:
+        return refused(TIMER_ILLEGAL, f"due in {time - now} ms, at most "
+                       f"{settings.timer_max_delay} are allowed")
+    precision = settings.timer_precision
+    time -= time % precision or precision
+    found.put(TIMER_OUT_MS, str(time))
+    return moved(message, found, props.TIMER_TOPIC, 0, settings)
+
+
+def schedule(message: M, found: JavaMap, now: int, settings: Settings) -> M | PutResult:
+    """The delay or timer rewrite, if the message asks for one.
+
+    A message that is in the schedule topic already is left there; a broker never sees one.
+    """
+    if not has_consume_queue_row(message.sys_flag) or message.topic == props.SCHEDULE_TOPIC:
+        return message
+    try:
+        level = delay_level_of(found)
+    except ValueError as error:
+        return refused(MESSAGE_ILLEGAL, str(error))
+    if settings.profile.timer and message.topic != props.TIMER_TOPIC:
+        if level > 0:
+            for name in _TIMER_REQUESTS:
+                found.remove(name)
+        elif TIMER_OUT_MS not in found and any(name in found for name in _TIMER_REQUESTS):
+            return timer_rewrite(message, found, now, settings)
+    return delay_rewrite(message, found, level, settings) if level > 0 else message
+
+
+def inner_batch(message: Outgoing, found: JavaMap, settings: Settings,
+                offset: int) -> tuple[Outgoing, int]:
+    """An inner batch with its first queue offset, and how many it takes. ValueError: no number."""
+    text = found.get(props.INNER_NUM)
+    number = 1 if text is None else max(1, java_int(text, 16))
+    if has_consume_queue_row(message.sys_flag):
+        found.put(props.INNER_BASE, str(offset))
+        message = _rebuilt(message, found, settings)
+    return message, number
+
+
+def wants_multi_dispatch(message: Outgoing, found: JavaMap, settings: Settings) -> bool:
+    """Whether offsets of other queues are allotted to the message."""
+    if is_blank(found.get(props.MULTI_DISPATCH)):
+        return False
+    if settings.profile.multi_dispatch_any_queue:
+        return settings.multi_dispatch
+    return settings.lmq and message.topic != props.SCHEDULE_TOPIC and not message.topic.startswith(
+        (RETRY_PREFIX, _SYSTEM_PREFIX))
+
+
+def _names(found: JavaMap) -> list[str]:
+    """Java's ``split``: empty names at the end do not count."""
+    names = (found.get(props.MULTI_DISPATCH) or "").split(",")
+    while names and not names[-1]:
+        names.pop()
+    return names
+
+
+def multi_dispatch(message: Outgoing, found: JavaMap, settings: Settings,
+                   table: Mapping[QueueKey, int]) -> Rewritten | PutResult:
+    """The message with the offsets it gets in the queues it names.
+
+    4.9.3: every queue gets one, LMQs as queue 0 (with ``lmq``), others under the message's own
+    queue id; a queue named twice goes on by one; ``WAIT`` is not stored. 5.3.3: only LMQs get
+    one, others an empty entry; a queue named twice goes on by two; counters go on for messages
+    of every transaction type. MESSAGE_ILLEGAL, beyond a broker, where a queue cannot be a folder
+    or the empty entries would stop a broker's dispatch for ever.
+    """
+    any_queue = settings.profile.multi_dispatch_any_queue
+    names, keys, offsets = _names(found), [], []
+    for name in names:
+        is_lmq = settings.lmq and name.startswith(props.LMQ_PREFIX)
+        if not (is_lmq or any_queue):
+            offsets.append("")
+            continue
+        # A 5.3.3 broker writes no row for a name with a slash in it.
+        fault = folder_fault(name if any_queue else name.replace("/", ""))
+        if fault is not None:
+            return refused(MESSAGE_ILLEGAL, f"{props.MULTI_DISPATCH}: {fault}")
+        key = name, 0 if is_lmq else message.queue_id
+        keys.append(key)
+        offsets.append(str(table.get(key, 0)))
+    if settings.multi_dispatch and "" in offsets and offsets[-1]:
+        return refused(MESSAGE_ILLEGAL, f"{props.MULTI_DISPATCH} names queues that are no LMQ "
+                       "before one that is: a broker could never dispatch it")
+    found.put(props.MULTI_QUEUE_OFFSET, ",".join(offsets))
+    # Taken out and put back, as a broker does it: it is now the last of its bucket.
+    wait = found.remove(WAIT)
+    if wait is not None and settings.profile.stores_wait:
+        found.put(WAIT, wait)
+    if any_queue:
+        own = message.topic, message.queue_id
+        counted = has_consume_queue_row(message.sys_flag)
+        keys = [key for key in dict.fromkeys(keys) if key != own] if counted else []
+    return Rewritten(_rebuilt(message, found, settings), 1, tuple(keys), multi_dispatch=True)
+
+
+class Rewriter:
+    """All steps of one configuration."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._encoder = Encoder(settings)
+        self._crc = settings.append_properties_crc
+        self._timer = settings.profile.timer
+        delay_table(settings.message_delay_level)
+
+    def concerns(self, message: Outgoing) -> bool:
+        """Whether a step may apply: when False, the message is stored as it came."""
+        text = message.properties
+        return ("DELAY" in text or "INNER_" in text or (self._timer and "TIMER_D" in text)
+                or bool(message.sys_flag & INNER_BATCH) or (self._crc and props.CRC32 in text))
+
+    def apply(self, message: Outgoing, now: int, table: Mapping[QueueKey, int],
+              is_batch_topic: Callable[[str], bool]) -> Rewritten | PutResult:
+        """The message as it is stored, or why it is not.
+
+        ``now``: store time in ms. ``table``: the next offset of each queue, which is only read.
+        """
+        settings = self._settings
+        found = JavaMap.from_properties(message.properties, settings.profile.map_capacity)
+        wrong = admission.check_inner_batch(message, found, settings, is_batch_topic)
+        if wrong is not None:
+            return wrong
+        changed = schedule(message, found, now, settings)
+        if isinstance(changed, PutResult):
+            return changed
+        wrong = admission.check_inner_batch(changed, found, settings, is_batch_topic)
+        if wrong is not None:
+            return wrong
+        if self._crc and props.CRC32 in changed.properties:
+            found.remove(props.CRC32)
+            changed = replace(changed, properties=delete_property(changed.properties, props.CRC32))
+        number = 1
+        if settings.profile.batch_queues and changed.sys_flag & INNER_BATCH:
+            try:
+                changed, number = inner_batch(changed, found, settings,
+                                              table.get((changed.topic, changed.queue_id), 0))
+            except ValueError as error:
+                return refused(MESSAGE_ILLEGAL, f"{props.INNER_NUM}: {error}")
+        fault = admission.unreadable(changed.topic, found, settings)
+        if fault is not None:
+            return refused(MESSAGE_ILLEGAL, fault)
+        if wants_multi_dispatch(changed, found, settings):
+            return self._multi_dispatch(changed, found, number, table)
+        return Rewritten(changed, number)
+
+    def _multi_dispatch(self, message: Outgoing, found: JavaMap, number: int,
+                        table: Mapping[QueueKey, int]) -> Rewritten | PutResult:
+        if self._settings.profile.multi_dispatch_any_queue:
+            # 4.9.3 encodes before it takes the lock, and once more with the offsets.
+            wrong = self._too_large(message, multi_dispatch=False)
+            if wrong is not None:
+                return wrong
+        result = multi_dispatch(message, found, self._settings, table)
+        if isinstance(result, PutResult):
+            return result
+        result.message_number = number
+        return self._too_large(result.message, multi_dispatch=True) or result
+
+    def _too_large(self, message: Outgoing, *, multi_dispatch: bool) -> PutResult | None:
+        settings, encoder = self._settings, self._encoder
+        raw, body = len(encoder.properties_part(message.properties)), len(message.body)
+        sys_flag = host_flags(message.sys_flag, message.born_host or settings.born_host,
+                              message.store_host or settings.store_host)
+        size = encoder.size(sys_flag, encoder.topic_part(message.topic), body, raw)
+        return admission.check_sizes(settings, body, raw + encoder.reserved, size,
+                                     multi_dispatch=multi_dispatch)
+
+    def apply_batch(self, batch: OutgoingBatch, now: int) -> OutgoingBatch | PutResult:
+        """A batch as it is encoded: its own string rebuilt, a timer batch in the timer topic."""
+        settings = self._settings
+        found = JavaMap.from_properties(batch.properties, settings.profile.map_capacity)
+        changed = schedule(batch, found, now, settings)
+        return changed if isinstance(changed, PutResult) else _rebuilt(changed, found, settings)

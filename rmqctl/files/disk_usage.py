@@ -1,0 +1,73 @@
+"""How full the file systems of a store are, as a broker computes it (spec: recovery.md §12)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import failed
+
+_SECONDS = 1.0
+"""Between two questions."""
+
+
+def used_ratio(folder: str) -> float:
+    """Share of the file system in use, in whole hundredths rounded up.
+
+    What is kept back for the administrator counts neither as used nor as free. For a folder
+    that is not there yet, that of the folder it will be made in. StoreIOError.
+    """
+    at = os.path.abspath(folder)
+    while True:
+        try:
+            about = os.statvfs(at)
+            break
+        except FileNotFoundError:
+            at = os.path.dirname(at)
+        except OSError as error:
+            raise failed(error, folder, "ask for the free space of") from None
+    used = about.f_blocks - about.f_bfree
+    entire = used + about.f_bavail
+    if not about.f_blocks or not entire:  # no file system that has a size
+        return 0.0
+    return -(-used * 100 // entire) / 100
+
+
+def over_watermark(folders: Iterable[str], ratio: float) -> bool:
+    """Whether even the least full of the folders' file systems is used beyond ``ratio``.
+
+    A ratio of 1 or more is never exceeded, and then nothing is asked. StoreIOError.
+    """
+    if ratio >= 1:
+        return False
+    return min((used_ratio(one) for one in folders), default=0.0) > ratio
+
+
+def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
+    """The folders whose file system is used beyond ``ratio``; one nobody can ask is not full."""
+    found = set()
+    for one in folders:
+        try:
+            if used_ratio(one) > ratio:
+                found.add(one)
+        except StoreIOError:
+            continue
+    return frozenset(found)
+
+
+class Watch:
+    """Asks `over_watermark` about folders, but not more often than once a second."""
+
+    def __init__(self, folders: Iterable[str], ratio: float) -> None:
+        self._folders, self._ratio = list(folders), ratio
+        self._next, self._full = 0.0, False
+
+    def is_full(self) -> bool:
+        """What the last answer was. StoreIOError."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _SECONDS
+            self._full = over_watermark(self._folders, self._ratio)
+        return self._full

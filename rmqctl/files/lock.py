@@ -1,0 +1,156 @@
+"""The lock a running broker holds on its store (spec: checkpoint-and-small-files.md §3).
+
+A Java broker takes a POSIX lock on the first byte of ``lock``, the Rust broker a flock(2); on
+Linux the two do not see each other, so both are taken.
+
+A POSIX lock belongs to the process, not to the descriptor: closing *any* descriptor of the file
+drops it. So while a `StoreLock` is held this process must never open the file again, not even to
+ask who holds it (`rmqctl.files.lock_probe`, ``Store.lock``); `held_here` says whether it is. That
+is also why a second lock in one process is refused before anything is opened: the flock alone
+would refuse it, but giving up would cost the first one its POSIX lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from rmqctl.errors import StoreHeldError, StoreIOError
+from rmqctl.files.durable import failed, open_file, sync, sync_folder, write_all
+from rmqctl.files.lock_probe import OWN, probe
+from rmqctl.formats.local import lock as lock_format
+
+_REFUSED = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
+_REPLACED = "replaced"
+_TRIES = 4
+_PAUSE = 0.02
+"""Seconds between tries at the flock: one who only asks holds it for a moment."""
+
+_guard = threading.Lock()
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        about = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return about.st_dev, about.st_ino
+
+
+def held_here(path: str | os.PathLike[str]) -> bool:
+    """Whether this process holds the lock file at ``path``; asked without opening it."""
+    found = _identity(os.fspath(path))
+    return found is not None and OWN.get(found) == os.getpid()
+
+
+class StoreLock:
+    """Holds a store against brokers and other rmqctl, as a context manager.
+
+    ``root`` is the store. The file is made where it is missing, filled only where it is empty,
+    and never deleted. `acquire` raises StoreHeldError or StoreIOError; it never waits for a
+    holder, and what it refuses it leaves as it was.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.fspath(root)
+        self.path = os.path.join(self.root, "lock")
+        self._fd = -1
+        self._key: tuple[int, int] = (0, 0)
+
+    @property
+    def held(self) -> bool:
+        return self._fd >= 0
+
+    def acquire(self) -> None:
+        """Takes both locks. StoreHeldError names the holder where the system tells it."""
+        with _guard:
+            if held_here(self.path):
+                raise StoreHeldError(f"{self.root}: the store is held by this process")
+            for attempt in range(_TRIES):
+                if self._try(last=attempt == _TRIES - 1):
+                    return
+                time.sleep(_PAUSE)
+
+    def _try(self, *, last: bool) -> bool:
+        """One try; False where another one may find the lock free."""
+        new = not os.path.lexists(self.path)
+        fd = open_file(self.path, os.O_RDWR | os.O_CREAT, "open")
+        taken = False
+        try:
+            kind = self._refused_by(fd)
+            if kind is None:
+                about = os.fstat(fd)
+                # Somebody may have put another file there between opening and locking.
+                if _identity(self.path) != (about.st_dev, about.st_ino):
+                    kind = _REPLACED
+                else:
+                    if not about.st_size:
+                        write_all(fd, lock_format.CONTENT, 0, self.path)
+                        sync(fd, self.path, whole=True)
+                    if new:
+                        sync_folder(self.root)
+                    self._fd, self._key = fd, (about.st_dev, about.st_ino)
+                    OWN[self._key] = os.getpid()
+                    taken = True
+                    return True
+        finally:
+            if not taken:
+                os.close(fd)
+        if kind == "fcntl" or last:
+            raise self._refusal(kind)
+        return False
+
+    def _refused_by(self, fd: int) -> str | None:
+        """Takes both locks; the kind of the one that was refused."""
+        start, length = lock_format.LOCKED_RANGE
+        kind = "fcntl"
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start, os.SEEK_SET)
+            kind = "flock"
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _REFUSED:
+                return kind
+            raise failed(error, self.path, "lock") from None
+        return None
+
+    def _refusal(self, kind: str) -> StoreHeldError:
+        if kind == _REPLACED:
+            return StoreHeldError(f"{self.path}: was replaced while it was being locked")
+        # Our own descriptor is closed by now, so asking cannot drop a lock of ours.
+        state = probe(self.path)
+        if state.held:
+            kind = state.kind or kind
+        who = f"process {state.pid}" if state.held and state.pid else "another process"
+        return StoreHeldError(f"{self.root}: the store is held by {who} ({kind})")
+
+    def release(self) -> None:
+        """Gives both locks up. In a forked child it only forgets them: they are the parent's,
+        and stay so because nothing is unlocked here, only closed.
+        """
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        with _guard:
+            OWN.pop(self._key, None)
+            try:
+                os.close(fd)
+            except OSError as error:
+                raise failed(error, self.path, "close") from None
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        try:
+            self.release()
+        except StoreIOError:
+            if kind is None:
+                raise

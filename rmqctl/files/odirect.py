@@ -1,0 +1,84 @@
+"""Large blocks written past the page cache.
+
+What is uploaded to a tier is not read again soon, and a gigabyte of it would push out of the page
+cache what a broker beside needs. On machines whose memory has to be handed out page by page
+(virtual ones) it is also the quicker way. Where a file system cannot do it (tmpfs, some of FUSE)
+bytes are written as usual.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rmqctl.files import durable
+
+BLOCK = 4096
+"""To this places, lengths and memory are aligned; no device asks for more."""
+FROM = 1 << 17
+"""Smaller blocks go through the page cache: the device would be asked too often."""
+_PIECE = 4 << 20
+_FLAG = getattr(os, "O_DIRECT", 0)
+
+
+class DirectWriter:
+    """Writes large blocks directly. One thread at a time; 4 MiB of memory once it was needed."""
+
+    def __init__(self) -> None:
+        self._room: mmap.mmap | None = None
+        self._refused = not _FLAG
+
+    def write(self, fd: int, data: durable.Part, position: int, where: str) -> None:
+        """Writes all of ``data`` at ``position``. StoreIOError; then a part may be written."""
+        view = memoryview(data)
+        head = min(-position % BLOCK, len(view))
+        whole = (len(view) - head) // BLOCK * BLOCK
+        if self._refused or whole < FROM:
+            durable.write_all(fd, view, position, where)
+            return
+        durable.write_all(fd, view[:head], position, where)
+        try:
+            with _directly(fd):
+                done = head + self._pieces(fd, view[head:head + whole], position + head)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise durable.failed(error, where, "write to") from None
+            self._refused, done = True, head
+        durable.write_all(fd, view[done:], position + done, where)
+
+    def _pieces(self, fd: int, view: memoryview, position: int) -> int:
+        """Writes aligned bytes; how many. Fewer where the system took a part of a block."""
+        if self._room is None:
+            self._room = mmap.mmap(-1, _PIECE)  # memory that begins on a page
+        done = 0
+        with memoryview(self._room) as room:
+            while done < len(view):
+                size = min(_PIECE, len(view) - done)
+                room[:size] = view[done:done + size]
+                with room[:size] as piece:
+                    count = os.pwrite(fd, piece, position + done)
+                done += count
+                if count % BLOCK or not count:
+                    break
+        return done
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        if self._room is not None:
+            self._room.close()
+            self._room = None
+
+
+@contextmanager
+def _directly(fd: int) -> Iterator[None]:
+    """While this is open, what is written to a descriptor goes past the page cache. OSError."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | _FLAG)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)

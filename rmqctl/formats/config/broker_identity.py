@@ -1,0 +1,67 @@
+"""``brokerIdentity`` of the controller mode: ``cluster#name#id``.
+
+spec: checkpoint-and-small-files.md §5. ``brokerIdentity-temp`` has a fourth
+part, the code of a registration under way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.local.delay import java_int
+
+SEPARATOR = "#"
+PARTS = ("cluster", "broker_name", "broker_id", "register_check_code")
+
+
+class BrokerIdentity(NamedTuple):
+    """Who the controller takes this broker for."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    register_check_code: str | None = None
+
+
+def pieces(data: bytes) -> list[tuple[str, int, bytes]]:
+    """(field name, offset, bytes) of each part, as far as they are there."""
+    found = []
+    at = 0
+    for name, raw in zip(PARTS, data.rstrip(b"\r\n").split(SEPARATOR.encode(), len(PARTS) - 1),
+                         strict=False):
+        found.append((name, at, raw))
+        at += len(raw) + len(SEPARATOR)
+    return found
+
+
+def parse(data: bytes) -> BrokerIdentity:
+    """The identity. FormatError names the part that is missing or wrong."""
+    texts: list[str] = []
+    for name, at, raw in pieces(data):
+        try:
+            texts.append(raw.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise FormatError("not UTF-8", offset=at + error.start, path=name) from None
+        if not raw:
+            raise FormatError("empty", offset=at, path=name)
+    required = len(PARTS) - 1
+    if len(texts) < required:
+        raise FormatError("missing", offset=len(data), path=PARTS[len(texts)])
+    try:
+        broker_id = java_int(texts[2], 64)
+    except ValueError:
+        at = pieces(data)[2][1]
+        raise FormatError("not a 64-bit number", offset=at, path=PARTS[2]) from None
+    return BrokerIdentity(texts[0], texts[1], broker_id, *texts[required:])
+
+
+def build(identity: BrokerIdentity) -> bytes:
+    """The file's content."""
+    parts = [identity.cluster, identity.broker_name, str(identity.broker_id)]
+    if identity.register_check_code is not None:
+        parts.append(identity.register_check_code)
+    raw = SEPARATOR.join(parts).encode("utf-8")
+    if parse(raw) != identity:
+        raise FormatError("a part holds the separator or a line end", path=PARTS[0])
+    return raw

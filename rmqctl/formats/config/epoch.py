@@ -1,0 +1,99 @@
+"""``epochFileCheckpoint`` of the controller mode (checkpoint-and-small-files.md §5).
+
+Text: the number of entries, the CRC of the entry lines with their separators (``0``: unchecked),
+then ``epoch-startOffset`` per line.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import NamedTuple
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.local.delay import java_int
+from rmqctl.formats.local.message import CRC_MASK
+
+UNCHECKED = 0
+_ENTRY = re.compile(r"(\d+)-(\d+)")
+_LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r|\Z)")
+
+
+class Epoch(NamedTuple):
+    """An epoch and the physical offset it began at; the next one's start ends it."""
+
+    epoch: int
+    start_offset: int
+
+
+class Line(NamedTuple):
+    """One line of the file: its place and its bytes without the separator."""
+
+    at: int
+    raw: bytes
+
+
+def lines(data: bytes) -> list[Line]:
+    """The lines as Java's ``readLine`` cuts them, with their places."""
+    found = []
+    at = 0
+    while at < len(data):
+        match = _LINE.match(data, at)
+        assert match is not None  # the pattern matches anywhere
+        found.append(Line(at, match[1]))
+        at = match.end()
+    return found
+
+
+def _number(line: Line, path: str, bits: int = 32) -> int:
+    try:
+        return java_int(line.raw.decode("ascii"), bits)
+    except ValueError:
+        raise FormatError(f"not a {bits}-bit number", offset=line.at, path=path) from None
+
+
+def _entry(line: Line, number: int) -> Epoch:
+    path = f"entries[{number}]"
+    match = _ENTRY.fullmatch(line.raw.decode("ascii", "replace"))
+    if match is None:
+        raise FormatError("not epoch-startOffset", offset=line.at, path=path)
+    try:
+        return Epoch(java_int(match[1]), java_int(match[2], 64))
+    except ValueError:
+        raise FormatError("number out of range", offset=line.at, path=path) from None
+
+
+def parse(data: bytes) -> list[Epoch]:
+    """The entries. FormatError on a wrong count, CRC or line."""
+    found = lines(data)
+    for number, path in enumerate(("count", "crc")):
+        if len(found) <= number:
+            raise FormatError("missing", offset=len(data), path=path)
+    count, crc = _number(found[0], "count"), _number(found[1], "crc")
+    entries = [_entry(line, i) for i, line in enumerate(found[2:])]
+    if len(entries) != count:
+        raise FormatError(f"says {count}, the file has {len(entries)} entries",
+                          offset=found[0].at, path="count")
+    if crc != UNCHECKED and crc not in (_crc(entries, "\n"), _crc(entries, "\r\n"),
+                                        _crc_of(data[found[2].at:] if entries else b"")):
+        raise FormatError(f"says {crc}, the entries make {_crc(entries, chr(10))}",
+                          offset=found[1].at, path="crc")
+    return entries
+
+
+def _crc_of(raw: bytes) -> int:
+    return zlib.crc32(raw) & CRC_MASK
+
+
+def _text(entries: list[Epoch], separator: str) -> bytes:
+    return "".join(f"{e.epoch}-{e.start_offset}{separator}" for e in entries).encode("ascii")
+
+
+def _crc(entries: list[Epoch], separator: str) -> int:
+    return _crc_of(_text(entries, separator))
+
+
+def build(entries: list[Epoch], separator: str = "\n") -> bytes:
+    """The file a broker on a system with this line separator writes."""
+    head = f"{len(entries)}{separator}{_crc(entries, separator)}{separator}"
+    return head.encode("ascii") + _text(entries, separator)

@@ -1,0 +1,98 @@
+"""The iteration order of a Java ``ConcurrentHashMap`` (OpenJDK 8 to 17), as tiered storage has it.
+
+It differs from a ``HashMap`` (`java_map`): the table doubles when three quarters are reached, not
+passed; doubling turns the order of some keys of a bucket round; a copy of another map is larger
+than that map needs. Not modelled: buckets of nine and more keys in tables of 64 and more, which
+become trees; keys must be made to collide for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+from rmqctl.formats.local.javahash import string_hash
+
+K = TypeVar("K", str, int)
+V = TypeVar("V")
+
+_DEFAULT = 16
+_LONG_BUCKET = 8
+_TREE_CAPACITY = 64
+_Node = tuple[int, int]
+"""(spread hash, number of the key)."""
+
+
+def sized(initial: int) -> int:
+    """The capacity of a new map that was asked for with an initial capacity."""
+    return _power(initial + (initial >> 1) + 1)
+
+
+def copied(count: int) -> int:
+    """The capacity of a map that is made as the copy of one with ``count`` keys."""
+    wanted, capacity = sized(count), _DEFAULT
+    capacity = max(capacity, wanted)
+    while wanted > capacity - (capacity >> 2):
+        capacity *= 2
+    return capacity
+
+
+def ordered(table: Mapping[K, V], capacity: int = _DEFAULT) -> list[tuple[K, V]]:
+    """The items of a mapping, which has them in the order of insertion, as Java goes through them.
+
+    ``capacity`` is the table's at the beginning, a power of two.
+    """
+    keys = tuple(table)
+    return [(keys[number], table[keys[number]]) for number in _order(keys, capacity)]
+
+
+def _power(least: int) -> int:
+    return 1 << (least - 1).bit_length() if least > 1 else 1
+
+
+def _spread(key: str | int) -> int:
+    if isinstance(key, str):
+        value = string_hash(key) & 0xFFFFFFFF
+    else:
+        bits = key & (1 << 64) - 1
+        value = (bits ^ bits >> 32) & 0xFFFFFFFF
+    return (value ^ value >> 16) & 0x7FFFFFFF
+
+
+@lru_cache(4096)  # maps whose keys stay are gone through again and again
+def _order(keys: tuple[str | int, ...], capacity: int) -> list[int]:
+    if len(keys) == 1:
+        return [0]
+    buckets: dict[int, list[_Node]] = {}
+    for number, key in enumerate(keys):
+        value = _spread(key)
+        bucket = buckets.setdefault(value & (capacity - 1), [])
+        bucket.append((value, number))
+        if len(bucket) > _LONG_BUCKET and capacity < _TREE_CAPACITY:
+            wanted = sized(2 * capacity)
+            while wanted > capacity - (capacity >> 2):
+                buckets, capacity = _doubled(buckets, capacity), 2 * capacity
+        while number + 1 >= capacity - (capacity >> 2):
+            buckets, capacity = _doubled(buckets, capacity), 2 * capacity
+    return [number for at in sorted(buckets) for _, number in buckets[at]]
+
+
+def _doubled(buckets: dict[int, list[_Node]], capacity: int) -> dict[int, list[_Node]]:
+    """The buckets of a table twice as large.
+
+    Of each bucket the last run of nodes that stay together keeps its order; each node before is
+    put in front of those that have its new bucket.
+    """
+    found: dict[int, list[_Node]] = {}
+    for at, nodes in buckets.items():
+        last = len(nodes) - 1
+        while last and nodes[last - 1][0] & capacity == nodes[last][0] & capacity:
+            last -= 1
+        halves: tuple[list[_Node], list[_Node]] = ([], [])
+        halves[bool(nodes[last][0] & capacity)].extend(nodes[last:])
+        for node in nodes[:last]:
+            halves[bool(node[0] & capacity)].insert(0, node)
+        found.update((place, half) for half, place in zip(halves, (at, at + capacity), strict=True)
+                     if half)
+    return found

@@ -1,0 +1,113 @@
+"""The iteration order of a Java ``HashMap<String, String>`` (spec: commitlog.md §5.1).
+
+A broker that rebuilds a properties string writes the pairs in this order, so it decides about
+bytes. A bucket is ``(h ^ h >>> 16) & (capacity - 1)`` with ``h = String.hashCode``; the table
+doubles when it holds more than three quarters of its capacity; inside a bucket the order is that
+of insertion. Overwriting keeps a key's place, removing keeps the capacity.
+
+Not modelled: the tree a bucket of nine and more keys becomes in a table of 64 and more buckets,
+whose order depends on the tree's shape. Keys must be made to collide for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterable
+from functools import lru_cache
+
+from rmqctl.formats.local import properties
+from rmqctl.formats.local.javahash import string_hash
+
+_LONG_BUCKET = 8
+_TREE_CAPACITY = 64
+_CACHED = 1024
+_CACHED_KEYS = 64
+
+
+@lru_cache(maxsize=4 * _CACHED)
+def _spread(key: str) -> int:
+    value = string_hash(key) & 0xFFFFFFFF
+    return value ^ value >> 16
+
+
+def grown(capacity: int, earlier: Iterable[str], size: int, key: str) -> int:
+    """The capacity after a new ``key`` came to a table of ``size`` keys, the ``earlier`` ones."""
+    if size >= _LONG_BUCKET and capacity < _TREE_CAPACITY:
+        mask = capacity - 1
+        bucket = _spread(key) & mask
+        if sum(_spread(other) & mask == bucket for other in earlier) >= _LONG_BUCKET:
+            capacity *= 2
+    return capacity * 2 if 4 * (size + 1) > 3 * capacity else capacity
+
+
+def _sorted(keys: tuple[str, ...], capacity: int) -> tuple[int, ...]:
+    """The places of ``keys`` by bucket, in a table that has its final capacity."""
+    mask = capacity - 1
+    return tuple(sorted(range(len(keys)), key=lambda number: _spread(keys[number]) & mask))
+
+
+def _ordered(keys: tuple[str, ...], capacity: int) -> tuple[int, ...]:
+    for size, key in enumerate(keys):
+        capacity = grown(capacity, keys[:size], size, key)
+    return _sorted(keys, capacity)
+
+
+_ordered_cached = lru_cache(maxsize=_CACHED)(_ordered)
+_sorted_cached = lru_cache(maxsize=_CACHED)(_sorted)
+
+
+def ordered(keys: tuple[str, ...], capacity: int) -> tuple[int, ...]:
+    """The places in ``keys`` (distinct, in order of insertion) in iteration order.
+
+    ``capacity`` is the table's initial one, a power of two. Cached: messages of one kind have
+    the same keys.
+    """
+    return (_ordered_cached if len(keys) <= _CACHED_KEYS else _ordered)(keys, capacity)
+
+
+class JavaMap:
+    """A small ``HashMap<String, String>`` of a given initial capacity (a power of two)."""
+
+    __slots__ = ("_entries", "capacity")
+
+    def __init__(self, capacity: int = 16) -> None:
+        if capacity < 1 or capacity & capacity - 1:
+            raise ValueError(f"the capacity of a Java map is a power of two, not {capacity}")
+        self.capacity = capacity
+        self._entries: dict[str, str] = {}
+
+    @classmethod
+    def from_properties(cls, raw: str, capacity: int) -> JavaMap:
+        """The map a 4.9.1+ / 5.x broker makes of a properties string."""
+        found = cls(capacity)
+        for key, value in properties.parse(raw).items():
+            found.put(key, value)
+        return found
+
+    def put(self, key: str, value: str) -> None:
+        if key not in self._entries:
+            self.capacity = grown(self.capacity, self._entries, len(self._entries), key)
+        self._entries[key] = value
+
+    def remove(self, key: str) -> str | None:
+        """The value that was taken out; None where there was none."""
+        return self._entries.pop(key, None)
+
+    def get(self, key: str) -> str | None:
+        return self._entries.get(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def items(self) -> ItemsView[str, str]:
+        """The pairs in iteration order."""
+        keys = tuple(self._entries)
+        sort = _sorted_cached if len(keys) <= _CACHED_KEYS else _sorted
+        return {keys[number]: self._entries[keys[number]]
+                for number in sort(keys, self.capacity)}.items()
+
+    def text(self, *, trailing: bool) -> str:
+        """The properties string of the map; ``trailing``: with the last 0x02."""
+        return properties.build(dict(self.items()), trailing=trailing)

@@ -1,0 +1,101 @@
+"""The appended ``__CRC32#`` property of 5.2.0+ (spec: commitlog.md §5.4).
+
+Twenty bytes at the very end of a record: name, separator, ten digits (least significant first)
+and a separator. The CRC covers the record up to them, so also the fields which the body CRC
+leaves unprotected.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from construct import Bytes, Const, ConstructError, Struct
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import CRC_MASK
+
+DIGITS = 10
+
+AppendedCrc = Struct(
+    "name" / Const(props.CRC32.encode("ascii")),
+    "separator" / Const(props.NAME_VALUE_SEPARATOR.encode("ascii")),
+    "digits" / Bytes(DIGITS),
+    "end" / Const(props.PROPERTY_SEPARATOR.encode("ascii")),
+)
+
+SIZE: int = AppendedCrc.sizeof()
+
+
+def write_digits(crc: int) -> bytes:
+    """Ten decimal digits, least significant first, padded with ``0`` on the right."""
+    if not 0 <= crc <= CRC_MASK:
+        raise FormatError("value does not fit the field", path="digits")
+    return f"{crc:0{DIGITS}d}"[::-1].encode("ascii")
+
+
+def read_digits(digits: str) -> int:
+    """The number a broker reads from the property's value. ValueError when it is not digits."""
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS):
+        raise ValueError(f"not a CRC: {digits[:20]!r}")
+    return int(digits[::-1])
+
+
+def build(crc: int) -> bytes:
+    """The twenty bytes."""
+    raw: bytes = AppendedCrc.build({"digits": write_digits(crc)})
+    return raw
+
+
+def parse(data: bytes, base: int = 0) -> int:
+    """The CRC in the twenty bytes ``data``. FormatError when they are none."""
+    try:
+        found = AppendedCrc.parse(data)
+        if len(data) != SIZE:
+            raise FormatError(f"has {len(data)} bytes, not {SIZE}", offset=base, path="end")
+        return read_digits(found.digits.decode("ascii", "replace"))
+    except ConstructError as error:
+        path = (error.path or "").removeprefix("(parsing) -> ")
+        raise FormatError("not an appended CRC", offset=base, path=path) from None
+    except ValueError:
+        raise FormatError("not ten digits", offset=base, path="digits") from None
+
+
+def compute(record: bytes | memoryview) -> int:
+    """The CRC of a whole record's bytes, the last twenty left out."""
+    return zlib.crc32(memoryview(record)[:max(len(record) - SIZE, 0)]) & CRC_MASK
+
+
+def stored(record: bytes) -> int | None:
+    """The CRC at the end of a record's bytes; None when none is there.
+
+    A batch may glue it to the text before (commitlog.md §5.4), which this does not mind. A
+    record that was stored again by a broker with the feature off may carry the CRC of its
+    earlier life: only where the feature was on does a mismatch prove damage.
+    """
+    try:
+        return parse(bytes(record[-SIZE:]))
+    except FormatError:
+        return None
+
+
+def verify(record: bytes) -> bool | None:
+    """Whether the appended CRC matches the record; None when there is none."""
+    found = stored(record)
+    return None if found is None else found == compute(record)
+
+
+def of_properties(properties: dict[str, str]) -> int | None:
+    """The CRC as a broker's check finds it, by the property's name. None: it is "dirty"."""
+    value = properties.get(props.CRC32)
+    try:
+        return None if value is None else read_digits(value)
+    except ValueError:
+        return None
+
+
+def seal(record: bytes) -> bytes:
+    """A finished record whose last twenty bytes were reserved, with its CRC put there."""
+    if len(record) < SIZE:
+        raise FormatError("record runs past the end of the data", offset=0, path="digits")
+    return record[:-SIZE] + build(compute(record))

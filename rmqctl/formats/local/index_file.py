@@ -1,0 +1,163 @@
+"""The index file: header, hash slots and chained entries (spec: index.md §1-§5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from construct import Int32sb, Int64sb, Struct
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.fixed import Fixed
+from rmqctl.formats.local import javahash
+from rmqctl.formats.local import properties as props
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+Header = Struct(
+    "begin_timestamp" / Int64sb,
+    "end_timestamp" / Int64sb,
+    "begin_phy_offset" / Int64sb,
+    "end_phy_offset" / Int64sb,
+    "hash_slot_count" / Int32sb,
+    "index_count" / Int32sb,
+)
+
+Slot = Struct("entry" / Int32sb)
+"""The number of the newest entry of a chain, 0 for none."""
+
+Entry = Struct(
+    "key_hash" / Int32sb,
+    "physical_offset" / Int64sb,
+    "time_diff" / Int32sb,
+    "previous" / Int32sb,
+)
+
+
+class HeaderRecord(NamedTuple):
+    """``index_count`` is the number of the next free entry: entries + 1 once any was put."""
+
+    begin_timestamp: int
+    end_timestamp: int
+    begin_phy_offset: int
+    end_phy_offset: int
+    hash_slot_count: int
+    index_count: int
+
+    @property
+    def entries(self) -> int:
+        """How many entries the header claims."""
+        return max(self.index_count, 1) - 1
+
+
+class SlotRecord(NamedTuple):
+    """The head of a chain."""
+
+    entry: int
+
+
+class EntryRecord(NamedTuple):
+    """``time_diff`` is in seconds from the header's begin; ``previous`` 0 ends the chain."""
+
+    key_hash: int
+    physical_offset: int
+    time_diff: int
+    previous: int
+
+
+HEADER = Fixed(Header, HeaderRecord)
+SLOT = Fixed(Slot, SlotRecord)
+ENTRY = Fixed(Entry, EntryRecord)
+
+DEFAULT_SLOTS = 5_000_000
+DEFAULT_RATIO = 4
+"""``maxIndexNum`` per hash slot in the default configuration."""
+
+parse_header, build_header = HEADER.parse, HEADER.build
+parse_slot, build_slot = SLOT.parse, SLOT.build
+parse_entry, build_entry = ENTRY.parse, ENTRY.build
+
+
+def dtype() -> np.dtype[Any]:
+    """The numpy dtype of the entry array."""
+    return ENTRY.dtype()
+
+
+def slot_dtype() -> np.dtype[Any]:
+    """The numpy dtype of the slot array."""
+    return SLOT.dtype()
+
+
+class Shape(NamedTuple):
+    """The two numbers that lay out an index file; they are not stored in it."""
+
+    slots: int
+    max_entries: int
+
+    @property
+    def file_size(self) -> int:
+        return self.entry_position(0) + self.max_entries * ENTRY.size
+
+    @property
+    def capacity(self) -> int:
+        """Entries a file can hold: number 0 is never used."""
+        return self.max_entries - 1
+
+    def slot_position(self, slot: int) -> int:
+        return HEADER.size + slot * SLOT.size
+
+    def entry_position(self, number: int) -> int:
+        return HEADER.size + self.slots * SLOT.size + number * ENTRY.size
+
+    def slot_of(self, key_hash: int) -> int:
+        """The slot of a (non-negative) key hash."""
+        return key_hash % self.slots
+
+
+DEFAULT_SHAPE = Shape(DEFAULT_SLOTS, DEFAULT_RATIO * DEFAULT_SLOTS)
+
+
+def shape_of(size: int, slots: int | None = None) -> Shape:
+    """The shape of a file of ``size`` bytes: with ``slots`` slots, else of the default ratio.
+
+    FormatError when no such shape has that size.
+    """
+    room = size - HEADER.size
+    if slots is None:
+        slots, rest = divmod(room, SLOT.size + DEFAULT_RATIO * ENTRY.size)
+        if slots <= 0 or rest:
+            raise FormatError(
+                f"no index file of the default ratio (4 entries per slot) has {size} bytes: the "
+                "number of hash slots must be given", offset=0, path="size")
+        return Shape(slots, DEFAULT_RATIO * slots)
+    entries, rest = divmod(room - slots * SLOT.size, ENTRY.size)
+    if slots <= 0 or entries <= 0 or rest:
+        raise FormatError(f"no index file with {slots} hash slots has {size} bytes", offset=0,
+                          path="size")
+    return Shape(slots, entries)
+
+
+def key_text(topic: str, key: str) -> str:
+    """What is hashed for a key of a message."""
+    return f"{topic}#{key}"
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash stored in the entry of a key."""
+    return javahash.index_hash(key_text(topic, key))
+
+
+def keys_of(properties: Mapping[str, str]) -> list[str]:
+    """The keys a broker indexes for a message, in its order: the unique key, then KEYS.
+
+    A key that stands twice is indexed twice.
+    """
+    unique = properties.get(props.UNIQUE_KEY)
+    return ([] if unique is None else [unique]) + props.split_keys(properties.get(props.KEYS))
+
+
+def entry_time(header: HeaderRecord, entry: EntryRecord) -> int:
+    """An entry's store time as the index knows it: whole seconds after the begin."""
+    return header.begin_timestamp + entry.time_diff * 1000

@@ -1,0 +1,300 @@
+"""The message record of a commitlog, v1 and v2, IPv4 and IPv6 (spec: commitlog.md §2-§3).
+
+`Message` is the declaration. Two readers stand on it: `parse` (construct: slow, exact, errors
+name the field) and `decode` (a compiled struct derived by `layout`). Both give a `Record` and
+refuse the same bytes; `build` is the inverse of both.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct as _struct
+import zlib
+from dataclasses import dataclass
+from functools import cache
+
+from construct import (
+    Bytes,
+    ConstructError,
+    IfThenElse,
+    Int8sb,
+    Int16sb,
+    Int32sb,
+    Int32ub,
+    Int64sb,
+    Struct,
+    this,
+)
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import layout
+from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from rmqctl.formats.local.trace import trace
+
+MAGIC_V1 = 0xDAA320A7
+MAGIC_V2 = 0xDAA320AB
+MAGIC_BLANK = 0xCBD43194
+VERSIONS = {MAGIC_V1: "v1", MAGIC_V2: "v2"}
+
+HostV4 = Struct("address" / Bytes(4), "port" / Int32sb)
+HostV6 = Struct("address" / Bytes(16), "port" / Int32sb)
+
+Blank = Struct("total_size" / Int32sb, "magic" / Int32ub)
+"""END_OF_FILE record: ``total_size`` is the number of bytes left to the end of the file."""
+
+Message = Struct(
+    "total_size" / Int32sb,
+    "magic" / Int32ub,
+    "body_crc" / Int32sb,
+    "queue_id" / Int32sb,
+    "flag" / Int32sb,
+    "queue_offset" / Int64sb,
+    "physical_offset" / Int64sb,
+    "sys_flag" / Int32sb,
+    "born_timestamp" / Int64sb,
+    "born_host" / IfThenElse(this.sys_flag & BORN_HOST_V6, HostV6, HostV4),
+    "store_timestamp" / Int64sb,
+    "store_host" / IfThenElse(this.sys_flag & STORE_HOST_V6, HostV6, HostV4),
+    "reconsume_times" / Int32sb,
+    "prepared_transaction_offset" / Int64sb,
+    "body_length" / Int32sb,
+    "body" / Bytes(this.body_length),
+    "topic_length" / IfThenElse(this.magic == MAGIC_V2, Int16sb, Int8sb),
+    "topic" / Bytes(this.topic_length),
+    "properties_length" / Int16sb,
+    "properties" / Bytes(this.properties_length),
+)
+
+MessageId4 = Struct("address" / Bytes(4), "port" / Int32sb, "physical_offset" / Int64sb)
+MessageId6 = Struct("address" / Bytes(16), "port" / Int32sb, "physical_offset" / Int64sb)
+
+BLANK_SIZE = layout.size_of(Blank)
+MIN_SIZE = layout.fixed_total(Message, sys_flag=0, magic=MAGIC_V1)
+"""Bytes of the smallest record: v1, IPv4, no body, no topic, no properties."""
+CRC_MASK = 0x7FFFFFFF
+
+
+@dataclass(slots=True)
+class Record:
+    """One message as it is stored: numbers as on disk, texts still bytes.
+
+    ``born_host``/``store_host`` are (packed address, port). ``body`` may be a view.
+    """
+
+    total_size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: tuple[bytes, int]
+    store_timestamp: int
+    store_host: tuple[bytes, int]
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes
+    topic: bytes
+    properties: bytes
+
+    @property
+    def crc_ok(self) -> bool:
+        """Whether the body matches its CRC (0 for an empty body, which no broker examines)."""
+        return zlib.crc32(self.body) & CRC_MASK == self.body_crc
+
+    @property
+    def message_id(self) -> str:
+        """The broker's offset message id: upper-case hex of store host and physical offset."""
+        address, port = self.store_host
+        return message_id(address, port, self.physical_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Where things lie in one of the eight shapes a record can have (host widths, version)."""
+
+    head: _struct.Struct
+    head_size: int
+    fixed_size: int
+    topic_length: _struct.Struct
+    born_v6: bool
+    store_v6: bool
+
+
+@cache
+def variant(sys_flag_bits: int, magic: int) -> Variant:
+    """The shape for ``sys_flag & 0x30`` and ``magic``, derived from the declaration."""
+    context = {"sys_flag": sys_flag_bits, "magic": magic}
+    return Variant(
+        head=layout.reader(Message, **context),
+        head_size=layout.prefix_size(Message, **context),
+        fixed_size=layout.fixed_total(Message, **context),
+        topic_length=_struct.Struct(">" + layout.width_of(Message, "topic_length", **context)[1]),
+        born_v6=bool(sys_flag_bits & BORN_HOST_V6),
+        store_v6=bool(sys_flag_bits & STORE_HOST_V6),
+    )
+
+
+HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
+_START = layout.reader(Message, "total_size", "magic", "sys_flag")
+START_SIZE = _START.size
+_PROPERTIES_LENGTH = _struct.Struct(">" + layout.width_of(Message, "properties_length")[1])
+
+
+def _refuse(path: str, reason: str, offset: int | None) -> FormatError:
+    return FormatError(reason, offset=offset, path=path)
+
+
+def _refusal(data: bytes | memoryview, at: int, where: int) -> FormatError:
+    """Why no record can be read at ``data[at:]``: the first field that is wrong or not whole."""
+    last: tuple[str, int | bytes | None] = ("", None)
+    for part in trace(Message, data, at):
+        if part.name == "magic" and part.whole and part.value not in VERSIONS:
+            return _refuse("magic", f"not a message magic: {part.raw.hex()}", where)
+        if not part.whole:
+            if last[0] == f"{part.name}_length" and isinstance(last[1], int) and last[1] < 0:
+                return _refuse(last[0], "negative length", where)
+            return _refuse(part.name, "record runs past the end of the data", where)
+        last = part.name, part.value
+    return _refuse("total_size", "no record", where)
+
+
+def parse(data: bytes, at: int = 0, base: int | None = None) -> Record:
+    """The record at ``data[at:]`` through construct. FormatError names field and offset.
+
+    ``base`` is the physical offset of ``data[0]``; it is only used to word errors.
+    """
+    where = at if base is None else base + at
+    if at < 0 or at > len(data):
+        raise _refuse("total_size", "outside the data", where)
+    try:
+        found = Message.parse(data[at:])
+    except ConstructError:
+        raise _refusal(data, at, where) from None
+    lengths = (found.body_length, found.topic_length, found.properties_length)
+    _judge(found.total_size, found.magic, found.sys_flag, lengths, where)
+    return Record(
+        found.total_size, found.magic, found.body_crc, found.queue_id, found.flag,
+        found.queue_offset, found.physical_offset, found.sys_flag, found.born_timestamp,
+        (found.born_host.address, found.born_host.port), found.store_timestamp,
+        (found.store_host.address, found.store_host.port), found.reconsume_times,
+        found.prepared_transaction_offset, found.body, found.topic, found.properties,
+    )
+
+
+def _judge(total: int, magic: int, sys_flag: int, lengths: tuple[int, int, int],
+           where: int | None) -> None:
+    if magic not in VERSIONS:
+        raise _refuse("magic", f"not a message magic: {magic:08x}", where)
+    for name, length in zip(("body_length", "topic_length", "properties_length"), lengths,
+                            strict=True):
+        if length < 0:
+            raise _refuse(name, "negative length", where)
+    expected = variant(sys_flag & HOST_BITS, magic).fixed_size + sum(lengths)
+    if expected != total:
+        raise _refuse("total_size", f"says {total} bytes, the fields make {expected}", where)
+
+
+def decode(data: bytes | memoryview, at: int = 0, base: int | None = None) -> Record:
+    """The record at ``data[at:]`` through the derived fast path; same answers as `parse`."""
+    where = at if base is None else base + at
+    end = len(data)
+    if at < 0 or at > end:
+        raise _refuse("total_size", "outside the data", where)
+    if at + START_SIZE > end:
+        raise _refusal(data, at, where)
+    total, magic, sys_flag = _START.unpack_from(data, at)
+    if magic not in VERSIONS:
+        raise _refuse("magic", f"not a message magic: {magic:08x}", where)
+    shape = variant(sys_flag & HOST_BITS, magic)
+    if at + shape.head_size > end:
+        raise _refusal(data, at, where)
+    (_, _, crc, queue_id, flag, queue_offset, physical_offset, _, born_timestamp, born_address,
+     born_port, store_timestamp, store_address, store_port, reconsume, prepared,
+     body_length) = shape.head.unpack_from(data, at)
+    if body_length < 0:
+        raise _refuse("body_length", "negative length", where)
+    body_at = at + shape.head_size
+    topic_at = body_at + body_length + shape.topic_length.size
+    if topic_at > end:
+        raise _refusal(data, at, where)
+    topic_length: int = shape.topic_length.unpack_from(data, topic_at - shape.topic_length.size)[0]
+    if topic_length < 0:
+        raise _refuse("topic_length", "negative length", where)
+    properties_at = topic_at + topic_length + _PROPERTIES_LENGTH.size
+    if properties_at > end:
+        raise _refusal(data, at, where)
+    properties_length: int = _PROPERTIES_LENGTH.unpack_from(
+        data, properties_at - _PROPERTIES_LENGTH.size)[0]
+    if properties_length < 0:
+        raise _refuse("properties_length", "negative length", where)
+    if properties_at + properties_length > end:
+        raise _refusal(data, at, where)
+    _judge(total, magic, sys_flag, (body_length, topic_length, properties_length), where)
+    return Record(
+        total, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag,
+        born_timestamp, (born_address, born_port), store_timestamp, (store_address, store_port),
+        reconsume, prepared, bytes(data[body_at:body_at + body_length]),
+        bytes(data[topic_at:topic_at + topic_length]),
+        bytes(data[properties_at:properties_at + properties_length]),
+    )
+
+
+def build(record: Record) -> bytes:
+    """The bytes of a record; ``total_size`` is taken as given (``size_of`` computes it)."""
+    raw: bytes = Message.build({
+        "total_size": record.total_size, "magic": record.magic, "body_crc": record.body_crc,
+        "queue_id": record.queue_id, "flag": record.flag, "queue_offset": record.queue_offset,
+        "physical_offset": record.physical_offset, "sys_flag": record.sys_flag,
+        "born_timestamp": record.born_timestamp,
+        "born_host": {"address": record.born_host[0], "port": record.born_host[1]},
+        "store_timestamp": record.store_timestamp,
+        "store_host": {"address": record.store_host[0], "port": record.store_host[1]},
+        "reconsume_times": record.reconsume_times,
+        "prepared_transaction_offset": record.prepared_transaction_offset,
+        "body_length": len(record.body), "body": record.body,
+        "topic_length": len(record.topic), "topic": record.topic,
+        "properties_length": len(record.properties), "properties": record.properties,
+    })
+    return raw
+
+
+def size_of(sys_flag: int, magic: int, body: int, topic: int, properties: int) -> int:
+    """Bytes of a record with these byte lengths."""
+    return variant(sys_flag & HOST_BITS, magic).fixed_size + body + topic + properties
+
+
+def host_text(address: bytes, port: int) -> str:
+    """``10.0.0.1:10911`` or ``[::1]:10911``."""
+    ip = ipaddress.ip_address(address)
+    return f"[{ip}]:{port}" if len(address) == 16 else f"{ip}:{port}"
+
+
+def host_bytes(text: str) -> tuple[bytes, int]:
+    """The inverse of `host_text`: (packed address, port). ValueError if it is neither form."""
+    address, separator, port = text.rpartition(":")
+    if not separator:
+        raise ValueError(f"no port in {text!r}")
+    return ipaddress.ip_address(address.removeprefix("[").removesuffix("]")).packed, int(port)
+
+
+_ID4 = layout.reader(MessageId4)
+_ID6 = layout.reader(MessageId6)
+
+
+def message_id(address: bytes, port: int, physical_offset: int) -> str:
+    """32 (IPv4) or 56 (IPv6) upper-case hex characters (spec: commitlog.md §3)."""
+    shape = _ID6 if len(address) == 16 else _ID4
+    return shape.pack(address, port, physical_offset).hex().upper()
+
+
+def parse_message_id(text: str) -> tuple[bytes, int, int]:
+    """(packed address, port, physical offset) of an offset message id; ValueError if it is none."""
+    raw = bytes.fromhex(text)
+    shape = _ID6 if len(raw) == _ID6.size else _ID4
+    if len(raw) != shape.size:
+        raise ValueError(f"an offset message id has 32 or 56 hex digits, not {len(text)}")
+    address, port, physical_offset = shape.unpack(raw)
+    return address, port, physical_offset

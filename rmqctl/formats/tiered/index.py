@@ -1,0 +1,221 @@
+"""Index files of a tier: the open local form and the compacted, uploaded one (tiered.md §5, §16).
+
+Both begin with the same header. The open form has 32-byte items chained from their slots; the
+compacted form keeps the items of a slot together, newest first, without the chain. 5.1.x writes
+a few things differently; `Form` says which.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from construct import Int32sb, Int32ub, Int64sb, Struct
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.fixed import Fixed
+from rmqctl.formats.local import javahash
+
+Header = Struct(
+    "magic" / Int32ub,
+    "begin_timestamp" / Int64sb,
+    "end_timestamp" / Int64sb,
+    "slot_count" / Int32sb,
+    "item_count" / Int32sb,
+)
+
+Slot = Struct("item" / Int32sb, "unused" / Int32sb)
+"""A slot of the open form: the number of the newest item of its chain."""
+
+Item = Struct(
+    "key_hash" / Int32sb,
+    "topic_id" / Int32sb,
+    "queue_id" / Int32sb,
+    "commit_log_offset" / Int64sb,
+    "size" / Int32sb,
+    "time_diff" / Int32sb,
+    "previous" / Int32sb,
+)
+
+CompactedSlot = Struct("position" / Int32sb, "length" / Int32sb)
+"""Where the items of a slot lie in this file, and how many bytes they are."""
+
+CompactedItem = Struct(*Item.subcons[:-1])
+
+
+class HeaderRecord(NamedTuple):
+    """``begin_timestamp`` is when the file was made (its local name); ``slot_count`` says used
+    slots (5.1.x compacted: all slots).
+    """
+
+    magic: int
+    begin_timestamp: int
+    end_timestamp: int
+    slot_count: int
+    item_count: int
+
+
+class SlotRecord(NamedTuple):
+    """The head of a chain; 0 or less: empty."""
+
+    item: int
+    unused: int
+
+
+class ItemRecord(NamedTuple):
+    """``time_diff`` is in seconds from the header's begin (5.1.x: ms); ``previous`` 0 ends."""
+
+    key_hash: int
+    topic_id: int
+    queue_id: int
+    commit_log_offset: int
+    size: int
+    time_diff: int
+    previous: int
+
+
+class CompactedSlotRecord(NamedTuple):
+    """``length`` 0: an empty slot."""
+
+    position: int
+    length: int
+
+
+class CompactedItemRecord(NamedTuple):
+    """An item without its chain."""
+
+    key_hash: int
+    topic_id: int
+    queue_id: int
+    commit_log_offset: int
+    size: int
+    time_diff: int
+
+
+HEADER = Fixed(Header, HeaderRecord)
+SLOT = Fixed(Slot, SlotRecord)
+ITEM = Fixed(Item, ItemRecord)
+COMPACTED_SLOT = Fixed(CompactedSlot, CompactedSlotRecord)
+COMPACTED_ITEM = Fixed(CompactedItem, CompactedItemRecord)
+
+BEGIN_MAGIC = 0xBCC50289
+END_MAGIC = 0xBCC50285
+MAGICS = (BEGIN_MAGIC, END_MAGIC)
+TAIL_SIZE = 4
+"""5.1.x: bytes of a seal behind the items. In the compacted form it is BEGIN_MAGIC; in the open
+form, whose last bytes it is, END_MAGIC once the file is sealed and -1 before.
+"""
+OLD_SPARE = 12
+"""5.1.x: bytes of the open form between the place of the items and the seal, which nothing uses:
+its size reckons with the header of another kind of file (40 bytes), the places with 28.
+"""
+
+MAX_SIZE = (1 << 31) - 1
+"""Bytes of the largest file a broker can map; places in it are 32 bits."""
+DEFAULT_SLOTS = 5_000_000
+DEFAULT_MAX_ITEMS = 20_000_000
+MAX_CHAIN = 512
+"""Links a broker follows in a chain of the open form."""
+MAX_SLOT_ITEMS = 1024
+"""Items of a slot that a broker reads in the compacted form."""
+
+
+class Shape(NamedTuple):
+    """The two numbers that lay out a file; neither is stored in it. ``old``: 5.1.x.
+
+    Items of the open form are numbered from 1 (5.1.x: from 0); place 0 is never used (≥ 5.2.0).
+    """
+
+    slots: int
+    max_items: int
+    old: bool = False
+
+    @property
+    def open_size(self) -> int:
+        """The size of the open form."""
+        return self.item_position(self.max_items) + (OLD_SPARE + TAIL_SIZE if self.old else 0)
+
+    @property
+    def items_at(self) -> int:
+        """Where the items of either form begin."""
+        return HEADER.size + self.slots * SLOT.size
+
+    def slot_position(self, slot: int) -> int:
+        return HEADER.size + slot * SLOT.size
+
+    def item_position(self, number: int) -> int:
+        """Where item ``number`` of the open form lies."""
+        return self.items_at + number * ITEM.size
+
+    def compacted_size(self, items: int) -> int:
+        """The size of the compacted form with so many items."""
+        if not items and not self.old:
+            return 0
+        return self.items_at + items * COMPACTED_ITEM.size + (TAIL_SIZE if self.old else 0)
+
+
+DEFAULT_SHAPE = Shape(DEFAULT_SLOTS, DEFAULT_MAX_ITEMS)
+
+
+def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -> Shape:
+    """The shape of a compacted file from its header and size; FormatError where none fits.
+
+    ``slots``: what is configured; tried where the file does not tell (never needed for one that
+    a broker wrote).
+    """
+    items = header.item_count
+    room = size - HEADER.size - items * COMPACTED_ITEM.size
+    if items >= 0:
+        for old in (False, True):
+            count, rest = divmod(room - (TAIL_SIZE if old else 0), SLOT.size)
+            if rest or count <= 0:
+                continue
+            if old and count != header.slot_count:
+                continue
+            if slots is None or slots == count:
+                return Shape(count, max(items + 1, 1), old)
+    raise FormatError(f"no index file with {items} items has {size} bytes", offset=0, path="size")
+
+
+def open_shape(size: int, slots: int | None = None, max_items: int | None = None) -> Shape:
+    """The shape of an open file of ``size`` bytes; FormatError where it cannot be told.
+
+    Without ``slots`` or ``max_items`` the default numbers or their ratio (1:4) are tried.
+    """
+    for old in (False, True):
+        room = size - HEADER.size - (OLD_SPARE + TAIL_SIZE if old else 0)
+        if slots is not None:
+            rest, wrong = divmod(room - slots * SLOT.size, ITEM.size)
+            if slots > 0 and rest > 0 and not wrong and max_items in (None, rest):
+                return Shape(slots, rest, old)
+        elif max_items is not None:
+            rest, wrong = divmod(room - max_items * ITEM.size, SLOT.size)
+            if rest > 0 and not wrong:
+                return Shape(rest, max_items, old)
+        else:
+            count, wrong = divmod(room, SLOT.size + 4 * ITEM.size)
+            if count > 0 and not wrong:
+                return Shape(count, 4 * count, old)
+    raise FormatError(f"the number of hash slots of an open index file of {size} bytes is not to "
+                      "be told from it and must be given", offset=0, path="size")
+
+
+def key_text(topic: str, key: str) -> str:
+    """What is hashed for a key of a message."""
+    return f"{topic}#{key}"
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash in the item of a key: ``-hash`` where negative; -2^31 stays what it is."""
+    value = javahash.string_hash(key_text(topic, key))
+    return -value if -(1 << 31) < value < 0 else value
+
+
+def masked_hash(topic: str, key: str) -> int:
+    """The hash newer brokers (after 5.3.3, PR #10471) give: the sign bit cleared."""
+    return javahash.string_hash(key_text(topic, key)) & 0x7FFFFFFF
+
+
+def both_hashes(topic: str, key: str) -> tuple[int, ...]:
+    """The hashes under which a key may be found, the one of 5.1 to 5.3.3 first."""
+    one, other = key_hash(topic, key), masked_hash(topic, key)
+    return (one,) if one == other else (one, other)

@@ -1,0 +1,274 @@
+"""``config/tieredStoreMetadata.json``: what a broker knows of its tier (tiered.md §6, §16).
+
+Read in the forms of 5.1.0 to 5.3.3 and, tolerantly, of what may follow; written as 5.3.3 does, in
+the order of the maps a broker keeps them in. Faults of a field are told and cost that entry only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.config import config_json, fastjson, java_concurrent_map
+from rmqctl.formats.tiered.names import KINDS
+
+K = TypeVar("K", str, int)
+V = TypeVar("V")
+
+SEGMENT_TABLES = ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable",
+                  "indexFileSegmentTable")
+"""The table of each kind, in the order of `tiered_names.KINDS`."""
+NEW, SEALED, DELETED = 0, 1, 2
+"""A segment's status; from 5.3.0 on only NEW is written and none is looked at."""
+
+_TABLE = java_concurrent_map.sized(1024)
+"""Buckets of the tables a broker keeps, which it makes for 1024 keys."""
+_ENTRY = 3
+"""How deep in the file the entries of segments and queues lie."""
+_KEPT = 1 << 14
+"""Texts of entries that are kept, some 6 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """What metadata says of a segment. Times in ms; `tiered_units.NEVER`: nothing appended."""
+
+    path: str
+    type: int
+    base_offset: int
+    status: int = NEW
+    size: int = 0
+    create_timestamp: int = 0
+    begin_timestamp: int = (1 << 63) - 1
+    end_timestamp: int = (1 << 63) - 1
+    seal_timestamp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """A queue. ``min_offset`` and ``max_offset`` are not kept up to date by any version."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    min_offset: int = -1
+    max_offset: int = -1
+    update_timestamp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """A topic; ``topic_id`` is what index items have. ``reserve_time`` in hours, -1: default."""
+
+    topic_id: int
+    topic: str
+    status: int = 0
+    reserve_time: int = -1
+    update_timestamp: int = 0
+
+
+class Fault(NamedTuple):
+    """An entry that could not be taken; ``path`` names it in the file's own words."""
+
+    path: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Metadata:
+    """All of the file. ``segments[kind]`` is {filePath: {base: entry}}; ``serial`` the last topic
+    id given. ``old``: of 5.1.0 or 5.1.1.
+    """
+
+    segments: dict[str, dict[str, dict[int, SegmentEntry]]] = field(
+        default_factory=lambda: {kind: {} for kind in KINDS})
+    queues: dict[str, dict[int, QueueEntry]] = field(default_factory=dict)
+    topics: dict[str, TopicEntry] = field(default_factory=dict)
+    serial: int = -1
+    old: bool = False
+    faults: list[Fault] = field(default_factory=list)
+
+    def put_segment(self, entry: SegmentEntry) -> None:
+        """Adds or replaces an entry."""
+        self.segments[KINDS[entry.type]].setdefault(entry.path, {})[entry.base_offset] = entry
+
+    def topic_of(self, topic_id: int) -> str | None:
+        """The topic that has an id now; None: unknown (removed, or never known)."""
+        return next((one.topic for one in self.topics.values() if one.topic_id == topic_id), None)
+
+    def copy(self) -> Metadata:
+        """An equal one that may be changed."""
+        return replace(
+            self, segments={kind: {path: dict(found) for path, found in table.items()}
+                            for kind, table in self.segments.items()},
+            queues={topic: dict(found) for topic, found in self.queues.items()},
+            topics=dict(self.topics), faults=list(self.faults))
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+_SEGMENT = {"status": ("status", NEW), "size": ("size", 0),
+            "create_timestamp": ("createTimestamp", 0),
+            "begin_timestamp": ("beginTimestamp", (1 << 63) - 1),
+            "end_timestamp": ("endTimestamp", (1 << 63) - 1),
+            "seal_timestamp": ("sealTimestamp", 0)}
+
+
+def parse(data: bytes) -> Metadata:
+    """The content of a metadata file. FormatError where it is no JSON object at all."""
+    return of_value(config_json.parse(data).value)
+
+
+def of_value(value: Any) -> Metadata:
+    """Metadata from what `config_json` made of the file."""
+    if not isinstance(value, dict):
+        raise FormatError("no JSON object", offset=0, path="metadata")
+    found = Metadata(old="maxTopicId" in value and "topicSerialNumber" not in value)
+    faults = found.faults
+    for number, name in enumerate(SEGMENT_TABLES):
+        for path, table in _items(value, name, faults):
+            for base, one in _items({path: table}, path, faults):
+                with _telling(f"{name}.{path}.{base}", faults):
+                    found.put_segment(_segment(one, number, path, base))
+    for topic, table in _items(value, "queueMetadataTable", faults):
+        found.queues[topic] = {}
+        for text, one in _items({topic: table}, topic, faults):
+            with _telling(f"queueMetadataTable.{topic}.{text}", faults):
+                found.queues[topic][_key(text)] = _queue(one, topic, text)
+    for topic, one in _items(value, "topicMetadataTable", faults):
+        with _telling(f"topicMetadataTable.{topic}", faults):
+            found.topics[topic] = _topic(one, topic)
+    serial = value.get("maxTopicId" if found.old else "topicSerialNumber")
+    if isinstance(serial, int) and not isinstance(serial, bool) and abs(serial) < 1 << 63:
+        found.serial = serial - 1 if found.old else serial
+    elif serial is not None or value:
+        found.serial = max((one.topic_id for one in found.topics.values()), default=-1)
+        faults.append(Fault("topicSerialNumber", "no number"))
+    return found
+
+
+@contextmanager
+def _telling(path: str, faults: list[Fault]) -> Iterator[None]:
+    """What cannot be taken inside becomes a fault with this path."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        faults.append(Fault(path, str(error) or type(error).__name__))
+
+
+def _items(value: Mapping[str, Any], name: str, faults: list[Fault]) -> Iterable[tuple[str, Any]]:
+    found = value.get(name)
+    if found is None:
+        return ()
+    if not isinstance(found, dict):
+        faults.append(Fault(name, "no JSON object"))
+        return ()
+    return found.items()
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _int(value: Any, name: str, default: int) -> int:
+    found = value.get(name, default)
+    if not _is_int(found) or not -(1 << 63) <= found < 1 << 63:
+        raise ValueError(f"{name} is no number of 64 bits")
+    return int(found)
+
+
+def _key(text: str) -> int:
+    """A base offset or queue number that is a key: quoted or bare, plain digits."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+        raise ValueError("the key is no number from 0 on")
+    return int(text)
+
+
+def _segment(one: Any, number: int, path: str, base: str) -> SegmentEntry:
+    values = {name: _int(one, key, default) for name, (key, default) in _SEGMENT.items()}
+    offset = _key(base)
+    if _int(one, "baseOffset", offset) != offset:
+        raise ValueError("baseOffset is not the entry's key")
+    if _int(one, "type", number) != number:
+        raise ValueError("type is not the table's")
+    return SegmentEntry(path.replace("\\", "/"), number, offset, **values)
+
+
+def _queue(one: Any, topic: str, number: str) -> QueueEntry:
+    named = one["queue"]
+    if named["topic"] != topic or _int(named, "queueId", -1) != _key(number):
+        raise ValueError("the queue is not the entry's key")
+    broker = named["brokerName"]
+    if not isinstance(broker, str):
+        raise TypeError("brokerName is no text")
+    return QueueEntry(topic, broker, _key(number), _int(one, "minOffset", -1),
+                      _int(one, "maxOffset", -1), _int(one, "updateTimestamp", 0))
+
+
+def _topic(one: Any, topic: str) -> TopicEntry:
+    if one.get("topic", topic) != topic:
+        raise ValueError("the topic is not the entry's key")
+    return TopicEntry(_int(one, "topicId", -1), topic, _int(one, "status", 0),
+                      _int(one, "reserveTime", -1), _int(one, "updateTimestamp", 0))
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+def build(metadata: Metadata) -> bytes:
+    """The file as 5.3.3 writes it; maps in the order in which a broker that has made them since
+    it started has them.
+    """
+    whole: dict[str, Any] = {}
+    for kind, name in zip(KINDS, SEGMENT_TABLES, strict=True):
+        whole[name] = {path: {base: _segment_text(one) for base, one in _numbered(table)}
+                       for path, table in _copied(metadata.segments[kind])}
+    whole["queueMetadataTable"] = {
+        topic: {number: _queue_text(one) for number, one in _numbered(table)}
+        for topic, table in _copied(metadata.queues)}
+    whole["topicMetadataTable"] = {
+        topic: _topic_value(one)
+        for topic, one in java_concurrent_map.ordered(metadata.topics, _TABLE)}
+    whole["topicSerialNumber"] = metadata.serial
+    return fastjson.build(dict(sorted(whole.items())))
+
+
+# Dispatch writes the file for each window, and most entries are as they were.
+@lru_cache(_KEPT)
+def _segment_text(one: SegmentEntry) -> fastjson.Ready:
+    return fastjson.ready({"path": one.path, "type": one.type, "baseOffset": one.base_offset,
+            "status": one.status, "size": one.size, "createTimestamp": one.create_timestamp,
+            "beginTimestamp": one.begin_timestamp, "endTimestamp": one.end_timestamp,
+            "sealTimestamp": one.seal_timestamp}, _ENTRY)
+
+
+@lru_cache(_KEPT)
+def _queue_text(one: QueueEntry) -> fastjson.Ready:
+    return fastjson.ready({
+            "queue": {"brokerName": one.broker_name, "queueId": one.queue_id, "topic": one.topic},
+            "minOffset": one.min_offset, "maxOffset": one.max_offset,
+            "updateTimestamp": one.update_timestamp}, _ENTRY)
+
+
+def _topic_value(one: TopicEntry) -> dict[str, Any]:
+    return {"topicId": one.topic_id, "topic": one.topic, "status": one.status,
+            "reserveTime": one.reserve_time, "updateTimestamp": one.update_timestamp}
+
+
+def java_order(table: Mapping[K, V]) -> list[tuple[K, V]]:
+    """The items of a map as a Java ``ConcurrentHashMap`` that was filled with them goes on."""
+    return java_concurrent_map.ordered(table)
+
+
+def _copied(table: Mapping[K, V]) -> list[tuple[K, V]]:
+    """The order of the tables by path and of the one of queues: copies of large maps."""
+    source = dict(java_concurrent_map.ordered(table, _TABLE))
+    return java_concurrent_map.ordered(source, java_concurrent_map.copied(len(source)))
+
+
+def _numbered(table: Mapping[int, V]) -> list[tuple[int, V]]:
+    """The order of segments or queues by number, which came in ascending order."""
+    return java_concurrent_map.ordered(dict(sorted(table.items())))

@@ -1,0 +1,61 @@
+"""The small units of a tier: the consume queue's unit and the coda of 5.1 and 5.2 (§3, §4).
+
+A message in a tier is the local record with one field rewritten: ``physical_offset`` is where it
+lies in the tiered commit log of its queue. So `formats.message` reads it, and a walk over a
+segment with the segment's base offset proves every record as it does in a local log.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from construct import Int32sb, Int32ub, Int64sb, Struct
+
+from rmqctl.formats.fixed import Fixed
+from rmqctl.formats.local import message
+
+Unit = Struct(
+    "commit_log_offset" / Int64sb,
+    "size" / Int32sb,
+    "tags_code" / Int64sb,
+)
+
+Coda = Struct(
+    "size" / Int32sb,
+    "magic" / Int32ub,
+    "max_store_timestamp" / Int64sb,
+)
+
+
+class UnitRecord(NamedTuple):
+    """One row of a tiered consume queue; its queue offset is its place."""
+
+    commit_log_offset: int
+    size: int
+    tags_code: int
+
+
+class CodaRecord(NamedTuple):
+    """What 5.1.0 to 5.2.0 write behind the last message of a commit log segment."""
+
+    size: int
+    magic: int
+    max_store_timestamp: int
+
+
+UNIT = Fixed(Unit, UnitRecord)
+UNIT_SIZE = UNIT.size
+CODA = Fixed(Coda, CodaRecord)
+CODA_SIZE = CODA.size
+CODA_MAGIC = message.MAGIC_BLANK
+
+NEVER = (1 << 63) - 1
+"""A segment timestamp that was never set (Java's Long.MAX_VALUE)."""
+
+
+def is_coda(data: bytes | memoryview, at: int = 0) -> bool:
+    """Whether a coda record lies at ``data[at:]``."""
+    if len(data) - at < CODA_SIZE:
+        return False
+    found = CODA.decode(data, at)
+    return found.magic == CODA_MAGIC and found.size == CODA_SIZE

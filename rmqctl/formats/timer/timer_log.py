@@ -1,0 +1,142 @@
+"""The ``timerlog`` of 5.x: 52-byte units, chained per slot (timer-and-others-5x.md §1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from construct import Int32sb, Int32ub, Int64sb, Struct
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.fixed import TOO_SHORT, Fixed
+from rmqctl.formats.local.message import MAGIC_BLANK
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Unit = Struct(
+    "size" / Int32sb,
+    "prev_pos" / Int64sb,
+    "magic" / Int32sb,
+    "curr_write_time" / Int64sb,
+    "delay_time" / Int32sb,
+    "physical_offset" / Int64sb,
+    "message_size" / Int32sb,
+    "topic_hash" / Int32sb,
+    "reserved" / Int64sb,
+)
+
+Tail = Struct("size" / Int32sb, "prev_pos" / Int64sb, "magic" / Int32ub)
+"""Closes a file: ``size`` is the number of bytes from the mark to the end of the file."""
+
+MAGIC_DEFAULT = 1
+MAGIC_ROLL = 2
+MAGIC_DELETE = 4
+MAGIC_BITS = 0xF
+DEFAULT_FILE_SIZE = 100 << 20
+
+
+class UnitRecord(NamedTuple):
+    """A timer message: when it was enqueued, its slot's distance, where its record lies."""
+
+    size: int
+    prev_pos: int
+    magic: int
+    curr_write_time: int
+    delay_time: int
+    physical_offset: int
+    message_size: int
+    topic_hash: int
+    reserved: int = 0
+
+    @property
+    def is_valid(self) -> bool:
+        """The test a broker's recovery makes of a unit."""
+        return self.size == UNIT_SIZE and not self.magic & ~MAGIC_BITS
+
+    @property
+    def slot_time(self) -> int:
+        """The time (ms) of the wheel slot this unit belongs to."""
+        return self.curr_write_time + self.delay_time
+
+    @property
+    def flags(self) -> list[str]:
+        names = {MAGIC_DEFAULT: "default", MAGIC_ROLL: "roll", MAGIC_DELETE: "delete"}
+        return [name for bit, name in names.items() if self.magic & bit]
+
+
+class TailRecord(NamedTuple):
+    """The end mark of a file."""
+
+    size: int
+    prev_pos: int = 0
+    magic: int = MAGIC_BLANK
+
+
+UNIT = Fixed(Unit, UnitRecord)
+TAIL = Fixed(Tail, TailRecord)
+UNIT_SIZE = UNIT.size
+
+parse = UNIT.parse
+decode = UNIT.decode
+build = UNIT.build
+build_tail = TAIL.build
+
+
+def dtype() -> np.dtype[Any]:
+    """The numpy dtype of an array of units (a file's tail is none)."""
+    return UNIT.dtype()
+
+
+def parse_tail(data: bytes, at: int = 0, base: int = 0) -> TailRecord:
+    """The end mark at ``data[at:]``. FormatError when there is none."""
+    tail = TAIL.parse(data, at, base)
+    if tail.magic != MAGIC_BLANK:
+        raise FormatError(f"not an end mark: {tail.magic:08x}", offset=base + at, path="magic")
+    return tail
+
+
+def is_tail(data: bytes | memoryview, at: int = 0) -> bool:
+    """Whether the blank magic stands where an end mark has it."""
+    return len(data) - at >= TAIL.size and TAIL.decode(data, at).magic == MAGIC_BLANK
+
+
+class Step(NamedTuple):
+    """One place of a file: a unit (sound or not) or the end mark; ``error`` says what is wrong."""
+
+    at: int
+    size: int
+    unit: UnitRecord | None = None
+    tail: TailRecord | None = None
+    error: FormatError | None = None
+
+
+def judge(unit: UnitRecord, where: int) -> FormatError | None:
+    """What a broker has against a unit, if anything."""
+    if unit.size != UNIT_SIZE:
+        return FormatError(f"a unit has {UNIT_SIZE} bytes, not {unit.size}", offset=where,
+                           path="size")
+    if unit.magic & ~MAGIC_BITS:
+        return FormatError(f"not a timer magic: {unit.magic & 0xFFFFFFFF:08x}", offset=where,
+                           path="magic")
+    return None
+
+
+def walk(data: bytes, at: int = 0, base: int = 0) -> Iterator[Step]:
+    """Every place of a file from ``at`` on (a multiple of the unit), unused ones left out.
+
+    Ends behind an end mark; goes on after a bad unit, because places are fixed.
+    """
+    while at < len(data):
+        if is_tail(data, at):
+            yield Step(at, TAIL.size, tail=TAIL.decode(data, at))
+            return
+        if len(data) - at < UNIT_SIZE:
+            if any(data[at:]):
+                yield Step(at, len(data) - at, error=FormatError(
+                    TOO_SHORT, offset=base + at, path="size"))
+            return
+        if any(data[at:at + UNIT_SIZE]):
+            unit = UNIT.decode(data, at, base)
+            yield Step(at, UNIT_SIZE, unit, error=judge(unit, base + at))
+        at += UNIT_SIZE

@@ -1,0 +1,244 @@
+"""Files of an export in each format, over an opened binary file: rows in, bytes out.
+
+A file never flushes or closes the binary file under it: `export_sink` does, and forces it to disk.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import IO, Any, Protocol
+
+import pyarrow as pa
+
+from rmqctl.pipeline.export.spec import Export
+
+Row = Mapping[str, Any]
+
+_DICTIONARY = ("store", "file", "magic", "topic", "born_host", "store_host", "tags",
+               "properties.key_value.key")
+"""Parquet columns with few different values; for the others a dictionary would be in vain."""
+_NO_STATISTICS = ("body", "record", "properties_raw")
+_ZSTD_LEVEL = 1
+_SYNC_INTERVAL = 1 << 20
+_AVRO_CODECS = {"deflate": "deflate", "none": "null"}
+
+
+class File(Protocol):
+    """Takes chunks: an Arrow table, or bytes for a format of text."""
+
+    def write(self, chunk: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Instead of `close`, where the file is of no use any more: nothing is written."""
+
+
+def opened(spec: Export, target: IO[bytes]) -> File:
+    """A new file of the export's format that writes to ``target``."""
+    if spec.format == "parquet":
+        return ParquetFile(spec, target)
+    if spec.format == "avro":
+        return AvroFile(spec, target)
+    return TextFile(spec, target)
+
+
+class ParquetFile:
+    """Each chunk becomes a row group."""
+
+    def __init__(self, spec: Export, target: IO[bytes]) -> None:
+        from pyarrow import parquet
+
+        names = _leaves(spec.schema)
+        self._writer = parquet.ParquetWriter(
+            target, spec.schema, compression=spec.compression.replace("none", "NONE"),
+            compression_level=_ZSTD_LEVEL if spec.compression == "zstd" else None,
+            use_dictionary=[one for one in names if one in _DICTIONARY],
+            write_statistics=[one for one in names if one not in _NO_STATISTICS])
+
+    def write(self, chunk: pa.Table) -> None:
+        self._writer.write_table(chunk, row_group_size=max(1, len(chunk)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abandon(self) -> None:
+        self._writer.is_open = False  # or it would close itself, with words on stderr
+
+
+def _leaves(schema: pa.Schema) -> list[str]:
+    """The paths of the columns as Parquet has them."""
+    found = []
+    for field in schema:
+        if pa.types.is_map(field.type):
+            found += [f"{field.name}.key_value.key", f"{field.name}.key_value.value"]
+        elif pa.types.is_list(field.type):
+            found.append(f"{field.name}.list.element")
+        else:
+            found.append(field.name)
+    return found
+
+
+class AvroFile:
+    """One object container file; every field may be null."""
+
+    def __init__(self, spec: Export, target: IO[bytes]) -> None:
+        from fastavro.write import Writer
+
+        self._maps = [one.name for one in spec.schema if pa.types.is_map(one.type)]
+        self._names = _avro_names(spec.schema.names)
+        self._writer = Writer(target, avro_schema(spec.schema), _AVRO_CODECS[spec.compression],
+                              _SYNC_INTERVAL)
+
+    def write(self, chunk: pa.Table) -> None:
+        write, names, maps = self._writer.write, self._names, self._maps
+        columns = [dict_column(column) if name in maps else column.to_pylist()
+                   for name, column in zip(chunk.column_names, chunk.columns, strict=True)]
+        for values in zip(*columns, strict=True):
+            write(dict(zip(names, values, strict=True)))
+
+    def close(self) -> None:
+        self._writer.flush()
+
+    def abandon(self) -> None:
+        pass
+
+
+def dict_column(column: pa.ChunkedArray) -> list[dict[str, str | None] | None]:
+    """Maps as Python's. Arrow's own way, a scalar for each pair, takes ten times as long."""
+    found: list[dict[str, str | None] | None] = []
+    for part in column.chunks:
+        edges, keys, items = (one.to_pylist() for one in (part.offsets, part.keys, part.items))
+        found += [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(edges)]
+        if part.null_count:
+            for at in range(len(part)):
+                if not part[at].is_valid:
+                    found[at - len(part)] = None
+    return found
+
+
+_AVRO = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int", pa.bool_(): "boolean",
+         pa.binary(): "bytes"}
+
+
+def avro_schema(schema: pa.Schema) -> dict[str, Any]:
+    """The Avro schema of a record with these columns."""
+    names = _avro_names(schema.names)
+    return {"type": "record", "name": "Message", "namespace": "rmqctl", "fields": [
+        {"name": name, "type": ["null", _avro_type(field.type)], "default": None}
+        for name, field in zip(names, schema, strict=True)]}
+
+
+def _avro_type(kind: pa.DataType) -> Any:
+    if pa.types.is_map(kind):
+        return {"type": "map", "values": ["null", _avro_type(kind.item_type)]}
+    if pa.types.is_list(kind):
+        return {"type": "array", "items": ["null", _avro_type(kind.value_type)]}
+    return _AVRO[kind]
+
+
+def _avro_names(names: Sequence[str]) -> list[str]:
+    """Names as Avro takes them: letters, digits and ``_``, each one once (``property.X-1``)."""
+    found: dict[str, None] = {}
+    for name in names:
+        made = "".join(one if one.isascii() and (one.isalnum() or one == "_") else "_"
+                       for one in name)
+        while made in found:
+            made += "_"
+        found[made] = None
+    return list(found)
+
+
+class TextFile:
+    """Lines of JSON or CSV, compressed or not; CSV starts with a header."""
+
+    def __init__(self, spec: Export, target: IO[bytes]) -> None:
+        self._packed: Any = None
+        self._target: Any = target
+        if spec.compression != "none":
+            self._kept = _Kept(target)
+            self._packed = self._target = pa.CompressedOutputStream(
+                pa.PythonFile(self._kept, "w"), spec.compression)
+        if spec.format == "csv":
+            self._target.write(csv_record(spec.fields))
+
+    def write(self, chunk: bytes) -> None:
+        self._target.write(chunk)
+
+    def close(self) -> None:
+        if self._packed is not None:
+            self._packed.close()
+
+    def abandon(self) -> None:
+        if self._packed is not None:
+            self._kept.write = len  # Arrow closes its stream sooner or later, and writes then
+
+
+class _Kept:
+    """A binary file that stays open when Arrow closes what it made of it."""
+
+    closed = False
+
+    def __init__(self, target: IO[bytes]) -> None:
+        self.write: Callable[[bytes], int] = target.write
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
+_compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def json_line(row: Row) -> bytes:
+    """A message object as ``read -o jsonl`` writes it; lone surrogates become JSON escapes."""
+    return _encode(row).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def csv_line(row: Row) -> bytes:
+    """A row as CSV: text as it is (what is no UTF-8 as U+FFFD), lists and maps as JSON."""
+    return csv_record(map(_cell, row.values()))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else _clean(value)
+    if value is None or type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _clean(_compact(value)) if value else "{}" if isinstance(value, dict) else "[]"
+
+
+def _clean(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text
+
+
+class _Taken:
+    """What a csv writer writes to: it calls ``write`` once for each record, and hands back what
+    that gives.
+    """
+
+    @staticmethod
+    def write(record: str) -> bytes:
+        return record[:-2].encode() + b"\n"
+
+
+# The writer must believe in CR LF: it quotes a carriage return within a cell only then.
+_csv: Any = csv.writer(_Taken(), lineterminator="\r\n")
+
+
+def csv_record(cells: Iterable[Any]) -> bytes:
+    """A record of CSV (RFC 4180), ended by a line feed alone."""
+    record: bytes = _csv.writerow(cells)
+    return record

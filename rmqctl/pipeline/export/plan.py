@@ -1,0 +1,145 @@
+"""What an export will read: the ranges of each store's log, and about how much it will write."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from rmqctl.errors import StoreIOError
+from rmqctl.pipeline.export.files import opened
+from rmqctl.pipeline.export.layout import Partitions
+from rmqctl.pipeline.export.sink import buffer
+from rmqctl.pipeline.export.spec import Export
+from rmqctl.pipeline.export.task import UNREADABLE, Piece, Reading, Tally, chosen
+from rmqctl.scan.frames import Span
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.end import used_size
+from rmqctl.store.log.pages import chosen_files
+from rmqctl.store.query.select import Selection
+from rmqctl.store.store import Sizes, Store
+
+GAP = "gap"
+LEAST, MOST = 64 << 20, 512 << 20
+"""Bytes of a range, unless their number was asked for."""
+_SAMPLES, _SAMPLE = 8, 4 << 20
+
+
+@dataclass(slots=True)
+class StorePlan:
+    """One store: ``pieces`` of its log, and what is known to be missing before it is read."""
+
+    name: str
+    root: str
+    files: list[StoreFile] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    missing: list[Span] = field(default_factory=list)
+    held: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.size for one in self.files)
+
+    @property
+    def used(self) -> int:
+        """Bytes of the ranges: without the zeros at the ends of files."""
+        return sum(one.end - one.start for one in self.pieces)
+
+
+def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | None = None,
+         folders: Sequence[str] = (), sizes: Sizes | None = None) -> list[StorePlan]:
+    """The plan of each store. ``count``: ranges to cut each log into, else by its size and jobs.
+
+    NotAStoreError, StoreIOError for a store that cannot be opened at all.
+    """
+    found = []
+    for number, name in enumerate(names):
+        # Workers may have another current folder.
+        with Store.open(os.path.abspath(name), folders, sizes) as store:
+            found.append(_planned(store, number, name, wanted, jobs, count))
+    return found
+
+
+def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
+             count: int | None) -> StorePlan:
+    made = StorePlan(name, store.root, held=store.lock.held)
+    for trouble in store.log_troubles:
+        if trouble.unreadable:
+            made.missing.append(Span(UNREADABLE, 0, 0, f"{trouble.path}: {trouble.reason}"))
+    before: int | None = None
+    for at in chosen_files(store.log, wanted):
+        file = store.log.files[at]
+        last = None if before is None else store.log.files[before]
+        if last is not None and before == at - 1 and last.end < file.base:
+            made.missing.append(Span(GAP, last.end, file.base - last.end, "no file holds them"))
+        before = at
+        made.files.append(file)
+    ends = _ends(made.files)
+    if count is not None:
+        size = max(1, -(-sum(ends) // count))
+    else:
+        size = min(max(sum(ends) // (4 * max(jobs, 1)), LEAST), MOST)
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    for file, used in zip(made.files, ends, strict=True):
+        cuts = [*range(0, max(used, 1), size), used]
+        relative = os.path.relpath(file.path, store.root)
+        for start, end in pairwise(cuts):
+            made.pieces.append(Piece(file, start, end, start > 0, end == used, number,
+                                     len(made.pieces), text, relative))
+    return made
+
+
+def _ends(files: Sequence[StoreFile]) -> list[int]:
+    """Where to stop reading each file: zeros behind the last data of all are not read.
+
+    Zeros at the end of an earlier file are: they are damage. A file which cannot be opened is
+    left to the work, which says so.
+    """
+    ends = [one.size for one in files]
+    for at in reversed(range(len(files))):
+        with contextlib.suppress(StoreIOError), FileSource(files[at].path) as source:
+            ends[at] = used_size(source)
+        if ends[at]:
+            break
+    return ends
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """About how many bytes an export will write, from ``sampled`` bytes of the logs."""
+
+    bytes: int
+    sampled: int
+
+
+def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
+    """Exports a few MiB of each of a few ranges into memory. Nothing is written."""
+    pieces = [one for each in plans for one in each.pieces]
+    total = sum(one.end - one.start for one in pieces)
+    step = max(1, len(pieces) // _SAMPLES)
+    read = made = 0
+    for one in pieces[::step][:_SAMPLES]:
+        end = min(one.end, one.start + _SAMPLE)
+        covered, size = _sampled(spec, replace(one, end=end))
+        read, made = read + covered, made + size
+    return Estimate(made * total // read if read else 0, read)
+
+
+def _sampled(spec: Export, part: Piece) -> tuple[int, int]:
+    """(bytes of the log, bytes of a file with its messages)"""
+    reading = Reading(part, Tally())
+    target, rows = io.BytesIO(), buffer(spec, part.name, part.relative)
+    partitions = Partitions((), part.name, spec.zone)
+    file = opened(spec, target)
+    for batch in reading:
+        wanted = chosen(spec, batch) if len(batch) else batch
+        if len(wanted):
+            rows.add(wanted, partitions.codes(wanted))
+    for _, chunk, _ in rows.take():
+        file.write(chunk)
+    file.close()
+    return max(reading.position - reading.first, 0), len(target.getvalue())

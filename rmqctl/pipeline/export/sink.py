@@ -1,0 +1,277 @@
+"""Takes the messages of one range and writes them into files by partition, in bounded memory.
+
+A buffer collects messages up to `FLUSH` bytes, then goes into the files of its partitions: one
+row group each. At most `MOST_OPEN` files are open; a partition whose file had to be closed gets
+another one. All files lie in a folder of this attempt alone and are forced to disk when closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import IO, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from rmqctl.errors import StoreIOError
+from rmqctl.pipeline.export.files import File, csv_line, json_line, opened
+from rmqctl.pipeline.export.layout import Partitions
+from rmqctl.pipeline.export.spec import ORIGIN, TEXTS, Export
+from rmqctl.scan.columns import MESSAGE_TYPES, message_columns
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.pairs import as_strings
+from rmqctl.scan.text import Properties, properties
+from rmqctl.store.pages import BatchPage
+from rmqctl.store.projection import Projection
+from rmqctl.store.query.conditions import PROPERTY
+
+FLUSH = 64 << 20
+MOST_OPEN = 64
+_FEW = 16
+"""Partitions in a batch, and messages of each in it, which make it worth sorting it alone."""
+_FOLDER_NAME = 32
+
+
+class WriteError(StoreIOError):
+    """The export could not be written: not the store's fault, and nothing is published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One file: its name in the attempt's folder, its partition's number, what is in it."""
+
+    name: str
+    partition: int
+    rows: int
+    bytes: int
+
+
+class Buffer(Protocol):
+    """Collects messages; `take` gives (partition, chunk, rows) of all of them and forgets them."""
+
+    size: int
+
+    def add(self, batch: Batch, codes: Array) -> None: ...
+
+    def take(self) -> Iterator[tuple[int, Any, int]]: ...
+
+
+class Columns:
+    """Messages as Arrow columns, in physical order within each partition.
+
+    Batches of few partitions are sorted one by one, which is several times as fast as all at
+    once; where nearly every message is of another one, that would make too many pieces.
+    """
+
+    def __init__(self, spec: Export, store: str, file: str) -> None:
+        self._schema = spec.schema
+        self._names = [one for one in spec.fields if one in MESSAGE_TYPES]
+        self._origin = {"store": store, "file": file}
+        self._parts: dict[int, list[pa.RecordBatch]] = {}
+        self._is_mixed = False
+        self._mixed: list[pa.RecordBatch] = []
+        self._codes: list[Array] = []
+        self.size = 0
+
+    def add(self, batch: Batch, codes: Array) -> None:
+        made = self._made(batch)
+        self.size += made.nbytes
+        if not self._is_mixed:
+            count = len(np.unique(codes))
+            self._is_mixed = count > _FEW and count * _FEW > len(codes)
+        if self._is_mixed:
+            self._mixed.append(made)
+            self._codes.append(codes)
+        else:
+            for code, part in _split(made, codes):
+                self._parts.setdefault(code, []).append(part)
+
+    def _made(self, batch: Batch) -> pa.RecordBatch:
+        found = message_columns(batch, self._names)
+        if len(self._names) == len(self._schema):
+            return found
+        count = len(batch)
+        known = dict(zip(self._names, found.columns, strict=True))
+        parsed: Properties | None = None
+        arrays = []
+        for name in self._schema.names:
+            if name in ORIGIN:
+                arrays.append(pa.repeat(pa.scalar(self._origin[name], pa.string()), count))
+            elif name in known:
+                arrays.append(known[name])
+            else:
+                parsed = parsed or Properties(properties(batch))
+                arrays.append(as_strings(parsed, count, name.removeprefix(PROPERTY)))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def take(self) -> Iterator[tuple[int, pa.Table, int]]:
+        parts, mixed, codes = self._parts, self._mixed, self._codes
+        self._parts, self._mixed, self._codes, self.size = {}, [], [], 0
+        for code in sorted(parts):
+            found = pa.Table.from_batches(parts.pop(code), self._schema)
+            yield code, found, len(found)
+        if mixed:
+            table = pa.Table.from_batches(mixed, self._schema)
+            mixed.clear()
+            for code, part in _split(table, np.concatenate(codes)):
+                yield code, part, len(part)
+
+
+def _split(rows: Any, codes: Array) -> Iterator[tuple[int, Any]]:
+    """Rows (a record batch or table) by their codes, ascending; in each in the order they had."""
+    first = int(codes[0])
+    if (codes == first).all():
+        yield first, rows
+        return
+    # The smallest type: numpy sorts those of one and two bytes by counting.
+    order = np.argsort(codes.astype(np.min_scalar_type(int(codes.max()))), kind="stable")
+    codes = codes[order]
+    rows = rows.take(pa.array(order))
+    borders = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist(), len(codes)]
+    for a, b in pairwise(borders):
+        yield int(codes[a]), rows.slice(a, b - a)
+
+
+class Lines:
+    """Messages as lines of JSON or CSV."""
+
+    def __init__(self, spec: Export, store: str, file: str) -> None:
+        self._spec = spec
+        self._own = Projection([one for one in spec.fields if one not in ORIGIN], spec.body)
+        self._origin = {one: {"store": store, "file": file}[one] for one in spec.fields
+                        if one in ORIGIN}
+        self._lines: dict[int, list[Any]] = {}
+        self.size = 0
+
+    def add(self, batch: Batch, codes: Array) -> None:
+        rows: Any = (self._own.rows(BatchPage(batch)) if self._own.fields
+                     else ({} for _ in range(len(batch))))
+        if self._origin:
+            rows = ({name: {**row, **self._origin}[name] for name in self._spec.fields}
+                    for row in rows)
+        made = json_line if self._spec.format == "json" else csv_line
+        for code, line in zip(codes.tolist(), map(made, rows), strict=True):
+            self._lines.setdefault(code, []).append(line)
+            self.size += len(line)
+
+    def take(self) -> Iterator[tuple[int, bytes, int]]:
+        lines, self._lines, self.size = self._lines, {}, 0
+        for code in sorted(lines):
+            found = lines.pop(code)
+            yield code, b"".join(found), len(found)
+
+
+def buffer(spec: Export, store: str, file: str) -> Buffer:
+    """An empty buffer for messages of one file of a store."""
+    return (Lines if spec.format in TEXTS else Columns)(spec, store, file)
+
+
+@dataclass(slots=True)
+class _Open:
+    name: str
+    target: IO[bytes]
+    file: File
+    rows: int = 0
+
+
+class Sink:
+    """The files of one attempt at a range. `close` gives them; `abandon` removes them."""
+
+    def __init__(self, spec: Export, store: str, file: str, folder: str) -> None:
+        self._spec, self._folder = spec, folder
+        self.attempt = uuid.uuid4().hex[:_FOLDER_NAME]
+        self.partitions = Partitions(spec.partition_by, store, spec.zone)
+        self._buffer = buffer(spec, store, file)
+        self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._written: list[Written] = []
+        self._made = False
+
+    def add(self, batch: Batch) -> None:
+        """Takes messages of the walk, which may go on after that. WriteError."""
+        self._buffer.add(batch, self.partitions.codes(batch))
+        if self._buffer.size >= FLUSH:
+            self._flush()
+
+    def close(self) -> list[Written]:
+        """All files, durably written. WriteError."""
+        self._flush()
+        while self._open:
+            self._close_oldest()
+        return self._written
+
+    def abandon(self) -> None:
+        """Removes what was written, after a failure."""
+        for one in self._open.values():
+            _drop(one.target, one.file)
+        self._open.clear()
+        shutil.rmtree(os.path.join(self._folder, self.attempt), ignore_errors=True)
+
+    def _flush(self) -> None:
+        for code, chunk, rows in self._buffer.take():
+            one = self._file(code)
+            with self._writing(one.name):
+                one.file.write(chunk)
+            one.rows += rows
+
+    def _file(self, code: int) -> _Open:
+        known = self._open.get(code)
+        if known is not None:
+            self._open.move_to_end(code)
+            return known
+        if len(self._open) >= MOST_OPEN:
+            self._close_oldest()
+        name = f"{len(self._written) + len(self._open):06d}{self._spec.ending}"
+        with self._writing(name):
+            path = os.path.join(self._folder, self.attempt, name)
+            if not self._made:
+                os.mkdir(os.path.dirname(path))  # the folder above is the driver's, or gone
+                self._made = True
+            target = open(path, "xb")  # noqa: SIM115  # open until its turn comes in _close_oldest
+            try:
+                made = _Open(name, target, opened(self._spec, target))
+            except BaseException:
+                _drop(target)
+                raise
+        self._open[code] = made
+        return made
+
+    def _close_oldest(self) -> None:
+        code, one = self._open.popitem(last=False)
+        with self._writing(one.name):
+            try:
+                one.file.close()
+                one.target.flush()
+                size = one.target.tell()
+                os.fsync(one.target.fileno())
+                one.target.close()
+            except BaseException:
+                _drop(one.target, one.file)
+                raise
+        self._written.append(Written(one.name, code, one.rows, size))
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None:  # Arrow's own, which has the number in its words only
+                error.errno = errno.EIO
+                raise WriteError(f"cannot write the export: {error}") from None
+            path = os.path.join(self._folder, self.attempt, name)
+            raise WriteError(str(StoreIOError.from_oserror(error, path, "write"))) from None
+
+
+def _drop(target: IO[bytes], file: File | None = None) -> None:
+    """Closes a file of no use any more, whatever state it is in."""
+    if file is not None:
+        file.abandon()
+    with contextlib.suppress(OSError):  # what could not be written yet cannot be now either
+        target.close()

@@ -1,0 +1,137 @@
+"""What is to be exported and how: formats, fields, bodies, compression. Checked once, picklable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import pyarrow as pa
+
+from rmqctl.errors import UsageError
+from rmqctl.pipeline.export.layout import PARTS
+from rmqctl.scan.columns import MESSAGE_TYPES
+from rmqctl.store.objects import FIELDS
+from rmqctl.store.projection import checked_fields
+from rmqctl.store.query.conditions import PROPERTY, Condition
+
+COMPRESSIONS: dict[str, tuple[str, ...]] = {
+    "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
+    "json": ("none", "gzip", "zstd"),
+    "csv": ("none", "gzip", "zstd"),
+    "avro": ("deflate", "none"),
+}
+"""For each format the ways to compress it, the default first."""
+TEXTS = ("json", "csv")
+"""Formats of text: their rows are what ``read`` gives. The others have Arrow's columns."""
+ORIGIN = ("store", "file")
+"""Fields which say where a message was found: the store as named, the file relative to it."""
+_ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """One export. Make it with `of`, which checks it; ``fields`` are those of the files."""
+
+    format: str = "parquet"
+    fields: tuple[str, ...] = ()
+    body: str = "auto"
+    partition_by: tuple[str, ...] = ("topic", "day")
+    compression: str = "zstd"
+    zone: tzinfo = UTC
+    conditions: tuple[Condition, ...] = ()
+
+    @classmethod
+    def of(cls, format: str = "parquet", *, fields: Sequence[str] | None = None,  # noqa: A002
+           body: str = "auto", partition_by: Sequence[str] = ("topic", "day"),
+           compression: str | None = None, zone: tzinfo = UTC,
+           conditions: Sequence[Condition] = (), stores: int = 1) -> Export:
+        """UsageError for what does not go together. ``stores``: how many will be exported."""
+        if format not in COMPRESSIONS:
+            raise UsageError(f"no format {format!r}; there are {', '.join(COMPRESSIONS)}")
+        for one in partition_by:
+            if one not in PARTS:
+                raise UsageError(f"nothing is partitioned by {one!r}; there are {', '.join(PARTS)}"
+                                 " and none")
+        ways = COMPRESSIONS[format]
+        if compression is not None and compression not in ways:
+            raise UsageError(f"{format} is not compressed with {compression}; there are "
+                             f"{', '.join(ways)}")
+        parts = tuple(dict.fromkeys(partition_by))
+        found = (_text_fields if format in TEXTS else _column_fields)(fields, body, stores, parts)
+        if format != "json":  # its lines are whole objects; elsewhere the folder has the value
+            found = [one for one in found if one not in parts]
+        if not found:
+            raise UsageError(f"no field is left besides those in the folders' names "
+                             f"({', '.join(parts)}); name others, or --partition-by none")
+        return cls(format, tuple(found), body, parts, compression or ways[0], portable(zone),
+                   tuple(conditions))
+
+    @property
+    def is_text(self) -> bool:
+        return self.format in TEXTS
+
+    @property
+    def ending(self) -> str:
+        """How names of files end."""
+        more = _ENDINGS.get(self.compression, "") if self.is_text else ""
+        return f".{self.format}{more}"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the files: for texts what a value stands for."""
+        return pa.schema([pa.field(name, self._type(name)) for name in self.fields])
+
+    def _type(self, name: str) -> pa.DataType:
+        if self.is_text and name == "body":
+            return pa.string()
+        return MESSAGE_TYPES.get(name, pa.string())
+
+
+def portable(zone: tzinfo) -> tzinfo:
+    """A zone that can be sent to workers: one read from this machine's files goes by its name."""
+    try:
+        pickle.dumps(zone)
+    except pickle.PicklingError:
+        name = os.path.realpath("/etc/localtime").rpartition("/zoneinfo/")[2]
+        with contextlib.suppress(ZoneInfoNotFoundError, ValueError, OSError):
+            return ZoneInfo(name)
+        raise UsageError("--tz local: this machine's zone has no name that workers would know; "
+                         "write one, such as Asia/Shanghai") from None
+    return zone
+
+
+def _text_fields(fields: Sequence[str] | None, body: str, stores: int,
+                 parts: Sequence[str]) -> list[str]:
+    if fields is None:
+        found = list(FIELDS)
+        if stores > 1 and "store" not in parts:
+            found.insert(0, "store")
+    else:
+        named = [one.strip() for one in fields]
+        others = [one for one in named if one not in ORIGIN]
+        known = set(checked_fields(others)) if others else set()
+        found = [one for one in dict.fromkeys(named) if one in known or one in ORIGIN]
+    return [one for one in found if body != "none" or one not in ("body", "body_encoding")]
+
+
+def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
+                   _parts: Sequence[str]) -> list[str]:
+    if body not in ("auto", "none"):
+        raise UsageError(f"--body {body} is for json and csv; here bodies are bytes as stored")
+    if fields is None:
+        found = [*ORIGIN, *(one for one in MESSAGE_TYPES if one != "record")]
+    else:
+        found = list(dict.fromkeys(one.strip() for one in fields if one.strip()))
+        for name in found:
+            if name not in MESSAGE_TYPES and name not in ORIGIN and not (
+                    name.startswith(PROPERTY) and name != PROPERTY):
+                raise UsageError(f"no field {name!r}; there are {', '.join(ORIGIN)}, "
+                                 f"{', '.join(MESSAGE_TYPES)} and {PROPERTY}NAME for one property")
+        if not found:
+            raise UsageError(f"no field named; there are {', '.join(MESSAGE_TYPES)}")
+    return [one for one in found if body != "none" or one != "body"]

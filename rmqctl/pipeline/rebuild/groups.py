@@ -1,0 +1,188 @@
+"""Which group of queues a row belongs to, and the columns a group's segment in a spool has.
+
+A group holds whole queues, chosen by a hash of topic and queue id, so that each can be written
+apart from the others. A message that was dispatched to further queues goes to the groups of all
+of them, with only the rows of each.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmqctl.engine.dispatch.derive import Derived, Further
+from rmqctl.errors import InternalError
+from rmqctl.formats.local import properties as props
+from rmqctl.pipeline.rebuild.spool import Array, Columns, texts_of, texts_to_columns
+from rmqctl.repair.rebuild.rebuild import wants
+from rmqctl.scan import text
+from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
+
+ROW_COLUMNS = 16
+INDEX_COLUMNS = 4
+_LMQ = props.LMQ_PREFIX.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """``count`` groups of queues; with ``topic`` (and ``queue``) only these queues are in any."""
+
+    count: int
+    topic: str | None = None
+    queue: int | None = None
+    lmq: bool = False
+    """Whether further queues with a light queue's name have the queue id 0."""
+
+    @property
+    def index(self) -> int:
+        """The number that stands for the index: that of no group of queues."""
+        return self.count
+
+    @property
+    def left_out(self) -> int:
+        """The number of rows that are not wanted."""
+        return self.count + 1
+
+    def of(self, key: QueueKey) -> int:
+        """The group of a queue. Rows no folder can be made for are kept: they are counted."""
+        if is_queue_name(key[0]) and not wants(self.topic, self.queue, key):
+            return self.left_out
+        return zlib.crc32(os.fsencode(f"{key[0]}\0{key[1]}")) % self.count
+
+
+class Splitter:
+    """Splits what a deriver derived, batch after batch with one numbering of topics."""
+
+    def __init__(self, grouping: Grouping) -> None:
+        self._grouping = grouping
+        self._topics, self._names = text.Dictionary(), text.Dictionary()
+        self._groups = QueueTable(self._topics, grouping.of)
+        self._further_groups = QueueTable(self._names, grouping.of)
+
+    def split(self, some: list[Derived]) -> Iterator[tuple[int, Columns]]:
+        """(group, columns) of the rows of some batches."""
+        topics = some[-1].topics
+        for raw in topics[len(self._topics):]:
+            self._topics.number(raw)
+        what = _joined(some)
+        rowed = np.flatnonzero(what.rowed)
+        group: Array = np.full(len(what), self._grouping.left_out, np.int64)
+        group[rowed] = self._groups.encode(what.topic[rowed], what.queue_id[rowed])
+        further = self._further(what)
+        order = np.argsort(group.astype(np.uint16), kind="stable")
+        edges = np.searchsorted(group[order], np.arange(self._grouping.count + 1))
+        for number in range(self._grouping.count):
+            which = order[edges[number]:edges[number + 1]]
+            mine = None
+            if further is not None:
+                rows, of = further
+                mine = np.flatnonzero(of == number)
+                if len(mine):
+                    which = np.union1d(which, rows.message[mine])
+            if len(which):
+                yield number, _columns(what, which, further[0] if further else None, mine)
+
+    def _further(self, what: Derived) -> tuple[Further, Array] | None:
+        """The further rows that a dispatcher would look at, and the group of each."""
+        rows = what.further
+        if rows is None:
+            return None
+        own = np.array([self._names.number(raw) for raw in rows.names], np.int64)
+        safe = np.array([is_queue_name(os.fsdecode(one)) for one in self._topics.texts], bool)
+        kept = np.flatnonzero(what.rowed[rows.message] & safe[what.topic[rows.message]])
+        rows = Further(rows.names, rows.message[kept], rows.name[kept], rows.offset[kept])
+        name, queue_id = own[rows.name], what.queue_id[rows.message]
+        if self._grouping.lmq:
+            light = np.array([one.startswith(_LMQ) for one in self._names.texts], bool)[name]
+            queue_id = np.where(light, 0, queue_id)
+        return rows, self._further_groups.encode(name, queue_id)
+
+
+def _joined(some: list[Derived]) -> Derived:
+    """Several batches as one. The columns of the index are left out."""
+    if len(some) == 1:
+        return some[0]
+    starts = np.cumsum([0, *(len(one) for one in some)])
+
+    def all_of(name: str) -> Array:
+        found: Array = np.concatenate([getattr(one, name) for one in some])
+        return found
+
+    inner = None
+    if any(one.inner is not None for one in some):
+        single = [one.inner or (one.queue_offset, np.ones(len(one), np.int64)) for one in some]
+        inner = (np.concatenate([each[0] for each in single]),
+                 np.concatenate([each[1] for each in single]))
+    further, names = [], text.Dictionary()
+    for start, one in zip(starts.tolist(), some, strict=False):
+        if one.further is not None:
+            own = np.array([names.number(raw) for raw in one.further.names], np.int64)
+            further.append((one.further.message + start, own[one.further.name],
+                            one.further.offset))
+    rows = Further(names.texts, *(np.concatenate(each) for each in zip(*further, strict=True))
+                   ) if further else None
+    return Derived(some[-1].topics, all_of("topic"), all_of("queue_id"), all_of("queue_offset"),
+                   all_of("physical"), all_of("size"), all_of("store_timestamp"), all_of("tags"),
+                   all_of("rowed"), None, None, rows, inner)
+
+
+def _columns(what: Derived, which: Array, further: Further | None, mine: Array | None) -> Columns:
+    """The columns of the messages ``which`` (ascending), with the further rows ``mine``."""
+    topics, topic = _used(what.topics, what.topic[which])
+    first, count = (None, None) if what.inner is None else (
+        what.inner[0][which], what.inner[1][which])
+    found: list[Array | None] = [
+        *texts_to_columns(topics), topic, what.queue_id[which], what.queue_offset[which],
+        what.physical[which], what.size[which], what.store_timestamp[which], what.tags[which],
+        first, count]
+    if further is None or mine is None or not len(mine):
+        return [*found, None, None, None, None, None]
+    names, name = _used(further.names, further.name[mine])
+    return [*found, *texts_to_columns(names), np.searchsorted(which, further.message[mine]), name,
+            further.offset[mine]]
+
+
+def rows_of(columns: list[Array | None]) -> Derived:
+    """What a dispatcher of the group's queues takes, out of a segment."""
+    data, lengths = columns[:2]
+    topic, queue_id, queue_offset, physical, size, when, tags = map(there, columns[2:9])
+    first, count, names, name_lengths, message, name, offset = columns[9:]
+    inner = None if first is None or count is None else (first, count)
+    further = None
+    if message is not None and name is not None and offset is not None:
+        further = Further(texts_of(names, name_lengths), message, name, offset)
+    return Derived(texts_of(data, lengths), topic, queue_id, queue_offset, physical, size, when,
+                   tags, np.ones(len(physical), bool), None, None, further, inner)
+
+
+def there(column: Array | None) -> Array:
+    """A column that no segment of its kind leaves out."""
+    if column is None:
+        raise InternalError("a column is missing in a spool")
+    return column
+
+
+def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | None:
+    """(place, store time) of each message and (message, hash) of each key, in index order."""
+    starts = np.cumsum([0, *(len(one) for one in some)])
+    keys = [(one.key_row + start, one.key_hash)
+            for start, one in zip(starts.tolist(), some, strict=False)
+            if one.key_row is not None and one.key_hash is not None]
+    if not keys:
+        return None
+    return (np.concatenate([one.physical for one in some]),
+            np.concatenate([one.store_timestamp for one in some]),
+            np.concatenate([each[0] for each in keys]), np.concatenate([each[1] for each in keys]))
+
+
+def _used(texts: list[bytes], number: Array) -> tuple[list[bytes], Array]:
+    """Only the texts that are used, and their numbers there."""
+    count = np.bincount(number, minlength=len(texts))
+    used = np.flatnonzero(count)
+    new: Array = np.zeros(len(texts), np.int64)
+    new[used] = np.arange(len(used))
+    return [texts[at] for at in used.tolist()], new[number]

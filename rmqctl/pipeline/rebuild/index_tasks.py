@@ -1,0 +1,164 @@
+"""The index written by several tasks: each writes some files, which follow from the entries' count.
+
+An index file takes a fixed number of entries, so once all entries are counted it is known where
+each file begins. What a file knows of the one before it is only where that one ended.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.dispatch.index import IndexWriter
+from rmqctl.engine.dispatch.queue_files import FilePool
+from rmqctl.engine.state.aside import Aside
+from rmqctl.files.durable import failed, make_folders, open_file, write_all
+from rmqctl.formats.local.index_file import HeaderRecord, Shape, build_header
+from rmqctl.pipeline.rebuild.spool import Array
+from rmqctl.repair.rebuild import index
+from rmqctl.repair.rebuild.index import FOLDER, Expired
+from rmqctl.repair.scratch import Scratch
+
+MOST_PENDING = 1 << 21
+_BEFORE = "0" * 17
+"""The name of a file that only says where the one before ended; it is taken away at the end."""
+
+Segment = tuple[Array, Array, Array, Array]
+"""(place, store time) of each message and (message, hash) of each key, in index order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Index files to write: entries ``[start, stop)`` of the log (None: to the end). The first
+    ones go behind entries of expired messages.
+    """
+
+    expired: Expired
+    start: int = 0
+    stop: int | None = None
+
+
+def shape_of(settings: Settings) -> Shape:
+    """How the settings lay out an index file."""
+    return Shape(settings.index_slots, settings.index_max)
+
+
+def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list[Index]:
+    """At most ``most`` tasks for so many entries of the log."""
+    capacity = shape.capacity
+    cuts: list[int] = []
+    if capacity > 0:
+        room = capacity - expired.entries
+        cuts = [one for one in range(room, entries, capacity) if one > 0]
+    count = min(len(cuts) + 1, max(most, 1))
+    starts = [0, *(cuts[number * (len(cuts) + 1) // count - 1] for number in range(1, count))]
+    return [Index(expired if not start else Expired(), start, stop)
+            for start, stop in zip(starts, [*starts[1:], None], strict=True)]
+
+
+def write_index(settings: Settings, log_min: int, one: Index, segments: Iterable[Segment],
+                at: int, scratch: Scratch) -> int:
+    """Writes the files of a task into ``scratch``; the index timestamp at their end.
+
+    ``segments`` are those of the log in order, from the one on whose first entry is number ``at``:
+    see `begin`. StoreIOError.
+    """
+    shape = shape_of(settings)
+    index.seed(one.expired, shape, log_min, scratch)
+    now = 0
+
+    def opened() -> IndexWriter:
+        return IndexWriter(scratch.root, shape, pool, lambda: now,
+                           counts_empty=settings.profile.generation >= 5,
+                           most_pending=MOST_PENDING)
+
+    with _pool(scratch) as pool:
+        writer: IndexWriter | None = None
+        for before, (physical, when, row, key_hash) in within(segments, one, at):
+            if writer is None:
+                if one.start:
+                    _lay_before(scratch, shape, before)
+                writer = opened()
+            now = int(when[0])
+            writer.put(physical, row, key_hash, when)
+        writer = writer or opened()
+        writer.close()
+    if one.start:
+        _take_away(scratch.path(FOLDER, _BEFORE))
+    return writer.index_timestamp
+
+
+def within(segments: Iterable[Segment], one: Index, at: int) -> Iterator[
+        tuple[tuple[int, int], Segment]]:
+    """(place and store time of the entry before the task's first, segment) of what is its own.
+
+    Messages without keys belong to the entry before them, those of the beginning to the first.
+    """
+    before = 0, 0
+    for physical, when, row, key_hash in segments:
+        count = len(row)
+        low = max(0, one.start - at)
+        high = count if one.stop is None else min(count, one.stop - at)
+        if at <= one.start - 1 < at + count:
+            message = int(row[one.start - 1 - at])
+            before = int(physical[message]), int(when[message])
+        first = 0
+        if at < one.start:
+            first = int(row[low]) if low < count else len(physical)
+        end = len(physical)
+        if one.stop is not None and one.stop - at <= count:
+            end = int(row[high - 1]) + 1 if high > low else 0
+        if first < end:
+            yield before, (physical[first:end], when[first:end], row[low:high] - first,
+                           key_hash[low:high])
+        at += count
+        if one.stop is not None and at >= one.stop:
+            return
+
+
+def begin(keys: Sequence[int], one: Index) -> tuple[int, int]:
+    """(how many of the leading spools, with so many keys each, a task does not need, the number
+    of the first entry behind them).
+    """
+    at = 0
+    for number, count in enumerate(keys):
+        if at + count >= one.start:
+            return number, at
+        at += count
+    return len(keys), at
+
+
+def _lay_before(scratch: Scratch, shape: Shape, before: tuple[int, int]) -> None:
+    """A full file before the first one, of which only the end is known."""
+    physical, store_timestamp = before
+    path = scratch.path(FOLDER, _BEFORE)
+    make_folders(os.path.dirname(path), durable=False)
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "make")
+    try:
+        os.ftruncate(fd, shape.file_size)
+        write_all(fd, build_header(HeaderRecord(
+            store_timestamp, store_timestamp, physical, physical, 0, shape.max_entries)), 0, path)
+    except OSError as error:
+        raise failed(error, path, "set the length of") from None
+    finally:
+        os.close(fd)
+
+
+def _take_away(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError as error:
+        raise failed(error, path, "take away") from None
+
+
+@contextmanager
+def _pool(scratch: Scratch) -> Iterator[FilePool]:
+    pool = FilePool(Aside(scratch.root))
+    try:
+        yield pool
+    finally:
+        pool.close()
+

@@ -1,0 +1,264 @@
+"""Consumequeues and index made anew from the log on a pool of workers, as files in the scratch
+folder: the same bytes as `rmqctl.repair.rebuild.rebuild.rebuild` makes.
+
+First every range of the log is read by a task that spools what it derived, by group of queues;
+then tasks write the queues of a group, or some index files, out of the spools in log order. The
+driver only checks the seams between ranges, keeps count, and moves folders. Stores and scratch
+folder must be seen by all workers under the same paths; spools take some 60 bytes of the scratch
+folder's disk for each message, until the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rmqctl.engine.config.settings import Settings
+from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import failed, make_folders
+from rmqctl.formats.local import names
+from rmqctl.pipeline.rebuild.groups import Grouping
+from rmqctl.pipeline.rebuild.index_tasks import Index, index_tasks, shape_of
+from rmqctl.pipeline.rebuild.tasks import Group, Job, Made, Spooled, make, spool
+from rmqctl.repair.plan import Plan
+from rmqctl.repair.rebuild import index, parallel, seed
+from rmqctl.repair.rebuild.index import Expired
+from rmqctl.repair.rebuild.rebuild import BOTH, CONSUMEQUEUE, INDEX, Rebuilt, log_size, wanted_parts
+from rmqctl.repair.rebuild.work import Damage
+from rmqctl.repair.recover import Watch, Wishes, plan_recover
+from rmqctl.repair.scratch import DERIVED, Scratch
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.log.ranges import Pool
+
+FOLDER = "pipeline"
+"""The folder in the scratch folder for spools and what tasks make."""
+_SMALLEST, _LARGEST = 16 << 20, 1 << 30
+_TASKS_PER_JOB = 4
+_MOST_GROUPS = 1024
+_READING = 0.7
+"""The part of the work that reading the log counts for."""
+
+
+def plan_rebuild(root: str, scratch: Scratch, wishes: Wishes, watch: Watch, pool: Pool, *,
+                 range_size: int | None = None, groups: int | None = None) -> Plan:
+    """The plan that makes consumequeues and index of a store right, as `plan_recover` makes it
+    with ``wishes.only`` of these two; the work is done on ``pool``. Raises what that raises.
+    """
+    making = partial(rebuild_on, pool, range_size=range_size, groups=groups)
+    return plan_recover(root, scratch, replace(wishes, only=wishes.only & BOTH), watch, making)
+
+
+def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settings,
+               scratch: Scratch, *, only: Collection[str] = BOTH, topic: str | None = None,
+               queue: int | None = None, jobs: int = 1,  # noqa: ARG001  # the pool has its own
+               progress: Callable[[int], None] | None = None,
+               batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
+               range_size: int | None = None, groups: int | None = None) -> Rebuilt:
+    """See `rmqctl.repair.rebuild.rebuild.rebuild`; but what an interrupted run made is not used again.
+
+    ``range_size``: bytes of log for each task (by default what suits log and pool); ``groups``:
+    into how many tasks the queues are divided. Neither changes a byte of what comes out.
+    StoreIOError also where a worker does not see what the driver sees.
+    """
+    run = _Run(pool, parts, root, settings, scratch, wanted_parts(only, topic, settings), topic,
+               queue, frozenset(batch_topics), log_end, groups)
+    return run.rebuilt(range_size, _Share(progress, log_size(parts, log_end)))
+
+
+def default_range_size(size: int, jobs: int) -> int:
+    """Bytes of log for each task: some tasks for each worker, none too small or too large."""
+    wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
+    step = parallel.STRETCH
+    return max(_SMALLEST, min(_LARGEST, -(-wished // step) * step))
+
+
+class _Share:
+    """Tells of progress: reading the log is the first part of the bytes, writing the rest."""
+
+    def __init__(self, progress: Callable[[int], None] | None, total: int) -> None:
+        self._progress, self._total, self._told, self._read = progress, total, 0, 0
+
+    def read(self, count: int) -> None:
+        self._read += count
+        self._tell(_READING * self._read)
+
+    def written(self, done: int, tasks: int) -> None:
+        self._tell(self._total * (_READING + (1 - _READING) * done / tasks))
+
+    def _tell(self, upto: float) -> None:
+        more = min(int(upto), self._total) - self._told
+        if self._progress is not None and more > 0:
+            self._progress(more)
+            self._told += more
+
+
+class _Run:
+    """One rebuild on a pool."""
+
+    def __init__(self, pool: Pool, parts: Sequence[LogPart], root: str, settings: Settings,
+                 scratch: Scratch, wishes: frozenset[str], topic: str | None, queue: int | None,
+                 batch_topics: frozenset[str], log_end: int | None, groups: int | None) -> None:
+        self._pool, self._scratch = pool, scratch
+        self._parts = [one if one.path is None else replace(one, path=os.path.abspath(one.path))
+                       for one in parts]
+        self._root, self._settings = root, settings
+        self._wishes, self._topic, self._queue = wishes, topic, queue
+        self._log_end = log_end
+        self._log_min = parts[0].base if parts else 0
+        self._folder = scratch.path(FOLDER)
+        count = max(1, min(groups or self._groups(), _MOST_GROUPS))
+        self._grouping = Grouping(count, topic, queue, settings.lmq)
+        self._job = Job(os.path.abspath(root), os.path.abspath(self._folder),
+                        replace(settings, message_index=INDEX in wishes), self._grouping,
+                        CONSUMEQUEUE in wishes, self._log_min, log_end, batch_topics)
+
+    def _groups(self) -> int:
+        return 2 * self._pool.jobs if self._pool.jobs > 1 else 1
+
+    def rebuilt(self, range_size: int | None, share: _Share) -> Rebuilt:
+        self._last_index = ""
+        self._scratch.clear()
+        _remove(self._folder)
+        make_folders(self._folder, durable=False)
+        try:
+            read = self._read(range_size, share)
+            expired = Expired()
+            if INDEX in self._wishes:
+                expired = index.expired(self._job.root, shape_of(self._settings),
+                                                self._log_min)
+            indexes = self._index_tasks(expired, read.keys)
+            made = self._write(indexes, share)
+        finally:
+            _remove(self._folder)
+        next_offsets: dict[QueueKey, int] = {}
+        for one in made:
+            next_offsets.update(one.next_offsets)
+        end = self._log_end if self._log_end is not None else max(read.end, self._log_min)
+        return Rebuilt(self._root, self._scratch, self._job.settings, self._wishes, self._topic,
+                       self._queue, self._log_min, end, read.messages, read.last, read.newest,
+                       read.logics, made[len(indexes) - 1].index_timestamp if indexes else 0,
+                       sum(one.gaps for one in made), sum(one.refused for one in made),
+                       sum(one.unplaceable for one in made), read.damage, next_offsets, expired)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def _read(self, range_size: int | None, share: _Share) -> Spooled:
+        """Spools the log. The sum of all; the names of the spools go into the manifest."""
+        size = range_size or default_range_size(log_size(self._parts, self._log_end),
+                                                self._pool.jobs)
+        total = Spooled(0, 0, Damage(), 0, -1, -1, 0, 0, 0, "", 0, [])
+        stretches = parallel.cut(self._parts, self._log_min, self._log_end, size)
+        try:
+            with open(self._job.manifest, "x", encoding="ascii") as manifest, closing(
+                    parallel.in_order(partial(spool, self._job), stretches,
+                                      pool=self._pool)) as results:
+                for one, found in results:
+                    _refuse_blind(found.refused)
+                    self._check_spool(found)
+                    manifest.write(f"{found.spool} {found.keys}\n")
+                    _add(total, found)
+                    share.read(one.length)
+        except OSError as error:
+            raise failed(error, self._job.manifest, "write") from None
+        return total
+
+    def _check_spool(self, found: Spooled) -> None:
+        """StoreIOError where the driver does not see what a worker wrote."""
+        path = os.path.join(self._folder, found.spool)
+        try:
+            size = os.stat(path).st_size
+        except OSError:
+            size = -1
+        if size != found.size:
+            raise StoreIOError(f"{path}: a worker wrote it and the driver does not see it; "
+                               "workers and driver must see stores and scratch folder under the "
+                               "same paths")
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def _index_tasks(self, expired: Expired, entries: int) -> list[Index]:
+        if INDEX not in self._wishes:
+            return []
+        return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
+
+    def _write(self, indexes: list[Index], share: _Share) -> list[Made]:
+        """What the tasks made, those of the index first."""
+        tasks: list[Group | Index] = [*indexes, *self._group_tasks()]
+        made: list[Made] = []
+        with _closing(self._pool.run(partial(make, self._job), tasks)) as results:
+            for _, one in results:
+                _refuse_blind(one.troubles)
+                self._take(one)
+                made.append(one)
+                share.written(len(made), len(tasks))
+        return made
+
+    def _group_tasks(self) -> Iterable[Group]:
+        if CONSUMEQUEUE not in self._wishes:
+            return
+        seeds: dict[int, list[tuple[StoreFile, int]]] = {}
+        for file, used in seed.expired_batches(
+                self._job.root, self._settings.batch_consumequeue_file_size, self._log_min):
+            folder, queue_id = os.path.split(os.path.dirname(file.path))
+            key = os.path.basename(folder), int(queue_id)
+            seeds.setdefault(self._grouping.of(key), []).append((file, used))
+        for number in range(self._grouping.count):
+            yield Group(number, tuple(seeds.get(number, ())))
+
+    def _take(self, one: Made) -> None:
+        """Moves what a task made to where a rebuild makes it: whole queues, or index files."""
+        for kind in DERIVED:
+            top = os.path.join(self._folder, one.folder, kind)
+            if kind == INDEX:
+                for file in listing(top, names.INDEX_DIGITS).files:
+                    # Whatever the clock of a worker said, order of names is order of age.
+                    if file.name <= self._last_index:
+                        self._last_index = index.next_name(self._last_index)
+                    else:
+                        self._last_index = file.name
+                    _move(file.path, self._scratch.path(kind, self._last_index))
+                continue
+            for topic in listing(top).folders:
+                for queue in listing(os.path.join(top, topic)).folders:
+                    _move(os.path.join(top, topic, queue), self._scratch.path(kind, topic, queue))
+
+
+def _move(source: str, target: str) -> None:
+    make_folders(os.path.dirname(target), durable=False)
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        raise failed(error, source, f"move to {target}:") from None
+
+
+def _add(total: Spooled, found: Spooled) -> None:
+    """Takes in what a later range gave."""
+    total.messages += found.messages
+    if found.messages:
+        total.last, total.end = found.last, found.end
+        total.newest = max(total.newest, found.newest)
+    total.logics = found.logics or total.logics
+    total.keys += found.keys
+    total.damage.merge(found.damage)
+
+
+def _refuse_blind(refused: Sequence[str]) -> None:
+    """No plan is made of half a view: a worker went on without a file the system refused it."""
+    if refused:
+        raise StoreIOError(refused[0])
+
+
+def _remove(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _closing(results: Iterator[Any]) -> AbstractContextManager[Any]:
+    """Ends what is under way when it is left, if the pool's iterator can."""
+    return closing(results) if isinstance(results, Generator) else nullcontext(results)

@@ -1,0 +1,264 @@
+"""A query over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``
+and, of those that have a tier, ``tiered_messages``.
+
+Only the views that a query names are made, and of these only the columns it needs are read
+(`pruning`): a view has all columns, those that nobody looks at are typed nulls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import rmqctl.errors
+from rmqctl.errors import RmqctlError, StoreIOError, UsageError
+from rmqctl.files.durable import sync_folder
+from rmqctl.pipeline import register
+from rmqctl.pipeline.export.staging import Staging
+from rmqctl.pipeline.pool import failure
+from rmqctl.pipeline.session import log_of
+from rmqctl.pipeline.source import schema
+from rmqctl.pipeline.source.source import NAME
+from rmqctl.pipeline.source.tiered import holding
+from rmqctl.pipeline.sql.pruning import named_tables, needed_columns, says
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+FileFormat = Literal["parquet", "json", "csv"]
+_PUSHING = "spark.sql.python.filterPushdown.enabled"
+_CHEAP = {schema.MESSAGES: "physical_offset", schema.FRAMES: "physical_offset",
+          schema.CONSUMEQUEUE: "queue_offset", schema.INDEX: "number",
+          schema.TIERED_MESSAGES: "physical_offset"}
+"""What is read where a query needs rows, but no column of them."""
+_SHOWING = ("DescribeRelation", "DescribeColumn", "DescribeQueryCommand", "ShowTables",
+            "ShowColumns", "ShowFunctions", "ExplainCommand")
+_CHANGING = ("org.apache.spark.sql.catalyst.plans.logical.Command",
+             "org.apache.spark.sql.catalyst.plans.logical.ParsedStatement",
+             "org.apache.spark.sql.catalyst.plans.logical.CompoundPlanStatement")
+_TOLD = re.compile(r"rmqctl\.errors\.(\w+): ([^\n]*)")
+_DATA_STATES = ("22", "P0001")
+"""What the SQL states of errors in data begin with (a division by zero, raise_error)."""
+_PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
+
+
+def query(spark: SparkSession, stores: Sequence[str], text: str, *,
+          options: Mapping[str, str] | None = None) -> DataFrame:
+    """The answer of a query, not computed yet; only what it needs of the stores will be read.
+
+    ``options`` are further ones of the data source. UsageError with Spark's words for a query that
+    is wrong, or that is none (statements which change something are refused).
+    """
+    given = dict(options or {})
+    register(spark)
+    with told(spark):
+        shows = _check(spark, text)
+        names = named_tables(text)
+        columns = {one: _columns(one, text) for one in names}
+        for one in names:
+            _make_view(spark, one, stores, given, columns[one], None)
+        if shows or not names:
+            return spark.sql(text)
+        pushing = spark.conf.get(_PUSHING) or "false"
+        spark.conf.set(_PUSHING, "false")
+        try:
+            needed = needed_columns(spark.sql(text)._jdf.queryExecution().optimizedPlan())
+        finally:
+            spark.conf.set(_PUSHING, pushing)
+        if needed is not None:
+            for one in names:
+                _make_view(spark, one, stores, given, columns[one], needed.get(one, set()))
+        return spark.sql(text)
+
+
+def _columns(table: str, text: str) -> StructType:
+    """The columns of a view; ``record`` is among them where the query names it."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    found = schema.default(table)
+    for one in schema.ONLY_ASKED:
+        if one in schema.columns(table) and says(text, one):
+            found = found.add(one, from_arrow_type(schema.columns(table)[one]))
+    return found
+
+
+def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: Mapping[str, str],
+               whole: StructType, needed: set[str] | None) -> None:
+    """The view of a table with the columns ``whole``; of ``needed`` None all of them are read."""
+    from pyspark.sql.functions import col, lit
+    from pyspark.sql.types import StructType
+
+    read = whole
+    if needed is not None:
+        read = StructType([one for one in whole.fields if one.name in (needed or {_CHEAP[table]})])
+    frame = (spark.read.format(NAME).options(**options).option("table", table).schema(read)
+             .load(holding(table, paths)))
+    known = set(read.names)
+    frame.select(*(col(one.name) if one.name in known else
+                   lit(None).cast(one.dataType).alias(one.name) for one in whole.fields)
+                 ).createOrReplaceTempView(table)
+
+
+def _check(spark: Any, text: str) -> bool:
+    """Whether a text is a statement that only shows something; UsageError if it changes it."""
+    from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+
+    plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    if plan.getClass().getSimpleName() in _SHOWING:
+        return True
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        name = node.getClass().getSimpleName()
+        if name.startswith("Insert") or any(
+                is_instance_of(spark.sparkContext._gateway, node, one) for one in _CHANGING):
+            raise UsageError(f"SQL: only queries are run, no statements that change something "
+                             f"({name})")
+        children = node.children().iterator()
+        while children.hasNext():
+            waiting.append(children.next())
+    return False
+
+
+# -- what comes out -------------------------------------------------------------------------------
+
+
+def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows as they come, as JSON-ready mappings.
+
+    Binary becomes base64, timestamps and dates ISO-8601, a second column of one name ``name_2``.
+    """
+    from rmqctl.pipeline.sql.values import converter
+
+    names = _distinct(frame.columns)
+    changes = [converter(field.dataType) for field in frame.schema.fields]
+    with told(frame.sparkSession):
+        for row in frame.toLocalIterator(prefetchPartitions=True):
+            yield {name: value if change is None or value is None else change(value)
+                   for name, value, change in zip(names, row, changes, strict=True)}
+
+
+def columns(frame: DataFrame) -> list[str]:
+    """The columns of `rows`."""
+    return _distinct(frame.columns)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    found: dict[str, None] = {}
+    for name in names:
+        one, number = name, 1
+        while one in found:
+            number += 1
+            one = f"{name}_{number}"
+        found[one] = None
+    return list(found)
+
+
+def write(frame: DataFrame, out: str, form: FileFormat) -> None:
+    """The rows as a folder of files, which is there whole or not at all.
+
+    CSV has maps, lists and structures as JSON and binary as base64, as JSON has. RefusedError when
+    ``out`` is there already; StoreIOError.
+    """
+    from rmqctl.pipeline.sql.values import flat
+
+    with Staging(out) as staging, told(frame.sparkSession):
+        made = flat(frame) if form == "csv" else frame
+        options = {"header": "true"} if form == "csv" else {}
+        target = staging.path("")
+        made.write.format(form).options(**options).mode("append").save(f"file:{target}")
+        _settle(target)
+        staging.publish()
+
+
+def _settle(folder: str) -> None:
+    """Forces all files to the disk; leaves out what Hadoop puts beside them for itself."""
+    for where, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            path = os.path.join(where, name)
+            try:
+                if name.startswith(".") or name == "_SUCCESS":
+                    os.unlink(path)
+                    continue
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+            except OSError as error:
+                raise StoreIOError.from_oserror(error, path, "write") from None
+        sync_folder(where)
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def told(spark: SparkSession) -> Iterator[None]:
+    """Turns Spark's errors into ours: UsageError for the query, else that of the job."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+    from pyspark.logger import PySparkLogger
+
+    # It repeats on stderr what the exception says, with all of Java's stack.
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    try:
+        yield
+    except RmqctlError:
+        raise
+    except (PySparkException, Py4JError) as error:
+        raise _interruption(error) or _error(error, log_of(spark)) from None
+
+
+def _interruption(error: BaseException | None) -> BaseException | None:
+    """Ctrl-C or SIGTERM behind an error: pyspark tidies up after them and fails at it."""
+    while error is not None:
+        if not isinstance(error, Exception):
+            return error
+        error = error.__context__
+    return None
+
+
+def _error(error: Exception, log: str | None) -> BaseException:
+    from pyspark.errors import AnalysisException, ParseException
+
+    causes = list(_causes(error))
+    text = "\n".join([str(error), *(words for _, words in causes)])
+    ours = _TOLD.search(text)
+    kind = getattr(rmqctl.errors, ours[1], None) if ours else None
+    if ours and isinstance(kind, type) and issubclass(kind, RmqctlError):
+        return kind(ours[2])
+    if isinstance(error, AnalysisException | ParseException):
+        return UsageError(f"SQL: {_sentence(str(error))}")
+    wrong = next((words for state, words in causes if state.startswith(_DATA_STATES)), None)
+    return failure(error, log) if wrong is None else UsageError(f"SQL: {_sentence(wrong)}")
+
+
+def _causes(error: Any) -> Iterator[tuple[str, str]]:
+    """(SQL state or nothing, message) of what Java says, and of its causes."""
+    from py4j.java_gateway import is_instance_of
+    from pyspark import SparkContext
+
+    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    gateway = SparkContext._gateway
+    while cause is not None and gateway is not None:
+        known = is_instance_of(gateway, cause, "org.apache.spark.SparkThrowable")
+        yield (cause.getSqlState() or "") if known else "", cause.getMessage() or ""
+        cause = cause.getCause()
+
+
+def _sentence(text: str) -> str:
+    """Spark's message on one line: without the plan and the query it repeats, with the place."""
+    kept: list[str] = []
+    for line in text.strip().splitlines():
+        words = line.strip()
+        if words.startswith(("== ", "'", "+-", ":-")) or not words:
+            break
+        kept.append(words)
+    place = _PLACE.search(text)
+    said = " ".join(kept).rstrip("; ")
+    return f"{said} ({place[1]})" if place else said

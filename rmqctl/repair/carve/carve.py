@@ -1,0 +1,294 @@
+"""Messages out of any bytes: files, disk images, folders, in one pass and with bounded memory.
+
+First come the records in place, source by source. What is kept apart follows when all sources
+were gone through: misplaced records, then, if asked for, those found inside of damaged ones and
+the damaged ones themselves. A record that is found again anywhere is a duplicate; so one in place
+always counts before a misplaced copy of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.repair.carve.scan import Scan
+from rmqctl.repair.carve.seen import Seen, identity
+from rmqctl.repair.carve.sources import CarveSource, Input
+from rmqctl.repair.carve.spool import Spool
+from rmqctl.scan import malloc_tuning
+from rmqctl.scan.frames import Array
+from rmqctl.store.pages import BatchPage, Page, RecordPage
+from rmqctl.store.query.conditions import Condition
+
+IN_PLACE = "in-place"
+MISPLACED = "misplaced"
+EMBEDDED = "embedded-in-damage"
+DAMAGED = "damaged"
+PLACEMENTS = (IN_PLACE, MISPLACED, EMBEDDED, DAMAGED)
+_PAGE_RECORDS = 512
+_PAGE_BYTES = 4 << 20
+_NEIGHBOURS = 2
+"""Undecided records of one shift that make it a source's own, where no longer chain is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is given: messages for which all ``conditions`` hold, those in place and misplaced,
+
+    and what else is switched on.
+    """
+
+    conditions: tuple[Condition, ...] = ()
+    embedded: bool = False
+    damaged: bool = False
+    duplicates: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was found, before any condition. Sizes in bytes."""
+
+    sources: int = 0
+    bytes_read: int = 0
+    in_place: int = 0
+    misplaced: int = 0
+    embedded: int = 0
+    damaged: int = 0
+    duplicates: int = 0
+    breaks: int = 0
+    bytes_in_messages: int = 0
+    unreadable_bytes: int = 0
+    unreadable_sources: int = 0
+    given: int = 0
+    """Messages that were asked for."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Those by placement."""
+
+    @property
+    def messages(self) -> int:
+        """Intact messages, each once, without those inside of damaged ones."""
+        return self.in_place + self.misplaced
+
+    @property
+    def is_damaged(self) -> bool:
+        return bool(self.misplaced or self.embedded or self.damaged or self.breaks)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"sources": self.sources, "bytes_read": self.bytes_read,
+                "messages": self.messages, "in_place": self.in_place,
+                "misplaced": self.misplaced, "embedded_in_damage": self.embedded,
+                "damaged": self.damaged, "duplicates": self.duplicates, "breaks": self.breaks,
+                "bytes_in_messages": self.bytes_in_messages,
+                "unreadable_bytes": self.unreadable_bytes,
+                "unreadable_sources": self.unreadable_sources, "given": self.given}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Some messages of one source. ``offset`` are their positions in it (int64).
+
+    Only valid until the next is asked for.
+    """
+
+    page: Page
+    source: int
+    offset: Array
+    placement: str
+    duplicate: bool = False
+
+
+class Carving:
+    """One carving over all inputs. Go through `found` once; use as a context manager.
+
+    ``report`` gets a line for each thing the user should know (a source that cannot be opened,
+    unreadable places); ``advance`` the bytes gone through.
+    """
+
+    def __init__(self, inputs: Sequence[Input], wanted: Wanted = Wanted(), *,
+                 report: Callable[[str], None] = lambda _text: None,
+                 advance: Callable[[int], None] = lambda _bytes: None) -> None:
+        self.inputs, self._wanted = inputs, wanted
+        self._report, self._advance = report, advance
+        self.tally = Tally()
+        self._seen = Seen()
+        self._misplaced, self._embedded, self._damaged = Spool(), Spool(), Spool()
+        self._undecided = Spool()
+        self._unreadable: list[tuple[int, int]] = []
+        malloc_tuning.keep()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for one in (self._misplaced, self._embedded, self._damaged, self._undecided):
+            one.close()
+
+    def found(self) -> Iterator[Found]:
+        """All that is wanted, page by page. StoreIOError where no source could be read at all."""
+        last: StoreIOError | None = None
+        for number, one in enumerate(self.inputs):
+            try:
+                yield from self._source(number, one)
+                self.tally.sources += 1
+            except StoreIOError as error:
+                last = error
+                self.tally.unreadable_sources += 1
+                self._report(f"{error}; its other messages are left out")
+        if last is not None and not self.tally.sources:
+            raise last
+        yield from self._kept(self._misplaced, MISPLACED)
+        yield from self._kept(self._embedded, EMBEDDED, shown=self._wanted.embedded)
+        self.tally.damaged = len(self._damaged)
+        if self._wanted.damaged:
+            for found in self._pages(self._damaged):
+                yield from self._chosen(found.page, found.source, found.offset, DAMAGED)
+
+    # -- the sources --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _open(self, one: Input) -> Iterator[CarveSource]:
+        self._unreadable = []
+        with CarveSource(one.path, self._cannot_read) as source:
+            yield source
+            self._tell_unreadable(one)
+
+    def _cannot_read(self, position: int, length: int) -> None:
+        known = self._unreadable
+        if any(start <= position < end for start, end in known[-64:]):
+            return
+        if known and known[-1][1] == position:
+            known[-1] = known[-1][0], position + length
+        elif len(known) < 1 << 16:
+            known.append((position, position + length))
+        self.tally.unreadable_bytes += length
+
+    def _tell_unreadable(self, one: Input) -> None:
+        for start, end in self._unreadable[:5]:
+            self._report(f"{one.path}: {end - start} bytes at {start} cannot be read; the rest "
+                         "was")
+        if len(self._unreadable) > 5:
+            self._report(f"{one.path}: and {len(self._unreadable) - 5} more such places")
+
+    def _source(self, number: int, one: Input) -> Iterator[Found]:
+        with self._open(one) as source:
+            scan = Scan(source, number, one.base, undecided=self._undecided,
+                        embedded=self._embedded, damaged=self._damaged, advance=self._advance)
+            try:
+                for batch, shift in scan.batches():
+                    page = BatchPage(batch)
+                    yield from self._once(page, number, batch.offset - shift, IN_PLACE)
+            finally:
+                self.tally.bytes_read += min(source.size, scan.size)
+                self.tally.breaks += scan.breaks
+            yield from self._decide(scan, anything=scan.in_place > 0)
+
+    def _decide(self, scan: Scan, *, anything: bool) -> Iterator[Found]:
+        """What the undecided records of a source are: in place if they fit a log found there.
+
+        Where no log was found, the shift that most of them have is taken for one.
+        """
+        homes = set(scan.homes)
+        if not anything:
+            most = scan.shifts.most(_NEIGHBOURS)
+            homes |= set() if most is None else {most}
+        own: Array = np.array(sorted(homes), np.int64)
+        home = Spool()
+        try:
+            for rows in self._undecided.chunks():
+                mine = np.isin(rows["physical"] - rows["position"], own)
+                if mine.any():
+                    home.add_rows(rows[mine])
+                if not mine.all():
+                    self._misplaced.add_rows(rows[~mine])
+            self._undecided.close()
+            yield from self._kept(home, IN_PLACE)
+        finally:
+            home.close()
+
+    # -- what was kept for later --------------------------------------------------------------
+
+    def _kept(self, spool: Spool, placement: str, *, shown: bool = True) -> Iterator[Found]:
+        for found in self._pages(spool):
+            yield from self._once(found.page, found.source, found.offset, placement, shown=shown)
+
+    def _pages(self, spool: Spool) -> Iterator[Found]:
+        """The records of a spool, read again."""
+        for rows in spool.chunks(_PAGE_RECORDS):
+            edges = np.flatnonzero(np.diff(rows["source"])) + 1
+            for part in np.split(rows, edges):
+                number = int(part["source"][0])
+                try:
+                    yield from self._read(number, part)
+                except StoreIOError as error:
+                    self._report(str(error))
+
+    def _read(self, number: int, rows: Array) -> Iterator[Found]:
+        records: list[Record] = []
+        places: list[int] = []
+        size = 0
+        with CarveSource(self.inputs[number].path, lambda _at, _length: None) as source:
+            for position, length in zip(rows["position"].tolist(), rows["size"].tolist(),
+                                        strict=True):
+                # A file that changes meanwhile has no such record any more.
+                with contextlib.suppress(FormatError):
+                    records.append(decode(source.read(position, length)))
+                    places.append(position)
+                    size += length
+                if size >= _PAGE_BYTES:
+                    yield Found(RecordPage(records), number, np.array(places, np.int64), "")
+                    records, places, size = [], [], 0
+            if records:
+                yield Found(RecordPage(records), number, np.array(places, np.int64), "")
+
+    # -- what is given ------------------------------------------------------------------------
+
+    def _once(self, page: Page, number: int, offset: Array, placement: str, *,
+              shown: bool = True) -> Iterator[Found]:
+        """Counts, and parts new records from those that were met before."""
+        known = self._seen.take(page.numbers("physical_offset"), identity(page))
+        again = int(known.sum())
+        tally = self.tally
+        tally.duplicates += again
+        new = len(page) - again
+        if placement == IN_PLACE:
+            tally.in_place += new
+        elif placement == MISPLACED:
+            tally.misplaced += new
+        else:
+            tally.embedded += new
+        sizes = page.numbers("total_size")
+        if not again:
+            tally.bytes_in_messages += int(sizes.sum())
+            if shown:
+                yield from self._chosen(page, number, offset, placement)
+            return
+        rows = np.flatnonzero(~known)
+        tally.bytes_in_messages += int(sizes[rows].sum())
+        if shown and len(rows):
+            yield from self._chosen(page.select(rows), number, offset[rows], placement)
+        if self._wanted.duplicates:
+            rows = np.flatnonzero(known)
+            yield from self._chosen(page.select(rows), number, offset[rows], placement,
+                                    duplicate=True)
+
+    def _chosen(self, page: Page, number: int, offset: Array, placement: str, *,
+                duplicate: bool = False) -> Iterator[Found]:
+        """What of it the conditions let through."""
+        for condition in self._wanted.conditions:
+            if not len(page):
+                return
+            holds = condition.holds(page)
+            if not holds.all():
+                rows = np.flatnonzero(holds)
+                page, offset = page.select(rows), offset[rows]
+        if len(page):
+            self.tally.given += len(page)
+            name = "duplicate" if duplicate else placement
+            self.tally.counts[name] = self.tally.counts.get(name, 0) + len(page)
+            yield Found(page, number, offset, placement, duplicate)

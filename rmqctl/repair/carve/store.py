@@ -1,0 +1,185 @@
+"""A new store of carved messages: each is written as the record it was (`append --as-recorded`).
+
+Topic, queue, times, hosts, flags, properties and body stay. The queue offset stays where its
+queue goes on there; behind a gap later ones move up, as a broker would misplace them otherwise.
+The physical offset stays as long as nothing is missing in the log before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+
+from rmqctl.engine.config.create import create_store, plan_store
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.formats.local.sysflag import INNER_BATCH
+from rmqctl.repair.carve.carve import Carving, Found
+from rmqctl.repair.carve.order import Order
+from rmqctl.repair.carve.sources import CarveSource, Input
+
+_OPEN_SOURCES = 32
+_LEAST_FILE = 1024
+_MOST_TOPICS = 10_000
+_NAMED = 5
+
+
+@dataclass(slots=True)
+class Written:
+    """What came into the new store. ``reasons`` why messages were refused, with how often."""
+
+    store: str
+    messages: int = 0
+    bytes_written: int = 0
+    refused: int = 0
+    physical_offsets_kept: int = 0
+    renumbered: int = 0
+    vanished: int = 0
+    first_physical_offset: int | None = None
+    end_physical_offset: int | None = None
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"store": self.store, "written": self.messages,
+                "bytes_written": self.bytes_written, "refused": self.refused,
+                "physical_offsets_kept": self.physical_offsets_kept,
+                "queue_offsets_renumbered": self.renumbered,
+                "first_physical_offset": self.first_physical_offset,
+                "end_physical_offset": self.end_physical_offset}
+
+
+def log_file_size(inputs: Sequence[Input]) -> int | None:
+    """The size of a log's file which most inputs named like one have; None: nothing tells."""
+    sizes = Counter(one.size for one in inputs if one.base is not None and one.size >= _LEAST_FILE
+                    and one.size % _LEAST_FILE == 0 and one.base % one.size == 0)
+    return max(sizes, key=lambda size: (sizes[size], size)) if sizes else None
+
+
+class StoreMaker:
+    """Takes what a carving finds, then writes it. Use as a context manager.
+
+    Nothing is made before `write`, but a place that cannot be taken is refused at once
+    (RefusedError, UsageError for the sizes).
+    """
+
+    def __init__(self, root: str, settings: Settings) -> None:
+        self._settings = plan_store(root, settings).settings
+        self._order = Order()
+        self._batch_topics: set[str] = set()
+        self.written = Written(root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._order.close()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records taken."""
+        return self._order.size
+
+    def take(self, found: Found) -> None:
+        """Remembers where messages lie: 32 bytes each, on disk."""
+        self._order.add(found)
+        inner = found.page.numbers("sys_flag") & INNER_BATCH
+        if inner.any() and len(self._batch_topics) < _MOST_TOPICS:
+            part = found.page.select(np.flatnonzero(inner))
+            self._batch_topics.update(part.column("topic"))
+
+    def write(self, carving: Carving, advance: Callable[[int], None] = lambda _bytes: None,
+              check: Callable[[], None] = lambda: None) -> Written:
+        """Makes the store and puts everything in. ``check`` is called where a stop does no harm.
+
+        StoreIOError, RefusedError; the store is then one of a broker that was stopped or killed.
+        """
+        done = self.written
+        create_store(done.store, self._settings)
+        settings = replace(self._settings, batch_topics=self._settings.batch_topics
+                           | frozenset(self._batch_topics))
+        with Engine.open(done.store, settings) as engine, _Reader(carving.inputs) as reader:
+            for group in self._groups(reader):
+                check()
+                before = [one.physical_offset for one in group]
+                size = sum(one.total_size for one in group)
+                results = engine.put_many(group)
+                for offset, result in zip(before, results, strict=True):
+                    if result.physical_offset is None:
+                        done.refused += 1
+                        done.reasons[result.reason or result.status] += 1
+                        continue
+                    done.messages += 1
+                    done.bytes_written += result.wrote_bytes or 0
+                    done.physical_offsets_kept += result.physical_offset == offset
+                    if done.first_physical_offset is None:
+                        done.first_physical_offset = result.physical_offset
+                    done.end_physical_offset = result.physical_offset + (result.wrote_bytes or 0)
+                advance(size)
+            done.renumbered = engine.renumbered
+        return done
+
+    def _groups(self, reader: _Reader) -> Iterator[list[Record]]:
+        group: list[Record] = []
+        size = 0
+        for _, _, source, position, length in self._order.places():
+            record = reader.record(source, position, length)
+            if record is None:
+                self.written.vanished += 1
+                continue
+            group.append(record)
+            size += length
+            if len(group) >= GROUP_MESSAGES or size >= GROUP_BYTES:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
+
+    def reasons(self) -> list[str]:
+        """Why messages were refused, the most frequent first."""
+        return [f"{count} messages: {reason}" if count > 1 else f"1 message: {reason}"
+                for reason, count in self.written.reasons.most_common(_NAMED)]
+
+
+class _Reader:
+    """Reads records of many sources, with few of them open at a time."""
+
+    def __init__(self, inputs: Sequence[Input]) -> None:
+        self._inputs = inputs
+        self._open: OrderedDict[int, CarveSource] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with ExitStack() as stack:
+            for one in self._open.values():
+                stack.callback(one.close)
+
+    def record(self, source: int, position: int, length: int) -> Record | None:
+        """The record; None if it is no longer there."""
+        opened = self._open.get(source)
+        if opened is None:
+            if len(self._open) >= _OPEN_SOURCES:
+                self._open.popitem(last=False)[1].close()
+            with contextlib.suppress(StoreIOError):
+                opened = CarveSource(self._inputs[source].path, lambda _at, _length: None)
+            if opened is None:
+                return None
+            self._open[source] = opened
+        self._open.move_to_end(source)
+        try:
+            record = decode(opened.read(position, length))
+        except FormatError:
+            return None
+        return record if record.crc_ok else None

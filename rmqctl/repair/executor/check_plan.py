@@ -1,0 +1,251 @@
+"""Whether the steps of a plan can be carried out one after the other on the store as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from rmqctl.errors import InternalError, RefusedError
+from rmqctl.files.durable import failed
+from rmqctl.repair.executor.staging_dirs import (
+    checked,
+    is_alias,
+    real_path,
+    refuse_foreign_links,
+    up,
+)
+from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
+from rmqctl.scan.overlay import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A step with the real path of its target, and the folders it makes (real paths, outermost
+    first). ``again``: a later step makes something at the target or below it.
+    """
+
+    step: Step
+    path: str
+    folders: tuple[str, ...] = ()
+    again: bool = False
+
+
+def check(root: str, steps: Sequence[Step]) -> list[Checked]:
+    """What is left to do of the steps, in their order; patches of one file become one.
+
+    RefusedError where the store is not as the plan takes it to be, InternalError for a plan that
+    contradicts itself.
+    """
+    picture = _Picture()
+    found = [one for step in _merged(root, steps) if (one := picture.add(root, step)) is not None]
+    made: set[str] = set()
+    out = []
+    for one in reversed(found):
+        if isinstance(one.step, MoveAside):
+            out.append(replace(one, again=one.path in made))
+        else:
+            out.append(one)
+            made.update(up(one.path))
+    return out[::-1]
+
+
+class _Picture:
+    """What lies where after the steps so far."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, str] = {}
+        self._above: set[str] = set()
+        self._gone: set[str] = set()
+
+    def add(self, root: str, step: Step) -> Checked | None:
+        target, follow = step.target, isinstance(step, Replace | Patch)
+        refuse_foreign_links(root, target if follow else os.path.dirname(target))
+        if follow and is_alias(root, os.path.join(root, target)):
+            raise RefusedError(f"{target}: is a link to another file of the store")
+        if follow and os.path.islink(os.path.join(root, target)):
+            # It may lead anywhere, to what is none of the store's.
+            raise RefusedError(f"{target}: is a link, and nothing is written through it: put the "
+                               "file itself there")
+        path = real_path(root, target, follow=follow)
+        kind = self._kind(path)
+        if isinstance(step, MakeFolder) and kind == "folder":
+            self._make(path, "folder")  # wanted: a later step is not to take it away
+            return None
+        if isinstance(step, MoveAside):
+            if kind is None:
+                raise RefusedError(f"{target}: is not there any more")
+            if path in self._above or path in self._made:
+                raise InternalError(f"{target}: a plan makes it and takes it away")
+            if os.path.islink(path) and os.path.isdir(path):
+                raise RefusedError(f"{target}: is a link to a folder; it stays where it is")
+            self._gone.add(path)
+            return Checked(step, path)
+        if isinstance(step, Create | MakeFolder):
+            if kind is not None:
+                raise RefusedError(f"{target}: is there already")
+            folders = self._missing(path, target)
+            for one in folders:
+                self._make(one, "folder")
+            self._make(path, "folder" if isinstance(step, MakeFolder) else "file")
+            return Checked(step, path, folders)
+        if path in self._made:
+            raise InternalError(f"{target}: a plan changes it twice")
+        if kind != "file":
+            raise RefusedError(f"{target}: " + ("is not there any more" if kind is None
+                                                else "is no regular file"))
+        self._make(path, "file")
+        return Checked(step, path)
+
+    def _make(self, path: str, kind: str) -> None:
+        self._made[path] = kind
+        self._above.update(up(path)[1:])
+
+    def _missing(self, path: str, target: str) -> tuple[str, ...]:
+        missing = []
+        while (kind := self._kind(path := os.path.dirname(path))) is None:
+            missing.append(path)
+        if kind != "folder":
+            raise RefusedError(f"{target}: {path} is no folder")
+        return tuple(reversed(missing))
+
+    def _kind(self, path: str) -> str | None:
+        if path in self._made:
+            return self._made[path]
+        if not self._gone.isdisjoint(up(path)):
+            return None
+        try:
+            mode = os.lstat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise failed(error, path, "look at") from None
+        return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+
+def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
+    out: list[Step] = []
+    patches: dict[str, int] = {}
+    for given in steps:
+        step = replace(given, target=checked(root, given.target))
+        if isinstance(step, Create | Replace) and isinstance(step.content, Piece):
+            if step.content.at:
+                raise InternalError(f"{step.target}: the content of a file begins at 0")
+            _fits(step.target, [step.content])
+        if isinstance(step, Patch):
+            path = real_path(root, step.target, follow=True)
+            if is_alias(root, os.path.join(root, step.target)):
+                raise RefusedError(f"{step.target}: is a link to another file of the store")
+            known = patches.get(path)
+            earlier = out[known] if known is not None else None
+            pieces = list(step.pieces)
+            if isinstance(earlier, Patch):
+                pieces += earlier.pieces
+            pieces = sorted((one for one in pieces if one.size), key=lambda one: one.at)
+            _fits(step.target, pieces)
+            step = replace(step, pieces=tuple(pieces))
+            if known is not None:
+                out[known] = step
+                continue
+            if not pieces:
+                continue
+            patches[path] = len(out)
+        out.append(step)
+    return out
+
+
+def _fits(target: str, pieces: Sequence[Piece]) -> None:
+    """InternalError for pieces that lie over each other, or whose parts do."""
+    if any(one.end > two.at for one, two in pairwise(pieces)) or any(
+            one.at < 0 or one.size < 0 for one in pieces):
+        raise InternalError(f"{target}: pieces of a patch lie over each other")
+    for piece in pieces:
+        end = 0
+        for start, data in piece.parts:
+            if start < end:
+                raise InternalError(f"{target}: parts of a piece lie over each other")
+            end = start + len(data)
+        if end > piece.size:
+            raise InternalError(f"{target}: a part reaches beyond its piece")
+
+
+def shared(root: str, steps: Iterable[Step]) -> list[str]:
+    """Targets that are changed in place and have further names: hard links, as some backups are."""
+    found = []
+    for step in steps:
+        if isinstance(step, Patch):
+            with contextlib.suppress(OSError):
+                if os.stat(os.path.join(root, step.target)).st_nlink > 1:
+                    found.append(step.target)
+    return found
+
+
+# -- is it done already? --------------------------------------------------------------------------
+
+
+def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
+    """Whether the store is as the steps would leave it: then a plan was applied before."""
+    made: set[str] = set()
+    for step in reversed(_merged(root, steps)):
+        path = real_path(root, step.target, follow=isinstance(step, Replace | Patch))
+        if isinstance(step, MakeFolder):
+            done = os.path.isdir(path)
+        elif isinstance(step, MoveAside):
+            done = _only(path, made)
+        elif isinstance(step, Patch):
+            done = all(_has(path, piece, whole=False) for piece in step.pieces)
+        else:
+            done = _is_content(path, step.content) and (
+                step.mtime_ns in (None, os.stat(path).st_mtime_ns))
+        if not done:
+            return False
+        if not isinstance(step, MoveAside):
+            made.update(up(path))
+    return True
+
+
+def _only(path: str, made: set[str]) -> bool:
+    """Whether nothing is at ``path`` and below but what has been made."""
+    if not os.path.lexists(path):
+        return True
+    if path not in made:
+        return False
+    if not os.path.isdir(path) or os.path.islink(path):
+        return True
+    try:
+        return all(_only(os.path.join(path, name), made) for name in os.listdir(path))
+    except OSError as error:
+        raise failed(error, path, "list") from None
+
+
+def _is_content(path: str, content: bytes | FileContent | Piece) -> bool:
+    if isinstance(content, FileContent):
+        from rmqctl.repair.rebuild.compare import same
+
+        return (os.path.isfile(content.path) and os.path.isfile(path)
+                and same(content.path, path))
+    piece = Piece.of(0, content) if isinstance(content, bytes) else content
+    return _has(path, piece, whole=True)
+
+
+def _has(path: str, piece: Piece, *, whole: bool) -> bool:
+    """Whether a file has the bytes of a piece at its place; ``whole``: and no others."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < piece.end or (whole and size != piece.end):
+                return False
+            step = 1 << 20
+            for start in range(0, piece.size, step):
+                wanted = bytearray(min(step, piece.size - start))
+                piece.read_into(memoryview(wanted), start)
+                if os.pread(file.fileno(), len(wanted), piece.at + start) != wanted:
+                    return False
+    except OSError as error:
+        raise failed(error, path, "read") from None
+    return True

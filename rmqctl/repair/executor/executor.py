@@ -1,0 +1,277 @@
+"""The one executor for all plans (architecture: plan, then apply).
+
+A repair is staged, committed by its journal, carried out step by step, and noted as done. A kill
+before the commit leaves the old store; after it, the next `Repair` of the store completes it, or
+`Repair.undo` takes it back. Nothing of the store is deleted by either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rmqctl.engine.clock import now_ms
+from rmqctl.errors import InternalError, RefusedError, StoreIOError
+from rmqctl.files.durable import STAGING
+from rmqctl.repair.executor import undo as undoing
+from rmqctl.repair.executor.actions_log import NAME as LOG
+from rmqctl.repair.executor.actions_log import check as check_log
+from rmqctl.repair.executor.actions_log import note
+from rmqctl.repair.executor.apply_step import Carrier
+from rmqctl.repair.executor.check_plan import is_fulfilled
+from rmqctl.repair.executor.journal import (
+    FOLDER,
+    Entry,
+    Journal,
+    commit,
+    history,
+    is_committed,
+    load,
+    pending,
+    refuse_damaged,
+    repair_folder,
+    set_state,
+    state_of,
+)
+from rmqctl.repair.executor.locks import NOTE, Holding
+from rmqctl.repair.executor.staging import Staging, clear, clear_abandoned
+from rmqctl.repair.executor.staging_dirs import refuse_foreign_links
+from rmqctl.repair.executor.step_state import ChangedError
+from rmqctl.repair.executor.undo import Preview, Progress, Undone, preview
+from rmqctl.repair.plan import Plan
+from rmqctl.store.store import Store
+
+__all__ = ["Applied", "Entry", "Preview", "Repair", "Undone", "history", "kept_folder", "pending",
+           "preview"]
+
+SCRATCH = "scratch"
+_WRITTEN = ("lock", os.path.join(STAGING, FOLDER), os.path.join(STAGING, SCRATCH),
+            os.path.join(STAGING, LOG), os.path.join(STAGING, NOTE))
+"""What every repair writes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A plan that was carried out: its id, the number of steps, and the folder (relative to the
+    store root) with what was moved aside.
+
+    ``already``: there was nothing to do, or it had been done before; then ``id`` is empty.
+    ``undone``: an interrupted undoing was completed, not a repair.
+    """
+
+    id: str
+    steps: int
+    kept: str
+    already: bool = False
+    undone: bool = False
+
+
+def kept_folder(id: str) -> str:  # noqa: A002
+    """Where a repair keeps what it moved aside, relative to the store root."""
+    return os.path.join(STAGING, FOLDER, id)
+
+
+class Repair:
+    """A store held for a repair, as a context manager.
+
+    Entering takes the store's lock (StoreHeldError, no byte changed) and completes what an
+    interrupted repair left (`finished`; None if there was none), unless ``finish`` is False.
+    RefusedError if that cannot be completed, because something else changed the store since.
+    ``wall_clock`` gives ms; ``progress`` is called with 1 after every step. For another root than
+    a store (a tier) ``is_root`` raises where none is there, and ``homes`` are the broker's roots
+    that are held as well; without them those that were noted are.
+    """
+
+    def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
+                 progress: Progress | None = None, *, finish: bool = True,
+                 homes: Sequence[str] | None = None,
+                 is_root: Callable[[str], object] | None = None) -> None:
+        self.root = os.path.abspath(os.fspath(root))
+        self.command = command
+        self.finished: Applied | None = None
+        self._named = os.fspath(root)
+        self._clock = wall_clock or now_ms
+        self._progress: Progress = progress or (lambda _: None)
+        self._finish = finish
+        self._is_root = is_root or Store.open
+        self._lock = Holding(self.root, homes)
+
+    @property
+    def scratch_folder(self) -> str:
+        """A folder on the store's file system for what a plan is made of; made by who uses it."""
+        return os.path.join(self.root, STAGING, SCRATCH)
+
+    def __enter__(self) -> Self:
+        # A store all of whose files were moved aside is still one to repair.
+        if not os.path.isdir(os.path.join(self.root, STAGING)):
+            self._is_root(self._named)
+        for name in _WRITTEN:
+            refuse_foreign_links(self.root, name)
+        self._lock.acquire()
+        try:
+            clear_abandoned(self.root)
+            if self._finish:
+                self.finished = self._complete()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        try:
+            self._lock.release()
+        except StoreIOError:
+            if kind is None:
+                raise
+
+    # -- apply ----------------------------------------------------------------------------------
+
+    def apply(self, plan: Plan) -> Applied:
+        """Carries a plan out.
+
+        RefusedError if the store is not as the plan takes it to be, StoreIOError if it cannot be
+        made ready: then nothing has changed. StoreIOError that names the id: it is committed, but
+        not finished.
+        """
+        self._check_held()
+        if (unfinished := pending(self.root)) is not None:
+            raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or "
+                               "taken back first")
+        if plan.empty or is_fulfilled(self.root, plan.steps):
+            return Applied("", 0, "", already=True)
+        check_log(self.root)
+        self._lock.note()
+        staging = Staging(self.root, plan, self._clock())
+        try:
+            journal = staging.stage()
+            if not journal.records:
+                clear(self.root, staging.id)
+                return Applied("", 0, "", already=True)
+            commit(self.root, journal)
+        except BaseException as problem:
+            if not is_committed(self.root, staging.id):
+                clear(self.root, staging.id)
+            elif isinstance(problem, StoreIOError):
+                raise self._unfinished(staging.id, problem) from None
+            raise
+        return self._carry_out(journal, maybe=False)
+
+    def _carry_out(self, journal: Journal, *, maybe: bool) -> Applied:
+        with self._explained(journal.id):
+            carrier = Carrier(self.root, journal)
+            if maybe:
+                # All of them before the first: better refuse than go half way once more.
+                for _, phase in carrier.phases():
+                    if isinstance(phase, ChangedError):
+                        raise phase
+            for one in journal.records:
+                carrier.forward(one)
+                self._progress(1)
+            note(self.root, journal, "applied", self._clock(), maybe=maybe)
+            set_state(self.root, journal.id, "applied", self._clock())
+        return Applied(journal.id, len(journal.records), kept_folder(journal.id))
+
+    @contextmanager
+    def _explained(self, id: str) -> Iterator[None]:  # noqa: A002
+        try:
+            yield
+        except StoreIOError as problem:
+            raise self._unfinished(id, problem) from None
+        except OSError as error:
+            raise self._unfinished(id, StoreIOError.from_oserror(error)) from None
+        except RefusedError as problem:
+            raise RefusedError(
+                f"repair {id} was interrupted and cannot be completed: {problem}; `rmqctl undo "
+                f"{self._named} {id} --force` takes back what was done, `--abandon` leaves "
+                "everything as it is") from None
+
+    def _unfinished(self, id: str, problem: StoreIOError) -> StoreIOError:  # noqa: A002
+        return StoreIOError(
+            f"{problem}; repair {id} is not finished: nothing is lost, running the command again "
+            f"completes it, and `rmqctl undo {self._named} {id}` takes it back")
+
+    # -- what an interrupted run left -----------------------------------------------------------
+
+    def _complete(self) -> Applied | None:
+        id = pending(self.root)  # noqa: A001
+        if id is None:
+            return None
+        state, _ = state_of(self.root, id)
+        if state == "damaged":
+            raise refuse_damaged(self._named, id)
+        if state == "undoing":
+            back = self._carry_back(id, maybe=True)
+            return Applied(back.id, back.steps, back.kept, undone=True)
+        return self._carry_out(self._load(id), maybe=True)
+
+    def _load(self, id: str) -> Journal:  # noqa: A002
+        try:
+            found = load(self.root, id)
+        except StoreIOError as problem:
+            if "damaged" in str(problem):
+                raise refuse_damaged(self._named, id) from None
+            raise
+        if self._lock.homes:
+            self._refuse_copy(found)
+        return found
+
+    def _refuse_copy(self, journal: Journal) -> None:
+        """In a copy of a tier, a repair's files outside of it are still those of the original."""
+        outside = next((one.target for one in journal.records if os.path.isabs(one.target)), None)
+        if outside is not None and os.stat(repair_folder(
+                self.root, journal.id)).st_ino != journal.inode:
+            raise RefusedError(f"this is a copy: repair {journal.id} also changed {outside}, "
+                               "which is the original's")
+
+    # -- undo -----------------------------------------------------------------------------------
+
+    def undo(self, id: str | None = None, *, force: bool = False) -> Undone:  # noqa: A002
+        """Takes a repair back, the newest by default; an interrupted one as far as it came.
+
+        UsageError for an id there is not; RefusedError if something was changed since (with
+        ``force`` that is kept below ``undone``) or a later repair changed the same files.
+        """
+        self._check_held()
+        id = undoing.choose(self.root, id)  # noqa: A001
+        state, _ = state_of(self.root, id)
+        unfinished = pending(self.root)
+        if unfinished not in (None, id):
+            raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or "
+                               "taken back first")
+        if state == "undone":
+            return undoing.undone(self._load(id), already=True)
+        if state == "damaged":
+            raise refuse_damaged(self._named, id)
+        journal = self._load(id)
+        if state != "undoing":
+            undoing.begin(self.root, journal.id, self._clock(), force=force)
+        return self._carry_back(id, maybe=state == "undoing")
+
+    def abandon(self, id: str) -> None:  # noqa: A002
+        """Gives an interrupted repair up: the store stays as it is, and so does what is kept.
+
+        UsageError, RefusedError if it is not interrupted.
+        """
+        self._check_held()
+        id = undoing.choose(self.root, id)  # noqa: A001
+        if pending(self.root) != id:
+            raise RefusedError(f"repair {id} is not interrupted")
+        set_state(self.root, id, "abandoned", self._clock())
+
+    def _carry_back(self, id: str, *, maybe: bool) -> Undone:  # noqa: A002
+        try:
+            return undoing.carry_on(self.root, id, self._clock, self._progress, maybe=maybe)
+        except (StoreIOError, OSError) as error:
+            problem = error if isinstance(error, StoreIOError) else StoreIOError.from_oserror(error)
+            raise StoreIOError(
+                f"{problem}; the undoing of repair {id} is not finished: nothing is lost, `rmqctl "
+                f"undo {self._named} {id}` goes on with it") from None
+
+    def _check_held(self) -> None:
+        if not self._lock.held:
+            raise InternalError("a repair needs the store's lock")

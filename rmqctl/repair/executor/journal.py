@@ -1,0 +1,305 @@
+"""The journal of a repair: everything needed to complete it, or to take it back, after a kill.
+
+``STORE/.rmqctl/repairs/ID/`` holds what a repair staged and keeps. Its ``journal.jsonl`` appears
+there in one piece, by rename, when everything is staged: that commits the repair. It is JSON
+lines: a header, then the plan's actions, then the steps; the header counts both and has the
+CRC-32 of all that follows it. It never changes again; how far the repair is says ``state.json``
+beside it (missing: committed, the steps have not all been carried out).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.durable import STAGING, failed, open_file, publish
+from rmqctl.repair.executor.file_stamp import Mark
+
+FOLDER = "repairs"
+JOURNAL = "journal.jsonl"
+STATE = "state.json"
+_FORMAT = 1
+_ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
+_MOST_HEADER = 1 << 24
+
+Kind = Literal["create", "replace", "patch", "move", "folder"]
+StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", "damaged"]
+"""``interrupted``: committed, not all carried out. ``undoing``: being taken back. ``abandoned``:
+was interrupted, and given up as it is. ``damaged``: its journal cannot be read."""
+PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One step as the journal has it.
+
+    ``home`` numbers the folder (`Journal.homes`) that holds the rest, on the target's own file
+    system. In it: ``staged`` is the new content (create, replace) or the bytes to be laid over
+    the target (patch); ``kept`` where the old file goes (replace, move) or the bytes that were
+    there (patch); ``undone`` where undo puts what the repair made. ``spans`` are (position, size)
+    of the bytes of a patch. ``folders`` are those that the step makes, outermost first.
+    ``again``: a later step makes something anew at, or below, the target.
+    """
+
+    kind: Kind
+    target: str
+    home: int = 0
+    staged: str = ""
+    kept: str = ""
+    undone: str = ""
+    old: Mark | None = None
+    new: Mark | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+    folders: tuple[str, ...] = ()
+    again: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {name: value for name, value in asdict(self).items() if value or name == "kind"}
+        for name in ("old", "new"):
+            mark = getattr(self, name)
+            if mark is not None:
+                found[name] = [mark.size, mark.mtime_ns, mark.inode]
+        return found
+
+    @classmethod
+    def of(cls, raw: dict[str, Any]) -> Record:
+        """KeyError, TypeError or ValueError for what `as_dict` did not make."""
+        given = dict(raw)
+        for name in ("old", "new"):
+            if name in given:
+                size, mtime, inode = map(int, given[name])
+                given[name] = Mark(size, mtime, inode)
+        given["spans"] = tuple((int(at), int(size)) for at, size in given.get("spans", ()))
+        given["folders"] = tuple(map(str, given.get("folders", ())))
+        return cls(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """A committed repair. ``inode`` is that of its folder when it was committed: in a copy of the
+    store it is another one, and then the inodes in the records say nothing. ``times`` are the
+    modification times (ns) of the folders in which names change, before the repair.
+    """
+
+    id: str
+    time: int
+    command: str
+    homes: tuple[str, ...]
+    inode: int
+    actions: tuple[Mapping[str, Any], ...] = ()
+    records: tuple[Record, ...] = ()
+    times: Mapping[str, int] = field(default_factory=dict)
+
+    def build(self) -> bytes:
+        rest = b"".join(_line(one) for one in self.actions)
+        rest += b"".join(_line(one.as_dict()) for one in self.records)
+        head = {"format": _FORMAT, "id": self.id, "time": self.time, "command": self.command,
+                "actions": len(self.actions), "steps": len(self.records),
+                "homes": list(self.homes), "inode": self.inode, "times": dict(self.times),
+                "crc": zlib.crc32(rest)}
+        return _line(head) + rest
+
+    @classmethod
+    def parse(cls, data: bytes, path: str) -> Journal:
+        """StoreIOError for bytes that are no journal, or not all of it."""
+        try:
+            first, _, rest = data.partition(b"\n")
+            head = _header(first)
+            if zlib.crc32(rest) != head["crc"]:
+                raise ValueError("its checksum is wrong")
+            lines = rest.splitlines()
+            count = int(head["actions"])
+            if len(lines) != count + int(head["steps"]):
+                raise ValueError("lines are missing")
+            return cls(str(head["id"]), int(head["time"]), str(head["command"]),
+                       tuple(map(str, head["homes"])), int(head["inode"]),
+                       tuple(json.loads(one) for one in lines[:count]),
+                       tuple(Record.of(json.loads(one)) for one in lines[count:]),
+                       {str(name): int(at) for name, at in head["times"].items()})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise StoreIOError(f"{path}: the journal is damaged ({error})") from None
+
+
+def _header(line: bytes) -> dict[str, Any]:
+    """ValueError unless it is one."""
+    head = json.loads(line)
+    if not isinstance(head, dict) or head.get("format") != _FORMAT:
+        raise ValueError("no header of a known format")
+    return head
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+
+# -- where ----------------------------------------------------------------------------------------
+
+
+def repairs_folder(root: str) -> str:
+    """Where all repairs of a store lie."""
+    return os.path.join(root, STAGING, FOLDER)
+
+
+def repair_folder(root: str, id: str) -> str:  # noqa: A002
+    """Where one repair lies."""
+    return os.path.join(repairs_folder(root), id)
+
+
+def order(id: str) -> tuple[str, int]:  # noqa: A002
+    """Sorts ids by age: they never go back, even when the clock does."""
+    found = _ID.fullmatch(id)
+    assert found is not None
+    return found[1], int(found[2])
+
+
+def ids(root: str) -> list[str]:
+    """The ids of all repairs, committed or not, oldest first. StoreIOError."""
+    folder = repairs_folder(root)
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise failed(error, folder, "list") from None
+    return sorted((name for name in names if _ID.fullmatch(name)), key=order)
+
+
+def next_id(root: str, now: int) -> str:
+    """An id later than every other one, of the time ``now`` (ms) if that is later."""
+    try:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now / 1000))
+    except (ValueError, OverflowError, OSError):
+        stamp = ""
+    stamp = stamp if _ID.fullmatch(f"{stamp}-1") else "19700101T000000Z"
+    last = order(known[-1]) if (known := ids(root)) else ("", 0)
+    return f"{stamp}-1" if stamp > last[0] else f"{last[0]}-{last[1] + 1}"
+
+
+def is_committed(root: str, id: str) -> bool:  # noqa: A002
+    """Whether a repair has a journal; without one nothing but its own folder was touched."""
+    return os.path.lexists(os.path.join(repair_folder(root, id), JOURNAL))
+
+
+# -- reading and writing --------------------------------------------------------------------------
+
+
+def commit(root: str, journal: Journal) -> None:
+    """From now on the repair is carried out, whatever happens. StoreIOError."""
+    folder = repair_folder(root, journal.id)
+    publish(os.path.join(folder, JOURNAL), journal.build(), store=root, staging=folder)
+
+
+def load(root: str, id: str) -> Journal:  # noqa: A002
+    """StoreIOError for a journal that is damaged or cannot be read."""
+    path = os.path.join(repair_folder(root, id), JOURNAL)
+    return Journal.parse(_read(path), path)
+
+
+def set_state(root: str, id: str, state: StateName, now: int,  # noqa: A002
+              **more: Any) -> None:
+    """Notes durably how far a repair is. StoreIOError."""
+    folder = repair_folder(root, id)
+    publish(os.path.join(folder, STATE), _line({"state": state, "time": now, **more}),
+            store=root, staging=folder)
+
+
+def state_of(root: str, id: str) -> tuple[StateName, Mapping[str, Any]]:  # noqa: A002
+    """How far a committed repair is, and what was noted with that. StoreIOError."""
+    path = os.path.join(repair_folder(root, id), STATE)
+    if not os.path.lexists(path):
+        return "interrupted", {}
+    try:
+        raw = json.loads(_read(path))
+        state = raw["state"]
+        if state not in ("applied", "undoing", "undone", "abandoned"):
+            raise ValueError(state)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "damaged", {}
+    return state, raw
+
+
+def _read(path: str, most: int = -1) -> bytes:
+    try:
+        with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
+            return file.readline(most) if most > 0 else file.read()
+    except OSError as error:
+        raise failed(error, path, "read") from None
+
+
+# -- what there is --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A repair in the list. ``time`` in ms; ``actions`` of its plan, ``files`` or folders that
+    its steps touch.
+    """
+
+    id: str
+    time: int | None
+    command: str
+    state: StateName
+    actions: int
+    files: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def entry(root: str, id: str) -> Entry:  # noqa: A002
+    """One committed repair. StoreIOError."""
+    state, _ = state_of(root, id)
+    path = os.path.join(repair_folder(root, id), JOURNAL)
+    try:
+        head = _header(_read(path, _MOST_HEADER))
+        return Entry(id, int(head["time"]), str(head["command"]), state, int(head["actions"]),
+                     int(head["steps"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return Entry(id, None, "", state if state not in PENDING else "damaged", 0, 0)
+
+
+def history(root: str) -> list[Entry]:
+    """All committed repairs of a store, oldest first. Opens nothing for writing. StoreIOError."""
+    return [entry(root, one) for one in ids(root) if is_committed(root, one)]
+
+
+def pending(root: str) -> str | None:
+    """The id of a repair, or of its undoing, that was committed and is not finished. Read-only."""
+    for one in reversed(ids(root)):
+        if is_committed(root, one) and state_of(root, one)[0] in PENDING:
+            return one
+    return None
+
+
+def overlapping(root: str, journal: Journal, later: Iterable[str]) -> str | None:
+    """The newest of the repairs ``later`` which touched what ``journal`` did, unless undone."""
+    mine = {one.target for one in journal.records}
+    above = {folder for one in mine for folder in _above(one)}
+    for other in sorted(later, key=order, reverse=True):
+        if state_of(root, other)[0] == "undone":
+            continue
+        for one in load(root, other).records:
+            if one.target in mine or one.target in above or mine.intersection(_above(one.target)):
+                return other
+    return None
+
+
+def _above(target: str) -> list[str]:
+    found = []
+    while (target := os.path.dirname(target)) not in ("", os.sep):
+        found.append(target)
+    return found
+
+
+def refuse_damaged(root: str, id: str) -> RefusedError:  # noqa: A002
+    """The refusal to complete a repair whose journal cannot be read."""
+    return RefusedError(
+        f"repair {id} was interrupted and its journal is damaged: look at what is kept in "
+        f"{repair_folder(root, id)}; `rmqctl undo {root} {id} --abandon` gives it up as it is")

@@ -1,0 +1,166 @@
+"""Bytes in place: files that hold the bytes of a patch, and laying them over its target.
+
+Such a file has the bytes of all spans of the patch one behind the other; zeros are holes where
+the file system has them, so that wiping a gigabyte costs nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import failed, open_file, sync, write_all
+from rmqctl.scan.overlay import Piece
+
+BLOCK = 1 << 20
+_ZEROS = bytes(BLOCK)
+Spans = tuple[tuple[int, int], ...]
+"""(position, size) in the target, ascending and not overlapping."""
+Found = Literal["old", "new", "between", "other"]
+
+
+def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """``[from, to)`` of what may be other than zero; all of it where the system cannot tell."""
+    at = start
+    while at < end:
+        try:
+            low = os.lseek(fd, at, os.SEEK_DATA)
+            high = os.lseek(fd, low, os.SEEK_HOLE) if low < end else low
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # ENXIO: no data behind this
+                yield at, end
+            return
+        if low < end:
+            yield low, min(high, end)
+        at = high
+
+
+def write_pieces(path: str, pieces: Iterable[Piece]) -> None:
+    """Makes the file of new bytes. StoreIOError."""
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make")
+    try:
+        base = 0
+        for piece in pieces:
+            for start, data in piece.parts:
+                write_all(fd, data, base + start, path)
+            base += piece.size
+        set_length(fd, base, path)
+        sync(fd, path, whole=True)
+    finally:
+        os.close(fd)
+
+
+def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
+    """Makes the file of the bytes which ``source`` (called ``name``) has now; behind its end it
+    counts as zero. StoreIOError.
+    """
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make")
+    try:
+        length, base = os.fstat(source).st_size, 0
+        for at, size in spans:
+            for low, high in data_ranges(source, at, min(at + size, length)):
+                _copy(source, low, high, name, fd, base + low - at, path)
+            base += size
+        set_length(fd, base, path)
+        sync(fd, path, whole=True)
+    finally:
+        os.close(fd)
+
+
+def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
+    """Writes the bytes of a patch file over the target, as far as they differ. StoreIOError."""
+    source = open_file(source_path, os.O_RDONLY)
+    try:
+        base = 0
+        for at, size in spans:
+            done = base
+            for low, high in data_ranges(source, base, base + size):
+                _wipe(target, at + done - base, at + low - base, name)
+                for place, data in _blocks(source, low, high, source_path):
+                    to = at + place - base
+                    if os.pread(target, len(data), to) != data:
+                        write_all(target, data, to, name)
+                done = high
+            _wipe(target, at + done - base, at + size, name)
+            base += size
+    except OSError as error:
+        raise failed(error, name, "read") from None
+    finally:
+        os.close(source)
+
+
+def compare(target: int, name: str, new: str, old: str, spans: Spans) -> Found:
+    """Which bytes the target has: ``between`` where some are old and some new. StoreIOError.
+
+    Behind the end of the target lie zeros.
+    """
+    import numpy as np
+
+    is_old = is_new = True
+    first, second = open_file(new, os.O_RDONLY), open_file(old, os.O_RDONLY)
+    try:
+        base = 0
+        for at, size in spans:
+            for start in range(0, size, BLOCK):
+                count = min(BLOCK, size - start)
+                wanted = os.pread(first, count, base + start)
+                before = os.pread(second, count, base + start)
+                if len(wanted) != count or len(before) != count:
+                    raise StoreIOError(f"{new}: bytes that the repair kept are missing")
+                here = os.pread(target, count, at + start).ljust(count, b"\0")
+                if here == wanted:
+                    is_old = is_old and before == wanted
+                elif here == before:
+                    is_new = False
+                else:
+                    is_old = is_new = False
+                    one, two, three = (np.frombuffer(data, np.uint8)
+                                       for data in (here, wanted, before))
+                    if not ((one == two) | (one == three)).all():
+                        return "other"
+            base += size
+    except OSError as error:
+        raise failed(error, name, "read") from None
+    finally:
+        os.close(first)
+        os.close(second)
+    return "new" if is_new else "old" if is_old else "between"
+
+
+def set_length(fd: int, size: int, path: str) -> None:
+    """StoreIOError. Of a target it changes the length only where a patch reaches behind its end:
+    what goes by that, when it is taken back, are bytes the repair wrote, or zeros.
+    """
+    try:
+        os.ftruncate(fd, size)
+    except OSError as error:
+        raise failed(error, path, "set the length of") from None
+
+
+def _blocks(fd: int, low: int, high: int, path: str) -> Iterator[tuple[int, bytes]]:
+    while low < high:
+        try:
+            data = os.pread(fd, min(BLOCK, high - low), low)
+        except OSError as error:
+            raise failed(error, path, "read") from None
+        if not data:
+            raise StoreIOError(f"{path}: became shorter while it was read")
+        yield low, data
+        low += len(data)
+
+
+def _copy(source: int, low: int, high: int, name: str, target: int, to: int, path: str) -> None:
+    """Into a fresh file: blocks of zeros stay holes."""
+    for place, data in _blocks(source, low, high, name):
+        if data.count(0) != len(data):
+            write_all(target, data, to + place - low, path)
+
+
+def _wipe(fd: int, low: int, high: int, path: str) -> None:
+    for start, end in data_ranges(fd, low, min(high, os.fstat(fd).st_size)):
+        for place, data in _blocks(fd, start, end, path):
+            if data.count(0) != len(data):
+                write_all(fd, _ZEROS[:len(data)], place, path)

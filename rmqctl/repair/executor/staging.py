@@ -1,0 +1,333 @@
+"""Making ready: all that a repair will put into the store is written and forced to disk below
+``.rmqctl`` before a byte elsewhere changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from rmqctl.errors import InternalError, StoreIOError
+from rmqctl.files.durable import (
+    STAGING,
+    failed,
+    give_to_owner_of,
+    make_folders,
+    open_file,
+    sync,
+    sync_folder,
+)
+from rmqctl.repair.executor.check_plan import Checked, check
+from rmqctl.repair.executor.file_stamp import Mark, look, mark_of
+from rmqctl.repair.executor.journal import (
+    Journal,
+    Record,
+    ids,
+    is_committed,
+    next_id,
+    repair_folder,
+)
+from rmqctl.repair.executor.patch import data_ranges, save_spans, write_pieces
+from rmqctl.repair.executor.staging_dirs import Homes, below, nearest_folder, noted_homes, up
+from rmqctl.repair.plan import (
+    Content,
+    Create,
+    FileContent,
+    MakeFolder,
+    MoveAside,
+    Patch,
+    Plan,
+    Replace,
+)
+from rmqctl.repair.scratch import copy_sparse
+from rmqctl.scan.overlay import Piece
+
+NEW, BYTES, ASIDE, UNDONE = "new", "bytes", "aside", "undone"
+"""Folders of a home: new files, bytes of patches, what was moved aside, what undo took away."""
+_RESERVE = 1 << 20
+"""Bytes that are to stay free for the journal and the log of actions."""
+
+
+class Staging:
+    """One repair being made ready. `stage` gives the journal to be committed."""
+
+    def __init__(self, root: str, plan: Plan, now: int) -> None:
+        self.root, self._plan, self._now = root, plan, now
+        self.id = next_id(root, now)
+        self._homes = Homes(root, self.id)
+        self._kept_names: set[str] = set()
+        self._kept_above: set[str] = set()
+        self._touched: set[str] = set()
+        self._times: dict[str, int] = {}
+
+    @property
+    def folder(self) -> str:
+        return self._homes.folders[0]
+
+    def stage(self) -> Journal:
+        """RefusedError if the store is not as the plan takes it to be, StoreIOError."""
+        make_folders(self.folder)
+        todo = check(self.root, self._plan.steps)
+        homes = [self._homes.of(one.step.target, one.path) for one in todo]
+        for one in todo:
+            self._note_times(one)
+        self._check_writable(todo)
+        self._check_room(zip(todo, homes, strict=True))
+        records = [self._record(number, one, home)
+                   for number, (one, home) in enumerate(zip(todo, homes, strict=True), 1)]
+        for folder in sorted(self._touched, key=len, reverse=True):
+            sync_folder(folder)
+        for home in self._homes.folders:
+            # Who made these may have been killed before they were forced to disk.
+            for folder in (up(home)[1:4]):
+                sync_folder(folder)
+        return Journal(self.id, self._now, self._plan.command, tuple(self._homes.folders[1:]),
+                       os.stat(self.folder).st_ino,
+                       tuple(one.as_dict() for one in self._plan.actions), tuple(records),
+                       self._times)
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def _note_times(self, one: Checked) -> None:
+        """The times of the folders in which names come and go, for undo."""
+        for folder in {nearest_folder(one.path), os.path.dirname(one.path)}:
+            with contextlib.suppress(OSError):
+                self._times.setdefault(self._named(folder), os.stat(folder).st_mtime_ns)
+
+    def _check_writable(self, todo: Iterable[Checked]) -> None:
+        """Better refused now than half done later."""
+        for one in todo:
+            if isinstance(one.step, Patch):
+                os.close(open_file(one.path, os.O_RDWR))
+                continue
+            folder = nearest_folder(one.path)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise StoreIOError(f"cannot change names in {folder}: permission denied, or the "
+                                   "file system is read-only")
+
+    def _check_room(self, todo: Iterable[tuple[Checked, int]]) -> None:
+        wanted: dict[int, int] = defaultdict(lambda: _RESERVE)
+        where: dict[int, str] = {}
+        for one, home in todo:
+            folder = self._homes.folders[home]
+            device = os.stat(folder).st_dev
+            where.setdefault(device, folder)
+            if isinstance(one.step, Create | Replace):
+                wanted[device] += self._room(one.step.content, device)
+            elif isinstance(one.step, Patch):
+                wanted[device] += _patch_room(one.path, one.step)
+        for device, folder in where.items():
+            about = os.statvfs(folder)
+            free = about.f_bavail * about.f_frsize
+            # Some file systems do not tell how much there is.
+            if about.f_blocks and free < wanted[device]:
+                raise StoreIOError(
+                    f"{folder}: not enough room: the repair needs {wanted[device]} bytes on this "
+                    f"file system, {free} are free; nothing was changed")
+
+    def _room(self, content: Content, device: int) -> int:
+        if isinstance(content, bytes):
+            return len(content)
+        if isinstance(content, Piece):
+            return sum(len(data) for _, data in content.parts)
+        try:
+            about = os.stat(content.path)
+        except OSError as error:
+            raise failed(error, content.path, "look at") from None
+        if self._movable(content) and about.st_dev == device:
+            return 0
+        return about.st_blocks * 512
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def _record(self, number: int, one: Checked, home: int) -> Record:
+        step, target = one.step, one.step.target
+        folders = tuple(self._named(folder) for folder in one.folders)
+        if isinstance(step, MakeFolder):
+            return Record("folder", target, folders=folders)
+        if isinstance(step, MoveAside):
+            kept = self._kept(home, target)
+            return Record("move", target, home, kept=kept, undone=self._undone(home, target),
+                          old=look(one.path), again=one.again)
+        if isinstance(step, Patch):
+            return self._patch(number, one, step, home)
+        staged = os.path.join(NEW, f"{number:06d}")
+        self._folder(home, NEW)
+        undone = self._undone(home, target)
+        if isinstance(step, Replace):
+            old = look(one.path)
+            new = self._stage(home, staged, step, like=one.path)
+            return Record("replace", target, home, staged, self._kept(home, target), undone,
+                          old, new)
+        new = self._stage(home, staged, step, like=None, near=nearest_folder(one.path))
+        return Record("create", target, home, staged, undone=undone, new=new, folders=folders)
+
+    def _named(self, path: str) -> str:
+        """As targets are named: relative to the root where it lies below it."""
+        root = os.path.realpath(self.root)
+        inside = path == root or path.startswith(root + os.sep)
+        return os.path.relpath(path, root) if inside else path
+
+    def _patch(self, number: int, one: Checked, step: Patch, home: int) -> Record:
+        staged = os.path.join(BYTES, f"{number:06d}.new")
+        kept = os.path.join(BYTES, f"{number:06d}.old")
+        self._folder(home, BYTES)
+        spans = tuple((piece.at, piece.size) for piece in step.pieces)
+        write_pieces(self._path(home, staged), step.pieces)
+        fd = open_file(one.path, os.O_RDONLY)
+        try:
+            old = mark_of(os.fstat(fd))
+            save_spans(self._path(home, kept), fd, one.path, spans)
+        finally:
+            os.close(fd)
+        end = max(at + size for at, size in spans)
+        new = Mark(max(old.size, end), old.mtime_ns, old.inode)
+        return Record("patch", step.target, home, staged, kept, self._undone(home, step.target),
+                      old, new, spans)
+
+    def _stage(self, home: int, name: str, step: Create | Replace, *, like: str | None,
+               near: str = "") -> Mark:
+        """Writes new content, durably; its mark."""
+        path, content = self._path(home, name), step.content
+        if isinstance(content, FileContent):
+            self._take(content, path)
+        else:
+            piece = Piece.of(0, content) if isinstance(content, bytes) else content
+            write_pieces(path, [piece])
+        fd = open_file(path, os.O_RDWR)
+        try:
+            if like is not None:
+                _dress(fd, like)
+            else:
+                give_to_owner_of(near, fd)
+            wanted = step.mtime_ns if step.mtime_ns is not None else self._now * 1_000_000
+            os.utime(fd, ns=(wanted, wanted))
+            sync(fd, path, whole=True)
+            return mark_of(os.fstat(fd))
+        except (OSError, OverflowError) as error:
+            problem = error if isinstance(error, OSError) else OSError(str(error))
+            raise failed(problem, path, "make ready") from None
+        finally:
+            os.close(fd)
+
+    def _movable(self, content: FileContent) -> bool:
+        """Never a file of the store itself, whatever the plan says."""
+        if not content.movable or os.path.islink(content.path):
+            return False
+        root, path = os.path.realpath(self.root), os.path.realpath(content.path)
+        return (not path.startswith(root + os.sep)
+                or path.startswith(os.path.join(root, STAGING) + os.sep))
+
+    def _take(self, content: FileContent, path: str) -> None:
+        if not os.path.isfile(content.path):
+            raise StoreIOError(f"{content.path}: what was made for the store is gone")
+        if self._movable(content):
+            # Another file system, or a folder that is not ours: then a copy does as well.
+            with contextlib.suppress(OSError):
+                os.rename(content.path, path)
+                return
+        try:
+            copy_sparse(content.path, path)
+        except OSError as error:
+            raise failed(error, path, "write to") from None
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def _path(self, home: int, name: str) -> str:
+        return os.path.join(self._homes.folders[home], name)
+
+    def _folder(self, home: int, name: str) -> str:
+        """Makes a folder of a home, to be forced at the end."""
+        path = self._path(home, name)
+        if path not in self._touched:
+            make_folders(path, durable=False)
+            above = path
+            while above not in self._touched:
+                self._touched.add(above)
+                if above == self._homes.folders[home]:
+                    break
+                above = os.path.dirname(above)
+        return path
+
+    def _kept(self, home: int, target: str) -> str:
+        """A free name under ``aside``, with the folder for it."""
+        wanted = name = os.path.join(ASIDE, below(target))
+        number = 1
+        while self._taken(f"{home}/{name}"):
+            number += 1
+            name = f"{wanted}.{number}"
+        whole = f"{home}/{name}"
+        self._kept_names.add(whole)
+        while (whole := os.path.dirname(whole)):
+            self._kept_above.add(whole)
+        self._folder(home, os.path.dirname(name))
+        return name
+
+    def _taken(self, name: str) -> bool:
+        if name in self._kept_names or name in self._kept_above:
+            return True
+        while (name := os.path.dirname(name)):
+            if name in self._kept_names:
+                return True
+        return False
+
+    @staticmethod
+    def _undone(home: int, target: str) -> str:
+        del home
+        return os.path.join(UNDONE, below(target))
+
+
+def _patch_room(path: str, step: Patch) -> int:
+    """Bytes of the new, of the old ones that are kept, and of holes that are filled."""
+    total = 0
+    fd = open_file(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        for piece in step.pieces:
+            total += 2 * sum(len(data) for _, data in piece.parts)
+            total += sum(high - low for low, high in data_ranges(
+                fd, piece.at, min(piece.end, size)))
+    finally:
+        os.close(fd)
+    return total
+
+
+def _dress(fd: int, path: str) -> None:
+    """Gives a new file the mode and, where the system lets us, the owner of the one it replaces."""
+    old = os.stat(path)
+    with contextlib.suppress(OSError):
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    with contextlib.suppress(OSError):
+        os.fchown(fd, old.st_uid, old.st_gid)
+
+
+# -- what was never committed ---------------------------------------------------------------------
+
+
+def clear(root: str, id: str) -> None:  # noqa: A002
+    """Takes away what a repair staged that was never committed, as far as the system lets it.
+
+    All of it was made by rmqctl, or are copies: before the commit nothing of the store is moved.
+    """
+    folder = repair_folder(root, id)
+    if is_committed(root, id):
+        raise InternalError(f"{folder}: was committed")
+    for home in noted_homes(root, id):
+        shutil.rmtree(home, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_abandoned(root: str) -> None:
+    """`clear` for every repair that was killed before its commit."""
+    for one in ids(root):
+        if not is_committed(root, one):
+            clear(root, one)
+
+
+def homes_of(root: str, journal: Journal) -> Sequence[str]:
+    """The homes of a repair, as the store lies now."""
+    return repair_folder(root, journal.id), *journal.homes

@@ -1,0 +1,153 @@
+"""What keeps a broker from starting and is no data: strange names among a store's files.
+
+A broker takes every entry of these folders for one of its files (recovery.md §2): a name that is
+no number, another length, for 4.x also a folder, and it does not start. Its index folder is
+different: names that are no number are passed over (`IndexService.load` catches that), but
+whatever has a number for a name is taken for an index file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import filterfalse
+
+from rmqctl.checks.preflight.load import load
+from rmqctl.checks.preflight.types import rules_of
+from rmqctl.formats.local import names
+from rmqctl.repair.log_positions import target
+from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.store.files import Listing, listing
+from rmqctl.store.store import Store
+
+WHY = "a broker does not start on it"
+_TAKEN = "a broker takes it for an index file"
+_NO_INDEX = "no index file"
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+"""What Long.parseLong takes, but for other scripts' digits and numbers that are too large."""
+_QUEUES = ("consumequeue", "consumequeue_ext")
+_NAMED = 5
+Found = tuple[list[Step], list[Action]]
+
+
+def log_strays(store: Store, generation: int) -> Found:
+    """Strange entries of the log's folders go aside. ``generation``: 4 or 5, whose rules decide."""
+    return _aside(store, (path for folder in store.log_folders
+                          for path in _strange(folder, listing(folder), generation)))
+
+
+def queue_strays(store: Store, generation: int) -> Found:
+    """Strange entries of the folders of plain, extended and (5.x) batch queues go aside."""
+    tops = _QUEUES if generation < 5 else (*_QUEUES, "batchconsumequeue")
+
+    def every() -> Iterator[str]:
+        for top in tops:
+            for topic in listing(store.path(top)).folders:
+                for queue in listing(store.path(top, topic)).folders:
+                    if _NUMBER.fullmatch(queue):  # a broker passes over other queue folders
+                        folder = store.path(top, topic, queue)
+                        yield from _strange(folder, listing(folder), generation)
+
+    return _aside(store, every())
+
+
+def index_strays(store: Store) -> Found:
+    """What is no index file goes aside."""
+    folder = store.path("index")
+    found = listing(folder, names.INDEX_DIGITS)
+    folders = [os.path.join(folder, one) for one in found.folders]
+    files = list(_others(folder, found))
+    steps: list[Step] = []
+    actions: list[Action] = []
+    for why, paths in ((WHY, filter(_is_number, folders)), (_TAKEN, filter(_is_number, files)),
+                       (_NO_INDEX, filterfalse(_is_number, [*folders, *files]))):
+        some = _aside(store, paths, why)
+        steps += some[0]
+        actions += some[1]
+    return steps, actions
+
+
+def joined(steps: Sequence[Step], actions: Sequence[Action], strays: Found) -> Found:
+    """The steps and actions for derived files with those for strays, each thing moved once."""
+    done = {one.target for one in steps}
+    gone = [one.target for one in strays[0] if one.target not in done]
+    kept = [one for one in steps
+            if not any(one.target.startswith(above + os.sep) for above in gone)]
+    dropped = {os.path.dirname(one.target) for one in steps} - {
+        os.path.dirname(one.target) for one in kept}
+    # An action of a queue whose steps were all within a folder that goes as a whole.
+    told = [one for one in actions if not any(
+        folder.startswith(one.target + os.sep) for folder in dropped) or any(
+        step.target == one.target or step.target.startswith(one.target + os.sep)
+        for step in kept)]
+    fresh = set(gone)
+    return ([*kept, *(one for one in strays[0] if one.target in fresh)],
+            [*told, *(one for one in strays[1] if one.target in fresh)])
+
+
+def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[str]:
+    """Why a broker does not start all the same when the steps are carried out, in one sentence.
+
+    Only what names, sizes and configuration tell. StoreIOError.
+    """
+    cured = set(_cured(store, steps))
+    left = [one for one in load(store, rules_of(None, generation)).refusals
+            if one.target not in cured]
+    if not left:
+        return []
+    named = "; ".join(f"{one.target}: {one.reason}" for one in left[:_NAMED])
+    more = f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+    return [("a broker does not start on this store, and this repair does not change that: "
+             f"{named}{more}")]
+
+
+def _cured(store: Store, steps: Iterable[Step]) -> Iterator[str]:
+    for one in steps:
+        longer = not isinstance(one, Patch) or (
+            one.pieces and one.pieces[-1].end > _size(os.path.join(store.root, one.target)))
+        if longer:
+            yield one.target
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _strange(folder: str, found: Listing, generation: int) -> Iterator[str]:
+    if not rules_of(None, generation).skips_folders:
+        for name in found.folders:
+            yield os.path.join(folder, name)
+    yield from _others(folder, found)
+
+
+def _others(folder: str, found: Listing) -> Iterator[str]:
+    for one in found.troubles:
+        if one.path != folder and os.path.lexists(one.path):
+            yield one.path
+
+
+def _is_number(path: str) -> bool:
+    return _NUMBER.fullmatch(os.path.basename(path)) is not None
+
+
+def _aside(store: Store, paths: Iterable[str], why: str = WHY) -> Found:
+    steps: list[Step] = []
+    actions: list[Action] = []
+    for path in sorted(paths):
+        where = target(store, path)
+        steps.append(MoveAside(where))
+        actions.append(Action("move aside", where, _what(path), None, why))
+    return steps, actions
+
+
+def _what(path: str) -> str:
+    if os.path.islink(path):
+        return "a link"
+    if os.path.isdir(path):
+        return "a folder"
+    return f"{_size(path)} bytes" if os.path.isfile(path) else "no regular file"
+

@@ -1,0 +1,220 @@
+"""Index files in a rebuild: what stays of expired messages, and the names of the new files.
+
+An index file holds entries of expired messages as long as its last one is alive. Rebuilding goes
+on from them, so that a file which is right comes out as it was (spec: index.md §2-§7).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import MAXYEAR, datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from rmqctl.engine.dispatch.index_file import Header, header_of
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.durable import failed, make_folders, open_file, write_all
+from rmqctl.formats.local import index_file as layout
+from rmqctl.formats.local import names
+from rmqctl.formats.local.index_file import ENTRY, HEADER, Shape
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, listing
+
+FOLDER = "index"
+_PAGE = 1 << 16
+_SLOTS = layout.slot_dtype()["entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Index files with entries of messages before the log's start.
+
+    ``whole``: full files of nothing else, oldest first, which stay as they are. ``part``: the
+    file behind them, of which ``entries`` are such (None: no such file).
+    """
+
+    whole: tuple[StoreFile, ...] = ()
+    part: StoreFile | None = None
+    entries: int = 0
+
+    @property
+    def stays(self) -> frozenset[str]:
+        """Names of the files that stay untouched."""
+        return frozenset(one.name for one in self.whole)
+
+    @property
+    def seeds(self) -> tuple[StoreFile, ...]:
+        return self.whole if self.part is None else (*self.whole, self.part)
+
+
+def expired(root: str, shape: Shape, log_min: int) -> Expired:
+    """What of the store's index tells of messages before physical offset ``log_min``.
+
+    It ends with the first file that is damaged. StoreIOError.
+    """
+    whole: list[StoreFile] = []
+    last = -1
+    for one in listing(os.path.join(root, FOLDER), names.INDEX_DIGITS).files if log_min else ():
+        if one.size != shape.file_size:
+            break
+        header = header_of(one.path)
+        sound = 1 < header.index_count <= shape.max_entries and (
+            last <= header.begin_phy_offset <= header.end_phy_offset)
+        if not sound or header.begin_phy_offset >= log_min:
+            break
+        full = header.index_count >= shape.max_entries
+        if header.end_phy_offset < log_min and full:
+            whole.append(one)
+            last = header.end_phy_offset
+            continue
+        entries = sum(len(page) for page in _pages(one, shape, header, log_min))
+        return Expired(tuple(whole), one, entries) if entries else Expired(tuple(whole))
+    return Expired(tuple(whole))
+
+
+def seed(found: Expired, shape: Shape, log_min: int, scratch: Scratch) -> None:
+    """Lays into the scratch folder what a writer goes on from.
+
+    Of the last whole file that is its head alone, which the next file's first entry counts from.
+    StoreIOError.
+    """
+    if found.whole:
+        one = found.whole[-1]
+        with FileSource(one.path) as source:
+            _write(scratch.path(FOLDER, one.name), shape, [(0, source.read(0, HEADER.size))])
+    if found.part is not None:
+        one = found.part
+        header = header_of(one.path)
+        _write(scratch.path(FOLDER, one.name), shape, _cut(one, shape, header, log_min))
+
+
+def _cut(one: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[
+        tuple[int, bytes]]:
+    """(position, bytes) of the file as it was before the first living entry."""
+    table: Any = np.zeros(shape.slots, _SLOTS)
+    number, fresh, last = 1, 0, None
+    for page in _pages(one, shape, header, log_min):
+        yield shape.entry_position(number), page.tobytes()
+        # Ascending numbers: the last one of a slot is what stays.
+        table[page["key_hash"] % shape.slots] = np.arange(number, number + len(page))
+        fresh += int(np.count_nonzero(page["previous"] == 0))
+        number += len(page)
+        last = page[-1]
+    assert last is not None
+    yield HEADER.size, table.tobytes()
+    until = header.begin_timestamp + int(last["time_diff"]) * 1000
+    yield 0, layout.build_header(layout.HeaderRecord(
+        header.begin_timestamp, max(header.begin_timestamp, min(until, header.end_timestamp)),
+        header.begin_phy_offset, int(last["physical_offset"]), fresh, number))
+
+
+def _pages(one: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[Any]:
+    """The leading entries that lead before ``log_min``; up to the first that cannot be right."""
+    number, before = 1, -1
+    with FileSource(one.path) as source:
+        while number < header.index_count:
+            count = min(_PAGE, header.index_count - number)
+            raw = source.read(shape.entry_position(number), count * ENTRY.size)
+            page = np.frombuffer(raw[:len(raw) - len(raw) % ENTRY.size], layout.dtype())
+            physical = page["physical_offset"].astype(np.int64)
+            good = (physical < log_min) & (physical >= np.append(before, physical[:-1]))
+            good &= (page["key_hash"] >= 0) & (page["previous"] >= 0)
+            good &= page["previous"] < np.arange(number, number + len(page))
+            kept = len(page) if good.all() else int(good.argmin())
+            if kept:
+                yield page[:kept]
+            if kept < count:
+                return
+            number, before = number + kept, int(physical[-1])
+
+
+def _write(path: str, shape: Shape, parts: Any) -> None:
+    make_folders(os.path.dirname(path), durable=False)
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "make")
+    try:
+        os.ftruncate(fd, shape.file_size)
+        for at, data in parts:
+            write_all(fd, data, at, path)
+    except OSError as error:
+        raise failed(error, path, "set the length of") from None
+    finally:
+        os.close(fd)
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def name_at(store_timestamp: int) -> str:
+    """The name of an index file that is created at a store time (ms), in local time as brokers'."""
+    try:
+        moment = datetime.fromtimestamp(store_timestamp // 1000)  # noqa: DTZ006 (local by spec)
+        return names.build_index(moment + timedelta(milliseconds=store_timestamp % 1000))
+    except (ValueError, OverflowError, OSError):
+        return names.build_index(datetime(1970, 1, 1))  # noqa: DTZ001 (no such moment)
+
+
+def matched(made: Sequence[StoreFile], there: Sequence[StoreFile], after: str) -> list[str]:
+    """The name each made file gets in the store (both oldest first), ascending, behind ``after``.
+
+    A file that begins with the same message keeps its name; others take the next name of a file
+    there, or their own one, if it lies between those of their neighbours.
+    """
+    begins: dict[int, str] = {}
+    for one in there:
+        try:
+            header = header_of(one.path)
+        except StoreIOError:
+            continue
+        if header.index_count > 1:
+            begins.setdefault(header.begin_phy_offset, one.name)
+    sure: list[str | None] = []
+    low = after
+    for one in made:
+        name = begins.get(header_of(one.path).begin_phy_offset)
+        sure.append(name if name is not None and name > low else None)
+        low = sure[-1] or low
+    free = sorted({one.name for one in there} - {name for name in sure if name})
+    found = _fill(made, sure, free, after)
+    if found is None:  # no room between two names: all of them by order
+        found = _fill(made, [None] * len(made), sorted(one.name for one in there), after)
+    if found is None:
+        raise RefusedError("index: there are no names left for new files between those there are")
+    return found
+
+
+def _fill(made: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
+          after: str) -> list[str] | None:
+    out: list[str] = []
+    low = after
+    for number, one in enumerate(made):
+        name = sure[number]
+        if name is None:
+            high = next((later for later in sure[number:] if later), None)
+            at = bisect_right(free, low)
+            choices = [*free[at:at + 1], _own(one), next_name(low)]
+            name = next((each for each in choices
+                         if each > low and (high is None or each < high)), None)
+            if name is None:
+                return None
+        out.append(name)
+        low = name
+    return out
+
+
+def _own(one: StoreFile) -> str:
+    """The name after the store time of the first entry: it follows from the log alone."""
+    header = header_of(one.path)
+    return name_at(header.begin_timestamp) if header.index_count > 1 else one.name
+
+
+def next_name(name: str) -> str:
+    """The least name behind another one's."""
+    known = names.parse_index(name)
+    if known is None or known.year == MAXYEAR:
+        return f"{min(int(name or 0) + 1, 10 ** names.INDEX_DIGITS - 1):0{names.INDEX_DIGITS}d}"
+    return names.build_index(known + timedelta(milliseconds=1))

@@ -1,0 +1,251 @@
+"""Consumequeues and index made anew from the log alone, in a scratch folder.
+
+The engine's own dispatcher writes them, so they are the bytes a broker would have written that
+dispatched this log from its first to its last message. `rmqctl.repair.rebuild.steps` says what
+has to change in the store.
+
+What no log tells stays as the store has it: rows and entries of expired messages, filter bit maps
+(where the extension files are there), names of index files. What is damaged in the log is passed
+over; a row whose queue offset leaves a gap then lands at the queue's end, as at a broker
+(spec: consumequeue.md §4), and is counted in ``gaps``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.dispatch.reput import Dispatcher
+from rmqctl.errors import RefusedError, RmqctlError
+from rmqctl.formats.local.index_file import Shape
+from rmqctl.repair.rebuild import index, parallel, seed
+from rmqctl.repair.rebuild.ext import OldUnits
+from rmqctl.repair.rebuild.index import Expired
+from rmqctl.repair.rebuild.state import Progress, StateFile, identity
+from rmqctl.repair.rebuild.work import Damage, Found, derive
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.files import StoreFile
+
+CONSUMEQUEUE, INDEX = "consumequeue", "index"
+BOTH = frozenset({CONSUMEQUEUE, INDEX})
+_MOST_PENDING = 1 << 21
+SAVE_EVERY = 5.0
+"""Seconds after which a run that is killed has to be done again, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuild made below ``scratch``, from the log that begins at ``log_min``.
+
+    Offsets are physical, times are store times (ms). ``log_end`` is where the log ends; ``last``
+    the start of its last intact message (-1 without any) and ``newest`` the greatest store time.
+    ``logics_timestamp`` belongs to the last message with a row, ``index_timestamp`` to the newest
+    full index file; 0 where there is none. ``next_offsets``: the next queue offset of every queue
+    the log holds a message of (without the queues that were not wanted). ``gaps``, ``refused`` and
+    ``unplaceable`` count rows as `Dispatcher` does. ``damage`` is what was passed over.
+    """
+
+    root: str
+    scratch: Scratch
+    settings: Settings
+    only: frozenset[str]
+    topic: str | None
+    queue: int | None
+    log_min: int
+    log_end: int
+    messages: int
+    last: int
+    newest: int
+    logics_timestamp: int
+    index_timestamp: int
+    gaps: int
+    refused: int
+    unplaceable: int
+    damage: Damage
+    next_offsets: dict[QueueKey, int]
+    expired: Expired
+
+    def wants(self, key: QueueKey) -> bool:
+        """Whether a queue was asked for."""
+        return CONSUMEQUEUE in self.only and wants(self.topic, self.queue, key)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of it."""
+        found = []
+        if self.damage.count:
+            first = self.damage.spans[0]
+            found.append(f"{plural(self.damage.count, 'damaged span')} "
+                         f"({plural(self.damage.length, 'byte')}) of the log passed over: the "
+                         f"first at physical offset {first.offset}, {first.reason}")
+        if self.gaps:
+            found.append(plural(self.gaps, "row follows a gap in its queue's offsets: it stands",
+                                "rows follow a gap in their queue's offsets: they stand")
+                         + " where a broker puts such rows, at the end of the queue, before the "
+                         "queue offset of their message")
+        if self.refused:
+            found.append(f"{plural(self.refused, 'message has', 'messages have')} a queue offset "
+                         "that no queue can have: no row is made")
+        if self.unplaceable:
+            found.append(f"{plural(self.unplaceable, 'message has', 'messages have')} a topic "
+                         "that can be no folder: no row is made")
+        return tuple(found)
+
+
+def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch, *,
+            only: Collection[str] = BOTH, topic: str | None = None, queue: int | None = None,
+            jobs: int = 1, progress: Callable[[int], None] | None = None,
+            batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
+            save_every: float = SAVE_EVERY) -> Rebuilt:
+    """Makes the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
+
+    ``root`` is the store they are for, which is only read. ``only``: ``consumequeue`` (plain,
+    extended, batch, light) and ``index``. With ``topic`` (and ``queue``) only these queues are
+    made, and no index. Messages that do not end at or before ``log_end`` are left out.
+    ``progress`` hears of the bytes done. ``batch_topics`` have batch queues.
+
+    Interrupted by any exception, the same call with the same scratch folder (one that is kept)
+    goes on where it stopped, and ends with the same bytes; a scratch folder that belongs to
+    another log, or to other wishes, is emptied first. StoreIOError, RefusedError (files of the
+    store have other sizes than ``settings``), UsageError.
+    """
+    wishes = wanted_parts(only, topic, settings)
+    job = _Job(parts, root, replace(settings, message_index=INDEX in wishes), scratch, wishes,
+               topic, queue, frozenset(batch_topics), log_end)
+    return job.run(jobs, progress, save_every)
+
+
+def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -> frozenset[str]:
+    """What of ``only`` can be rebuilt. RefusedError where that is nothing."""
+    wishes = frozenset(only) & BOTH
+    if topic is not None or not settings.message_index:
+        wishes -= {INDEX}
+    if not wishes:
+        raise RefusedError("nothing to rebuild: messages are not indexed, or one topic's entries "
+                           "cannot be rebuilt alone")
+    return wishes
+
+
+def log_size(parts: Sequence[LogPart], log_end: int | None = None) -> int:
+    """The bytes that ``progress`` will hear of in all."""
+    return sum(max(0, min(one.end, log_end if log_end is not None else one.end) - one.base)
+               for one in parts)
+
+
+class _Job:
+    """One rebuild: where it stands, and what it writes with."""
+
+    def __init__(self, parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
+                 wishes: frozenset[str], topic: str | None, queue: int | None,
+                 batch_topics: frozenset[str], log_end: int | None) -> None:
+        self._parts, self._root, self._settings = parts, root, settings
+        self._scratch, self._wishes = scratch, wishes
+        self._topic, self._queue, self._batch_topics = topic, queue, batch_topics
+        self._log_end = log_end
+        self._log_min = parts[0].base if parts else 0
+        self._shape = Shape(settings.index_slots, settings.index_max)
+        self._now = 0
+        self._expired = Expired()
+        self._batches: list[tuple[StoreFile, int]] = []
+        if INDEX in wishes:
+            self._expired = index.expired(root, self._shape, self._log_min)
+        if CONSUMEQUEUE in wishes:
+            self._batches = list(seed.expired_batches(
+                root, settings.batch_consumequeue_file_size, self._log_min))
+        self._state = StateFile(scratch, identity(
+            parts, settings, (root, sorted(wishes), topic, queue, sorted(batch_topics), log_end),
+            [*self._expired.seeds, *(one for one, _ in self._batches)]))
+
+    def run(self, jobs: int, progress: Callable[[int], None] | None,
+            save_every: float) -> Rebuilt:
+        at = self._state.load()
+        if at is None:
+            at = self._begin()
+        elif CONSUMEQUEUE in self._wishes:
+            seed.drop_unfinished(self._scratch, self._settings, at.done)
+        if progress is not None and at.done > self._log_min:
+            progress(log_size(self._parts, min(at.done, self._end())))
+        with ExitStack() as held:
+            dispatcher = self._dispatcher()
+            held.callback(dispatcher.close)
+            base = at.gaps, at.refused, at.unplaceable
+            self._go_on(dispatcher, at, base, jobs, progress, save_every)
+            next_offsets = {key: end for key, end in dispatcher.next_offsets().items()
+                            if wants(self._topic, self._queue, key)}
+            index_timestamp = dispatcher.index_timestamp
+        if CONSUMEQUEUE in self._wishes:
+            seed.take_over(self._root, self._scratch,
+                                   self._settings.consumequeue_file_size, self._log_min)
+        self._state.finish(at)
+        end = self._log_end if self._log_end is not None else max(at.end, self._log_min)
+        return Rebuilt(self._root, self._scratch, self._settings, self._wishes, self._topic,
+                       self._queue, self._log_min, end, at.messages, at.last, at.newest, at.logics,
+                       index_timestamp, at.gaps, at.refused, at.unplaceable, at.damage,
+                       next_offsets, self._expired)
+
+    def _begin(self) -> Progress:
+        self._scratch.clear()
+        index.seed(self._expired, self._shape, self._log_min, self._scratch)
+        for file, used in self._batches:
+            seed.seed_batch(self._root, file, used, self._scratch)
+        return Progress(done=self._log_min)
+
+    def _end(self) -> int:
+        return self._parts[-1].end if self._parts else 0
+
+    def _dispatcher(self) -> Dispatcher:
+        wanted = None if self._topic is None else partial(wants, self._topic, self._queue)
+        recall = OldUnits(self._root) if self._settings.consumequeue_ext else None
+        return Dispatcher(self._scratch.root, self._settings, lambda: self._now,
+                          self._batch_topics.__contains__, wanted=wanted, recall=recall,
+                          rows=CONSUMEQUEUE in self._wishes, most_pending=_MOST_PENDING)
+
+    def _go_on(self, dispatcher: Dispatcher, at: Progress, base: tuple[int, int, int], jobs: int,
+               progress: Callable[[int], None] | None, save_every: float) -> None:
+        """Dispatches what is left. Interrupted, it notes how far it came."""
+        whole = True
+        saved = time.monotonic()
+        try:
+            with contextlib.closing(self._results(at.done, jobs)) as results:
+                for one, found in results:
+                    whole = False
+                    for derived in found.derived:
+                        self._now = int(derived.store_timestamp[0])
+                        dispatcher.apply(derived)
+                    at.add(found, one.part.base + found.position)
+                    at.logics = dispatcher.logics_timestamp or at.logics
+                    at.gaps, at.refused, at.unplaceable = (
+                        base[0] + dispatcher.gaps, base[1] + dispatcher.refused,
+                        base[2] + dispatcher.unplaceable)
+                    whole = True
+                    if progress is not None:
+                        progress(one.length)
+                    if time.monotonic() - saved >= save_every:
+                        dispatcher.show()
+                        self._state.save(at)
+                        saved = time.monotonic()
+        except BaseException:
+            if whole:
+                with contextlib.suppress(RmqctlError):
+                    dispatcher.flush()
+                    self._state.save(at, durable=True)
+            raise
+
+    def _results(self, done: int, jobs: int) -> parallel.Results[Found]:
+        if jobs > 1:
+            import pyarrow.compute  # noqa: F401  # once here, instead of in each worker process
+        work = partial(derive, self._settings, CONSUMEQUEUE in self._wishes, self._log_end)
+        return parallel.in_order(work, parallel.cut(self._parts, done, self._log_end), jobs)
+
+
+def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
+    """Whether a queue is among those of ``topic`` (and ``queue``), None meaning all."""
+    return (topic is None or key[0] == topic) and (queue is None or key[1] == queue)

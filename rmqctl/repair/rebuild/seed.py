@@ -1,0 +1,206 @@
+"""Rows of expired messages in a rebuild: they stay, though no log tells of them any more.
+
+Batch queues and the index go on behind them. A plain queue is made anew from where the log makes
+it begin, with fillers before the first row as a broker does it, and takes them over at the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.state.aside import Aside
+from rmqctl.files.durable import failed, make_folders, open_file, write_all
+from rmqctl.formats.local import batch_consume_queue, consume_queue
+from rmqctl.formats.local import consume_queue_ext as ext_layout
+from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
+from rmqctl.store.store import Sizes, Store
+
+PLAIN, EXT, BATCH = "consumequeue", "consumequeue_ext", "batchconsumequeue"
+_FILLER = np.array([tuple(FILLER)], consume_queue.dtype())[0]
+
+
+def queues_of(root: str, file_size: int) -> dict[QueueKey, ConsumeQueue]:
+    """The plain consumequeues below a root."""
+    return Store(root, [], Sizes(consumequeue_file=file_size)).queues
+
+
+def batches_of(root: str) -> dict[QueueKey, BatchQueue]:
+    """The batch consumequeues below a root."""
+    return Store(root, [], Sizes()).batch_queues
+
+
+# -- batch queues: before the rebuild -------------------------------------------------------------
+
+
+def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[StoreFile, int]]:
+    """(file, bytes) of each batch queue: the last file that has rows of expired messages, and
+    how much of it they take. StoreIOError.
+    """
+    if not log_min:
+        return
+    for queue in batches_of(root).values():
+        found: tuple[StoreFile, int] | None = None
+        for number, one in enumerate(queue.files):
+            rows = queue.used(number, log_min)
+            if one.size != file_size or not len(rows):
+                break
+            found = one, len(rows) * batch_consume_queue.UNIT_SIZE
+            if found[1] < file_size:
+                break
+        if found is not None:
+            yield found
+
+
+def seed_batch(root: str, one: StoreFile, used: int, scratch: Scratch) -> None:
+    """Lays the leading ``used`` bytes of a batch queue's file into the scratch folder."""
+    with FileSource(one.path) as source:
+        data = source.read(0, used)
+    target = scratch.path(os.path.relpath(one.path, root))
+    make_folders(os.path.dirname(target), durable=False)
+    fd = open_file(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "make")
+    try:
+        os.ftruncate(fd, one.size)
+        write_all(fd, data, 0, target)
+    except OSError as error:
+        raise failed(error, target, "set the length of") from None
+    finally:
+        os.close(fd)
+
+
+# -- after an interruption ------------------------------------------------------------------------
+
+
+def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
+    """Cuts the rows of messages that do not end before ``done`` out of the scratch folder.
+
+    The last of them may be there in part, and so may be the fillers before a queue's first row,
+    behind which it would be misplaced. The rows come again. StoreIOError.
+    """
+    size = settings.consumequeue_file_size
+    aside = Aside(scratch.root)
+    for queue in queues_of(scratch.root, size).values():
+        with closing(queue):
+            numbers = [_sound_rows(_rows(one, consume_queue.dtype()), done)
+                       for one in queue.files]
+            any_row = any((rows[:kept] != _FILLER).any() for rows, kept in numbers)
+        kept = [count for _, count in numbers] if any_row else [0] * len(numbers)
+        _cut_files(queue.files, kept, consume_queue.UNIT_SIZE, size, aside)
+        if not any_row:
+            for one in listing(scratch.path(EXT, queue.topic, str(queue.queue_id))).files:
+                aside.move(one.path)
+    size = settings.batch_consumequeue_file_size
+    for batches in batches_of(scratch.root).values():
+        counts = [len(batches.used(number, done)) for number in range(len(batches.files))]
+        _cut_files(batches.files, counts, batch_consume_queue.UNIT_SIZE, size, aside)
+
+
+def _rows(one: StoreFile, dtype: Any) -> Any:
+    with FileSource(one.path) as source:
+        data = source.read(0, one.size)
+    return np.frombuffer(data[:len(data) - len(data) % dtype.itemsize], dtype)
+
+
+def _sound_rows(rows: Any, done: int) -> tuple[Any, int]:
+    """The rows and how many of them, from the first on, are there for good."""
+    end = rows["physical_offset"] + rows["size"]
+    good = valid(rows) & ((end <= done) | (rows == _FILLER))
+    return rows, len(rows) if good.all() else int(good.argmin())
+
+
+def _cut_files(files: list[StoreFile], kept: list[int], unit: int, size: int,
+               aside: Aside) -> None:
+    """Leaves the leading units of the files, up to the first that is not full."""
+    more = True
+    for one, count in zip(files, kept, strict=True):
+        if not more or not count:
+            aside.move(one.path)
+            more = False
+            continue
+        more = count * unit == size
+        if not more:
+            try:
+                os.truncate(one.path, count * unit)
+                os.truncate(one.path, size)
+            except OSError as error:
+                raise failed(error, one.path, "set the length of") from None
+
+
+# -- plain queues and their extensions: after the rebuild -----------------------------------------
+
+
+def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None:
+    """Puts the store's rows of expired messages where the rebuilt queues have fillers.
+
+    The same with the bytes before the first extension unit. Doing it again changes nothing.
+    StoreIOError.
+    """
+    if not log_min:
+        return
+    for key, queue in queues_of(scratch.root, file_size).items():
+        with closing(queue):
+            if queue.files:
+                _take_units(os.path.join(root, EXT, key[0], str(key[1])), queue,
+                            scratch.path(EXT, key[0], str(key[1])), log_min)
+                _take_rows(os.path.join(root, PLAIN, key[0], str(key[1])), queue, log_min)
+
+
+def _first_alive(queue: ConsumeQueue, log_min: int) -> int:
+    """The queue offset of the first row that was made: before it are fillers or expired ones."""
+    for at, rows in queue.pages(queue.first_index, queue.written):
+        alive = np.flatnonzero((rows["physical_offset"] >= log_min) & (rows != _FILLER))
+        if len(alive):
+            return at + int(alive[0])
+    return queue.first_index
+
+
+def _take_rows(theirs: str, queue: ConsumeQueue, log_min: int) -> None:
+    made = queue.files[0]
+    path = os.path.join(theirs, made.name)
+    count = min(_first_alive(queue, log_min), consume_queue.queue_offset(made.end)) - (
+        queue.first_index)
+    if count <= 0 or not os.path.isfile(path):
+        return
+    with FileSource(path) as source:
+        raw = source.read(0, consume_queue.byte_offset(count))
+    rows = np.frombuffer(raw[:len(raw) - len(raw) % consume_queue.UNIT_SIZE],
+                         consume_queue.dtype())
+    mine: Any = np.full(count, _FILLER, consume_queue.dtype())
+    old = np.flatnonzero(valid(rows) & (rows["physical_offset"] < log_min))
+    if len(old):
+        mine[old] = rows[old]
+        _overwrite(made.path, mine.tobytes())
+
+
+def _take_units(theirs: str, queue: ConsumeQueue, mine: str, log_min: int) -> None:
+    files = listing(mine).files
+    path = os.path.join(theirs, files[0].name) if files else ""
+    if not os.path.isfile(path):
+        return
+    for _, rows in queue.pages(_first_alive(queue, log_min), queue.written):
+        codes = rows["tags_code"][rows["tags_code"] <= ext_layout.MAX_ADDRESS]
+        if len(codes):
+            offset = ext_layout.byte_offset(int(codes[0]))
+            if files[0].base < offset < files[0].end:
+                with FileSource(path) as source:
+                    _overwrite(files[0].path, source.read(0, offset - files[0].base))
+            return
+
+
+def _overwrite(path: str, data: bytes) -> None:
+    fd = open_file(path, os.O_RDWR)
+    try:
+        write_all(fd, data, 0, path)
+    finally:
+        os.close(fd)

@@ -1,0 +1,186 @@
+"""Missing files of which the consumequeues know very many messages: by column, into a file.
+
+A gigabyte of small messages is millions of rows. Their fillers are made by column and written
+into a scratch file, so that memory stays small; what is unusual among the rows (batches, several
+rows for one place, places that overlap) is left to the ordinary way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.files.durable import failed, make_folders, open_file, write_all
+from rmqctl.repair.salvage import filler
+from rmqctl.repair.salvage.evidence import FoundRow, RowColumns
+from rmqctl.repair.salvage.filler import Filler, Row, Style
+from rmqctl.repair.salvage.survey import Region
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
+from rmqctl.scan.overlay import Piece
+
+FOLDER = "salvaged"
+_CHUNK = 32 << 20
+
+
+@dataclass(slots=True)
+class Bulk:
+    """Lost messages of one missing file that get a filler, in the order of their places.
+
+    Columns: ``queue`` (number in ``keys``), ``offset`` (queue offset), ``physical``, ``size``.
+    Their bytes do not overlap; what lies between them is `gaps`.
+    """
+
+    region: Region
+    keys: Sequence[QueueKey]
+    queue: Array
+    offset: Array
+    physical: Array
+    size: Array
+    pieces: list[Piece] = field(default_factory=list)
+    """What fills the gaps (positions in the file), once that is known."""
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    @property
+    def end(self) -> int:
+        return int(self.physical[-1] + self.size[-1])
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """``[start, end)`` between the messages; the last one up to the end of the file."""
+        ends = self.physical + self.size
+        starts = np.append(self.physical, self.region.end)
+        ends = np.insert(ends, 0, self.region.start)
+        for at in np.flatnonzero(starts > ends).tolist():
+            yield int(ends[at]), int(starts[at])
+
+    def absorb(self, least: int) -> None:
+        """Gaps that no record fits into go to the message before them, or else behind them."""
+        if self.region.start < self.physical[0] < self.region.start + least:
+            self.size[0] += self.physical[0] - self.region.start
+            self.physical[0] = self.region.start
+        gap = self.physical[1:] - (self.physical + self.size)[:-1]
+        self.size[:-1] += np.where(gap < least, gap, 0)
+
+    def runs(self) -> Iterator[tuple[QueueKey, tuple[int, int, int, int]]]:
+        """(queue, (queue offsets ``[first, end)``, bytes ``[start, end)``)) without a gap."""
+        order = np.lexsort((self.offset, self.queue))
+        queue, offset = self.queue[order], self.offset[order]
+        fresh = np.flatnonzero(np.append(True, (np.diff(queue) != 0) | (np.diff(offset) != 1)))
+        for first, behind in zip(fresh.tolist(), [*fresh[1:].tolist(), len(queue)], strict=True):
+            last = order[behind - 1]
+            yield self.keys[int(queue[first])], (
+                int(offset[first]), int(offset[behind - 1]) + 1, int(self.physical[order[first]]),
+                int(self.physical[last] + self.size[last]))
+
+    def rows(self, count: int) -> Iterator[FoundRow]:
+        """The first ``count`` of them."""
+        for queue, offset, physical, size in zip(*(one[:count].tolist() for one in (
+                self.queue, self.offset, self.physical, self.size)), strict=True):
+            yield FoundRow(self.keys[queue], offset, physical, size)
+
+    def write(self, folder: str, style: Style, mtime_ns: int | None) -> str:
+        """Makes the file; its path. The same content has the same name. StoreIOError."""
+        base = self.region.start
+        path = os.path.join(folder, FOLDER, f"{base:020d}-{self._digest(style)}")
+        make_folders(os.path.dirname(path), durable=False)
+        # In place, without O_TRUNC: an interrupted rebuild knows its log by the inode.
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT, "make")
+        try:
+            os.ftruncate(fd, self.region.end - base)
+            for start, data in self._chunks(style):
+                write_all(fd, data.data.cast("B"), start - base, path)
+            for piece in self.pieces:
+                for at, raw in piece.parts:
+                    write_all(fd, raw, piece.at + at, path)
+            if mtime_ns is not None:
+                os.utime(fd, ns=(mtime_ns, mtime_ns))
+        except OSError as error:
+            raise failed(error, path, "write") from None
+        finally:
+            os.close(fd)
+        return path
+
+    def _digest(self, style: Style) -> str:
+        found = hashlib.sha256(repr((self.region, self.keys, style)).encode(
+            "utf-8", "surrogateescape"))
+        for column in (self.queue, self.offset, self.physical, self.size):
+            found.update(column.tobytes())
+        for piece in self.pieces:
+            found.update(repr((piece.at, piece.size)).encode())
+            for at, raw in piece.parts:
+                found.update(repr((at, len(raw))).encode() + raw)
+        return found.hexdigest()[:16]
+
+    def _chunks(self, style: Style) -> Iterator[tuple[int, Array]]:
+        """(physical offset, bytes) of some messages at a time; between them zeros."""
+        first, ends = 0, self.physical + self.size
+        while first < len(self):
+            start = int(self.physical[first])
+            behind = max(first + 1, int(np.searchsorted(ends, start + _CHUNK, "right")))
+            data = np.zeros(int(ends[behind - 1]) - start, np.uint8)
+            self._lay(data, start, slice(first, behind), style)
+            yield start, data
+            first = behind
+
+    def _lay(self, data: Array, start: int, which: slice, style: Style) -> None:
+        queue, size = self.queue[which], self.size[which]
+        position, offset = self.physical[which] - start, self.offset[which]
+        topics = np.array([_topic_number(self.keys)[key[0]] for key in self.keys], np.int64)
+        ids = np.array([key[1] for key in self.keys], np.int64)
+        names = list(_topic_number(self.keys))
+        topic = topics[queue]
+        for number in np.unique(topic).tolist():
+            model = Filler((Row(names[number], 0, 0),))
+            marked = size >= model.wanted(style)
+            for rows in (np.flatnonzero((topic == number) & marked),
+                         np.flatnonzero((topic == number) & ~marked)):
+                if not len(rows):
+                    continue
+                heads, ends = model.columns(ids[queue[rows]], offset[rows], position[rows] + start,
+                                            size[rows], self.region.time, style)
+                at = position[rows][:, None]
+                data[at + np.arange(heads.shape[1])] = heads
+                behind = (position[rows] + size[rows])[:, None]
+                data[behind - np.arange(ends.shape[1], 0, -1)] = ends
+
+
+def _topic_number(keys: Sequence[QueueKey]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for topic, _ in keys:
+        found.setdefault(topic, len(found))
+    return found
+
+
+def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tuple[
+        Bulk | None, list[FoundRow]]:
+    """(what can be done by column, the other rows). ``limit``: where a message must end.
+
+    ``columns``: rows that lead into the region, which is a whole missing file.
+    """
+    keys, queue, offset, physical, size = columns.sorted()
+    least = np.array([Filler((Row(*key, 0),)).least(style) for key in keys], np.int64)
+    good = (size >= least[queue]) & (size <= filler.MOST) & (physical + size <= limit)
+    alone = np.ones(len(physical), bool)
+    same = physical[1:] == physical[:-1]
+    alone[1:] &= ~same
+    alone[:-1] &= ~same
+    good &= alone
+    # Of what overlaps nothing is done here, so that the ordinary way sees all of it.
+    end = np.maximum.accumulate(physical + size)
+    apart = np.ones(len(physical), bool)
+    apart[1:] = physical[1:] >= end[:-1]
+    good &= apart & np.append(apart[1:], True)
+    others = np.flatnonzero(~good)
+    left = [FoundRow(keys[q], o, p, s) for q, o, p, s in zip(*(
+        one[others].tolist() for one in (queue, offset, physical, size)), strict=True)]
+    kept = np.flatnonzero(good)
+    if not len(kept):
+        return None, left
+    return Bulk(region, keys, queue[kept], offset[kept], physical[kept], size[kept]), left
+

@@ -1,0 +1,246 @@
+"""Intact records that contradict what their queues, their neighbours or the index know of them.
+
+Fields that no CRC covers: topic, queue, queue offset, transaction bits, store time, and the
+properties that give rows in further queues. A row alone is no proof against a message: folders of
+queues are copied and renamed. It is believed where the log itself lacks just that message, between
+others of its queue. One that cannot be mended then gets a filler.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import replace
+
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record, build
+from rmqctl.repair.salvage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.repair.salvage.fields import batch_range_of, dispatched, unless_sealed, with_fields
+from rmqctl.repair.salvage.lost import indexed_keys
+from rmqctl.repair.salvage.records import Records
+from rmqctl.repair.salvage.runs import Run
+from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.scan.derived import QueueKey
+from rmqctl.store.store import Store
+
+_LONG = (1 << 64) - 1
+
+
+class Contradictions:
+    """One round over all of them; what it finds goes into ``records``."""
+
+    def __init__(self, store: Store, survey: Survey, gatherer: Gatherer, evidence: Evidence,
+                 records: Records) -> None:
+        self._store, self._survey = store, survey
+        self._gatherer, self._evidence, self._records = gatherer, evidence, records
+
+    def run(self) -> None:
+        """Mends or condemns them. StoreIOError."""
+        for physical, low, high in self._survey.astray:
+            self._redated(physical, low, high)
+        by_place: dict[int, list[FoundRow]] = {}
+        for row in self._evidence.astray:
+            by_place.setdefault(row.physical, []).append(row)
+        for physical, found in sorted(by_place.items()):
+            _, record, raw = self._records.read(physical, found[0].size)
+            if record is None or not record.crc_ok:
+                continue
+            rows = [row for row in found
+                    if not _says(record, row) and self._is_lacking(row, record)]
+            if not rows:
+                continue
+            made = self._as_rows_say(record, raw, rows)
+            if made is not None and made != raw:
+                self._records.replace(physical, made)
+            elif self._must_go(record, rows):
+                self._records.condemned.add(physical)
+        for key, runs in self._gatherer.misfits.items():
+            for run in runs:
+                if run.low == run.high and run.low not in by_place:
+                    self._misfit(key, run)
+
+    def _is_lacking(self, row: FoundRow, record: Record) -> bool:
+        """Whether the log, and not only a folder's name, says that it lacks the row's message.
+
+        A queue of which the log has no message at all is believed only for a single row that is
+        one bit off. A message that its own queue's row leads to needs no other row of that queue.
+        """
+        own = os.fsdecode(record.topic), record.queue_id
+        if row.key == own:
+            return row.batch or not sysflag.has_consume_queue_row(record.sys_flag) or (
+                not self._leads(own, record.queue_offset, row.physical))
+        if any(one.low >= 0 or one.high < ENDLESS for one in self._gatherer.holes.get(row.key, ())):
+            return True
+        if own in self._store.queues or sum(
+                one.key == row.key for one in self._evidence.astray) != 1:
+            return False
+        topic = os.fsencode(row.key[0])
+        return len(topic) == len(record.topic) and row.queue_offset == record.queue_offset and (
+            (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count()
+            + (row.key[1] ^ record.queue_id & 0xFFFFFFFF).bit_count()) == 1
+
+    def _must_go(self, record: Record, rows: list[FoundRow]) -> bool:
+        """Whether a record that rows contradict must make room: else their queues had gaps."""
+        own = os.fsdecode(record.topic), record.queue_id
+        if self._leads(own, record.queue_offset, record.physical_offset):
+            return True  # its own queue knows it: its properties lost the further queues
+        if own not in self._store.queues and own not in self._store.batch_queues and any(
+                hole.inner for row in rows if (hole := holes_with(
+                    self._gatherer.holes, row.key, row.queue_offset))):
+            return True  # nobody knows its queue, and another one lacks it
+        return any(run.low == run.high == record.physical_offset
+                   for run in self._gatherer.misfits.get(own, ()))
+
+    def _misfit(self, key: QueueKey, run: Run) -> None:
+        """A single record whose queue offset fits nowhere in its queue, and no row tells why.
+
+        It belongs into the hole around it if its queue offset is just one bit off. Far behind the
+        end of the queue it must go: the queue would have a gap. One of an earlier offset stays, as
+        in a topic that was made again.
+        """
+        _, record, raw = self._records.read(run.low, None)
+        if record is None or self._leads(key, record.queue_offset, run.low):
+            return
+        for hole in self._gatherer.holes.get(key, ()):
+            if not (hole.inner and hole.low < run.low < hole.high):
+                continue
+            fits = [offset for offset in range(hole.first, min(hole.end, hole.first + 10_000))
+                    if (offset ^ record.queue_offset).bit_count() == 1]
+            if len(fits) == 1 and self._records.replace(run.low, unless_sealed(
+                    with_fields(raw, queue_offset=fits[0]))):
+                return
+        behind = [hole.first for hole in self._gatherer.holes.get(key, ()) if hole.end >= ENDLESS]
+        if behind and record.queue_offset > behind[0]:
+            self._records.condemned.add(run.low)
+
+    def _as_rows_say(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
+        own = (os.fsdecode(record.topic), record.queue_id)
+        named = [row for row in rows if row.key == own
+                 and row.queue_offset == record.queue_offset]
+        if named and not sysflag.has_consume_queue_row(record.sys_flag):
+            # NONE and PREPARED, COMMIT and ROLLBACK differ in just this bit.
+            return unless_sealed(with_fields(
+                raw, sys_flag=record.sys_flag ^ sysflag.TRANSACTION_PREPARED))
+        if not self._leads(own, record.queue_offset, record.physical_offset) or not (
+                sysflag.has_consume_queue_row(record.sys_flag)):
+            alike = [row for row in rows if (row.key[1], row.queue_offset, row.size) == (
+                record.queue_id, record.queue_offset, record.total_size)]
+            for row in alike or rows:
+                topic = os.fsencode(row.key[0])
+                if len(topic) != len(record.topic) or (
+                        row.key[0].startswith(props.LMQ_PREFIX)
+                        and not own[0].startswith(props.LMQ_PREFIX[:1])):
+                    continue
+                made = replace(record, topic=topic, queue_id=row.key[1],
+                               queue_offset=row.queue_offset)
+                turned = (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count()
+                # Torn: a row that says all the rest of it is proof enough.
+                if turned > 16 and row not in alike:
+                    continue
+                return unless_sealed(build(made))
+        return self._bent_properties(record, raw, rows)
+
+    def _leads(self, key: QueueKey, offset: int, physical: int) -> bool:
+        """Whether the row for that queue offset leads to that place."""
+        queue = self._store.queues.get(key)
+        if queue is None:
+            batch = self._store.batch_queues.get(key)
+            row = batch.find(offset) if batch is not None else None
+            return row is not None and row.physical_offset == physical
+        with closing(queue):
+            unit = queue.unit(offset)
+        return unit is not None and unit.physical_offset == physical
+
+    def _bent_properties(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
+        """The record with the one bit of its properties turned that gives it the missing rows."""
+        text = record.properties
+        if len(text) > 4096:
+            return None
+        at = len(raw) - len(text)
+        wanted = {(row.key[0], row.queue_offset) for row in rows}
+        ranges = {(row.queue_offset, row.count) for row in rows if row.batch}
+        # A changed name or number gives a row that no queue knows: it goes with the mending.
+        before = dispatched(text)
+        for bit in range(8 * len(text)):
+            bent = bytearray(text)
+            bent[bit // 8] ^= 1 << bit % 8
+            now = dispatched(bytes(bent))
+            if ranges:
+                if batch_range_of(bytes(bent)) in ranges:
+                    return unless_sealed(raw[:at] + bytes(bent))
+            elif wanted <= now and ((len(now) >= len(before) and now - before == wanted)
+                                    or not before) and not self._led(record, before - now):
+                return unless_sealed(raw[:at] + bytes(bent))
+        made = self._rewritten(record, rows)
+        return None if made is None else unless_sealed(raw[:at] + made)
+
+    def _led(self, record: Record, further: set[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Those of a record's further rows that lead to it."""
+        return {one for one in further if self._leads(
+            (one[0], 0 if one[0].startswith(props.LMQ_PREFIX) else record.queue_id), one[1],
+            record.physical_offset)}
+
+    def _rewritten(self, record: Record, rows: list[FoundRow]) -> bytes | None:
+        """The properties with the missing rows said anew, as far as they fit: the body is whole.
+
+        What is readable of the others stays, if there is room. None where it does not do.
+        """
+        own = os.fsdecode(record.topic), record.queue_id
+        kept = {name: value for name, value in props.parse(
+            record.properties.decode("utf-8", "replace")).items()
+            if name.isprintable() and value.isprintable() and "\ufffd" not in name + value
+            and name not in (props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET)}
+        further = {(row.key[0], row.queue_offset) for row in rows if row.key != own}
+        further |= self._led(record, dispatched(record.properties))
+        batch = [row for row in rows if row.batch and row.key == own]
+        wanted: dict[str, str] = {}
+        if batch:
+            wanted = {props.INNER_BASE: str(batch[0].queue_offset),
+                      props.INNER_NUM: str(batch[0].count)}
+        elif not further:
+            return None
+        if further:
+            names = sorted(further)
+            wanted[props.MULTI_DISPATCH] = ",".join(name for name, _ in names)
+            wanted[props.MULTI_QUEUE_OFFSET] = ",".join(str(offset) for _, offset in names)
+        room = len(record.properties)
+        while True:
+            text = props.build({**kept, **wanted}, trailing=False).encode(
+                "utf-8", "surrogateescape")
+            if len(text) <= room:
+                return text + props.PROPERTY_SEPARATOR.encode() * (room - len(text))
+            if not kept:
+                return None
+            kept.popitem()
+
+    def _redated(self, physical: int, low: int, high: int) -> None:
+        """A single store time out of order is set right if just one turned bit explains it.
+
+        That of the log's last message has no bound (``high`` endless): then the index must know.
+        """
+        number, record, _ = self._records.read(physical, None)
+        if record is None:
+            return
+        stored = record.store_timestamp & _LONG
+        fits = [when for when in (stored ^ 1 << bit for bit in range(64)) if low <= when <= high]
+        if len(fits) > 1 or high == ENDLESS:
+            known = {key.time for key in indexed_keys(self._store, [Region(
+                number, physical, physical + 1)]).get(physical, ())}
+            if any(one <= stored < one + 1000 for one in known):
+                return  # it was stored at that time
+            fits = [when for when in fits if any(one <= when < one + 1000 for one in known)]
+        if len(fits) == 1:
+            self._records.replace(physical, unless_sealed(build(replace(
+                record, store_timestamp=fits[0]))))
+
+
+def _says(record: Record, row: FoundRow) -> bool:
+    """Whether a record says of itself what a row says: it was a neighbour that misled."""
+    if row.batch:
+        return batch_range_of(record.properties) == (row.queue_offset, row.count)
+    if sysflag.has_consume_queue_row(record.sys_flag) and (
+            os.fsdecode(record.topic), record.queue_id, record.queue_offset) == (
+            *row.key, row.queue_offset):
+        return True
+    return (row.key[0], row.queue_offset) in dispatched(record.properties)

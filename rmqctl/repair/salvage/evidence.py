@@ -1,0 +1,322 @@
+"""What is known of lost messages: rows of consumequeues that lead into damaged bytes, and gaps.
+
+Rows are only read where the log itself lacks queue offsets (holes), so a store of any size costs
+no more than what is lost. A row counts when it is consistent: its queue offset is missing in the
+log, and its place lies between those of the queue's neighbours.
+
+Behind queue offsets that never got a row (a broker's own gap, consumequeue.md §4) the rows stand
+too early by as many places. That is no contradiction to the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.repair.salvage.runs import Run, Runs
+from rmqctl.repair.salvage.survey import Region
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
+from rmqctl.store.store import Store
+
+ENDLESS = 1 << 62
+MOST_LISTED = 100_000
+"""Lost messages that are named one by one; the others are counted."""
+FEW = 20_000
+"""Rows of a missing file that are looked at one by one."""
+_MOST_RUNS = 400
+_BACK = 1 << 12
+"""How many rows before its place the row of a message is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Queue offsets ``[first, end)`` which the log lacks.
+
+    A message of them can only lie behind physical offset ``low`` and before ``high``.
+    """
+
+    first: int
+    end: int
+    low: int
+    high: int
+
+    @property
+    def inner(self) -> bool:
+        """Whether messages of the queue lie on both sides: then all of them were there once."""
+        return self.low >= 0 and self.high < ENDLESS
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRow:
+    """A consumequeue row of a hole. ``count``: queue offsets it covers (batch queues: several).
+
+    ``time``: the store time a batch queue's row holds.
+    """
+
+    key: QueueKey
+    queue_offset: int
+    physical: int
+    size: int
+    count: int = 1
+    batch: bool = False
+    time: int | None = None
+
+
+@dataclass(slots=True)
+class RowColumns:
+    """Rows of many queues that lead into one missing file, by column: (key, queue offset, place,
+    size), each but the key int64.
+    """
+
+    parts: list[tuple[QueueKey, Array, Array, Array]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return sum(len(offset) for _, offset, _, _ in self.parts)
+
+    def rows(self) -> Iterator[FoundRow]:
+        for key, *columns in self.parts:
+            yield from _rows(key, *columns)
+
+    def sorted(self) -> tuple[list[QueueKey], Array, Array, Array, Array]:
+        """(keys, number in it, queue offset, place, size) by place."""
+        keys = list(dict.fromkeys(key for key, *_ in self.parts))
+        numbers = {key: number for number, key in enumerate(keys)}
+        queue = np.concatenate([np.full(len(offset), numbers[key])
+                                for key, offset, _, _ in self.parts])
+        offset, physical, size = (np.concatenate([one[column] for one in self.parts])
+                                  for column in (1, 2, 3))
+        order = np.argsort(physical, kind="stable")
+        return keys, queue[order], offset[order], physical[order], size[order]
+
+
+@dataclass(slots=True)
+class Evidence:
+    """``rows`` lead into damaged regions, ``astray`` elsewhere.
+
+    ``ahead`` counts those that lead behind the log's last file; ``beyond`` are the first of them.
+    ``columns``: rows that lead into missing files, where they are very many, by place of the file.
+    """
+
+    rows: list[FoundRow] = field(default_factory=list)
+    astray: list[FoundRow] = field(default_factory=list)
+    ahead: int = 0
+    beyond: list[FoundRow] = field(default_factory=list)
+    columns: dict[int, RowColumns] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """(runs that follow each other with growing queue offsets, runs that do not fit between).
+
+    The chain is the one with the most messages. A topic that was deleted and made again starts
+    at 0 anew; what lies before that is no part of today's queue.
+    """
+    start = 0
+    for at, run in enumerate(runs):
+        if at and run.first == 0 and (run.end > 1 or at == len(runs) - 1):
+            start = at
+    runs = runs[start:]
+    if len(runs) < 2 or len(runs) > _MOST_RUNS:
+        return list(runs), []
+    best: list[tuple[int, int]] = []
+    for at, run in enumerate(runs):
+        weight, before = max(((best[other][0], other) for other in range(at)
+                              if runs[other].end <= run.first), default=(0, -1))
+        best.append((weight + run.end - run.first, before))
+    at = max(range(len(runs)), key=lambda one: (best[one][0], one))
+    kept = []
+    while at >= 0:
+        kept.append(at)
+        at = best[at][1]
+    return ([runs[one] for one in reversed(kept)],
+            [run for one, run in enumerate(runs) if one not in set(kept)])
+
+
+def holes(runs: Sequence[Run]) -> list[Hole]:
+    """The holes before, between and behind the runs of a queue; the last one is endless."""
+    if not runs:
+        return [Hole(0, ENDLESS, -1, ENDLESS)]
+    found = [Hole(0, runs[0].first, -1, runs[0].low)] if runs[0].first > 0 else []
+    found += [Hole(a.end, b.first, a.high, b.low)
+              for a, b in pairwise(runs) if a.end < b.first]
+    return [*found, Hole(runs[-1].end, ENDLESS, runs[-1].high, ENDLESS)]
+
+
+class Gatherer:
+    """Reads the rows of the holes of all queues of a store.
+
+    ``by_column``: regions whose rows are kept by column if they are very many.
+    """
+
+    def __init__(self, store: Store, runs: Runs, regions: Sequence[Region], log_end: int,
+                 by_column: Sequence[Region] = ()) -> None:
+        self._store, self._runs, self._end = store, runs, log_end
+        self._starts = [one.start for one in regions]
+        self._ends = [one.end for one in regions]
+        self._by_column = by_column
+        self._low = store.log.min_offset
+        self.holes: dict[QueueKey, list[Hole]] = {}
+        self.misfits: dict[QueueKey, list[Run]] = {}
+
+    def gather(self) -> Evidence:
+        """A queue that cannot be read is told in ``unreadable``."""
+        found = Evidence()
+        keys = {*self._runs.keys, *self._store.queues, *self._store.batch_queues}
+        for key in sorted(keys):
+            kept, misfits = chain(self._runs.of(key))
+            self.holes[key] = holes(kept)
+            if misfits:
+                self.misfits[key] = misfits
+            try:
+                if key in self._store.queues:
+                    with closing(self._store.queues[key]) as queue:
+                        self._take(found, list(self._plain(key, queue, kept, found)))
+                if key in self._store.batch_queues:
+                    self._take(found, list(self._batched(key, self._store.batch_queues[key])))
+            except StoreIOError as error:
+                found.unreadable.append(str(error))
+        for start, columns in list(found.columns.items()):
+            if len(columns) <= FEW:
+                found.rows += found.columns.pop(start).rows()
+        return found
+
+    def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
+               found: Evidence) -> Iterator[FoundRow]:
+        """The rows of a queue's holes. Those behind the log may be very many: most are counted."""
+        if not queue.files:
+            return
+        end = queue.disk_end
+        filler = np.array(tuple(FILLER), queue.units(0, 0).dtype)
+        behind = {run.low: run for run in runs}
+        for hole in self.holes[key]:
+            columns: list[tuple[Array, Array, Array]] = []
+            early = _early(queue, hole)
+            first = max(hole.first - early, queue.first_index)
+            for at, rows in queue.pages(first, min(hole.end - early, end)):
+                physical = rows["physical_offset"].astype(np.int64)
+                good = valid(rows) & (rows != filler) & (physical >= self._low)
+                # Its neighbours' own places too: a neighbour may be the one that is wrong.
+                good &= (physical >= hole.low) & (physical <= hole.high)
+                for row in np.flatnonzero(good & (physical == hole.high)).tolist():
+                    good[row] = not _stands_early(queue, behind.get(hole.high), at + row)
+                kept = np.flatnonzero(good)
+                columns.append((kept + at + early, physical[kept],
+                                rows["size"][kept].astype(np.int64)))
+            if not columns:
+                continue
+            offset, physical, size = (np.concatenate(one) for one in zip(
+                *columns, strict=True))
+            chosen = ascending(physical)
+            offset, physical, size = offset[chosen], physical[chosen], size[chosen]
+            inside = int(np.searchsorted(physical, self._end))
+            most = inside + max(0, MOST_LISTED - len(found.beyond))
+            found.ahead += len(physical[most:])
+            at = 0
+            for region in self._by_column:
+                low, high = np.searchsorted(physical, (region.start, region.end)).tolist()
+                if low < high:
+                    found.columns.setdefault(region.start, RowColumns()).parts.append(
+                        (key, offset[low:high], physical[low:high], size[low:high]))
+                    yield from _rows(key, offset[at:low], physical[at:low], size[at:low])
+                    at = high
+            yield from _rows(key, offset[at:most], physical[at:most], size[at:most])
+
+    def _batched(self, key: QueueKey, queue: BatchQueue) -> Iterator[FoundRow]:
+        rows = queue.all_used()
+        base = rows["msg_base_offset"].astype(np.int64)
+        end = base + rows["batch_size"]
+        physical = rows["physical_offset"].astype(np.int64)
+        for hole in self.holes[key]:
+            inside = (base >= hole.first) & (end <= hole.end) & (physical > hole.low)
+            # The message before the hole may have lost the number of its queue offsets.
+            inside |= (base < hole.first) & (end > hole.first) & (physical == hole.low)
+            kept = np.flatnonzero(inside & (physical < hole.high) & (physical >= self._low))
+            for at in kept[ascending(physical[kept])].tolist():
+                yield FoundRow(key, int(base[at]), int(physical[at]), int(rows["size"][at]),
+                               int(rows["batch_size"][at]), True,
+                               int(rows["store_timestamp"][at]))
+
+    def _take(self, found: Evidence, rows: Sequence[FoundRow]) -> None:
+        for row in rows:
+            at = bisect_right(self._starts, row.physical) - 1
+            if row.physical >= self._end:
+                found.ahead += 1
+                if len(found.beyond) < MOST_LISTED:
+                    found.beyond.append(row)
+            elif at >= 0 and row.physical < self._ends[at]:
+                found.rows.append(row)
+            else:
+                found.astray.append(row)
+
+
+def _early(queue: ConsumeQueue, hole: Hole) -> int:
+    """By how many places the row of the message before a hole stands too early."""
+    mine = hole.first - 1
+    if hole.low < 0 or _leads(queue, mine, hole.low):
+        return 0
+    for at, rows in queue.pages(max(queue.first_index, mine - _BACK),
+                                min(mine, queue.disk_end)):
+        found = np.flatnonzero(rows["physical_offset"] == hole.low)
+        if len(found):
+            return mine - at - int(found[-1])
+    return 0
+
+
+def _stands_early(queue: ConsumeQueue, run: Run | None, row: int) -> bool:
+    """Whether ``row`` leads to a run's first message because all rows of the run are too early.
+
+    Not where the run is that message alone: then its queue offset may as well be damaged.
+    """
+    return run is not None and run.end - run.first > 1 and _leads(
+        queue, row + run.end - 1 - run.first, run.high)
+
+
+def _rows(key: QueueKey, *columns: Array) -> Iterator[FoundRow]:
+    for row in zip(*(one.tolist() for one in columns), strict=True):
+        yield FoundRow(key, *row)
+
+
+def _leads(queue: ConsumeQueue, row: int, physical: int) -> bool:
+    unit = queue.unit(row)
+    return unit is not None and unit.physical_offset == physical
+
+
+def ascending(values: Array) -> Array:
+    """Positions of a longest strictly ascending part of the values."""
+    if len(values) < 2 or bool((values[1:] > values[:-1]).all()):
+        return np.arange(len(values))
+    tails: list[int] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for at, value in enumerate(values.tolist()):
+        place = bisect_left(tails, value)
+        before.append(ends[place - 1] if place else -1)
+        if place == len(tails):
+            tails.append(value)
+            ends.append(at)
+        else:
+            tails[place], ends[place] = value, at
+    found = []
+    at = ends[-1]
+    while at >= 0:
+        found.append(at)
+        at = before[at]
+    return np.array(found[::-1], np.int64)
+
+
+def holes_with(found: Mapping[QueueKey, Sequence[Hole]], key: QueueKey, offset: int) -> Hole | None:
+    """The hole of a queue that a queue offset lies in."""
+    for hole in found.get(key, ()):
+        if hole.first <= offset < hole.end:
+            return hole
+    return None

@@ -1,0 +1,270 @@
+"""Fillers: well-formed records that stand in for lost messages and fill damaged bytes.
+
+A *row filler* has the topic, queue and queue offset of a lost message, so that dispatch gives
+its consumequeue row again; its body is zeros with the right CRC, and nothing of it is indexed
+(no KEYS, no UNIQ_KEY). A *filler* is of transaction type ROLLBACK: no broker gives that a row
+or an index entry (recovery.md §6, consumequeue.md §4, index.md §5).
+
+What brokers make of a row filler (read in the sources of 4.9.3 and 5.3.3):
+
+* ordinary, ``%RETRY%`` and light queues: consumers get a message of zeros whose property
+  ``RMQCTL`` is ``lost``. 4.9.3 with enableMultiDispatch cannot take a message without any
+  properties (checkMultiDispatchQueue tests ``prop == null && prop.isEmpty()``), so the mark is
+  left off only where it does not fit.
+* ``SCHEDULE_TOPIC_XXXX``: a message without REAL_QID stops the delay level for ever in 4.9.3
+  (parseInt throws, the task comes again at the same offset). One whose REAL_TOPIC is the half
+  topic is discarded with an error in the log, and delivery goes on. Its tags code 0 means due.
+* ``RMQ_SYS_TRANS_HALF_TOPIC``: a born time of 0 is older than any fileReservedTime, so the
+  check service takes it for expired (needSkip) and moves it to TRANS_CHECK_MAX_TIME_TOPIC.
+* ``RMQ_SYS_TRANS_OP_HALF_TOPIC``: tag ``d`` and a body that is no number: getLong gives -1,
+  smaller than any offset, so the op counts as done. 4.9.3 throws on an empty body.
+* ``rmq_sys_wheel_timer`` (5.x): without TIMER_OUT_MS enqueueing stops for ever; one of time 0
+  goes straight to delivery, where TIMER_DEL_UNIQKEY makes doPut drop it.
+* batch queues: INNER_NUM and INNER_BASE, flag INNER_BATCH without NEED_UNWRAP: clients unwrap
+  a body only with both flags.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rmqctl.formats import layout
+from rmqctl.formats.local import append_crc, sysflag
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import (
+    BLANK_SIZE,
+    CRC_MASK,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    Blank,
+    Record,
+    build,
+    size_of,
+    variant,
+)
+from rmqctl.scan.frames import Array, shape
+from rmqctl.scan.overlay import Parts
+
+MARK = "RMQCTL"
+LOST = "lost"
+TOPIC = "RMQCTL_TOMBSTONE"
+MOST = 4 << 20
+"""The largest filler: a broker's default limit of a message."""
+LEAST = size_of(0, MAGIC_V1, 0, 0, 0)
+_V1_TOPIC = 127
+_ZEROS = 1 << 16
+_PAGE = bytes(_ZEROS)
+_BLANK = layout.reader(Blank)
+_NOWHERE = (bytes(4), 0)
+_REQUIRED: dict[str, dict[str, str]] = {
+    props.SCHEDULE_TOPIC: {props.REAL_TOPIC: props.HALF_TOPIC, props.REAL_QUEUE_ID: "0"},
+    props.OP_HALF_TOPIC: {props.TAGS: "d"},
+    props.TIMER_TOPIC: {"TIMER_OUT_MS": "0", "TIMER_DEL_UNIQKEY": "-",
+                        props.REAL_TOPIC: props.NO_TOPIC, props.REAL_QUEUE_ID: "0"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a queue which a filler gives again."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What the fillers of a store have in common.
+
+    ``sealed``: they end with a ``__CRC32#`` property, as every message of the store does (a
+    broker with forceVerifyPropCRC ends its log at one without). ``host``: (address, port).
+    """
+
+    sealed: bool = False
+    host: tuple[bytes, int] = _NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """What a row filler says. The first of ``rows`` is its own, the others it is dispatched to.
+
+    ``batch``: queue offsets it covers in a batch queue from its own on; 0 for a plain queue.
+    """
+
+    rows: tuple[Row, ...]
+    batch: int = 0
+
+    @property
+    def topic(self) -> bytes:
+        return _raw(self.rows[0].topic)
+
+    @property
+    def required(self) -> dict[str, str]:
+        """Properties without which it does harm or does not give its rows."""
+        own = self.rows[0]
+        found = dict(_REQUIRED.get(own.topic, {}))
+        if self.batch:
+            found[props.INNER_NUM] = str(self.batch)
+            found[props.INNER_BASE] = str(own.queue_offset)
+        if len(self.rows) > 1:
+            found[props.MULTI_DISPATCH] = ",".join(row.topic for row in self.rows[1:])
+            found[props.MULTI_QUEUE_OFFSET] = ",".join(
+                str(row.queue_offset) for row in self.rows[1:])
+        return found
+
+    def least(self, style: Style) -> int:
+        """Bytes of the smallest record that can say it."""
+        text = _text(self.required, style)
+        return size_of(0, self._magic, self._least_body, len(self.topic), len(text))
+
+    def wanted(self, style: Style) -> int:
+        """Bytes of the smallest record that says it with the mark."""
+        text = _text(self.required | {MARK: LOST}, style)
+        return size_of(0, self._magic, self._least_body, len(self.topic), len(text))
+
+    @property
+    def _magic(self) -> int:
+        return MAGIC_V2 if len(self.topic) > _V1_TOPIC else MAGIC_V1
+
+    @property
+    def _least_body(self) -> int:
+        return 1 if self.rows[0].topic == props.OP_HALF_TOPIC else 0
+
+    def parts(self, physical: int, size: int, time: int, style: Style) -> Parts:
+        """The record of ``size`` bytes at ``physical`` (positions count from its start).
+
+        ``time``: its store time (ms). ValueError when ``size`` is less than `least`.
+        """
+        if size < self.least(style):
+            raise ValueError(f"{size} bytes are too few for a filler of {self.rows[0].topic}")
+        values = self.required
+        if size >= self.wanted(style):
+            values[MARK] = LOST
+        own = self.rows[0]
+        template = _template(self._magic, self.topic, _text(values, style),
+                             sysflag.INNER_BATCH if self.batch else 0, style.host)
+        return _record(template, self._magic, physical, size, style, queue_id=own.queue_id,
+                       queue_offset=own.queue_offset, store_timestamp=time,
+                       born_timestamp=0 if own.topic == props.HALF_TOPIC else time)
+
+
+    def columns(self, queue_id: Array, queue_offset: Array, physical: Array, size: Array,
+                time: int, style: Style) -> tuple[Array, Array]:
+        """(heads, ends) of many records of this topic, one a row (uint8); between them zeros.
+
+        For a single plain row, whose queue id and offset the columns say. All sizes must be at
+        least `least`, and all at least `wanted` or all less.
+        """
+        values = self.required
+        if int(size.min()) >= self.wanted(style):
+            values[MARK] = LOST
+        head, end = _template(self._magic, self.topic, _text(values, style), 0, style.host)
+        heads: Any = np.frombuffer(head * len(size), shape(0, self._magic).dtype).copy()
+        ends: Any = np.frombuffer(end * len(size), np.uint8).reshape(len(size), -1).copy()
+        rest = size - len(head) - len(end)
+        lengths, which = np.unique(rest, return_inverse=True)
+        heads["body_crc"] = np.array([_crc_of_zeros(one) for one in lengths.tolist()])[which]
+        for name, value in (
+                ("total_size", size), ("body_length", rest), ("physical_offset", physical),
+                ("queue_id", queue_id), ("queue_offset", queue_offset), ("store_timestamp", time),
+                ("born_timestamp", 0 if self.rows[0].topic == props.HALF_TOPIC else time)):
+            heads[name] = value
+        if style.sealed:
+            middle = end[:-append_crc.SIZE]
+            raw = heads.tobytes()
+            for row, count in enumerate(rest.tolist()):
+                start = zlib.crc32(memoryview(raw)[row * len(head):(row + 1) * len(head)])
+                crc = zlib.crc32(middle, _zeros(count, start)) & CRC_MASK
+                ends[row, len(middle):] = np.frombuffer(append_crc.build(crc), np.uint8)
+        return heads.view(np.uint8).reshape(len(size), -1), ends
+
+
+def filler(physical: int, size: int, time: int, style: Style) -> Parts:
+    """A record of ``size`` bytes that no queue and no index knows. ValueError below `least`."""
+    if size < least_filler(style):
+        raise ValueError(f"{size} bytes are too few for a record")
+    topic, text = _raw(TOPIC), _text({MARK: LOST}, style)
+    if size < size_of(0, MAGIC_V1, 0, len(topic), len(text)):
+        text = _text({}, style)
+    if size < size_of(0, MAGIC_V1, 0, len(topic), len(text)):
+        topic = b""
+    template = _template(MAGIC_V1, topic, text, sysflag.TRANSACTION_ROLLBACK, style.host)
+    return _record(template, MAGIC_V1, physical, size, style, born_timestamp=time,
+                   store_timestamp=time)
+
+
+def least_filler(style: Style) -> int:
+    """Bytes of the smallest filler."""
+    return LEAST + (append_crc.SIZE if style.sealed else 0)
+
+
+def blank(size: int) -> Parts:
+    """The record that closes a file, with ``size`` bytes to its end (at least 8)."""
+    if size < BLANK_SIZE:
+        raise ValueError(f"{size} bytes are too few for the blank of a file")
+    return ((0, _BLANK.pack(size, MAGIC_BLANK)),)
+
+
+def _raw(topic: str) -> bytes:
+    return topic.encode("utf-8", "surrogateescape")
+
+
+def _text(values: dict[str, str], style: Style) -> bytes:
+    """The properties string; of a sealed record with twenty bytes left for the CRC."""
+    text = props.build(values, trailing=style.sealed).encode("utf-8", "surrogateescape")
+    return text + bytes(append_crc.SIZE) if style.sealed else text
+
+
+@lru_cache(maxsize=4096)
+def _template(magic: int, topic: bytes, properties: bytes, sys_flag: int,
+              host: tuple[bytes, int]) -> tuple[bytes, bytes]:
+    """(head, what follows the body) of such a record; lengths, places and times are not set."""
+    raw = build(Record(
+        total_size=0, magic=magic, body_crc=0, queue_id=0, flag=0, queue_offset=0,
+        physical_offset=0, sys_flag=sys_flag, born_timestamp=0, born_host=_NOWHERE,
+        store_timestamp=0, store_host=host, reconsume_times=0,
+        prepared_transaction_offset=0, body=b"", topic=topic, properties=properties))
+    head = variant(0, magic).head_size
+    return raw[:head], raw[head:]
+
+
+def _record(template: tuple[bytes, bytes], magic: int, physical: int, size: int, style: Style,
+            **values: int) -> Parts:
+    """The record with a body of zeros that makes it ``size`` bytes long, sparsely."""
+    head, end = bytearray(template[0]), template[1]
+    rest = size - len(head) - len(end)
+    values.update(total_size=size, physical_offset=physical, body_crc=_crc_of_zeros(rest),
+                  body_length=rest)
+    fields = shape(0, magic).dtype.fields
+    assert fields is not None
+    for name, value in values.items():
+        kind, at = fields[name][:2]
+        head[at:at + kind.itemsize] = value.to_bytes(kind.itemsize, "big", signed=True)
+    start = bytes(head)
+    if style.sealed:
+        crc = zlib.crc32(end[:-append_crc.SIZE], _zeros(rest, zlib.crc32(start))) & CRC_MASK
+        end = end[:-append_crc.SIZE] + append_crc.build(crc)
+    if rest <= BLANK_SIZE:
+        return ((0, start + bytes(rest) + end),)
+    return (0, start), (len(start) + rest, end)
+
+
+def _zeros(count: int, crc: int = 0) -> int:
+    """The CRC-32 of something with the CRC ``crc`` followed by ``count`` zero bytes."""
+    while count > 0:
+        crc = zlib.crc32(memoryview(_PAGE)[:min(count, _ZEROS)], crc)
+        count -= _ZEROS
+    return crc
+
+
+@lru_cache(maxsize=1024)
+def _crc_of_zeros(count: int) -> int:
+    """The body CRC of ``count`` zero bytes; 0 for an empty body."""
+    return _zeros(count) & CRC_MASK

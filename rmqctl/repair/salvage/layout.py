@@ -1,0 +1,203 @@
+"""How a damaged region is tiled: fillers at their places, fillers between, not a byte left.
+
+What follows the region decides how it must end: another record (``exact``), nothing more in
+this file (``blank``), or nothing more in the log (``tail``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rmqctl.formats.local.message import BLANK_SIZE
+from rmqctl.repair.salvage import filler
+from rmqctl.repair.salvage.filler import Filler, Row, Style
+from rmqctl.scan.overlay import Parts, Piece
+
+Mode = Literal["exact", "blank", "tail", "zero"]
+_SHARE = 64 << 10
+"""The most bytes a message of unknown size is given."""
+
+
+@dataclass(slots=True)
+class Carried:
+    """A lost message that a filler stands for.
+
+    ``physical`` and ``size`` None: not known; then it lies somewhere in ``(low, high)``.
+    """
+
+    filler: Filler
+    physical: int | None
+    size: int | None
+    by: str
+    low: int = -1
+    high: int = 1 << 62
+    time: int | None = None
+
+    @property
+    def own(self) -> Row:
+        return self.filler.rows[0]
+
+
+@dataclass(slots=True)
+class Span:
+    """A region ``[start, end)`` to fill, with what it must hold, places and sizes settled."""
+
+    start: int
+    end: int
+    mode: Mode
+    time: int
+    items: list[Carried] = field(default_factory=list)
+
+    @property
+    def limit(self) -> int:
+        """Where a record in it must end: a file keeps room for its blank."""
+        return self.end if self.mode == "exact" else self.end - BLANK_SIZE
+
+
+class Filling:
+    """The tiling of one span. ``left``: messages that found no room; ``short``: see `fill`."""
+
+    def __init__(self, span: Span, style: Style) -> None:
+        self.span, self.style = span, style
+        self.left: list[Carried] = []
+        self.short = 0
+        self._least = filler.least_filler(style)
+        self.end = span.start
+        """Where the log goes on behind what was filled in (``tail``)."""
+
+    def settle(self) -> None:
+        """Drops items that overlap or do not fit; they become messages of unknown place."""
+        kept: list[Carried] = []
+        at = self.span.start
+        for item in sorted(self.span.items, key=lambda one: one.physical or 0):
+            assert item.physical is not None
+            assert item.size is not None
+            fits = (item.physical >= at and item.physical + item.size <= self.span.limit
+                    and item.size >= item.filler.least(self.style))
+            if fits:
+                kept.append(item)
+                at = item.physical + item.size
+            else:
+                item.physical = item.size = None
+                self.left.append(item)
+        self.span.items = kept
+
+    def gaps(self) -> Iterator[tuple[int, int, int]]:
+        """(number of the item behind it, start, end) of what no item covers, the last included."""
+        at = self.span.start
+        for number, item in enumerate(self.span.items):
+            assert item.physical is not None
+            assert item.size is not None
+            if at < item.physical:
+                yield number, at, item.physical
+            at = item.physical + item.size
+        if at < self.span.limit:
+            yield len(self.span.items), at, self.span.limit
+
+    def place(self, waiting: list[Carried]) -> list[Carried]:
+        """Gives messages of unknown place room in the gaps; returns those that found none.
+
+        ``waiting`` is sorted by what must come first; a queue's messages stay in their order.
+        """
+        found: list[Carried] = []
+        done = 0
+        for number, start, end in list(self.gaps()):
+            found += self.span.items[done:number]
+            done = number
+            mine: list[Carried] = []
+            left: list[Carried] = []
+            stuck: set[tuple[str, int]] = set()
+            at = start
+            for item in waiting:
+                need = item.filler.wanted(self.style)
+                if end - at < need:
+                    need = item.filler.least(self.style)
+                queues = {(row.topic, row.queue_id) for row in item.filler.rows}
+                if (item.low < at and at + need <= min(end, item.high)
+                        and not queues & stuck):
+                    item.physical, item.size = at, need
+                    at += need
+                    mine.append(item)
+                else:
+                    left.append(item)
+                    stuck |= queues
+            waiting = left
+            self._stretch(mine, end)
+            found += mine
+        self.span.items = found + self.span.items[done:]
+        return waiting
+
+    def _stretch(self, mine: list[Carried], end: int) -> None:
+        """Messages of unknown size share the room of their gap, so that no odd bytes are left."""
+        if not mine:
+            return
+        at = mine[0].physical
+        assert at is not None
+        for number, item in enumerate(mine):
+            assert item.size is not None
+            later = sum(one.size or 0 for one in mine[number + 1:])
+            share = min((end - at) // (len(mine) - number), _SHARE)
+            size = min(max(item.size, share), end - at - later)
+            rest = end - at - size
+            if number == len(mine) - 1 and 0 < rest < self._least:
+                size += rest
+            size = min(size, max(item.size, item.high - at))
+            item.physical, item.size = at, size
+            at += size
+
+    def fill(self) -> Iterator[tuple[int, int, Parts]]:
+        """(physical offset, size, bytes) of the records, in order; together they cover the span.
+
+        ``short`` is set to the bytes at the start of the span that cannot hold a record and that
+        no neighbour in the span could take (only where nothing but odd bytes is there).
+        """
+        span, style = self.span, self.style
+        at = span.start
+        for number, item in enumerate(span.items):
+            assert item.physical is not None
+            assert item.size is not None
+            gap = item.physical - at
+            if 0 < gap < self._least:  # no record fits before it: it begins earlier
+                item.physical, item.size = at, item.size + gap
+            elif gap:
+                yield from fillers(at, gap, span.time, style)
+            end = item.physical + item.size
+            follows = (span.items[number + 1].physical or 0) if number + 1 < len(
+                span.items) else span.end
+            if 0 < follows - end < self._least and (
+                    number + 1 < len(span.items) or span.mode == "exact"):
+                item.size += follows - end
+            yield (item.physical, item.size,
+                   item.filler.parts(item.physical, item.size, item.time or span.time, style))
+            at = item.physical + item.size
+        self.end = at
+        rest = span.end - at
+        if span.mode == "blank":
+            yield at, rest, filler.blank(rest)
+        elif span.mode == "exact" and rest:
+            if rest < self._least:
+                self.short = rest
+            else:
+                yield from fillers(at, rest, span.time, style)
+            self.end = span.end
+
+    def piece(self, base: int) -> Piece:
+        """All of it as one piece of the file that begins at ``base``."""
+        start = self.span.start
+        parts: list[tuple[int, bytes]] = []
+        for at, _, some in self.fill():
+            parts += [(at - start + position, data) for position, data in some]
+        return Piece(start - base, self.span.end - start, tuple(parts))
+
+
+def fillers(at: int, size: int, time: int, style: Style) -> Iterator[tuple[int, int, Parts]]:
+    """Fillers of ``size`` bytes in all, each no larger than a broker's default limit."""
+    least = filler.least_filler(style)
+    while size:
+        step = min(size, filler.MOST)
+        if 0 < size - step < least:
+            step -= least
+        yield at, step, filler.filler(at, step, time, style)
+        at, size = at + step, size - step

@@ -1,0 +1,222 @@
+"""Damaged records that can be brought back whole, because what is damaged is known from elsewhere.
+
+* In a damaged region: a record whose head was hit, but whose body still matches its CRC. Its
+  size, magic and place are known anyhow; one bit of its other lengths may be wrong.
+* A body CRC one bit off: a wrong body would hardly give that (32 chances in 2^31).
+* An intact record whose topic, queue, queue offset or transaction bits contradict the row of its
+  queue that leads to it, while no row supports what it says.
+* Whole records, and 512-byte sectors or 4 KiB pages, that lie at another record's place.
+
+Nothing is changed without such proof, and a mended record must be accepted by the next survey.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, MIN_SIZE, START_SIZE, Record, decode
+from rmqctl.repair.plan import Action
+from rmqctl.repair.salvage.contradict import Contradictions
+from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.repair.salvage.fields import (
+    MOST_BODY,
+    bent_heads,
+    body_crc,
+    extent,
+    field_of,
+    strayed,
+    whole_record,
+    with_fields,
+)
+from rmqctl.repair.salvage.moved import located, moved_bytes
+from rmqctl.repair.salvage.records import Records
+from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.source import Source
+from rmqctl.store.store import Store
+
+_BUDGET = 2 << 30
+"""Bytes of candidates that are looked at in one round: crafted damage must not take for ever."""
+
+
+@dataclass(slots=True)
+class Mended:
+    """``pieces`` by number of the part (positions in its file); what was done, and how often.
+
+    ``condemned``: physical offsets of records that contradict their queues and cannot be mended.
+    ``vouched``: sizes of records in damaged bytes that are whole (or will be), by place.
+    ``moved``: the pieces are bytes from elsewhere.
+    """
+
+    pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
+    messages: int = 0
+    actions: list[Action] = field(default_factory=list)
+    condemned: set[int] = field(default_factory=set)
+    vouched: dict[int, int] = field(default_factory=dict)
+    moved: bool = False
+
+
+def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
+         evidence: Evidence, condemned: Collection[int] = ()) -> Mended:
+    """One round of mending where records stand. StoreIOError.
+
+    ``condemned``: places of records which count as damaged, whatever they look like.
+    """
+    return _Mender(store, parts, survey, gatherer, evidence, condemned).run()
+
+
+def put_back(parts: Sequence[LogPart], survey: Survey) -> Mended:
+    """Bytes in damaged regions which belong into damaged regions elsewhere. StoreIOError."""
+    made = _made(parts, moved_bytes(parts, survey.regions), 0, "put back",
+                 "it lay at another place")
+    made.moved = True
+    return made
+
+
+def _made(parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int, verb: str,
+          why: str) -> Mended:
+    made = Mended(messages=count)
+    for number, some in pieces.items():
+        kept: list[Piece] = []
+        for one in some:  # what was found first is the surer
+            at = bisect_left(kept, one.at, key=lambda piece: piece.at)
+            if (not at or kept[at - 1].end <= one.at) and (
+                    at == len(kept) or one.end <= kept[at].at):
+                kept.insert(at, one)
+        made.pieces[number] = tuple(kept)
+        for one in kept:
+            made.actions.append(Action(verb, f"physical offset {parts[number].base + one.at}",
+                                       "damaged", f"{one.size} bytes", why))
+    return made
+
+
+class _Mender:
+    def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
+                 gatherer: Gatherer, evidence: Evidence, condemned: Collection[int]) -> None:
+        self._store, self._parts, self._survey = store, parts, survey
+        self._gatherer, self._evidence = gatherer, evidence
+        self._records, self._refused = Records(parts), condemned
+        self._budget = _BUDGET
+        self._vouched: dict[int, int] = {}
+
+    def run(self) -> Mended:
+        rows: dict[int, list[FoundRow]] = {}
+        for row in self._evidence.rows:
+            rows.setdefault(row.physical, []).append(row)
+        places = sorted(rows)
+        at = 0
+        for region in self._survey.regions:
+            part = self._parts[region.file]
+            while at < len(places) and places[at] < region.start:
+                at += 1
+            first = at
+            while at < len(places) and places[at] < region.end:
+                at += 1
+            if not region.dirty or (part.path is None and not part.pieces):
+                continue
+            starts = {region.start, *places[first:at], *(start for start, _ in region.extents)}
+            with part.open() as source:
+                starts |= set(located(source, region.start - part.base, region.end - part.base))
+                end = region.start
+                for start in sorted(starts):
+                    if start >= end:
+                        size = self._damaged(source, region, start, rows.get(start, []))
+                        end = start + size
+        for physical in self._survey.unchecked:
+            self._records.set_field(physical, "body_crc", 0)
+        Contradictions(self._store, self._survey, self._gatherer, self._evidence,
+                       self._records).run()
+        made = _made(self._parts, self._records.pieces, self._records.count, "mend record",
+                     "what is damaged of it is known from elsewhere")
+        made.condemned, made.vouched = self._records.condemned, self._vouched
+        return made
+
+    # -- in damaged regions -----------------------------------------------------------------------
+
+    def _damaged(self, source: Source, region: Region, start: int, rows: list[FoundRow]) -> int:
+        """The size of the record at ``start``, if it is whole or could be mended; else 0."""
+        at = start - source.base
+        room = min(region.end, source.base + source.size) - start
+        sizes = {row.size for row in rows if MIN_SIZE <= row.size <= room}
+        head = source.read(at, min(room, 1 << 16))
+        size = self._parts[region.file].size
+        if min(room, len(head)) < max(MIN_SIZE, START_SIZE) or start in self._refused:
+            return 0
+        for raw in self._candidates(source, at, head, room, sizes):
+            record = whole_record(raw, start, self._survey.is_sealed)
+            if record is None or not self._supported(
+                    record, rows, strayed(field_of(head, "physical_offset"), start, size)):
+                continue
+            self._vouched[start] = len(raw)
+            if source.read(at, len(raw)) != raw:
+                self._records.replace(start, raw)
+            return len(raw)
+        return 0
+
+    def _supported(self, record: Record, rows: list[FoundRow], stray: bool) -> bool:
+        """Whether rows agree with a record, or nothing speaks against it but its head was hit.
+
+        ``stray``: what it says of its place looks as if it belonged elsewhere. Then the log must
+        lack just such a message between two others of its queue.
+        """
+        key = os.fsdecode(record.topic), record.queue_id
+        if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
+                row.queue_offset <= record.queue_offset < row.queue_offset + row.count)
+               for row in rows):
+            return True
+        if rows and sysflag.has_consume_queue_row(record.sys_flag):
+            return False
+        if stray:
+            return sysflag.has_consume_queue_row(record.sys_flag) and self._fits(
+                record, inner=True)
+        if record.body:
+            return len(record.topic) > 0
+        # Without a body nothing proves the rest of it, but that its lengths make its size.
+        return self._fits(record)
+
+    def _fits(self, record: Record, *, inner: bool = False) -> bool:
+        """Whether the log lacks just such a record: in its queue, and in no row's place."""
+        if not sysflag.has_consume_queue_row(record.sys_flag):
+            return True
+        key = os.fsdecode(record.topic), record.queue_id
+        hole = holes_with(self._gatherer.holes, key, record.queue_offset)
+        return (hole is not None and hole.low < record.physical_offset < hole.high
+                and (hole.inner or not inner))
+
+    def _candidates(self, source: Source, at: int, head: bytes, room: int,
+                    sizes: set[int]) -> Iterator[bytes]:
+        """What the record may have been: place and magic set right, at most a length bit turned."""
+        stored = field_of(head, "total_size")
+        if MIN_SIZE <= stored <= room:
+            sizes = {stored, *sizes}
+        magics = ([field_of(head, "magic") & 0xFFFFFFFF]
+                  if field_of(head, "magic") & 0xFFFFFFFF in (MAGIC_V1, MAGIC_V2)
+                  else [MAGIC_V1, MAGIC_V2])
+        for magic in magics:
+            fixed = with_fields(head, physical_offset=source.base + at, magic=magic)
+            for bent in bent_heads(fixed, magic):
+                size = extent(source, at, bent, magic)
+                if size is None or not MIN_SIZE <= size <= min(room, MOST_BODY):
+                    continue
+                # Its size needs a second witness, or to be one bit off.
+                if size not in sizes and (
+                        bent != fixed or (size ^ stored).bit_count() != 1):
+                    continue
+                self._budget -= size
+                if self._budget < 0:
+                    return
+                whole = bent[:size] + source.read(at + len(bent), max(0, size - len(bent)))
+                whole = with_fields(whole, total_size=size)
+                yield whole
+                try:
+                    record = decode(whole)
+                except FormatError:
+                    continue
+                crc = body_crc(record.body)
+                if (crc ^ record.body_crc).bit_count() == 1:
+                    yield with_fields(whole, body_crc=crc)

@@ -1,0 +1,287 @@
+"""salvage: damaged spans of a log become fillers, in place, and nothing intact is lost.
+
+A broker ends its log at the first record it cannot read and deletes what follows (recovery.md
+§3-§4). Here each damaged span is filled to the byte with well-formed messages instead
+(`rmqctl.repair.salvage.filler`), those of lost messages where consumequeues, the damaged records
+themselves or gaps in the queue offsets tell of them. The log then walks clean to its end, and
+every queue goes on without a gap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Literal
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.repair.plan import Action, Lost, Step
+from rmqctl.repair.salvage import filler
+from rmqctl.repair.salvage.evidence import Evidence, Gatherer
+from rmqctl.repair.salvage.filler import Style
+from rmqctl.repair.salvage.layout import Carried, Filling, Mode, Span
+from rmqctl.repair.salvage.log import laid_over, log_parts, padded, without_empty_end
+from rmqctl.repair.salvage.lost import lost_messages
+from rmqctl.repair.salvage.mend import Mended, mend, put_back
+from rmqctl.repair.salvage.rows import Collector, Known
+from rmqctl.repair.salvage.steps import Files
+from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
+from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.store.store import Store
+
+MissingFile = Literal["fillers", "blank"]
+_ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """The log as it will be, and what makes it so.
+
+    ``parts`` the files of the log with all changes laid over; ``steps`` create and patch
+    commitlog files, and move empty ones aside. ``lost`` are the first of ``lost_total`` messages.
+    ``log_end``: where the next message is appended. ``restored``: messages brought back whole.
+    ``notes`` are warnings for a person.
+    """
+
+    parts: tuple[LogPart, ...]
+    steps: tuple[Step, ...] = ()
+    actions: tuple[Action, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    log_end: int = 0
+    notes: tuple[str, ...] = ()
+    restored: int = 0
+    lost_total: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the log needs no change."""
+        return not self.steps
+
+
+def salvage(store: Store, generation: int | None = None, *,
+            missing_file: MissingFile = "fillers",
+            batch_topics: Iterable[str] | None = None,
+            progress: Callable[[int], None] | None = None,
+            scratch: Scratch | None = None) -> Salvage:
+    """Plans it; nothing is written. ``generation`` (4 or 5): whose rules decide, else the store's.
+
+    With ``scratch`` missing files of very many messages are made there, instead of in memory; it
+    must stay until the steps are carried out.
+
+    ``missing_file``: what stands for a file that is missing between others, fillers of what
+    is known of it, or one blank record over all of it. ``progress`` hears of the bytes walked.
+    RefusedError for files whose names or sizes no broker can have written; StoreIOError.
+    """
+    topics = ({topic for topic, _ in store.batch_queues} if batch_topics is None
+              else set(batch_topics))
+    return _Job(store, generation or store.generation, missing_file, topics, progress,
+                scratch).run()
+
+
+@dataclass(slots=True)
+class _Job:
+    store: Store
+    generation: int
+    missing_file: MissingFile
+    batch_topics: set[str]
+    progress: Callable[[int], None] | None
+    scratch: Scratch | None
+    condemned: set[int] = field(default_factory=set)
+    vouched: dict[int, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+    def run(self) -> Salvage:
+        parts = log_parts(self.store)
+        if not parts:
+            return Salvage(())
+        if all(one.size != parts[0].size for one in self.store.log.files):
+            self.notes.append("no file of the log has its whole length: by their names they have "
+                              f"{parts[0].size} bytes (else say --commitlog-file-size)")
+        restored = 0
+        looked_elsewhere = False
+        survey = self._survey(parts)
+        for rounds in count():
+            doubtful = survey.doubtful() - self.condemned
+            if doubtful:
+                self.condemned |= doubtful
+                survey = self._survey(parts)
+            gatherer = Gatherer(self.store, survey.runs, survey.regions, parts[-1].end,
+                                self._by_column(parts, survey))
+            evidence = gatherer.gather()
+            if rounds >= _ROUNDS:
+                break
+            found = mend(self.store, parts, survey, gatherer, evidence, self.condemned)
+            if not self._is_news(found):
+                if looked_elsewhere:
+                    break
+                # Only now: what is whole where it stands must not be covered by other bytes.
+                looked_elsewhere = True
+                found = put_back(parts, survey)
+                if not self._is_news(found):
+                    break
+            before = parts, dict(self.vouched), set(self.condemned)
+            parts = laid_over(parts, found.pieces)
+            self.vouched.update(found.vouched)
+            self.condemned |= found.condemned
+            seen = self._survey(parts)
+            if found.moved and seen.messages <= survey.messages:
+                parts, self.vouched, self.condemned = before  # they were no moved bytes
+                continue
+            survey = seen
+            restored += found.messages
+            self.actions += found.actions
+        return self._fill(parts, survey, gatherer, evidence, restored)
+
+    def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
+        """Missing files: nothing lies there but what the consumequeues tell."""
+        if self.scratch is None:
+            return []
+        return [one for one in survey.regions if (one.start, one.end) == (
+            parts[one.file].base, parts[one.file].end) and parts[one.file].path is None
+            and not parts[one.file].pieces]
+
+    def _is_news(self, found: Mended) -> bool:
+        return bool(found.pieces or found.condemned - self.condemned
+                    or found.vouched.items() - self.vouched.items())
+
+    def _survey(self, parts: Sequence[LogPart]) -> Survey:
+        return Surveyor(self.generation, self.batch_topics, self.condemned, self.vouched,
+                        self.progress).run(parts)
+
+    def _fill(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
+              evidence: Evidence, restored: int) -> Salvage:
+        style = self._style(survey)
+        known = Collector(parts, survey, gatherer, style).collect(evidence)
+        self.notes += [*known.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
+        carried = known.carried
+        spans = self._spans(parts, survey, known)
+        by_place = sorted((one for one in carried if one.physical is not None),
+                          key=lambda one: one.physical or 0)
+        waiting = sorted((one for one in carried if one.physical is None), key=_by_room)
+        fillings = []
+        at = 0
+        for region, span in spans:
+            while at < len(by_place) and (by_place[at].physical or 0) < span.start:
+                at += 1
+            while at < len(by_place) and (by_place[at].physical or 0) < span.end:
+                span.items.append(by_place[at])
+                at += 1
+            filling = Filling(span, style)
+            filling.settle()
+            if filling.left:
+                waiting = sorted([*waiting, *filling.left], key=_by_room)
+            if waiting:
+                waiting = filling.place(waiting)
+            fillings.append((region, filling))
+        return self._made(parts, survey, fillings, known, evidence, restored)
+
+    def _oddities(self, survey: Survey, evidence: Evidence) -> list[str]:
+        """Intact messages that a broker may stumble over all the same, and rows out of reach."""
+        found = []
+        if self.generation < 5 and survey.newer:
+            found.append(f"messages of version 2, the first at physical offset {survey.newer[0]}: "
+                         "a broker before 5.1.0 ends the log there; they are left as they are")
+        if survey.undated:
+            found.append(f"messages with the store time 0, the first at physical offset "
+                         f"{survey.undated[0]}: a broker does not begin its recovery in a file "
+                         "that starts with one; they are left as they are")
+        if survey.is_sealed and survey.unsealed:
+            found.append(f"messages without an appended CRC among others that have it, the first "
+                         f"at physical offset {survey.unsealed[0]}: a broker with "
+                         "forceVerifyPropCRC ends its log there; they are left as they are")
+        if evidence.ahead:
+            found.append(plural(evidence.ahead, "consumequeue row leads", "consumequeue rows lead")
+                         + " behind the last file of the log: these queues go on at smaller queue "
+                         "offsets")
+        return found
+
+    def _style(self, survey: Survey) -> Style:
+        return Style(survey.is_sealed, survey.host or Style().host)
+
+    def _spans(self, parts: Sequence[LogPart], survey: Survey,
+               known: Known) -> list[tuple[Region, Span]]:
+        """The regions to fill, with what each must end with; of a file by column its gaps."""
+        last = max((one.physical for one in known.carried if one.physical is not None),
+                   default=-1)
+        used = max(survey.used, bisect_right(parts, last, key=lambda part: part.base) - 1,
+                   *(one.region.file for one in known.bulks.values()))
+        found = []
+        for region in survey.regions:
+            mode: Mode = "exact"
+            if region.end == parts[region.file].end:
+                mode = ("zero" if region.file > used else
+                        "tail" if region.file == used else "blank")
+            bulk = known.bulks.get(region.start)
+            if bulk is None or self._is_blank(region, mode):
+                found.append((region, Span(region.start, region.end, mode, region.time)))
+                continue
+            bulk.absorb(filler.least_filler(self._style(survey)))
+            for start, end in bulk.gaps():
+                found.append((region, Span(start, end, mode if end == region.end else "exact",
+                                           region.time)))
+        return found
+
+    def _is_blank(self, region: Region, mode: Mode) -> bool:
+        """Whether one blank record is to stand for a missing file, whatever was in it."""
+        return self.missing_file == "blank" and mode == "blank" and not region.dirty
+
+    def _made(self, parts: Sequence[LogPart], survey: Survey,
+              fillings: Sequence[tuple[Region, Filling]], known: Known, evidence: Evidence,
+              restored: int) -> Salvage:
+        pieces: dict[int, list[Piece]] = {}
+        files = Files(self.store, self.scratch, self.actions)
+        bulks = {start: bulk for start, bulk in known.bulks.items() if not any(
+            self._is_blank(region, filling.span.mode) for region, filling in fillings
+            if region is bulk.region)}
+        counts = {start: len(bulk) for start, bulk in bulks.items()}
+        log_end = max([survey.last_end, *(bulk.end for bulk in bulks.values())])
+        for region, filling in fillings:
+            part, span, bulk = parts[region.file], filling.span, bulks.get(region.start)
+            missing = part.path is None and span.mode == "blank" and bulk is None
+            if missing and (self.missing_file == "blank" or not span.items):
+                span.items, piece = [], Piece(0, part.size, filler.blank(part.size))
+            elif span.mode == "zero" or (span.mode == "tail" and not span.items):
+                if not region.dirty:
+                    continue
+                piece = Piece(span.start - part.base, span.end - span.start)
+            else:
+                piece = filling.piece(part.base)
+                if filling.short:
+                    piece = padded(part, region, filling.short, self._style(survey))
+                if span.mode in ("tail", "exact"):
+                    log_end = max(log_end, filling.end)
+            if bulk is not None:
+                bulk.pieces.append(piece)
+                counts[region.start] += len(span.items)
+                continue
+            pieces.setdefault(region.file, []).append(piece)
+            files.filled(part, region, filling)
+        made = files.by_column(parts, bulks, counts, self._style(survey))
+        placed = {id(one) for _, filling in fillings for one in filling.span.items}
+        homeless = sum(id(one) not in placed for one in known.carried) + sum(
+            len(bulk) for start, bulk in known.bulks.items() if start not in bulks)
+        if homeless:
+            self.notes.append(f"no room for a filler of {plural(homeless, 'lost message')}: "
+                              "gaps stay in the queues")
+        result, empty = without_empty_end([
+            replace(part, path=made[number]) if number in made else part
+            for number, part in enumerate(laid_over(parts, pieces))])
+        lost = lost_messages(self.store, survey, known, evidence, parts[-1].end)
+        steps = [*files.emptied(empty), *files.steps(result, made)]
+        end = self._end(result, survey, log_end) if result else parts[0].base
+        return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
+                       tuple(self.notes), restored, lost.total)
+
+    def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
+        """Behind the last message; behind its file's blank if the next file is there."""
+        for number, part in enumerate(parts):
+            if part.base < end <= part.end and number in survey.closed and number + 1 < len(parts):
+                return part.end
+        return end if end >= 0 else parts[0].base
+
+
+def _by_room(one: Carried) -> tuple[int, int, int]:
+    return one.high, one.low, one.own.queue_offset

@@ -1,0 +1,320 @@
+"""What of a log is intact: one pass gives the damaged regions and how the queues' offsets run.
+
+A record is intact when a broker's recovery accepts it (commitlog.md §9): provably a record, and
+its body matches its CRC. Where a store's messages carry an appended CRC, that must match too.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import MAGIC_V2, decode
+from rmqctl.repair.salvage.property_crc import seals
+from rmqctl.repair.salvage.runs import Runs
+from rmqctl.scan import text
+from rmqctl.scan.derived import QueueTable, batch_ranges
+from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine
+from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.queue_reach import dispatched_rows
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import Walk
+
+_SLACK = 1000
+"""Milliseconds a store time may be out of order without being looked at."""
+_LONG_PAUSE = 30 * 24 * 3600 * 1000
+"""Milliseconds behind the others that make the last store time worth a look."""
+_MOST_KEPT, _MOST_ODD = 1_000_000, 1000
+_LMQ = props.LMQ_PREFIX.encode()
+
+
+@dataclass(slots=True)
+class Region:
+    """Physical bytes ``[start, end)`` of file number ``file`` that hold nothing intact.
+
+    ``before`` and ``after``: store times of the intact messages around it, None where there is
+    none. ``extents``: damaged records whose place and size are beyond doubt. ``dirty``: whether
+    any of its bytes is not zero. ``previous``: place of the message that ends where it starts.
+    """
+
+    file: int
+    start: int
+    end: int
+    before: int | None = None
+    after: int | None = None
+    dirty: bool = False
+    previous: int | None = None
+    extents: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def time(self) -> int:
+        """A store time for what is put here: not after that of the next message, never 0."""
+        known = [one for one in (self.before, self.after) if one is not None and one > 0]
+        return min(known, default=1)
+
+
+@dataclass(slots=True)
+class Survey:
+    """What one pass over a log found. ``used``: the number of the last file with a message."""
+
+    regions: list[Region]
+    runs: Runs
+    messages: int = 0
+    last_end: int = -1
+    last_time: int | None = None
+    """The store time of the last message."""
+    used: int = -1
+    closed: set[int] = field(default_factory=set)
+    newer: list[int] = field(default_factory=list)
+    """Physical offsets of messages of version 2 (the first few), which no 4.x broker reads."""
+    undated: list[int] = field(default_factory=list)
+    """Physical offsets of messages with the store time 0 (the first few)."""
+    unchecked: list[int] = field(default_factory=list)
+    """Physical offsets of messages with an empty body and a body CRC all the same."""
+    sealed: int = 0
+    bad_seals: list[int] = field(default_factory=list)
+    """Physical offsets of messages whose appended CRC is wrong (the body's is not)."""
+    unsealed: list[int] = field(default_factory=list)
+    """Physical offsets of messages without an appended CRC behind one that has it (the first
+    few)."""
+    astray: list[tuple[int, int, int]] = field(default_factory=list)
+    """(physical offset, store time before, behind) of messages whose own store time lies out of
+    those of their neighbours, which agree with each other (the first few)."""
+    host: tuple[bytes, int] | None = None
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the store's messages carry appended CRCs: most of them do."""
+        return 2 * self.sealed > self.messages
+
+    def doubtful(self) -> set[int]:
+        """Messages that the store's appended CRCs prove damaged; empty where it has none.
+
+        One without the CRC is none of them: the feature may have been off for a while, or
+        another version wrote it, and a broker reads it (commitlog.md §5.4).
+        """
+        return set(self.bad_seals) if self.is_sealed else set()
+
+
+class Surveyor:
+    """Walks the parts of a log, file by file.
+
+    ``batch_topics``: those with batch queues. ``condemned``: physical offsets of records that
+    count as damaged. ``vouched`` (physical offset -> size): records in damaged bytes which the
+    walk cannot prove (without a body, and nothing whole behind them), but something else does.
+    """
+
+    def __init__(self, generation: int, batch_topics: Iterable[str],
+                 condemned: Iterable[int] = (), vouched: Mapping[int, int] | None = None,
+                 progress: Callable[[int], None] | None = None) -> None:
+        self._generation = generation
+        self._batched = {os.fsencode(topic) for topic in batch_topics}
+        self._progress = progress or (lambda _bytes: None)
+        self._condemned = np.array(sorted(condemned), np.int64)
+        self._vouched = vouched or {}
+        self._vouched_at = sorted(self._vouched)
+        self._topics = text.Dictionary()
+        self.survey = Survey([], Runs())
+        self._table = QueueTable(self._topics, self.survey.runs.number)
+        self._waiting: list[Region] = []
+        self._time: int | None = None
+        self._previous = -1, -1
+        self._last: list[tuple[int, int]] = []
+
+    def run(self, parts: Sequence[LogPart]) -> Survey:
+        """StoreIOError when a file cannot be read."""
+        for number, part in enumerate(parts):
+            self._file(number, part)
+            self._progress(part.size)
+        self.survey.last_time = self._time
+        if len(self._last) > 1:
+            (_, before), (physical, when) = self._last
+            if not before - _SLACK <= when <= before + _LONG_PAUSE:
+                self.survey.astray.append((physical, before, 1 << 62))
+        return self.survey
+
+    def _file(self, number: int, part: LogPart) -> None:
+        found = self.survey
+        with part.open() as source:
+            if part.path is None and not part.pieces:
+                self._damage(Region(number, part.base, part.end))
+                return
+            for batch in Walk(source):
+                self._messages(number, batch)
+                for span in batch.spans:
+                    if span.kind == BLANK:
+                        found.closed.add(number)
+                        continue
+                    self._span(number, source, span)
+
+    def _span(self, number: int, source: Source, span: Span) -> None:
+        """A damaged span, cut where records in it are vouched for."""
+        at = span.offset
+        first = bisect_left(self._vouched_at, at)
+        for physical in self._vouched_at[first:bisect_left(self._vouched_at, span.end)]:
+            size = self._vouched[physical]
+            raw = source.read(physical - source.base, size)
+            batch, ok = examine(np.frombuffer(raw, np.uint8), physical, np.zeros(1, np.int64))
+            if physical < at or physical + size > span.end or not ok.all():
+                continue
+            if at < physical:
+                self._damage(Region(number, at, physical, dirty=span.kind == DAMAGED))
+            self._messages(number, batch)
+            at = physical + size
+        if at < span.end:
+            whole = at == span.offset and span.located
+            self._damage(Region(number, at, span.end, dirty=span.kind == DAMAGED,
+                                extents=[(span.offset, span.length)] if whole else []))
+
+    def _damage(self, region: Region) -> None:
+        region.before = self._time
+        if self._previous[1] == region.start:
+            region.previous = self._previous[0]
+        last = self.survey.regions[-1] if self.survey.regions else None
+        if last is not None and last.file == region.file and last.end == region.start:
+            last.end, last.dirty = region.end, last.dirty or region.dirty
+            last.extents += region.extents
+            return
+        self.survey.regions.append(region)
+        self._waiting.append(region)
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def _messages(self, number: int, batch: Batch) -> None:
+        if not len(batch):
+            return
+        found = self.survey
+        bad = ~batch.crc_ok() & (batch.column("body_length") > 0)
+        if len(self._condemned):
+            bad |= np.isin(batch.offset, self._condemned)
+        self._seals(batch, bad)
+        offset, size = batch.offset, batch.column("total_size")
+        when = batch.column("store_timestamp")
+        if bad.any():
+            self._bad(number, batch, np.flatnonzero(bad))
+        good = np.flatnonzero(~bad)
+        if not len(good):
+            return
+        if not bad.any():
+            self._settle(int(when[0]))
+            self._time = int(when[-1])
+            self._previous = int(offset[-1]), int(offset[-1] + size[-1])
+        found.messages += len(good)
+        found.used, found.last_end = number, int(offset[good[-1]] + size[good[-1]])
+        self._oddities(batch, good)
+        self._times(offset[good], when[good])
+        self._rows(batch.select(good) if bad.any() else batch)
+
+    def _seals(self, batch: Batch, bad: Array) -> None:
+        found, offset = self.survey, batch.offset
+        sealed, wrong = seals(batch)
+        good = sealed & ~wrong
+        count = int(np.count_nonzero(good))
+        if not count and not found.sealed:
+            return
+        found.sealed += count
+        if len(found.bad_seals) < _MOST_KEPT:
+            found.bad_seals += offset[wrong & ~bad].tolist()
+        if len(found.unsealed) < _MOST_ODD:
+            first = 0 if found.sealed > count else int(good.argmax())
+            found.unsealed += offset[first:][~sealed[first:] & ~bad[first:]].tolist()
+
+    def _bad(self, number: int, batch: Batch, rows: Array) -> None:
+        """Records with a wrong body CRC become regions; times come from those between them."""
+        offset, size = batch.offset.tolist(), batch.column("total_size").tolist()
+        when = batch.column("store_timestamp").tolist()
+        at = 0
+        for row in [*rows.tolist(), len(when)]:
+            if row > at:
+                self._settle(when[at])
+                self._time = when[row - 1]
+                self._previous = offset[row - 1], offset[row - 1] + size[row - 1]
+            if row < len(when):
+                self._damage(Region(number, offset[row], offset[row] + size[row], dirty=True,
+                                    extents=[(offset[row], size[row])]))
+            at = row + 1
+
+    def _settle(self, time: int) -> None:
+        for region in self._waiting:
+            region.after = time
+        self._waiting.clear()
+
+    def _oddities(self, batch: Batch, good: Array) -> None:
+        found, offset = self.survey, batch.offset
+        for which, kept in (
+                (batch.column("magic") == MAGIC_V2, found.newer),
+                (batch.column("store_timestamp") == 0, found.undated),
+                ((batch.column("body_length") == 0) & (batch.column("body_crc") != 0),
+                 found.unchecked)):
+            if which[good].any() and len(kept) < _MOST_ODD:
+                kept.extend(offset[good][which[good]].tolist())
+        if found.host is None:
+            flags = batch.column("sys_flag")[good]
+            plain = np.flatnonzero(flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
+            if len(plain):
+                found.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
+
+    def _times(self, offset: Array, when: Array) -> None:
+        """Looks for single store times out of order; the last two messages wait for the next."""
+        offset = np.concatenate([np.array([one for one, _ in self._last], np.int64), offset])
+        when = np.concatenate([np.array([one for _, one in self._last], np.int64), when])
+        self._last = list(zip(offset[-2:].tolist(), when[-2:].tolist(), strict=True))
+        before, mine, behind = when[:-2], when[1:-1], when[2:]
+        out = (before <= behind) & ((mine < before - _SLACK) | (mine > behind + _SLACK))
+        if out.any() and len(self.survey.astray) < _MOST_ODD:
+            self.survey.astray += list(zip(offset[1:-1][out].tolist(), before[out].tolist(),
+                                           behind[out].tolist(), strict=True))
+
+    def _rows(self, batch: Batch) -> None:
+        topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
+                                           batch.column("topic_length"))
+        kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
+        rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
+        queue = self._table.encode(topic, batch.column("queue_id"))
+        first, count = batch.column("queue_offset"), np.ones(len(batch), np.int64)
+        properties: text.Properties | None = None
+        if self._generation >= 5 and self._batched:
+            batched = np.array([one in self._batched for one in self._topics.texts], bool)[topic]
+            if batched.any():
+                properties = text.Properties(batch)
+                ranges = batch_ranges(properties, first)
+                first = np.where(batched, ranges[0], first)
+                count = np.where(batched, ranges[1], count)
+        which = np.flatnonzero(rowed & (first >= 0) & (count > 0))
+        columns: list[Any] = [queue[which], first[which], count[which], batch.offset[which]]
+        further = self._further(batch, rowed, properties)
+        if further is not None:
+            columns = [np.concatenate(pair) for pair in zip(columns, further, strict=True)]
+            order = np.argsort(columns[3], kind="stable")
+            columns = [one[order] for one in columns]
+        self.survey.runs.add(*columns)
+
+    def _further(self, batch: Batch, rowed: Array, properties: text.Properties | None) -> tuple[
+            Array, Array, Array, Array] | None:
+        """Rows of multi-dispatched messages in other queues (consumequeue.md §10).
+
+        Also those which a 5.x broker does not write (`NOT_DISPATCHED`): the queue offsets are
+        taken all the same, and none of them is missing (apache/rocketmq#8693).
+        """
+        low = int(batch.start[0])
+        high = int(batch.start[-1] + batch.column("total_size")[-1])
+        if properties is None:
+            if batch.data[low:high].tobytes().find(props.MULTI_QUEUE_OFFSET.encode()) < 0:
+                return None
+            properties = text.Properties(batch)
+        message, names, offset = dispatched_rows(properties, rowed)
+        if not len(message):
+            return None
+        ids = batch.column("queue_id")[message].tolist()
+        number = self.survey.runs.number
+        queue = np.array([number((os.fsdecode(name), 0 if name.startswith(_LMQ) else queue_id))
+                          for name, queue_id in zip(names.to_pylist(), ids, strict=True)],
+                         np.int64)
+        return queue, offset, np.ones(len(message), np.int64), batch.offset[message]

@@ -1,0 +1,234 @@
+"""Index files of a log that is cut: the last entries are taken back, as if never put.
+
+An entry keeps what its hash slot held before it, so a file can be led back to any earlier state
+without the log: what is left is byte for byte what a broker had then (spec: index.md §4-§7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import index_file as layout
+from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord
+from rmqctl.repair.log_positions import target
+from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.scan.overlay import Piece
+from rmqctl.store.files import StoreFile
+from rmqctl.store.index.index_files import IndexFile
+from rmqctl.store.log.end import used_size
+from rmqctl.store.store import Store
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_PAGE_ENTRIES = 1 << 17
+_PAGE_SLOTS = 1 << 10
+
+
+@dataclass(slots=True)
+class IndexCut:
+    """What happens to the index files.
+
+    ``full_until`` is the end time of the newest file that is full afterwards if one that was full
+    before is not any more (0: none is left); None otherwise. It is what the checkpoint may say.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    full_until: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def cut_index(store: Store, to: int, generation: int) -> IndexCut:
+    """Cuts the entries of records at or behind physical offset ``to`` out of all index files.
+
+    Slots and entries are read in pages. ``generation`` (4 or 5): what an empty file's header
+    says. StoreIOError.
+    """
+    cut = IndexCut()
+    newest_full = 0
+    was_full = False
+    gone = False
+    before: HeaderRecord | None = None
+    for file in store.index_listing.files:
+        name = target(store, file.path)
+        if gone:
+            # A file follows only on a full one; this was made after entries that are cut.
+            cut.steps.append(MoveAside(name))
+            cut.actions.append(Action("move aside", name, file.size, None,
+                                      "made after the cut"))
+            continue
+        try:
+            index = store.open_index(file)
+        except (FormatError, StoreIOError) as error:
+            cut.notes.append(f"{error}; the file stays as it is, see `rmqctl recover STORE "
+                             "--only index`")
+            before = None
+            continue
+        try:
+            full = index.header.index_count >= index.shape.max_entries
+            header = _cut_file(cut, store, index, before, to, generation)
+        finally:
+            index.close()
+        gone = header is None or (full and header.index_count < index.shape.max_entries)
+        was_full |= full and gone
+        if header is not None and not gone and full:
+            newest_full = header.end_timestamp
+        before = header
+    if was_full:
+        cut.full_until = newest_full
+    cut.steps.reverse()
+    return cut
+
+
+def _cut_file(cut: IndexCut, store: Store, index: IndexFile, before: HeaderRecord | None, to: int,
+              generation: int) -> HeaderRecord | None:
+    """The header the file has afterwards; None when it goes aside."""
+    header, name = index.header, target(store, index.file.path)
+    count, when = _kept(index, to)
+    made_before = count > 0 or _was_made(store, index.file, before, to)
+    if count == header.entries and header.end_phy_offset < to and made_before:
+        return header
+    if not made_before:
+        cut.steps.append(MoveAside(name))
+        cut.actions.append(Action("move aside", name, _entries(header.entries), None,
+                                  "made after the cut"))
+        return None
+    table, freed = _led_back(index, count)
+    if count == 0:
+        made = _empty(before, generation)
+    else:
+        last = index.entry(count)
+        assert last is not None
+        record = store.log.record_at(last.physical_offset)
+        if record is None:
+            cut.notes.append(f"{name}: the message of its last entry, at physical offset "
+                             f"{last.physical_offset}, cannot be read; the time its header ends "
+                             "with is exact to a second only")
+        made = HeaderRecord(
+            header.begin_timestamp, when if record is None else record.store_timestamp,
+            header.begin_phy_offset, last.physical_offset,
+            max(0, header.hash_slot_count - freed), count + 1)
+    pieces = [Piece.of(0, layout.build_header(made)), *_slot_pieces(index, table),
+              *_entry_piece(index, count)]
+    cut.steps.append(Patch(name, tuple(pieces)))
+    cut.actions.append(Action("truncate", name, _entries(header.entries), _entries(count),
+                              "entries of messages that are cut"))
+    return made
+
+
+def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
+    """The header of a file without any entry, as a shutdown leaves it (spec §7)."""
+    count = 1 if generation >= 5 else 0
+    when = before.end_timestamp if before is not None and before.end_timestamp > 0 else 0
+    physical = before.end_phy_offset if before is not None and before.end_phy_offset > 0 else 0
+    return HeaderRecord(when, when, physical, physical, 0, count)
+
+
+def _was_made(store: Store, file: StoreFile, before: HeaderRecord | None, to: int) -> bool:
+    """Whether a broker that knew the messages up to ``to`` had made this file.
+
+    The first message of any kind makes the first file, and the next one after a file is full the
+    one behind it, with keys or without.
+    """
+    log = store.log
+    if file is store.index_listing.files[0]:
+        return to > log.min_offset
+    if before is None:
+        return True
+    record = log.record_at(before.end_phy_offset)
+    if record is None:
+        return True
+    behind = before.end_phy_offset + record.total_size
+    if log.is_blank_at(behind) or log.file_of(behind) is None:
+        behind = next((one.base for one in log.files if one.base >= behind), to)
+    return behind < to
+
+
+# -- entries --------------------------------------------------------------------------------------
+
+
+def _pages(index: IndexFile, last: int) -> Iterator[tuple[int, Array]]:
+    """(number of the first, entries) page by page from entry ``last`` down to entry 1."""
+    while last > 0:
+        first = max(1, last + 1 - _PAGE_ENTRIES)
+        data = index.source.read(index.shape.entry_position(first),
+                                 (last + 1 - first) * ENTRY.size)
+        yield first, np.frombuffer(data[:len(data) - len(data) % ENTRY.size], layout.dtype())
+        last = first - 1
+
+
+def _kept(index: IndexFile, to: int) -> tuple[int, int]:
+    """(how many entries are kept, the store time the last of them tells)."""
+    entries = min(index.header.entries, max(index.shape.capacity, 0))
+    for first, page in _pages(index, entries):
+        kept = np.flatnonzero(page["physical_offset"] < to)
+        if len(kept):
+            at = int(kept[-1])
+            when = index.header.begin_timestamp + 1000 * int(page["time_diff"][at])
+            return first + at, min(when, index.header.end_timestamp)
+    return 0, 0
+
+
+def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
+    """(the slots as they were with ``count`` entries, how many entries had found theirs empty).
+
+    A header up to 4.7.0 counts every entry, so then all that go are counted (spec §2).
+    """
+    shape, header = index.shape, index.header
+    table = np.zeros(shape.slots, np.int64)
+    raw = index.source.read(shape.slot_position(0), shape.slots * SLOT.size)
+    slots = np.frombuffer(raw[:len(raw) - len(raw) % SLOT.size], layout.slot_dtype())["entry"]
+    table[:len(slots)] = slots
+    entries = min(header.entries, max(shape.capacity, 0))
+    freed = 0
+    table[table > shape.capacity] = 0
+    # A writer that died may have left entries and slots behind what its header counts.
+    for first, page in _pages(index, max(entries, int(table.max(initial=0)))):
+        if first + len(page) <= count + 1:
+            break
+        low = max(first, count + 1)
+        previous = page["previous"][low - first:].astype(np.int64)
+        freed += int(np.count_nonzero(previous[:max(0, entries + 1 - low)] <= 0))
+        over = np.flatnonzero(table >= low)
+        while len(over):
+            at = table[over] - low
+            linked = np.where(at < len(previous), previous[np.minimum(at, len(previous) - 1)], 0)
+            # A sound link leads to an older entry; anything else ends the chain.
+            table[over] = np.where((linked > 0) & (linked < table[over]), linked, 0)
+            over = over[table[over] >= low]
+    if header.hash_slot_count == header.entries:
+        freed = entries - count
+    return table, freed
+
+
+def _slot_pieces(index: IndexFile, table: Array) -> Iterator[Piece]:
+    """The slots that change, in runs of whole pages."""
+    shape = index.shape
+    raw = index.source.read(shape.slot_position(0), shape.slots * SLOT.size)
+    old = np.frombuffer(raw[:len(raw) - len(raw) % SLOT.size], layout.slot_dtype())["entry"]
+    pages = np.unique(np.flatnonzero(table[:len(old)] != old) // _PAGE_SLOTS)
+    if not len(pages):
+        return
+    new = table.astype(layout.slot_dtype()["entry"])
+    breaks = np.flatnonzero(np.diff(pages) > 1) + 1
+    for run in np.split(pages, breaks):
+        first = int(run[0]) * _PAGE_SLOTS
+        stop = min((int(run[-1]) + 1) * _PAGE_SLOTS, len(old))
+        yield Piece.of(shape.slot_position(first), new[first:stop].tobytes())
+
+
+def _entry_piece(index: IndexFile, count: int) -> Iterator[Piece]:
+    """Zeros over everything behind the last entry that is kept."""
+    start = index.shape.entry_position(count + 1)
+    until = max(used_size(index.source), HEADER.size)
+    if until > start:
+        yield Piece(start, until - start)
+
+
+def _entries(count: int) -> str:
+    return plural(count, "entry", "entries")

@@ -1,0 +1,222 @@
+"""Consumequeues of a log that is cut: plain ones, batch ones, and the extension units.
+
+What is left is what a broker has that never dispatched more than the log's first part. No file
+stays without a row: a broker's truncation takes the first unit of a queue's last file for a row
+whatever it holds (spec: consumequeue.md §6), so an empty file would give a row that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext
+from rmqctl.repair.log_positions import target
+from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.scan.overlay import Piece
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.log.end import used_size
+from rmqctl.store.store import Store
+
+Array = np.ndarray[Any, np.dtype[Any]]
+QueueKey = tuple[str, int]
+_PAGE_ROWS = 1 << 16
+_EXT = "consumequeue_ext"
+
+
+@dataclass(slots=True)
+class QueuesCut:
+    """What happens to the queues; ``next_offsets`` holds every queue's next queue offset then.
+
+    ``restarted`` are queues that have no row left, though they had not begun at 0: their queue
+    offsets do now.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    next_offsets: dict[QueueKey, int] = field(default_factory=dict)
+    restarted: list[QueueKey] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def cut_queues(store: Store, to: int) -> QueuesCut:
+    """Cuts the rows of records at or behind physical offset ``to`` off every queue. StoreIOError.
+
+    Rows are taken away from a queue's end on. A damaged row that leads behind ``to`` from among
+    good ones stays: what follows it would be lost with it.
+    """
+    cut = QueuesCut()
+    for key, queue in store.queues.items():
+        tail = _tail(queue.files, consume_queue.dtype(), to)
+        if tail is None:
+            with closing(queue):
+                cut.next_offsets[key] = queue.written
+            continue
+        if tail.last is not None and tuple(tail.last.tolist()) == tuple(consume_queue.FILLER):
+            # Fillers alone pass for a queue dispatched up to 2 GiB: its rows would be left out.
+            tail.end = tail.last = None
+            begins_late = True
+        else:
+            begins_late = queue.first_index > 0
+        cut.next_offsets[key] = consume_queue.queue_offset(tail.end or 0)
+        _plan(cut, store, key, "consumequeue", queue.files, tail,
+              consume_queue.queue_offset(tail.used))
+        if tail.end is None and begins_late:
+            cut.restarted.append(key)
+        _cut_ext(cut, store, key, queue.files, tail)
+    for key, batch in store.batch_queues.items():
+        tail = _tail(batch.files, batch_consume_queue.dtype(), to)
+        if tail is None:
+            cut.next_offsets[key] = batch.bounds(0)[1]
+            continue
+        cut.next_offsets[key] = _behind(tail.last)
+        _plan(cut, store, key, "batchconsumequeue", batch.files, tail, _behind(tail.newest))
+        if tail.end is None and batch.files[0].base > 0:
+            cut.restarted.append(key)
+    return cut
+
+
+def _behind(row: Any) -> int:
+    """The queue offset behind a batch queue's row; 0 for none."""
+    return 0 if row is None else int(row["msg_base_offset"]) + int(row["batch_size"])
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The end of a queue that is cut: ``end`` is the byte of the queue behind the last row kept.
+
+    ``end`` and ``last``, that row, are None where none is kept. ``used`` is the byte behind
+    everything, ``newest`` the last row of those that go, ``first_address`` the least extension
+    address among them.
+    """
+
+    end: int | None
+    last: Any
+    used: int
+    newest: Any
+    first_address: int | None
+
+
+def _tail(files: list[StoreFile], dtype: np.dtype[Any], to: int) -> _Tail | None:
+    """None where no row at the queue's end leads to ``to`` or behind."""
+    used = 0
+    newest: Any = None
+    address: int | None = None
+    end: int | None = None
+    last: Any = None
+    for base, page in _backwards(files, dtype):
+        used = used or base + len(page) * dtype.itemsize
+        valid = (page["physical_offset"] >= 0) & (page["size"] > 0)
+        kept = np.flatnonzero(valid & (page["physical_offset"] < to))
+        first = int(kept[-1]) + 1 if len(kept) else 0
+        gone = page[first:][valid[first:]]
+        newest = gone[-1] if newest is None and len(gone) else newest
+        linked = gone["tags_code"][gone["tags_code"] <= consume_queue_ext.MAX_ADDRESS]
+        if len(linked):
+            least = int(linked.min())
+            address = least if address is None else min(address, least)
+        if len(kept):
+            end, last = base + first * dtype.itemsize, page[first - 1]
+            break
+    return None if newest is None else _Tail(end, last, used, newest, address)
+
+
+def _backwards(files: list[StoreFile], dtype: np.dtype[Any],
+               until: int | None = None) -> Iterator[tuple[int, Array]]:
+    """(byte of the queue where it starts, rows) page by page from the end, unused space left out.
+
+    ``until``: only rows in front of this byte of the queue.
+    """
+    size = dtype.itemsize
+    for one in reversed(files):
+        if until is not None and one.base >= until:
+            continue
+        with FileSource(one.path) as source:
+            count = min(-(-used_size(source) // size), one.size // size)
+            if until is not None:
+                count = min(count, (until - one.base) // size)
+            while count > 0:
+                first = max(0, count - _PAGE_ROWS)
+                data = source.read(first * size, (count - first) * size)
+                yield one.base + first * size, np.frombuffer(
+                    data[:len(data) - len(data) % size], dtype)
+                count = first
+
+
+def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[StoreFile],
+          tail: _Tail, ended: int) -> None:
+    """The steps for one queue's files, the last one first."""
+    end = tail.end or 0
+    for one in reversed(files):
+        if one.base >= end:
+            cut.steps.append(MoveAside(target(store, one.path)))
+        elif one.base < end < tail.used and end < one.end:
+            until = min(tail.used, one.end)
+            cut.steps.append(Patch(target(store, one.path),
+                                   (Piece(end - one.base, until - end),)))
+    cut.actions.append(Action(
+        "truncate", f"{folder}/{key[0]}/{key[1]}", f"queue offset {ended}",
+        f"queue offset {cut.next_offsets[key]}", "rows of messages that are cut"))
+
+
+# -- extension units ------------------------------------------------------------------------------
+
+
+def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[StoreFile],
+             tail: _Tail) -> None:
+    """The extension ends behind the unit of the last row that has one (spec §8)."""
+    files = listing(store.path(_EXT, key[0], str(key[1]))).files
+    if not files:
+        return
+    end = _ext_end(files, queue_files, tail)
+    if end is None:
+        return
+    done = False
+    for one in reversed(files):
+        if one.base >= end:
+            cut.steps.append(MoveAside(target(store, one.path)))
+            done = True
+        elif one.base < end < one.end:
+            with FileSource(one.path) as source:
+                used = used_size(source)
+            if one.base + used > end:
+                cut.steps.append(Patch(target(store, one.path),
+                                       (Piece(end - one.base, one.base + used - end),)))
+                done = True
+    if done:
+        cut.actions.append(Action(
+            "truncate", f"{_EXT}/{key[0]}/{key[1]}", files[-1].end, end,
+            "units of rows that are cut"))
+
+
+def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) -> int | None:
+    """The byte behind the last unit that is kept; None where none of the rows cut had one."""
+    last = None if tail.end is None else _last_address(queue_files, tail.end)
+    if last is not None:
+        at = consume_queue_ext.byte_offset(last)
+        for one in files:
+            if one.base <= at < one.end:
+                with FileSource(one.path) as source:
+                    data = source.read(at - one.base, consume_queue_ext.MAX_SIZE)
+                try:
+                    return at + consume_queue_ext.decode(data).size
+                except FormatError:
+                    break
+    if tail.first_address is not None:
+        return consume_queue_ext.byte_offset(tail.first_address)
+    return files[0].base if tail.end is None else None
+
+
+def _last_address(files: list[StoreFile], until: int) -> int | None:
+    """The address of the last row in front of ``until`` that has one."""
+    for _, page in _backwards(files, consume_queue.dtype(), until):
+        linked = np.flatnonzero(page["tags_code"] <= consume_queue_ext.MAX_ADDRESS)
+        if len(linked):
+            return int(page["tags_code"][linked[-1]])
+    return None

@@ -1,0 +1,184 @@
+"""The timer of 5.x behind a cut log: its log, its wheel and its progress
+(spec: timer-and-others-5x.md §1).
+
+A slot of the wheel that leads to a unit which is gone would hide the units chained behind it, so
+slots are led back to the last unit that stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
+from rmqctl.formats.timer.timer_check import TimerCheckRecord
+from rmqctl.formats.timer.timer_log import UNIT_SIZE
+from rmqctl.formats.timer.timer_wheel import SLOT_SIZE
+from rmqctl.repair.log_positions import target
+from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.scan.overlay import Piece
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import TIMERCHECK, load_one
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.log.end import used_size
+from rmqctl.store.store import Store
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_PAGE_UNITS = 1 << 15
+_PAGE_SLOTS = 128
+
+
+@dataclass(slots=True)
+class TimerCut:
+    """What happens to the timer."""
+
+    steps: list[Step] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def cut_timer(store: Store, to: int, next_row: int | None) -> TimerCut:
+    """Takes the units of timer messages at or behind physical offset ``to`` back.
+
+    ``next_row`` is the next queue offset of the timer topic afterwards, None where it has no
+    queue. StoreIOError.
+    """
+    cut = TimerCut()
+    files = listing(store.path("timerlog")).files
+    end = _kept_end(files, to)
+    if end is not None:
+        _cut_log(cut, store, files, end)
+        _cut_wheel(cut, store, files, end)
+    _cut_progress(cut, store, end, next_row)
+    return cut
+
+
+def _pages(files: list[StoreFile]) -> Iterator[tuple[int, Array]]:
+    """(place in the timer log, units) page by page from the end."""
+    for one in reversed(files):
+        with FileSource(one.path) as source:
+            count = min(-(-used_size(source) // UNIT_SIZE), one.size // UNIT_SIZE)
+            while count > 0:
+                first = max(0, count - _PAGE_UNITS)
+                data = source.read(first * UNIT_SIZE, (count - first) * UNIT_SIZE)
+                yield one.base + first * UNIT_SIZE, np.frombuffer(
+                    data[:len(data) - len(data) % UNIT_SIZE], timer_log.dtype())
+                count = first
+
+
+def _sound(units: Array) -> Array:
+    """The test a broker's recovery makes of a unit; the end mark of a file fails it."""
+    found: Array = (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
+    return found
+
+
+def _kept_end(files: list[StoreFile], to: int) -> int | None:
+    """The place behind the last unit that stays; None where none goes."""
+    gone = 0
+    for base, units in _pages(files):
+        sound = _sound(units)
+        kept = np.flatnonzero(sound & (units["physical_offset"] < to))
+        first = int(kept[-1]) + 1 if len(kept) else 0
+        gone += int(np.count_nonzero(sound[first:]))
+        if len(kept):
+            return base + first * UNIT_SIZE if gone else None
+    return files[0].base if gone else None
+
+
+def _cut_log(cut: TimerCut, store: Store, files: list[StoreFile], end: int) -> None:
+    for one in reversed(files):
+        if one.base >= end:
+            cut.steps.append(MoveAside(target(store, one.path)))
+        elif one.base < end < one.end:
+            with FileSource(one.path) as source:
+                used = one.base + used_size(source)
+            if used > end:
+                cut.steps.append(Patch(target(store, one.path),
+                                       (Piece(end - one.base, used - end),)))
+    cut.actions.append(Action("truncate", "timerlog", files[-1].end, end,
+                              "units of messages that are cut"))
+
+
+def _cut_wheel(cut: TimerCut, store: Store, files: list[StoreFile], end: int) -> None:
+    path = store.path("timerwheel")
+    if not os.path.lexists(path):
+        return
+    with FileSource(path) as source:
+        raw = source.read(0, min(source.size, timer_wheel.FILE_SIZE))
+    slots = np.frombuffer(raw[:len(raw) - len(raw) % SLOT_SIZE], timer_wheel.dtype())
+    last, count = slots["last_pos"].astype(np.int64), slots["num"].astype(np.int64)
+    touched = np.flatnonzero(last >= end)
+    if not len(touched):
+        return
+    for base, units in _pages(files):
+        if base + len(units) * UNIT_SIZE <= end:
+            break
+        _lead_back(last, count, touched, base, units, end)
+    last[touched[last[touched] >= end]] = -1  # these led to where no unit is
+    changed = slots.copy()
+    changed["last_pos"][touched], changed["num"][touched] = last[touched], count[touched]
+    empty = touched[(last[touched] < 0) | (slots["first_pos"][touched] >= end)]
+    changed[empty] = np.array(tuple(timer_wheel.UNUSED), timer_wheel.dtype())
+    pages = np.unique(touched // _PAGE_SLOTS)
+    pieces = []
+    for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1):
+        first, stop = int(run[0]) * _PAGE_SLOTS, min((int(run[-1]) + 1) * _PAGE_SLOTS, len(slots))
+        pieces.append(Piece.of(first * SLOT_SIZE, changed[first:stop].tobytes()))
+    name = target(store, path)
+    cut.steps.append(Patch(name, tuple(pieces)))
+    cut.actions.append(Action("lead back", name, f"{plural(len(touched), 'slot')} to units that go",
+                              f"{plural(len(touched) - len(empty), 'slot')} to units before, "
+                              f"{len(empty)} unused", "units of messages that are cut"))
+
+
+def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Array,
+               end: int) -> None:
+    """Follows the chains of ``touched`` slots through one page of units that go."""
+    low = max(base, end)
+    sound = _sound(units)
+    previous = units["prev_pos"].astype(np.int64)
+    deletes = (units["magic"] & timer_log.MAGIC_DELETE) != 0
+    over = touched[last[touched] >= low]
+    while len(over):
+        at, rest = np.divmod(last[over] - base, UNIT_SIZE)
+        inside = (rest == 0) & (at < len(units))
+        at = np.where(inside, at, 0)
+        inside &= sound[at]
+        # A sound link leads to an older unit; anything else ends the chain.
+        linked = np.where(inside & (previous[at] < last[over]), previous[at], -1)
+        count[over] -= np.where(inside, np.where(deletes[at], -1, 1), 0)
+        last[over] = linked
+        over = over[linked >= low]
+
+
+def _cut_progress(cut: TimerCut, store: Store, end: int | None, next_row: int | None) -> None:
+    """``config/timercheck`` must not be ahead of the timer log and of the timer topic's queue."""
+    check = load_one(store, TIMERCHECK).main.value
+    if not isinstance(check, TimerCheckRecord):
+        return
+    made = check
+    if end is not None:
+        made = made._replace(last_timer_log_flush_pos=min(made.last_timer_log_flush_pos, end))
+    if next_row is not None:
+        made = made._replace(
+            last_timer_queue_offset=min(made.last_timer_queue_offset, next_row),
+            master_timer_queue_offset=min(made.master_timer_queue_offset, next_row))
+    if made == check:
+        return
+    path = store.path("config", TIMERCHECK)
+    try:
+        with FileSource(path) as source:
+            size = min(source.size, timer_check.TIMER_CHECK.size)
+    except StoreIOError as error:
+        cut.notes.append(f"{error}; it stays as it is")
+        return
+    data = timer_check.build(made)[:size]
+    cut.steps.append(Patch(target(store, path), (Piece.of(0, data),)))
+    cut.actions.append(Action("set back", target(store, path), check.last_timer_queue_offset,
+                              made.last_timer_queue_offset, "is ahead of the timer's messages"))

@@ -1,0 +1,280 @@
+"""The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4).
+
+A broker reads the main file and, when that is missing, empty or not decodable, its ``.bak``.
+The same choice is made here, and told; what each copy is like is kept for whoever wants to know.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.config import config_json
+from rmqctl.formats.timer import timer_check
+from rmqctl.scan.source import FileSource
+from rmqctl.store.config.rows import SECTIONS, Row, rows_of
+from rmqctl.store.files import Trouble
+from rmqctl.store.store import Store
+
+MAX_SIZE = 64 << 20
+"""Bytes of the largest configuration file that is read."""
+FOLDER = "config"
+BACKUP = ".bak"
+TIMERCHECK = "timercheck"
+
+OK, ODDITY, EMPTY, UNREADABLE, MISSING = "ok", "oddity", "empty", "unreadable", "missing"
+_NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
+
+
+@dataclass(slots=True)
+class Copy:
+    """One copy of a file: ``state`` is ok, oddity, empty, unreadable or missing.
+
+    ``path`` is relative to the store root. ``reason``, ``offset`` (bytes from the start) and
+    ``field`` (JSON path) say what is wrong. An oddity still has a ``value``.
+    """
+
+    path: str
+    size: int = 0
+    state: str = OK
+    reason: str | None = None
+    offset: int | None = None
+    field: str | None = None
+    value: Any = None
+    damaged: bool = False
+
+    @property
+    def usable(self) -> bool:
+        return self.state in (OK, ODDITY)
+
+    def told(self) -> str:
+        """``config/topics.json @17 $.topicConfigTable: a comma was expected``."""
+        where = "" if self.offset is None else f" @{self.offset}"
+        path = "" if self.field in (None, "$") else f" {self.field}"
+        return f"{self.path}{where}{path}: {self.reason}"
+
+
+@dataclass(slots=True)
+class ConfigFile:
+    """A configuration file by its main name: both copies, and the one that counts."""
+
+    name: str
+    kind: str
+    main: Copy
+    backup: Copy
+    entries: int | None = None
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def used(self) -> Copy | None:
+        """The copy a broker would take; None when neither can be read."""
+        return next((one for one in (self.main, self.backup) if one.usable), None)
+
+    @property
+    def fell_back(self) -> bool:
+        return self.used is self.backup
+
+    @property
+    def damaged(self) -> bool:
+        """Whether the main file is not what a broker needs.
+
+        A file neither copy of which holds anything (never written) is none of that.
+        """
+        if self.main.state == MISSING:
+            return self.backup.state not in (MISSING, EMPTY)
+        return self.main.damaged or bool(self.faults)
+
+    @property
+    def value(self) -> Any:
+        return self.used.value if self.used else None
+
+    def rows(self) -> Iterable[Row]:
+        """The entries as rows of the kind's section, each with the ``source`` it is from."""
+        used = self.used
+        if used is None:
+            return
+        for row in rows_of(self.kind, used.value, []):
+            yield {**row, "source": used.path}
+
+    @property
+    def data_version(self) -> dict[str, int] | None:
+        """``counter``, ``timestamp`` (ms) and ``state_version`` where the file has them."""
+        found = self.value
+        if isinstance(found, timer_check.TimerCheckRecord):
+            return {"counter": found.counter, "timestamp": found.timestamp,
+                    "state_version": found.state_version}
+        version = found.get("dataVersion") if isinstance(found, dict) else None
+        if not isinstance(version, dict):
+            return None
+        names = {"counter": "counter", "timestamp": "timestamp", "stateVersion": "state_version"}
+        return {ours: version[theirs] for theirs, ours in names.items()
+                if isinstance(version.get(theirs), int)} or None
+
+    def problems(self) -> list[str]:
+        """What a user should hear, one sentence each."""
+        said: list[str] = []
+        main, backup = self.main, self.backup
+        if main.state == MISSING:
+            if backup.usable:
+                said.append(f"{main.path} is missing; showing {backup.path} instead, as a broker "
+                            "would take it")
+            elif backup.state == UNREADABLE:
+                said.append(f"{main.path} is missing and its backup is unreadable: {backup.told()}")
+        elif not main.usable:
+            said.append(main.told())
+            if backup.usable:
+                said.append(f"showing {backup.path} instead, as a broker would take it")
+            elif backup.state == UNREADABLE:
+                said.append(f"and the backup is no better: {backup.told()}; "
+                            "a broker does not start on this")
+        elif main.damaged:
+            there = "loads its backup" if backup.usable else "has no good backup of it"
+            said.append(f"{main.told()}; a broker does not take this file and {there}")
+        used = self.used
+        said += [f"{used.path} {fault}" for fault in self.faults] if used else []
+        return said
+
+
+def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], list[Trouble]]:
+    """(files, what else lies there) of ``config/``: all that are present, or one section's.
+
+    A missing folder is an empty list. StoreIOError when the folder cannot be listed.
+    """
+    names, troubles = _names(store)
+    found = []
+    for name in names:
+        one = load_one(store, name)
+        if section is None or one.kind in SECTIONS[section]:
+            found.append(one)
+    return found, troubles
+
+
+def load_one(store: Store, name: str) -> ConfigFile:
+    """One file, whether it is there or not: ``load_one(store, "topics.json")``. Never raises."""
+    kind = _kind(name)
+    read = _read_timercheck if name == TIMERCHECK else _read_json
+    found = ConfigFile(name, kind, read(store, name), read(store, name + BACKUP))
+    if found.used is not None:
+        found.entries = sum(1 for _ in rows_of(kind, found.used.value, found.faults))
+    return found
+
+
+def _kind(name: str) -> str:
+    return KINDS.get(name, "other")
+
+
+KINDS = {
+    "topics.json": "topics",
+    "subscriptionGroup.json": "groups",
+    "consumerOffset.json": "offsets",
+    "lmqConsumerOffset.json": "lmq-offsets",
+    "delayOffset.json": "delay",
+    "consumerFilter.json": "filters",
+    "consumerOrderInfo.json": "orders",
+    "topicQueueMapping.json": "mappings",
+    "messageRequestMode.json": "modes",
+    "timermetrics": "timer-metrics",
+    "transactionMetrics": "transaction-metrics",
+    "tieredStoreMetadata.json": "tiered",
+    TIMERCHECK: "timer",
+}
+"""File name -> kind; any other ``*.json`` is of the kind ``other``."""
+
+
+def _names(store: Store) -> tuple[list[str], list[Trouble]]:
+    """Main names of all configuration files, known ones first, and what is none."""
+    folder = store.path(FOLDER)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, folder, "list") from None
+    names: set[str] = set()
+    troubles = []
+    for entry in entries:
+        main = entry.name.removesuffix(BACKUP)
+        if main in KINDS or main.endswith(".json"):
+            names.add(main)
+            continue
+        reason = "not one of the files a broker keeps here; not read"
+        try:
+            if stat.S_ISDIR(entry.stat().st_mode):
+                reason = "a folder (a RocksDB configuration, or not a broker's); not read"
+            elif entry.name.endswith(".tmp"):
+                reason = "left over from an interrupted write; not read"
+        except OSError as error:
+            reason = str(StoreIOError.from_oserror(error, ""))
+        troubles.append(Trouble(f"{FOLDER}/{entry.name}", reason))
+    known = [name for name in KINDS if name in names]
+    return known + sorted(names.difference(known)), troubles
+
+
+def _whole(store: Store, name: str, most: int = MAX_SIZE) -> tuple[Copy, bytes]:
+    """The bytes of a copy; the copy says so when there are none to judge."""
+    copy = Copy(f"{FOLDER}/{name}")
+    path = store.path(FOLDER, name)
+    if not os.path.lexists(path):
+        copy.state, copy.reason = MISSING, "not there"
+        return copy, b""
+    try:
+        with FileSource(path) as source:
+            copy.size = source.size
+            data = source.read(0, min(source.size, most + 1))
+    except StoreIOError as error:
+        copy.reason = str(error).removeprefix("cannot open ").removeprefix(f"{path}: ")
+        copy.state, copy.damaged = UNREADABLE, True
+        return copy, b""
+    if len(data) > most:
+        copy.state, copy.damaged, copy.offset = UNREADABLE, True, most
+        copy.reason = f"larger than the {most >> 20} MiB that are read of such a file"
+    elif not data:
+        copy.state, copy.damaged, copy.reason = EMPTY, True, "empty"
+    return copy, data
+
+
+def _refuse(copy: Copy, error: FormatError) -> Copy:
+    copy.state, copy.damaged = UNREADABLE, True
+    copy.reason, copy.offset, copy.field = error.reason, error.offset, error.path
+    return copy
+
+
+def _read_json(store: Store, name: str) -> Copy:
+    copy, data = _whole(store, name)
+    if copy.state != OK:
+        return copy
+    try:
+        parsed = config_json.parse(data)
+        if not isinstance(parsed.value, dict | None):
+            raise FormatError("no JSON object", offset=0, path="$")
+    except FormatError as error:
+        return _refuse(copy, error)
+    copy.value = parsed.value or {}
+    if parsed.oddities:
+        # The one that keeps a broker from loading the file is the one to tell.
+        worst = next((one for one in parsed.oddities if one.kind in _NOT_LOADED),
+                     parsed.oddities[0])
+        copy.state, copy.reason, copy.offset = ODDITY, worst.detail, worst.offset
+        copy.damaged = worst.kind in _NOT_LOADED
+    elif parsed.value is None:
+        copy.state, copy.reason, copy.offset = ODDITY, "null instead of an object", 0
+    return copy
+
+
+def _read_timercheck(store: Store, name: str) -> Copy:
+    copy, data = _whole(store, name, timer_check.PAGE_SIZE << 4)
+    if copy.state != OK:
+        return copy
+    try:
+        copy.value = timer_check.parse(data)
+    except FormatError as error:
+        return _refuse(copy, error)
+    if not timer_check.rest_is_zero(data):
+        rest = data[timer_check.TIMER_CHECK.size:]
+        copy.state, copy.reason = ODDITY, "something follows the fields, a broker writes zeros"
+        copy.offset = len(data) - len(rest.lstrip(b"\0"))
+    return copy

@@ -1,0 +1,234 @@
+"""How far consumer groups are behind, computed as a broker does
+(spec: checkpoint-and-small-files.md §6).
+
+For each of a topic's read queues: max offset of the queue minus the committed offset, where no
+commit counts as 0. The queue's min offset is not considered, and a negative difference is added
+as it is. Delay levels are shown as a group of their own, ``(delay)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local.delay import DEFAULT_LEVELS
+from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.store.config.config import ConfigFile, load_one
+from rmqctl.store.log.bounds import Bounds, View
+from rmqctl.store.store import Store
+
+Row = dict[str, Any]
+COLUMNS = ("group", "topic", "queue_id", "min_offset", "max_offset", "consumer_offset", "diff",
+           "last_store_timestamp", "note")
+DELAY_GROUP = "(delay)"
+"""The delay service in the place of a group; no real group can have such a name."""
+MAX_EMPTY_QUEUES = 1024
+"""Queues without a file and without a commit are shown up to this number."""
+
+_Queues = dict[int, Bounds | str]
+_Commits = dict[int, int]
+
+
+@dataclass(slots=True)
+class Lag:
+    """The offsets of a store. Iterate `rows` to its end, then ``totals`` is complete.
+
+    ``group`` and ``topic`` narrow it down; without a group all groups are shown, and the topics
+    nobody consumes.
+    """
+
+    store: Store
+    view: View
+    group: str | None = None
+    topic: str | None = None
+    totals: dict[str, int] = field(default_factory=dict)
+    files: list[ConfigFile] = field(default_factory=list)
+    _commits: dict[str, dict[str, _Commits]] = field(default_factory=dict)
+    _delays: dict[int, int] = field(default_factory=dict)
+    _read_queues: dict[str, int] | None = None
+    _groups: set[str] = field(default_factory=set)
+    _on_disk: dict[str, list[int]] = field(default_factory=dict)
+    _known: dict[str, _Queues] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = ("topics.json", "subscriptionGroup.json", "consumerOffset.json",
+                 "lmqConsumerOffset.json", "delayOffset.json")
+        topics, groups, commits, lmq, delays = (load_one(self.store, name) for name in names)
+        self.files = [topics, groups, commits, lmq, delays]
+        if topics.used is not None:
+            self._read_queues = {
+                row["topic"]: row["read_queue_nums"] for row in topics.rows()
+                if isinstance(row["read_queue_nums"], int)}
+        self._groups = {row["group"] for row in groups.rows()}
+        # With enableLmq a broker keeps all offsets in the second file.
+        for row in (*commits.rows(), *lmq.rows()):
+            if row["group"] is not None:
+                by_topic = self._commits.setdefault(row["group"], {})
+                by_topic.setdefault(row["topic"], {})[row["queue_id"]] = row["offset"]
+        self._delays = {row["queue_id"]: row["offset"] for row in delays.rows()}
+        for name, queue_id in {**self.store.queues, **self.store.batch_queues}:
+            self._on_disk.setdefault(name, []).append(queue_id)
+
+    @property
+    def no_commits(self) -> bool:
+        """Whether what groups committed cannot be known: no copy of the file can be read."""
+        commits, lmq = self.files[2:4]
+        return commits.damaged and commits.used is None and lmq.used is None
+
+    @property
+    def group_is_known(self) -> bool:
+        """Whether the group that was asked for committed anything or is configured."""
+        return (self.group is None or self.group in self._commits or self.group in self._groups
+                or self.group == DELAY_GROUP)
+
+    def rows(self) -> Iterator[Row]:
+        """Rows by group, topic and queue id; at the end the topics without any group."""
+        if not self.group_is_known:
+            return
+        groups = sorted(self._commits) if self.group is None else [self.group]
+        for group in groups:
+            if group == DELAY_GROUP:
+                continue
+            self.totals[group] = 0
+            yield from self._of_group(group)
+        if self.topic in (None, SCHEDULE_TOPIC) and self.group in (None, DELAY_GROUP):
+            yield from self._delayed()
+        if self.group is None:
+            yield from self._without_group()
+
+    # -- one group ----------------------------------------------------------------------------
+
+    def _of_group(self, group: str) -> Iterator[Row]:
+        commits = self._commits.get(group, {})
+        if self.topic is None:
+            topics: Iterable[str] = sorted(commits)
+        elif self.group is not None or self.topic in commits:
+            topics = [self.topic]  # asked for by name it counts even without a commit
+        else:
+            topics = []
+        for topic in topics:
+            for row in self._of_topic(group, topic, commits.get(topic, {})):
+                self.totals[group] += row["diff"] or 0
+                yield row
+
+    def _of_topic(self, group: str, topic: str, commits: _Commits) -> Iterator[Row]:
+        queues = self._queues(topic)
+        counted = self._counted(topic)
+        if counted is None:
+            reason = "the topic is not in topics.json, a broker leaves it out"
+            counted = 0
+        else:
+            reason = f"beyond the topic's {counted} read queues, a broker leaves it out"
+        present = {*queues, *commits}
+        ids = present | set(range(min(counted, MAX_EMPTY_QUEUES)))
+        for queue_id in sorted(ids):
+            row = self._row(group, topic, queue_id, commits.get(queue_id))
+            if queue_id >= counted:
+                if queue_id not in commits:
+                    continue
+                row["diff"], row["note"] = None, reason
+            yield row
+
+    def _counted(self, topic: str) -> int | None:
+        """The number of queues a broker counts; None for a topic it does not know."""
+        if self._read_queues is not None:
+            return self._read_queues.get(topic)
+        return max(self._queues(topic), default=-1) + 1
+
+    def _row(self, group: str, topic: str, queue_id: int, committed: int | None) -> Row:
+        bounds = self._queues(topic).get(queue_id, Bounds(0, 0))
+        offset = 0 if committed is None or committed < 0 else committed
+        row: Row = dict.fromkeys(COLUMNS)
+        row.update(group=group, topic=topic, queue_id=queue_id, consumer_offset=offset)
+        if isinstance(bounds, str):
+            row["note"] = bounds
+            return row
+        row.update(min_offset=bounds.first, max_offset=bounds.end, diff=bounds.end - offset,
+                   last_store_timestamp=self._store_time(topic, queue_id, offset - 1),
+                   note=self._note(bounds, offset, committed))
+        return row
+
+    def _note(self, bounds: Bounds, offset: int, committed: int | None) -> str | None:
+        if offset > bounds.end:
+            text = f"{offset - bounds.end} ahead of the queue: OFFSET_OVERFLOW_BADLY"
+            if self.view.generation < 5 and bounds.first == 0:
+                return text + ", and a 4.x broker sends the group back to 0"
+            return text
+        lost = min(bounds.first, bounds.end) - offset
+        gone = f"{lost} expired before they were consumed" if lost > 0 else None
+        if (committed is None or committed < 0) and bounds.end:
+            return "nothing committed, counted from 0" + (f"; {gone}" if gone else "")
+        return gone
+
+    # -- others -------------------------------------------------------------------------------
+
+    def _delayed(self) -> Iterator[Row]:
+        queues = self._queues(SCHEDULE_TOPIC)
+        ids = sorted({*queues, *self._delays})
+        if ids:
+            self.totals[DELAY_GROUP] = 0
+        for queue_id in ids:
+            row = self._row(DELAY_GROUP, SCHEDULE_TOPIC, queue_id, self._delays.get(queue_id))
+            level = f"delay level {queue_id + 1}"
+            after = DEFAULT_LEVELS.get(queue_id + 1)
+            if after is not None:
+                level += f" ({after // 1000} s by default)"
+            row["note"] = f"{level}; {row['note']}" if row["note"] else level
+            self.totals[DELAY_GROUP] += row["diff"] or 0
+            yield row
+
+    def _without_group(self) -> Iterator[Row]:
+        consumed = {topic for commits in self._commits.values() for topic in commits}
+        if self._queues(SCHEDULE_TOPIC) or self._delays:
+            consumed.add(SCHEDULE_TOPIC)
+        topics = {self.topic} & self._on_disk.keys() if self.topic else self._on_disk.keys()
+        for topic in sorted(topics - consumed):
+            for queue_id, bounds in sorted(self._queues(topic).items()):
+                row: Row = dict.fromkeys(COLUMNS)
+                row.update(topic=topic, queue_id=queue_id)
+                if isinstance(bounds, str):
+                    row["note"] = bounds
+                else:
+                    row.update(min_offset=bounds.first, max_offset=bounds.end)
+                yield row
+
+    def _queues(self, topic: str) -> _Queues:
+        """Bounds of the topic's queues on disk; in words why not, where they are unreadable."""
+        if topic not in self._known:
+            self._known[topic] = {queue_id: self._bounds(topic, queue_id)
+                                  for queue_id in self._on_disk.get(topic, ())}
+        return self._known[topic]
+
+    def _bounds(self, topic: str, queue_id: int) -> Bounds | str:
+        store = self.store
+        try:
+            queue = store.queues.get((topic, queue_id))
+            if queue is not None:
+                with closing(queue):  # a broker has more queues than a process may have files
+                    return self.view.bounds(queue)
+            batches = store.batch_queues[topic, queue_id]
+            return Bounds(*batches.bounds(store.log.min_offset, self.view.log_end))
+        except (StoreIOError, FormatError) as error:
+            return str(error)
+
+    def _store_time(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
+        """The store time of the message at a queue offset; None where none can be read."""
+        if queue_offset < 0:
+            return None
+        try:
+            queue = self.store.queues.get((topic, queue_id))
+            if queue is not None:
+                with closing(queue):
+                    unit = queue.unit(queue_offset)
+                if unit is None or not unit.is_valid:
+                    return None
+                record = self.store.log.record_at(unit.physical_offset, unit.size)
+                return None if record is None else record.store_timestamp
+            batches = self.store.batch_queues.get((topic, queue_id))
+            row = None if batches is None else batches.find(queue_offset)
+        except StoreIOError:
+            return None
+        return None if row is None else row.store_timestamp

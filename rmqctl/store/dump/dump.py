@@ -1,0 +1,204 @@
+"""One file of any kind, record by record: what `rmqctl dump` shows.
+
+Opened read-only and read by position; memory does not grow with the file. Damage never ends a
+dump: a row says what is wrong and where, and the next provable record follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.formats import dledger, kinds
+from rmqctl.formats.config import epoch
+from rmqctl.formats.config.broker_identity import PARTS
+from rmqctl.formats.local import consume_queue_ext, index_file
+from rmqctl.formats.local.checkpoint import CheckpointRecord
+from rmqctl.formats.tiered import index
+from rmqctl.formats.tiered import units as tiered_units
+from rmqctl.formats.timer import timer_log
+from rmqctl.formats.timer.timer_check import TimerCheckRecord
+from rmqctl.scan.source import FileSource
+from rmqctl.store.dump import messages, texts, tiered, units
+from rmqctl.store.dump.fields import Options, Row, Target
+from rmqctl.store.objects import FIELDS
+
+__all__ = ["Dump", "Options", "kind_of"]
+
+_HEAD = 4096
+_PLACE = ("number", "offset", "byte_offset", "type")
+
+_READERS = {
+    **dict.fromkeys(units.ARRAYS, units.array_rows),
+    kinds.TIMERLOG: units.timerlog_rows,
+    kinds.CONSUMEQUEUE_EXT: units.ext_rows,
+    kinds.INDEX: units.index_rows,
+    **messages.READERS,
+    **texts.READERS,
+    **tiered.READERS,
+}
+
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    **{kind: (*array.unit.names, *array.extra) for kind, array in units.ARRAYS.items()},
+    kinds.TIMERLOG: (*timer_log.UNIT.names, "slot_time", "flags"),
+    kinds.CONSUMEQUEUE_EXT: (*consume_queue_ext.UnitRecord._fields, "address"),
+    kinds.INDEX: (*index_file.HEADER.names, *index_file.SLOT.names, *index_file.ENTRY.names,
+                  "entry_time", "used", "slot"),
+    kinds.COMMITLOG: ("size", *FIELDS, "appended_crc_ok"),
+    kinds.COMPACTION_LOG: ("size", *FIELDS, "appended_crc_ok"),
+    kinds.DLEDGER: (*dledger.ENTRY_HEAD.names, *FIELDS),
+    kinds.TIERED_COMMITLOG: ("size", *FIELDS, "appended_crc_ok", "max_store_timestamp"),
+    kinds.TIERED_CONSUMEQUEUE: (*tiered_units.UNIT.names, "queue_offset"),
+    kinds.TIERED_INDEX: (*index.HEADER.names, *index.COMPACTED_SLOT.names, "count",
+                         *index.SLOT.names, *index.ITEM.names, "item_time", "slot"),
+    kinds.TIERED_METADATA: tiered.METADATA_COLUMNS,
+    kinds.CHECKPOINT: (*CheckpointRecord._fields, "min_timestamp", "min_timestamp_index"),
+    kinds.TIMERCHECK: TimerCheckRecord._fields,
+    kinds.CONFIG: ("name", "value"),
+    kinds.ABORT: ("pid",),
+    kinds.LOCK: ("text",),
+    kinds.EPOCH: (*epoch.Epoch._fields, "end_offset"),
+    kinds.BROKER_IDENTITY: PARTS,
+    kinds.DLEDGER_CHECKPOINT: tuple(dledger.CHECKPOINT_KEYS.values()),
+}
+
+_TIMES = ("min_timestamp_index", "time_ms", "slot_time", "curr_write_time", "last_read_time_ms",
+          "entry_time", "item_time")
+_SINGLE = (kinds.CHECKPOINT, kinds.TIMERCHECK, kinds.ABORT, kinds.LOCK, kinds.BROKER_IDENTITY,
+           kinds.DLEDGER_CHECKPOINT)
+
+_MESSAGE_BRIEF = ("number", "offset", "type", "size", "topic", "queue_id", "queue_offset",
+                  "store_timestamp", "tags", "keys", "body", "error")
+_BRIEF: dict[str, tuple[str, ...]] = {
+    kinds.COMMITLOG: _MESSAGE_BRIEF,
+    kinds.COMPACTION_LOG: _MESSAGE_BRIEF,
+    kinds.TIERED_COMMITLOG: _MESSAGE_BRIEF,
+    kinds.TIERED_INDEX: ("number", "offset", "type", "position", "length", "item", "key_hash",
+                         "topic_id", "queue_id", "commit_log_offset", "size", "item_time",
+                         "previous", "error"),
+    kinds.TIERED_METADATA: ("type", "kind", "path", "topic", "queue_id", "topic_id", "base_offset",
+                            "size", "begin_timestamp", "end_timestamp", "error"),
+    kinds.DLEDGER: ("number", "offset", "type", "size", "entry_index", "term", *_MESSAGE_BRIEF[4:]),
+    kinds.INDEX: ("number", "offset", "type", "entry", "key_hash", "physical_offset", "entry_time",
+                  "previous", "index_count", "error"),
+    kinds.CONFIG: ("name", "value", "error"),
+}
+
+
+def _known(name: str) -> str:
+    return "".join(char for char in name.lower() if char.isalnum())
+
+
+def kind_of(name: str) -> str:
+    """The kind a user means: underscores, hyphens and case do not matter. UsageError."""
+    for kind in kinds.KINDS:
+        if _known(kind) == _known(name):
+            return kind
+    raise UsageError(f"there is no kind {name!r}; kinds: {', '.join(kinds.KINDS)}")
+
+
+def _parts(path: str) -> list[str]:
+    with contextlib.suppress(OSError):  # the working directory may be gone
+        path = os.path.abspath(path)
+    return path.split(os.sep)
+
+
+class Dump:
+    """One opened file: its ``kind``, its rows, and what was found on the way.
+
+    ``faults`` counts damage in the rows given so far, ``notes`` holds remarks in words.
+    """
+
+    def __init__(self, path: str, options: Options) -> None:
+        wanted = None if options.kind is None else kind_of(options.kind)
+        if options.at is not None and options.start is not None:
+            raise UsageError("--from counts records and --at bytes: give one of them")
+        self._source = FileSource(path)
+        try:
+            kind = wanted or self._recognise(path)
+            base = kinds.base_offset(os.path.basename(path))
+            self._target = Target(self._source, kind, base, options)
+            if options.at is not None:
+                self._target.options = self._placed(options, options.at)
+        except BaseException:
+            self._source.close()
+            raise
+
+    def _recognise(self, path: str) -> str:
+        head, size = self._source.read(0, _HEAD), self._source.size
+        kind = kinds.recognise(_parts(path), head, size)
+        kind = kind or kinds.from_path(os.path.realpath(path).split(os.sep))
+        if kind is None:
+            raise NotAStoreError(f"{path}: neither its path nor its content tells what it is; "
+                                 f"give --kind, one of: {', '.join(kinds.KINDS)}")
+        return kind
+
+    def _placed(self, options: Options, at: int) -> Options:
+        """The options with ``at`` as a position in the file: a stream offset is taken as well."""
+        from dataclasses import replace
+
+        base, size = self._target.base, self._source.size
+        if self.kind in texts.READERS or self.kind == kinds.TIERED_METADATA:
+            raise UsageError(f"--at is for files of records, this is {self.kind}")
+        if not 0 <= at < size and base is not None:
+            at -= base
+        if not 0 <= at < size:
+            where = f"0 to {size - 1}" if size else "nowhere: it is empty"
+            raise UsageError(f"--at {options.at} is outside the file ({where})")
+        return replace(options, at=at, count=1 if options.count is None else options.count)
+
+    @property
+    def kind(self) -> str:
+        return self._target.kind
+
+    @property
+    def base(self) -> int | None:
+        return self._target.base
+
+    @property
+    def faults(self) -> int:
+        return self._target.faults
+
+    @property
+    def notes(self) -> list[str]:
+        return self._target.notes
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column rows of this kind may have."""
+        return tuple(dict.fromkeys((*_PLACE, *_COLUMNS[self.kind], "error")))
+
+    @property
+    def brief(self) -> tuple[str, ...] | None:
+        """The columns for people, where all of them are too many."""
+        return _BRIEF.get(self.kind)
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """The columns that are epoch milliseconds."""
+        return tuple(name for name in self.columns if name.endswith("timestamp")
+                     or name in _TIMES)
+
+    @property
+    def single(self) -> bool:
+        """Whether such a file is one record."""
+        return self.kind in _SINGLE
+
+    def rows(self) -> Iterator[Row]:
+        """The records, one row each, as they are read."""
+        return itertools.islice(_READERS[self.kind](self._target), self._target.options.count)
+
+    def close(self) -> None:
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()

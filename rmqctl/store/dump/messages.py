@@ -1,0 +1,225 @@
+"""`dump` of files that hold messages: commitlog, compaction log, DLedger data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import dledger, kinds, layout
+from rmqctl.formats.fixed import TOO_SHORT
+from rmqctl.formats.local import append_crc, message
+from rmqctl.scan.frames import BLANK, DAMAGED, Span
+from rmqctl.scan.resync import extent
+from rmqctl.scan.source import FileSource
+from rmqctl.scan.walk import Walk
+from rmqctl.store.dump.fields import CHUNK, Row, Target, shown_hex
+from rmqctl.store.objects import message_object
+
+_SEARCHED = 64 << 20
+"""Bytes searched for a first record that says where a file without a telling name begins."""
+_MAGICS = re.compile(b"|".join(
+    re.escape(magic.to_bytes(4, "big")) for magic in message.VERSIONS))
+_START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
+_MAGIC_AT = layout.field(message.Message, "magic").offset
+_PEEK = 1 << 16
+
+
+def _implied_base(source: FileSource, at: int) -> int | None:
+    """The offset of the file's first byte as the record at ``at`` has it, if its sizes agree."""
+    raw = source.read(at, message.START_SIZE)
+    if len(raw) < message.START_SIZE:
+        return None
+    total, magic, physical = _START.unpack_from(raw)
+    if magic not in message.VERSIONS or physical < at or extent(source, at) != total:
+        return None
+    return int(physical - at)
+
+
+def find_base(source: FileSource) -> int | None:
+    """Where a file of messages begins in its stream, from the first record that is whole."""
+    position = 0
+    while position < min(source.size, _SEARCHED):
+        position = source.next_data(position)
+        data = source.read(position, CHUNK)
+        if not data:
+            return None
+        for found in _MAGICS.finditer(data, _MAGIC_AT):
+            base = _implied_base(source, position + found.start() - _MAGIC_AT)
+            if base is not None:
+                return base
+        position += max(len(data) - 2 * _MAGIC_AT, 1)
+    return None
+
+
+def settle_base(target: Target) -> int:
+    """The base the walk uses: the name's, unless the first record has another one."""
+    named = target.base
+    if named is None or _implied_base(target.source, 0) not in (None, named):
+        found = find_base(target.source)
+        if found is not None and named not in (None, found):
+            target.notes.append(
+                f"the records say this file begins at {found}, its name says {named}")
+            target.faults += 1
+        target.base = named if found is None else found
+    target.source.base = target.base or 0
+    return target.source.base
+
+
+def message_row(target: Target, raw: bytes, at: int, number: int) -> Row:
+    """The row of a record whose lengths add up."""
+    record = message.decode(raw)
+    row = {**target.place(at, number), "type": "message", "size": len(raw),
+           **message_object(record, body=target.options.body)}
+    crc = append_crc.verify(raw)
+    if crc is not None:
+        row["appended_crc_ok"] = crc
+    if target.base is not None and record.physical_offset != target.base + at:
+        row["error"] = target.fault(f"says it lies at {record.physical_offset}", at,
+                                    "physical_offset")
+    elif not record.crc_ok:
+        row["error"] = target.fault("the body does not match its CRC", at, "body_crc")
+    target.add_fields(row, message.Message, raw, at)
+    return row
+
+
+def _span_row(target: Target, span: Span, base: int, number: int) -> Row:
+    at = span.offset - base
+    row = {**target.place(at, number), "type": span.kind, "size": span.length}
+    if span.kind == DAMAGED:
+        row["error"] = target.fault(span.reason, at, span.field)
+    if span.kind == BLANK:
+        target.add_fields(row, message.Blank, target.read(at, message.BLANK_SIZE), at)
+    elif span.kind == DAMAGED and target.options.hex:
+        raw = target.read(at, min(span.length, _PEEK))
+        target.add_fields(row, message.Message, raw, at)
+        row["hex"] = shown_hex(raw, full=target.options.full)
+    return row
+
+
+def log_rows(target: Target) -> Iterator[Row]:
+    """Every frame of a log: messages, the blank, zeros, damage; all bytes in order."""
+    base = settle_base(target)
+    options = target.options
+    number = 0
+    walk = Walk(target.source)
+    for batch in walk:
+        starts = batch.start + (batch.base - base)
+        sizes = batch.column("total_size") if len(batch) else starts
+        first = 0
+        if options.at is not None:
+            first = int(((starts + sizes) <= options.at).sum())
+        elif options.start is not None:
+            first = min(max(options.start - number, 0), len(batch))
+        for index in range(first, len(batch)):
+            yield message_row(target, batch.bytes_at(index), int(starts[index]), number + index)
+        number += len(batch)
+        for span in batch.spans:
+            passed = options.at is not None and span.end - base <= options.at
+            if not passed and number >= (options.start or 0):
+                yield _span_row(target, span, base, number)
+            number += 1
+    if walk.shrunk:
+        target.shrunk(target.size)
+
+
+def dledger_rows(target: Target) -> Iterator[Row]:
+    """Entry heads and the messages inside them; plain records and the end mark where they are."""
+    source, options, at, number = target.source, target.options, 0, 0
+    while at < source.size:
+        raw = target.read(at, dledger.HEAD_SIZE)
+        rows, after = _entry(target, raw, at, number)
+        if after > options.at if options.at is not None else number >= (options.start or 0):
+            yield from rows
+        number += 1
+        at = after
+
+
+def _entry(target: Target, raw: bytes, at: int, number: int) -> tuple[Iterator[Row], int]:
+    """The rows of what lies at ``at`` of DLedger data, and where it ends (always further on)."""
+    source = target.source
+    framing = dledger.detect(raw)
+    if framing == dledger.END_OF_FILE:
+        return _end_row(target, raw, at, number), source.size
+    if framing == dledger.PLAIN:
+        size = extent(source, at)
+        if size is not None and size == int.from_bytes(raw[:_MAGIC_AT], "big"):
+            return _inner(target, at, at + size, number), at + size
+    try:
+        head = dledger.parse(raw, 0, at)
+        if head.size > source.size - at:
+            raise FormatError(TOO_SHORT, offset=at, path="size")
+    except FormatError as error:
+        end = _next_entry(target, at + 1)
+        return _lost_rows(target, raw, at, number, error, end), end
+    if target.base is None:
+        target.base = head.pos - at
+    return _entry_rows(target, head, raw, at, number), at + head.size
+
+
+def _end_row(target: Target, raw: bytes, at: int, number: int) -> Iterator[Row]:
+    end = dledger.END.decode(raw)
+    row = {**target.place(at, number), "type": "end", **end._asdict()}
+    target.add_fields(row, dledger.End, raw, at)
+    if end.size != target.size - at:
+        row["error"] = target.fault(
+            f"says {end.size} bytes are left, there are {target.size - at}", at, "size")
+    yield row
+
+
+def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, at: int,
+                number: int) -> Iterator[Row]:
+    row = {**target.place(at, number), "type": "entry", **head._asdict()}
+    if target.base is not None and head.pos != target.base + at:
+        row["error"] = target.fault(f"says it lies at {head.pos}", at, "pos")
+    target.add_fields(row, dledger.EntryHead, raw, at)
+    yield row
+    yield from _inner(target, at + dledger.HEAD_SIZE, at + head.size, number)
+
+
+def _inner(target: Target, at: int, end: int, number: int) -> Iterator[Row]:
+    """The messages of ``[at, end)``: those inside one entry (several for a batch), or one."""
+    while at < end:
+        size = extent(target.source, at)
+        try:
+            if size is None or at + size > end:
+                raise FormatError("no whole message is here", path="total_size")
+            yield message_row(target, target.read(at, size), at, number)
+        except FormatError as error:
+            yield {**target.place(at, number), "type": DAMAGED, "size": end - at,
+                   "error": target.fault_of(error, at)}
+            return
+        at += size
+
+
+def _lost_rows(target: Target, raw: bytes, at: int, number: int, error: FormatError,
+               end: int) -> Iterator[Row]:
+    """Bytes that are no entry: unused space, or damage up to the next provable entry."""
+    row = {**target.place(at, number), "type": "zero", "size": end - at}
+    if end < target.size or not target.unused_from(at):
+        row |= {"type": DAMAGED, "error": target.fault_of(error, at)}
+        target.add_fields(row, dledger.EntryHead, raw, at)
+    yield row
+
+
+def _next_entry(target: Target, at: int) -> int:
+    """The next position whose entry head knows its own place, or the end of the file."""
+    source, base = target.source, target.base
+    magic = dledger.MAGIC_ENTRY.to_bytes(4, "big")
+    while at < source.size:
+        at = source.next_data(at)
+        data = target.read(at, CHUNK + dledger.HEAD_SIZE)
+        found = data.find(magic)
+        while 0 <= found < CHUNK and found + dledger.HEAD_SIZE <= len(data):
+            head = dledger.ENTRY_HEAD.decode(data, found)
+            if (dledger.judge(head, 0) is None and head.size <= source.size - at - found
+                    and head.pos >= 0 and base in (None, head.pos - at - found)):
+                return at + found
+            found = data.find(magic, found + 1)
+        if len(data) <= dledger.HEAD_SIZE:
+            break
+        at += len(data) - dledger.HEAD_SIZE
+    return source.size
+
+
+READERS = {kinds.COMMITLOG: log_rows, kinds.COMPACTION_LOG: log_rows, kinds.DLEDGER: dledger_rows}

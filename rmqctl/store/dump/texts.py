@@ -1,0 +1,155 @@
+"""`dump` of small files: checkpoint pages, JSON of ``config/``, texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import dledger, kinds
+from rmqctl.formats.config import broker_identity, config_json, epoch
+from rmqctl.formats.local import abort, checkpoint, lock
+from rmqctl.formats.timer import timer_check
+from rmqctl.store.dump.fields import Row, Target, field_row
+
+MAX_TEXT = 256 << 20
+"""Bytes of the largest file that is read as one text."""
+_MAX_PAGE = 1 << 20
+_FATAL = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
+
+
+def _whole(target: Target, most: int = MAX_TEXT) -> bytes:
+    if target.size > most:
+        raise FormatError(f"{target.size} bytes are more than such a file can have",
+                          offset=most, path="size")
+    return target.read(0, target.size)
+
+
+def _refused(target: Target, error: FormatError) -> Row:
+    return {**target.place(error.offset or 0), "type": "damaged", "size": target.size,
+            "error": target.fault_of(error)}
+
+
+def _page(target: Target, declaration: Any, parse: Callable[[bytes], Any],
+          rest_is_zero: Callable[[bytes], bool], extra: tuple[str, ...] = ()) -> Iterator[Row]:
+    """The one record of a page file."""
+    try:
+        data = _whole(target, _MAX_PAGE)
+        record = parse(data)
+    except FormatError as error:
+        row = _refused(target, error)
+        target.add_fields(row, declaration, target.read(0, _MAX_PAGE), 0)
+        yield row
+        return
+    row = {**target.place(0), "type": target.kind, **record._asdict(),
+           **{name: getattr(record, name) for name in extra}}
+    if not rest_is_zero(data):
+        row["error"] = target.fault("something follows the fields, a broker writes zeros",
+                                    len(data) - len(data.lstrip(b"\0")), "rest")
+    target.add_fields(row, declaration, data, 0)
+    yield row
+
+
+def checkpoint_rows(target: Target) -> Iterator[Row]:
+    """The fields, and from which time on an abnormal recovery would look."""
+    return _page(target, checkpoint.Checkpoint, checkpoint.parse, checkpoint.rest_is_zero,
+                 ("min_timestamp", "min_timestamp_index"))
+
+
+def timercheck_rows(target: Target) -> Iterator[Row]:
+    """The fields of config/timercheck."""
+    return _page(target, timer_check.TimerCheck, timer_check.parse, timer_check.rest_is_zero)
+
+
+def config_rows(target: Target) -> Iterator[Row]:
+    """One row per member of the JSON object, then one per oddity of the file."""
+    try:
+        data = _whole(target)
+        value, oddities = config_json.parse(data)
+    except FormatError as error:
+        yield _refused(target, error)
+        return
+    members = value.items() if isinstance(value, dict) else [("", value)]
+    start = target.options.start or 0
+    for number, (name, member) in enumerate(members):
+        if number >= start:
+            yield {**target.place(0, number), "type": "member", "name": name, "value": member}
+    for oddity in oddities:
+        row = {**target.place(oddity.offset), "type": "oddity", "name": oddity.kind,
+               "value": oddity.detail}
+        if oddity.kind in _FATAL:
+            row["error"] = target.fault(oddity.detail, oddity.offset, "$")
+        yield row
+
+
+def _text_rows(target: Target, parse: Callable[[bytes], Any],
+               rows: Callable[[bytes, Any], list[tuple[Row, list[tuple[str, int, bytes]]]]],
+               ) -> Iterator[Row]:
+    """Rows of a text file with the places of their parts."""
+    try:
+        data = _whole(target, _MAX_PAGE)
+        found = parse(data)
+    except FormatError as error:
+        row = _refused(target, error)
+        if target.options.hex:
+            raw = target.read(0, _MAX_PAGE)
+            row["fields"] = [field_row("text", 0, raw, raw, full=target.options.full)]
+        yield row
+        return
+    for number, (content, parts) in enumerate(rows(data, found)):
+        if number < (target.options.start or 0):
+            continue
+        row = {**target.place(parts[0][1] if parts else 0, number), **content}
+        if target.options.hex:
+            row["fields"] = [field_row(name, at, raw, raw, full=target.options.full)
+                             for name, at, raw in parts]
+        yield row
+
+
+def abort_rows(target: Target) -> Iterator[Row]:
+    """The process id, if one is there."""
+    return _text_rows(target, abort.parse, lambda data, pid: [
+        ({"type": "abort", "pid": pid}, [("pid", 0, data)] if data else [])])
+
+
+def lock_rows(target: Target) -> Iterator[Row]:
+    """The text."""
+    return _text_rows(target, lock.parse, lambda data, text: [
+        ({"type": "lock", "text": text}, [("text", 0, data)])])
+
+
+def epoch_rows(target: Target) -> Iterator[Row]:
+    """One row per epoch; ``end_offset`` is where the next one starts."""
+    def rows(data: bytes, found: list[epoch.Epoch]) -> list[tuple[Row, list[Any]]]:
+        lines = epoch.lines(data)
+        ends = [one.start_offset for one in found[1:]] + [None]
+        return [({"type": "epoch", **one._asdict(), "end_offset": end},
+                 [(f"entries[{number}]", line.at, line.raw)])
+                for number, (one, end, line) in enumerate(
+                    zip(found, ends, lines[2:], strict=True))]
+
+    return _text_rows(target, epoch.parse, rows)
+
+
+def identity_rows(target: Target) -> Iterator[Row]:
+    """The parts of the identity."""
+    return _text_rows(target, broker_identity.parse, lambda data, identity: [
+        ({"type": "broker_identity", **identity._asdict()}, broker_identity.pieces(data))])
+
+
+def dledger_checkpoint_rows(target: Target) -> Iterator[Row]:
+    """The two indexes."""
+    return _text_rows(target, dledger.parse_checkpoint, lambda data, found: [
+        ({"type": "dledger_checkpoint", **found}, [("text", 0, data)])])
+
+
+READERS: dict[str, Callable[[Target], Iterator[Row]]] = {
+    kinds.CHECKPOINT: checkpoint_rows,
+    kinds.TIMERCHECK: timercheck_rows,
+    kinds.CONFIG: config_rows,
+    kinds.ABORT: abort_rows,
+    kinds.LOCK: lock_rows,
+    kinds.EPOCH: epoch_rows,
+    kinds.BROKER_IDENTITY: identity_rows,
+    kinds.DLEDGER_CHECKPOINT: dledger_checkpoint_rows,
+}

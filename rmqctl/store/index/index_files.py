@@ -1,0 +1,131 @@
+"""The index files of a store: key look-ups as a broker answers them (spec: index.md §8).
+
+A look-up follows one hash chain per file by positioned reads; nothing is loaded as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.local import index_file as layout
+from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, EntryRecord, HeaderRecord, Shape
+from rmqctl.formats.local.index_shape import find_shape
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
+
+MAX_BATCH = 64
+"""``maxMsgsNumBatch``: the most a broker gives for one query."""
+
+
+@dataclass(slots=True)
+class IndexFile:
+    """One opened index file: its shape (found or given), its header, and its source."""
+
+    file: StoreFile
+    shape: Shape
+    header: HeaderRecord
+    source: FileSource
+
+    @property
+    def count(self) -> int:
+        """The number of the next free entry, as a broker loads it (at least 1)."""
+        return max(self.header.index_count, 1)
+
+    def slot(self, number: int) -> int:
+        raw = self.source.read(self.shape.slot_position(number), SLOT.size)
+        return SLOT.decode(raw).entry if len(raw) == SLOT.size else 0
+
+    def entry(self, number: int) -> EntryRecord | None:
+        raw = self.source.read(self.shape.entry_position(number), ENTRY.size)
+        return ENTRY.decode(raw) if len(raw) == ENTRY.size else None
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def open_index(file: StoreFile, slots: int | None = None,
+               max_entries: int | None = None) -> IndexFile:
+    """Opens an index file and finds its shape. FormatError where no shape fits."""
+    source = FileSource(file.path)
+    try:
+        header = HEADER.decode(source.read(0, HEADER.size))
+        if slots is not None and max_entries is not None:
+            shape = Shape(slots, max_entries)
+        elif slots is not None:
+            shape = layout.shape_of(source.size, slots)
+        else:
+            shape = find_shape(source.size, header, source.read)
+    except FormatError as error:
+        source.close()
+        raise FormatError(error.reason, file=file.path, offset=error.offset,
+                          path=error.path) from None
+    except BaseException:
+        source.close()
+        raise
+    return IndexFile(file, shape, header, source)
+
+
+def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:
+    """Whether a file may hold messages of ``[begin, end]``, as a broker judges it."""
+    first, last = header.begin_timestamp, header.end_timestamp
+    return (begin < first and end > last) or first <= begin <= last or first <= end <= last
+
+
+def select(index: IndexFile, key_hash: int, most: int, begin: int, end: int,
+           found: list[int]) -> None:
+    """Appends the physical offsets of the chain's entries with this hash, newest first."""
+    number = index.slot(index.shape.slot_of(key_hash))
+    if number <= 0 or number > index.count or index.count <= 1:
+        return
+    while len(found) < most:
+        entry = index.entry(number)
+        if entry is None or entry.time_diff < 0:
+            return
+        when = layout.entry_time(index.header, entry)
+        if entry.key_hash == key_hash and begin <= when <= end:
+            found.append(entry.physical_offset)
+        previous = entry.previous
+        # A legal link leads to an older entry: anything else would go round for ever.
+        if previous <= 0 or previous >= number or when < begin:
+            return
+        number = previous
+
+
+def query_offsets(newest_first: Iterator[IndexFile], topic: str, key: str, most: int, begin: int,
+                  end: int) -> list[int]:
+    """What a broker's queryOffset returns: physical offsets, hash collisions included."""
+    most = min(most, MAX_BATCH)
+    wanted = layout.key_hash(topic, key)
+    found: list[int] = []
+    for index in newest_first:
+        if time_matched(index.header, begin, end):
+            select(index, wanted, most, begin, end, found)
+        if index.header.begin_timestamp < begin or len(found) >= most:
+            break
+    return found
+
+
+def query_messages(offsets: Callable[[int, int], list[int]],
+                   store_time: Callable[[int], int | None], begin: int, end: int) -> list[int]:
+    """What a broker's queryMessage returns: offsets of readable records, in its order.
+
+    ``offsets(begin, end)`` asks the index, ``store_time(offset)`` is None for no record.
+    """
+    last = end
+    for _ in range(3):
+        asked = sorted(offsets(begin, last))
+        if not asked:
+            break
+        result = []
+        for number, offset in enumerate(asked):
+            when = store_time(offset)
+            if when is None:
+                continue
+            if number == 0:
+                last = when
+            result.append(offset)
+        if result or last < begin:
+            return result
+    return []

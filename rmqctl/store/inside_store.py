@@ -1,0 +1,56 @@
+"""Whether a place lies inside of a store, where nothing of ours may be put."""
+
+from __future__ import annotations
+
+import os
+
+from rmqctl.errors import UsageError
+from rmqctl.formats.local.names import parse_offset
+from rmqctl.formats.tiered.names import parse_cluster
+
+_LOG = "commitlog"
+_FOLDERS = (_LOG, "consumequeue", "batchconsumequeue")
+_BESIDE = (*_FOLDERS, "index", "config", "checkpoint", "lock", "abort", ".rmqctl")
+
+
+def enclosing_store(path: str | os.PathLike[str]) -> str | None:
+    """The root of the store that ``path`` (which need not exist) is, or lies in; None if none.
+
+    A store is a folder with a commitlog or consumequeues and something else of what a broker has
+    beside them, or with files in its commitlog; a cluster's folder of a tier counts as one. Both
+    what was named and where its links lead count. What cannot be looked into is none.
+    """
+    named = os.path.abspath(path)
+    return _above(os.path.realpath(named)) or _above(named)
+
+
+def refuse_in_store(path: str | os.PathLike[str], said: str | None = None) -> None:
+    """UsageError for a place in a store; ``said``: what it is called then, instead of its path."""
+    inside = enclosing_store(path)
+    if inside is not None:
+        raise UsageError(f"{said or os.fspath(path)}: lies in the store {inside}, which nothing "
+                         "is put into")
+
+
+def _above(path: str) -> str | None:
+    while not _is_store(path):
+        above = os.path.dirname(path)
+        if above == path:
+            return None
+        path = above
+    return path
+
+
+def _is_store(folder: str) -> bool:
+    cluster = parse_cluster(os.path.basename(folder))
+    if cluster is not None and cluster[1]:
+        return True
+    if not any(os.path.isdir(os.path.join(folder, one)) for one in _FOLDERS):
+        return False
+    if sum(os.path.lexists(os.path.join(folder, one)) for one in _BESIDE) > 1:
+        return True
+    try:
+        with os.scandir(os.path.join(folder, _LOG)) as entries:
+            return any(parse_offset(entry.name) is not None for entry in entries)
+    except OSError:
+        return False

@@ -1,0 +1,109 @@
+"""Frame borders of one log file, found by walking on from another border.
+
+What is looked for are places: where a walk comes to, where the last record starts, where a file can
+be cut. Positions are physical offsets throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local.message import BLANK_SIZE, decode
+from rmqctl.scan.frames import BLANK
+from rmqctl.scan.source import FileSource, Source
+from rmqctl.scan.walk import Walk
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.follow import is_finished
+
+
+def last_in_use(files: Sequence[StoreFile]) -> int:
+    """The number of the last file that holds anything; -1 if none does.
+
+    The files behind it were only laid out ahead.
+    """
+    for number in range(len(files) - 1, -1, -1):
+        try:
+            with FileSource(files[number].path) as source:
+                if any(source.read(0, BLANK_SIZE)):
+                    return number
+        except StoreIOError:  # it was there when the folder was listed
+            continue
+    return min(len(files) - 1, 0)
+
+
+class Walked(NamedTuple):
+    """The border that was reached; ``last`` is where the message that ends there starts.
+
+    None where none does, or where another one is known to follow it.
+    """
+
+    end: int
+    last: int | None
+
+
+def walked(source: Source, position: int, limit: int | None, *, growing: bool = False,
+           closed: bool = False, least: bool = True) -> Walked:
+    """Walks from a border as far as ``limit`` allows.
+
+    Behind damage, or zeros, there is a border only where a message or a blank follows, or with
+    the end of a ``closed`` file.
+    """
+    reached, last = position, None
+    stop = None if limit is None else limit - source.base
+    for batch in Walk(source, position - source.base, stop, growing=growing):
+        if len(batch):
+            offset = batch.offset
+            ends = offset + batch.column("total_size")
+            count = len(ends) if limit is None else int(np.searchsorted(ends, limit, "right"))
+            if not count and least and reached == position:
+                count = 1
+            if count:
+                reached = int(ends[count - 1])
+                last = int(offset[-1]) if count == len(ends) else None
+            if count < len(ends):
+                break
+        for span in batch.spans:
+            if span.kind == BLANK or closed:
+                reached, last = span.end, None
+    return Walked(reached, last)
+
+
+def first_border(source: Source, physical: int) -> int:
+    """The first border of a file at or behind ``physical``, by walking from its start."""
+    reached = source.base
+    for batch in Walk(source, 0, physical - source.base):
+        if len(batch):
+            reached = int(batch.offset[-1] + batch.column("total_size")[-1])
+        for span in batch.spans:
+            # What is not written yet begins where it begins.
+            reached = span.end if span.kind == BLANK or span.end <= physical else reached
+    return reached
+
+
+def is_whole(source: Source, start: int, end: int) -> bool:
+    """Whether nothing says that bytes of the record ``[start, end)`` are still to come."""
+    try:
+        return is_finished(decode(source.read(start - source.base, end - start)))
+    except FormatError:
+        return False
+
+
+def cuts(file: StoreFile, start: int, end: int, step: int) -> list[int]:
+    """The first messages at or behind each multiple of ``step`` in the file, between the two."""
+    first = file.base + ((start - file.base) // step + 1) * step
+    wanted = np.arange(first, max(first, end), step)
+    found: list[int] = []
+    if not len(wanted):
+        return found
+    with FileSource(file.path, file.base) as source:
+        for batch in Walk(source, start - file.base, end - file.base):
+            if len(batch):
+                offset = batch.offset
+                here = wanted[wanted <= offset[-1]]
+                found += offset[np.searchsorted(offset, here)].tolist()
+                wanted = wanted[len(here):]
+    return sorted({one for one in found if one > start})

@@ -1,0 +1,189 @@
+"""Where a queue begins and ends, in two views.
+
+``disk`` (the default everywhere): what lies on disk and leads to a record; intact messages
+behind damage stay reachable. ``broker``: what a broker's recovery would leave, which ends the
+log at the first record it cannot read (spec: recovery.md §3, consumequeue.md §5-§6).
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+
+from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
+from rmqctl.scan.walk import Walk
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+VIEWS = ("disk", "broker")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Queue offsets: ``first`` is the oldest readable, ``end`` the next to be written."""
+
+    first: int
+    end: int
+
+
+class View:
+    """Queue bounds of one store in one view. ``generation`` (4 or 5) picks the broker's rules."""
+
+    def __init__(self, store: Store, view: str = "disk", generation: int | None = None) -> None:
+        self.store, self.kind = store, view
+        self.generation = generation or store.generation
+        self._known: dict[tuple[str, int], Bounds] = {}
+        self._log_end: int | None = None
+
+    @property
+    def log_end(self) -> int | None:
+        """The physical offset where the log ends for a broker; None in the disk view."""
+        if self.kind == "disk":
+            return None
+        if self._log_end is None:
+            self._log_end = broker_log_end(self.store, self.generation)
+        return self._log_end
+
+    def bounds(self, queue: ConsumeQueue) -> Bounds:
+        key = queue.topic, queue.queue_id
+        if key not in self._known:
+            end = self._end(queue)
+            self._known[key] = Bounds(min(self._first(queue, end), end), end)
+        return self._known[key]
+
+    def _end(self, queue: ConsumeQueue) -> int:
+        log_end = self.log_end
+        if log_end is None:
+            return readable_end(queue, self.store.log)
+        if queue.max_physical(queue.written) <= log_end:
+            return queue.written
+        return queue.truncated(log_end)
+
+    def _first(self, queue: ConsumeQueue, end: int) -> int:
+        log_min = self.store.log.min_offset
+        if not queue.files:
+            return 0
+        first = queue.first_index
+        unit = queue.unit(first)
+        if unit is None or end <= first:
+            return first if self.generation < 5 else end
+        if unit.is_filler and self.generation >= 5:
+            first = queue.filler_end()
+        if log_min == 0:
+            return first
+        return _first_at_or_after(queue, first, end, log_min, self.generation)
+
+
+def _first_at_or_after(queue: ConsumeQueue, first: int, end: int, log_min: int,
+                       generation: int) -> int:
+    """correctMinOffset: the first row of the first file whose record is not expired."""
+    last = queue.unit(end - 1)
+    if generation >= 5 and last is not None and last.physical_offset < log_min:
+        return end
+    limit = min(queue.files[0].end // UNIT_SIZE, end)
+    for at, rows in queue.pages(first, limit):
+        kept = (rows["physical_offset"] >= log_min).nonzero()[0]
+        if len(kept):
+            return at + int(kept[0])
+    return first
+
+
+def readable_end(queue: ConsumeQueue, log: CommitLog) -> int:
+    """The queue offset behind the last row whose record is really in the log.
+
+    A cut log leaves rows that point behind its end; they are the queue's last, so the border
+    is found by bisection. A row that is merely damaged itself does not hide the ones before.
+    """
+    end, first = queue.written, queue.first_index
+
+    def there(index: int) -> bool:
+        unit = queue.unit(index)
+        if unit is None:
+            return False
+        return unit == FILLER or log.record_at(unit.physical_offset, unit.size) is not None
+
+    if end <= first or there(end - 1):
+        return end
+    low, high = first, end - 1
+    while low < high:
+        middle = (low + high) // 2
+        if there(middle):
+            low = middle + 1
+        else:
+            high = middle
+    unit = queue.unit(low)
+    # Rows that point into the log but to no record are damage, not the end of the queue.
+    if unit is not None and _behind_the_log(unit.physical_offset, log):
+        return low
+    return end
+
+
+def _behind_the_log(physical: int, log: CommitLog) -> bool:
+    """Whether nothing provable starts at or after ``physical``."""
+    if physical >= log.end:
+        return True
+    if physical < log.min_offset:
+        return False
+    place = log.locate(physical)
+    if place is None:
+        return False
+    return log.record_border(physical) is None and all(
+        one.base <= physical or not any(len(batch) for batch in Walk(log.source(number)))
+        for number, one in enumerate(log.files))
+
+
+def broker_log_end(store: Store, generation: int) -> int:
+    """The physical offset at which a broker of this generation ends the log when it starts.
+
+    Walks from the file its recovery starts in to the first record it does not accept.
+    """
+    log = store.log
+    if not log.files:
+        return 0
+    number = recovery_start(store, generation)
+    end = log.files[number].base
+    for at in range(number, len(log.files)):
+        one = log.files[at]
+        if at > number and one.base != log.files[at - 1].end:
+            return end
+        end = one.base
+        for batch in Walk(log.source(at)):
+            bad = (~batch.crc_ok() & (batch.column("body_length") > 0)).nonzero()[0]
+            if len(bad):
+                return int(batch.offset[bad[0]])
+            if len(batch):
+                last = len(batch) - 1
+                end = int(batch.offset[last] + batch.column("total_size")[last])
+            for span in batch.spans:
+                if span.kind != "blank":
+                    return span.offset
+    return end
+
+
+def recovery_start(store: Store, generation: int) -> int:
+    """The number of the log file in which a broker of this generation begins its recovery.
+
+    spec: recovery.md §3 and §4: after a clean exit by the version's rule, else by the checkpoint.
+    """
+    log = store.log
+    if store.has_abort:
+        found = store.checkpoint
+        limit = 0
+        if found is not None:
+            limit = found.min_timestamp
+        for number in range(len(log.files) - 1, -1, -1):
+            record = log.record_at(log.files[number].base)
+            if record is not None and 0 < record.store_timestamp <= limit:
+                return number
+        return 0
+    if generation < 5:
+        return max(0, len(log.files) - 3)
+    most = -1
+    for queue in store.queues.values():
+        with closing(queue):  # a broker has more queues than a process may have files
+            most = max(most, queue.max_physical(queue.written))
+    for number in range(len(log.files) - 1, -1, -1):
+        if log.files[number].base <= most:
+            return number
+    return 0

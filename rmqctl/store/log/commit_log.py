@@ -1,0 +1,175 @@
+"""The commitlog of a store as one stream of physical offsets over its files.
+
+Multi-path logs are the union of their folders sorted by bare file name (commitlog.md §1).
+Holes (missing files) and expired heads are part of the picture, not errors.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode
+from rmqctl.scan.frames import Batch
+from rmqctl.scan.resync import MAX_RECORD, is_blank, next_provable
+from rmqctl.scan.source import FileSource
+from rmqctl.scan.walk import Walk
+from rmqctl.store.files import StoreFile, common_size
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Physical offsets ``[start, end)`` that no file covers, between two that do."""
+
+    start: int
+    end: int
+
+
+class CommitLog:
+    """Read-only stream over the commitlog files. Files are opened when first touched."""
+
+    def __init__(self, files: list[StoreFile], file_size: int | None = None) -> None:
+        self.files = sorted(files, key=lambda one: (one.name, one.path))
+        self.file_size = file_size or common_size(self.files) or 1 << 30
+        self._bases = [one.base for one in self.files]
+        self._open: dict[int, FileSource] = {}
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset of the first file; 0 without files (an empty log)."""
+        return self.files[0].base if self.files else 0
+
+    @property
+    def end(self) -> int:
+        """The end of the last file, used or not."""
+        return max((one.end for one in self.files), default=0)
+
+    def gaps(self) -> list[Gap]:
+        return [Gap(a.end, b.base) for a, b in zip(self.files, self.files[1:], strict=False)
+                if a.end < b.base]
+
+    def source(self, number: int) -> FileSource:
+        """The opened source of file ``number``; kept open, at most 16 at a time."""
+        found = self._open.pop(number, None)
+        if found is None:
+            if len(self._open) >= 16:
+                self._open.pop(next(iter(self._open))).close()
+            found = FileSource(self.files[number].path, self.files[number].base)
+        self._open[number] = found
+        return found
+
+    def locate(self, physical: int) -> tuple[FileSource, int] | None:
+        """(source, position in it) of a physical offset; None in holes and outside."""
+        number = bisect_right(self._bases, physical) - 1
+        if number < 0 or physical >= self.files[number].end:
+            return None
+        source = self.source(number)
+        return source, physical - source.base
+
+    def file_of(self, physical: int) -> StoreFile | None:
+        number = bisect_right(self._bases, physical) - 1
+        if number < 0 or physical >= self.files[number].end:
+            return None
+        return self.files[number]
+
+    def record_at(self, physical: int, size: int | None = None) -> Record | None:
+        """The record that starts at ``physical``; None where none does.
+
+        Never raises for what lies on disk; ``size`` (from a consumequeue) saves a read and
+        must match. The body CRC is not judged (`Record.crc_ok`).
+        """
+        raw = self.raw_at(physical, size)
+        if raw is None:
+            return None
+        try:
+            record = decode(raw)
+        except FormatError:
+            return None
+        if record.physical_offset != physical or (size is not None and record.total_size != size):
+            return None
+        return record
+
+    def raw_at(self, physical: int, size: int | None = None) -> bytes | None:
+        """The bytes of the record at ``physical`` by its own size field, or ``size``."""
+        try:
+            place = self.locate(physical) if physical >= 0 else None
+            if place is None:
+                return None
+            source, at = place
+            head = source.read(at, size if size and MIN_SIZE <= size <= MAX_RECORD else 1024)
+            if len(head) < START_SIZE:
+                return None
+            total = int.from_bytes(head[:4], "big", signed=True)
+            if not MIN_SIZE <= total <= min(MAX_RECORD, source.size - at):
+                return None
+            return head[:total] if total <= len(head) else source.read(at, total)
+        except StoreIOError:
+            return None
+
+    def explain(self, physical: int) -> str:
+        """Why `record_at` found nothing at ``physical``, in words."""
+        if not self.files:
+            return "the store has no commitlog files"
+        if physical < self.min_offset:
+            return f"before the first file of the log ({self.min_offset}); expired"
+        place = self.locate(physical)
+        if place is None:
+            return "behind the end of the log" if physical >= self.end else "in a missing file"
+        raw = self.raw_at(physical)
+        if raw is None:
+            return "no record there"
+        try:
+            record = decode(raw)
+        except FormatError as error:
+            return f"field {error.path}: {error.reason}"
+        if record.physical_offset != physical:
+            return f"a record there says it lies at {record.physical_offset}"
+        return "a record is there"
+
+    def containing(self, physical: int) -> Record | None:
+        """The record whose bytes include ``physical``: found by walking from the file's start."""
+        place = self.locate(physical)
+        if place is None:
+            return None
+        source, at = place
+        for batch in Walk(source, 0, at + 1):
+            if len(batch):
+                last = len(batch) - 1
+                start = int(batch.offset[last])
+                if start <= physical < start + int(batch.column("total_size")[last]):
+                    return decode(batch.bytes_at(last))
+        return None
+
+    def walk(self, start: int = 0, end: int | None = None) -> Iterator[Batch]:
+        """All frames that start in ``[start, end)``, file by file, in physical order.
+
+        ``start`` may be anywhere: the walk begins at the first provable record there, or with
+        the file. Files that vanish or cannot be opened raise StoreIOError.
+        """
+        for number, one in enumerate(self.files):
+            if one.end <= start or (end is not None and one.base >= end):
+                continue
+            source = self.source(number)
+            inside = max(start - one.base, 0)
+            limit = None if end is None else end - one.base
+            yield from Walk(source, inside, limit, resync=inside > 0)
+
+    def record_border(self, physical: int) -> int | None:
+        """The first provable record or blank at or after ``physical`` in its file."""
+        place = self.locate(physical)
+        if place is None:
+            return None
+        source, at = place
+        found = next_provable(source, at, source.size)
+        return None if found is None else source.base + found
+
+    def is_blank_at(self, physical: int) -> bool:
+        place = self.locate(physical)
+        return place is not None and is_blank(place[0], place[1])
+
+    def close(self) -> None:
+        for source in self._open.values():
+            source.close()
+        self._open.clear()

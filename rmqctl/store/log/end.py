@@ -1,0 +1,118 @@
+"""Where the readable log begins and ends, without reading it as a whole.
+
+The last rows of the queues lead close to the end; from there, or from the start of the last
+file that holds anything, the frames are walked. Zeros of files laid out ahead are passed over.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.message import Record
+from rmqctl.scan.frames import BLANK, used_length
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import Walk
+from rmqctl.store.files import Trouble
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.store import Store
+
+_PAGE = 4 << 20
+_MAX_TRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """``offset``: behind the last provable record, where the next one would be appended.
+
+    ``last`` is that record (None in an empty log), ``troubles`` the files that kept us from
+    looking.
+    """
+
+    offset: int
+    last: Record | None
+    troubles: tuple[Trouble, ...] = ()
+
+
+def used_size(source: Source) -> int:
+    """The position behind the last byte of a file that is not zero; 0 if there is none."""
+    starts = []
+    at = source.next_data(0)
+    while at < source.size:
+        starts.append(at)
+        at = source.next_data(at + _PAGE)
+    for start in reversed(starts):
+        used = used_length(source.read(start, min(_PAGE, source.size - start)))
+        if used:
+            return start + used
+    return 0
+
+
+def last_dispatched(store: Store) -> int | None:
+    """The physical offset of the last record that a queue's last row leads to, provably."""
+    rows = []
+    for queue in store.queues.values():
+        try:
+            with closing(queue):  # a broker has more queues than a process may have files
+                unit = queue.unit(queue.written - 1)
+        except StoreIOError:
+            continue
+        if unit is not None and unit.is_valid and not unit.is_filler:
+            rows.append((unit.physical_offset, unit.size))
+    for physical, size in sorted(rows, reverse=True)[:_MAX_TRIES]:
+        if store.log.record_at(physical, size) is not None:
+            return physical
+    return None
+
+
+def find_end(store: Store) -> LogEnd:
+    """The end of the log as it lies on disk: records behind damage count, garbage does not."""
+    log = store.log
+    hint = last_dispatched(store) or 0
+    troubles = []
+    for number in range(len(log.files) - 1, -1, -1):
+        one = log.files[number]
+        start = hint - one.base if one.base <= hint < one.end else 0
+        try:
+            found = _last_of(log, number, start)
+        except StoreIOError as error:
+            troubles.append(Trouble(one.path, str(error), True))
+            continue
+        if found is None:
+            continue
+        physical, end, blank = found
+        if blank and number + 1 < len(log.files) and log.files[number + 1].base == one.end:
+            end = one.end  # the file is closed: what comes next goes into the next one
+        return LogEnd(end, log.record_at(physical), tuple(troubles))
+    return LogEnd(log.min_offset, None, tuple(troubles))
+
+
+def _last_of(log: CommitLog, number: int, start: int) -> tuple[int, int, bool] | None:
+    """(offset, end, whether a blank closes the file) of the last record in a file.
+
+    ``start`` is a position at which a record is known to start, or 0.
+    """
+    source = log.source(number)
+    used = used_size(source)
+    last: tuple[int, int] | None = None
+    blank = False
+    for batch in Walk(source, start, used):
+        if len(batch):
+            physical = int(batch.offset[-1])
+            last = physical, physical + int(batch.column("total_size")[-1])
+        blank = bool(batch.spans) and batch.spans[-1].kind == BLANK
+    return None if last is None else (*last, blank)
+
+
+def first_record(log: CommitLog) -> Record | None:
+    """The first provable record of the log; None where there is none or it cannot be read."""
+    for number in range(len(log.files)):
+        try:
+            source = log.source(number)
+            for batch in Walk(source, 0, used_size(source)):
+                if len(batch):
+                    return log.record_at(int(batch.offset[0]))
+        except StoreIOError:
+            continue
+    return None

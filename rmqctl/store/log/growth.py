@@ -1,0 +1,247 @@
+"""How far a log that is being written can be read, and its parts: always between frame borders.
+
+A broker writes front to back with one thread. So whatever lies before something that is written
+stays as it is, and the first bytes that are no whole record are the one being written: they are
+damage only when the next file is in use, or when nothing has moved for a while and records lie
+behind them. Nothing is locked and nothing is kept open between two calls.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.message import BLANK_SIZE
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.log.borders import cuts, first_border, is_whole, last_in_use, walked
+from rmqctl.store.log.follow import PATIENCE
+
+STEP = 64 << 20
+_WHOLE_FILES = 256
+"""So many steps are cut by files alone: looking for borders would cost a walk over all of them."""
+_LONGEST = 60.0
+_IDLE_LOOK, _TORN_LOOK = 1.0, 0.1
+"""Seconds for which the files of a log are not listed again where nothing, or a part of a record,
+lies at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Physical offsets ``[start, end)`` of one log file, both frame borders."""
+
+    file: StoreFile
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A place behind which nothing is whole, and when (clock) to look at it more closely."""
+
+    position: int
+    due: float
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """A place at which nothing had come: ``head`` are its first bytes, good ``until`` (clock)."""
+
+    file: StoreFile
+    position: int
+    head: bytes
+    until: float
+
+
+class GrowingLog:
+    """The log in ``folders``; positions are physical offsets of frame borders.
+
+    ``tell`` hears of what is passed over; ``clock`` is monotonic, in seconds.
+    """
+
+    def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._folders, self._tell, self._clock = list(folders), tell, clock
+        self._waiting: _Waiting | None = None
+        self._idle: _Idle | None = None
+        self._said: int | None = None
+        self.torn = False
+        """Whether the last `advance` ended before something that is not whole (yet)."""
+
+    def files(self) -> list[StoreFile]:
+        """The files of the log, in order. StoreIOError if a folder cannot be listed."""
+        found = [listing(folder) for folder in self._folders]
+        for one in found:
+            for trouble in one.troubles:
+                if trouble.unreadable:
+                    raise StoreIOError(trouble.reason)
+        return sorted((file for one in found for file in one.files),
+                      key=lambda file: (file.name, file.path))
+
+    def first(self) -> int:
+        """Where the log begins; 0 as long as it has no file."""
+        files = self.files()
+        return files[0].base if files else 0
+
+    def last_file(self) -> int:
+        """The base of the last file that is in use: from there to the log's end is a short way."""
+        files = self.files()
+        number = last_in_use(files)
+        return files[max(number, 0)].base if files else 0
+
+    def border(self, physical: int) -> int:
+        """The first border at or behind a physical offset that may be anywhere.
+
+        Where no file holds the offset it is taken as it is. StoreIOError.
+        """
+        for file in self.files():
+            if file.base <= physical < file.end:
+                with FileSource(file.path, file.base) as source:
+                    return first_border(source, physical)
+        return physical
+
+    def advance(self, position: int, limit: int | None = None, *, patient: bool = False,
+                least: bool = True) -> int:
+        """The furthest border that can be reached from the border ``position``.
+
+        ``limit`` is a physical offset not to go beyond; with ``least`` the first frame counts
+        even if it reaches beyond. ``patient``: nobody writes any more, so what lies behind damage
+        counts at once. What is missing at the head or between files is jumped over (`pieces`
+        tells it). StoreIOError.
+        """
+        if not patient and self._is_idle(position):
+            return position
+        while True:
+            files = self.files()
+            try:
+                reached = self._advance(files, position, limit, patient, least)
+                break
+            except StoreIOError:
+                if self.files() == files:  # else it was a file that has expired meanwhile
+                    raise
+        if reached == position and least:
+            self._remember(files, position)
+        return reached
+
+    def _is_idle(self, position: int) -> bool:
+        """Whether nothing has come since the last look, which was not long ago.
+
+        An idle log is asked a hundred times a second: then no folder is listed.
+        """
+        idle = self._idle
+        if idle is None or idle.position != position or self._clock() >= idle.until:
+            return False
+        try:
+            with FileSource(idle.file.path, idle.file.base) as source:
+                return source.read(position - source.base, BLANK_SIZE) == idle.head
+        except StoreIOError:
+            return False
+
+    def _remember(self, files: Sequence[StoreFile], position: int) -> None:
+        self._idle = None
+        for file in files:
+            if file.base <= position < file.end:
+                with FileSource(file.path, file.base) as source:
+                    head = source.read(position - file.base, BLANK_SIZE)
+                # The rest of a record may come without a change of its first bytes.
+                rest = _TORN_LOOK if any(head) else _IDLE_LOOK
+                self._idle = _Idle(file, position, head, self._clock() + rest)
+
+    def _advance(self, files: list[StoreFile], position: int, limit: int | None,
+                 patient: bool, least: bool) -> int:
+        last, start = last_in_use(files), position
+        self.torn = False
+        while limit is None or position < limit:
+            number = bisect_right(files, position, key=lambda one: one.base) - 1
+            if number >= 0 and position < files[number].end:
+                file = files[number]
+                first = least and position == start
+                if number < last:
+                    position = self._in_closed(file, position, limit, first)
+                else:
+                    position = self._in_growing(file, position, limit, patient, first)
+                if position < file.end:
+                    break
+            elif number < last:
+                position = files[number + 1].base
+            else:
+                self._check_end(files, position)
+                break
+        return position
+
+    def _check_end(self, files: Sequence[StoreFile], position: int) -> None:
+        """Tells, once, of a log that ends before a place that was reached."""
+        end = files[-1].end if files else position
+        if end < position and self._said != position:
+            self._said = position
+            self._tell(f"{self._folders[0]}: the log ends before physical offset {position}, up "
+                       "to which it was read: it was cut back or made anew; nothing is read until "
+                       "it has come that far again")
+
+    def _in_closed(self, file: StoreFile, position: int, limit: int | None,
+                   least: bool) -> int:
+        """The furthest border inside a file that is not written to any more."""
+        if limit is None or limit >= file.end:
+            return file.end
+        with FileSource(file.path, file.base) as source:
+            return walked(source, position, limit, closed=True, least=least).end
+
+    def _in_growing(self, file: StoreFile, position: int, limit: int | None,
+                    patient: bool, least: bool) -> int:
+        """The same for the last file: up to what is not whole yet, or was never written."""
+        with FileSource(file.path, file.base) as source:
+            if patient:
+                return walked(source, position, limit, least=least).end
+            reached = position
+            if any(source.read(position - file.base, BLANK_SIZE)):
+                done = walked(source, position, limit, growing=True, least=least)
+                reached = done.end
+                if not any(source.read(reached - file.base, BLANK_SIZE)):
+                    if done.last is not None and not is_whole(source, done.last, reached):
+                        self.torn, reached = True, done.last
+                elif limit is None or reached < limit:
+                    self.torn = reached < file.end
+            if (limit is None or reached < limit) and reached < file.end and self._is_due(reached):
+                # It has not moved for long: what lies behind it will not be written over.
+                reached = walked(source, reached, limit, least=least).end
+            return reached
+
+    def _is_due(self, position: int) -> bool:
+        """Whether nothing has moved at ``position`` for a while; less often the longer it takes."""
+        now = self._clock()
+        if self._waiting is None or self._waiting.position != position:
+            self._waiting = _Waiting(position, now + PATIENCE, PATIENCE)
+        if now < self._waiting.due:
+            return False
+        self._waiting.delay = min(2 * self._waiting.delay, _LONGEST)
+        self._waiting.due = now + self._waiting.delay
+        return True
+
+    def pieces(self, start: int, end: int, step: int = STEP) -> Iterator[Piece]:
+        """``[start, end)``, between two borders, in parts of about ``step`` bytes within files.
+
+        The parts follow from the two borders and the log alone. What is no longer there is told.
+        """
+        files = self.files()
+        at = start
+        for file in files:
+            if file.end <= start or file.base >= end:
+                continue
+            first, stop = max(start, file.base), min(end, file.end)
+            if first > at:
+                self._missing(at, first, expired=file is files[0])
+            at = stop
+            inner = [] if end - start > _WHOLE_FILES * step else cuts(file, first, stop, step)
+            for one, other in zip([first, *inner], [*inner, stop], strict=True):
+                yield Piece(file, one, other)
+        if at < end:
+            self._missing(at, end, expired=bool(files) and files[0].base >= end)
+
+    def _missing(self, start: int, end: int, *, expired: bool) -> None:
+        why = "have expired" if expired else "are in no file"
+        self._tell(f"{self._folders[0]}: physical offsets {start} to {end} {why} and were not "
+                   "read")

@@ -1,0 +1,155 @@
+"""The whole log in physical order, filtered page by page; damage is told and passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.frames import BLANK, DAMAGED, Span
+from rmqctl.scan.walk import Walk
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.pages import BatchPage, Page
+from rmqctl.store.problems import Problem, Report, damage
+from rmqctl.store.query.conditions import Condition, filtered
+from rmqctl.store.queue.rows import CLOCK_SLACK
+
+_MOST_ROWS = 256
+"""Messages of a page: a batch of the walk may hold ten times as many small ones."""
+
+
+class Range(Protocol):
+    """The part of a selection that says where in the log to look."""
+
+    @property
+    def from_phy(self) -> int | None: ...
+    @property
+    def to_phy(self) -> int | None: ...
+    @property
+    def since(self) -> int | None: ...
+    @property
+    def until(self) -> int | None: ...
+
+
+def chosen_files(log: CommitLog, wanted: Range) -> list[int]:
+    """The numbers of the files that may hold messages of the range.
+
+    A file's time range is taken from its first record's store time and that of the next file.
+    A broker's clock may have been set back, so a file is left out only if it is `CLOCK_SLACK`
+    away from the times asked for; within the files every message is looked at.
+    """
+    start, end = wanted.from_phy or 0, wanted.to_phy
+    found = [number for number, one in enumerate(log.files)
+             if one.end > start and (end is None or one.base < end)]
+    if wanted.since is None and wanted.until is None:
+        return found
+    first = {number: _first_time(log, number) for number in {*found, *(n + 1 for n in found)}}
+
+    def may_hold(number: int) -> bool:
+        opens, closes = first[number], first[number + 1]
+        too_old = (wanted.since is not None and closes is not None
+                   and closes < wanted.since - CLOCK_SLACK)
+        too_new = (wanted.until is not None and opens is not None
+                   and opens > wanted.until + CLOCK_SLACK)
+        return not too_old and not too_new
+
+    return [number for number in found if may_hold(number)]
+
+
+def _first_time(log: CommitLog, number: int) -> int | None:
+    """The store time of a file's first record; None where it has none that can be read."""
+    if number >= len(log.files):
+        return None
+    try:
+        record = log.record_at(log.files[number].base)
+    except StoreIOError:
+        return None
+    return None if record is None or record.store_timestamp <= 0 else record.store_timestamp
+
+
+def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report: Report,
+              advance: Callable[[int], None] = lambda _bytes: None) -> Iterator[Page]:
+    """Pages of the messages of the range for which all conditions hold, in physical order.
+
+    Every damaged span, missing file and unreadable file on the way is reported once. ``advance``
+    is told the bytes that have been looked at, batch by batch.
+    """
+    log = view.store.log
+    for trouble in view.store.log_troubles:
+        if trouble.unreadable:
+            report(Problem("unreadable", f"{trouble.path}: {trouble.reason}"))
+    spans = _Spans(view, report)
+    before: int | None = None
+    for number in chosen_files(log, wanted):
+        one = log.files[number]
+        if before == number - 1 and log.files[before].end < one.base:
+            spans.gap(log.files[before].end, one.base)
+        before = number
+        try:
+            walk = _walk(log, number, wanted, view.log_end)
+            position = walk.position
+            for batch in walk:
+                advance(walk.position - position)
+                position = walk.position
+                spans.passed(len(batch), batch.spans)
+                page = filtered(BatchPage(batch), conditions) if len(batch) else None
+                for at in range(0, len(page) if page is not None else 0, _MOST_ROWS):
+                    assert page is not None
+                    yield page if len(page) <= _MOST_ROWS else page.select(
+                        np.arange(at, min(at + _MOST_ROWS, len(page))))
+            if walk.shrunk:
+                report(Problem("unreadable", f"{one.path}: became shorter while it was read"))
+        except StoreIOError as error:
+            report(Problem("unreadable", f"{error}: its messages are left out"))
+    spans.finish()
+
+
+def _walk(log: CommitLog, number: int, wanted: Range, log_end: int | None) -> Walk:
+    one = log.files[number]
+    inside = max((wanted.from_phy or 0) - one.base, 0)
+    ends = [end - one.base for end in (wanted.to_phy, log_end) if end is not None]
+    return Walk(log.source(number), inside, max(min(ends), 0) if ends else None,
+                resync=inside > 0)
+
+
+class _Spans:
+    """What lies between the messages: kept until it is known whether messages follow.
+
+    Zeros and bytes behind the last message are the unused rest of the log, or a record that a
+    running broker is just writing; the same before another message is damage.
+    """
+
+    def __init__(self, view: View, report: Report) -> None:
+        self._view, self._report = view, report
+        self._open: list[Span] = []
+
+    def passed(self, messages: int, spans: Sequence[Span]) -> None:
+        if messages:
+            self._flush()
+        self._open += [one for one in spans if one.kind != BLANK]
+        if len(self._open) > 1000:  # hopeless damage must not be collected for ever
+            self._flush()
+
+    def _flush(self) -> None:
+        for one in self._open:
+            self._report(damage(one))
+        self._open.clear()
+
+    def gap(self, start: int, end: int) -> None:
+        self._report(Problem("gap", f"no file holds the physical offsets {start} to {end} "
+                             f"({end - start} bytes)", start, end - start))
+
+    def finish(self) -> None:
+        """What is still open has no message behind it."""
+        damaged = [one for one in self._open if one.kind == DAMAGED]
+        lock = self._view.store.lock if damaged else None
+        for one in damaged:
+            if one is damaged[-1] and lock is not None and lock.held:
+                self._report(Problem(
+                    "in-progress", f"the record at physical offset {one.offset} is being written "
+                    "by the process that holds the store", one.offset, one.length))
+            else:
+                self._report(damage(one))

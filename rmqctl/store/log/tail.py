@@ -1,0 +1,187 @@
+"""The last messages of a store, found from the end: no scan of the log.
+
+Windows that grow walk backwards; each begins at the first record that proves itself in it. When
+a topic is asked for and is not among the newest messages, its consumequeue leads further back.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record
+from rmqctl.scan.frames import BLANK, DAMAGED, Span, used_length
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import Walk
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.follow import Follower
+from rmqctl.store.pages import BatchPage, RecordPage
+from rmqctl.store.problems import Problem, Report, damage
+from rmqctl.store.query.conditions import PROPERTY, Condition, filtered
+from rmqctl.store.query.select import Selection
+from rmqctl.store.queue.rows import topic_rows
+
+_FIRST_WINDOW, _WINDOW = 64 << 10, 16 << 20
+_ENOUGH = 64 << 20
+"""Bytes of the log looked at before a topic's consumequeue is asked: a broker's dispatch is
+never that far behind."""
+_REMEMBERED = 64
+_STEP = 4 << 20
+
+
+def conditions_of(selection: Selection) -> list[Condition]:
+    """A selection as conditions on records alone, for readers that do not follow queues."""
+    found = []
+    topic = selection.topic
+    if topic is not None and topic.startswith(props.LMQ_PREFIX):
+        # A message of a light queue carries another topic, and this name in a list.
+        found.append(Condition(PROPERTY + props.MULTI_DISPATCH, "~",
+                               f"(^|,){re.escape(topic)}(,|$)"))
+        selection = replace(selection, queue_id=None)
+    elif topic is not None:
+        found.append(Condition("topic", "=", topic))
+    if selection.queue_id is not None:
+        found.append(Condition("queue_id", "=", selection.queue_id))
+    return found + selection.conditions()
+
+
+def used_end(source: Source) -> int:
+    """The position behind the last byte of a file that is not zero; holes are not read."""
+    end = source.size
+    while end > 0:
+        start = max(0, end - _STEP)
+        if source.next_data(start) < end:
+            used = used_length(source.read(start, end - start))
+            if used:
+                return start + used
+        end = start
+    return 0
+
+
+class Tail:
+    """The newest messages of a selection; `end` is where the log goes on afterwards."""
+
+    def __init__(self, view: View, selection: Selection, report: Report) -> None:
+        self._view, self.selection, self._report = view, selection, report
+        self._log = view.store.log
+        self._conditions = conditions_of(selection)
+        self.end = self._log.min_offset
+        """Physical offset behind the last message or blank: what is appended starts there."""
+        self.torn: list[Span] = []
+        """Bytes behind the last message that are none: the record just being written, or damage."""
+        self._reached = self._log.end
+        self._has_end = False
+
+    def last(self, count: int) -> list[Record]:
+        """The last ``count`` messages, oldest first. Unreadable files are reported."""
+        newest_first: list[list[Record]] = []
+        left = count
+        for records in self._windows():
+            kept = records[max(len(records) - left, 0):]
+            newest_first.append(kept)
+            left -= len(kept)
+            if left <= 0:
+                break
+            if self._log.end - self._reached > _ENOUGH and self.selection.topic is not None:
+                found = self._through_queues(left)
+                if found is not None:
+                    newest_first.append(found)
+                    break
+        return [record for records in reversed(newest_first) for record in records]
+
+    def follower(self, report: Report) -> Follower:
+        """Goes on where the last messages ended. Call it after `last`."""
+        found = Follower(self._view.store.log_folders, self.end, report)
+        newest = Tail(self._view, Selection(to_phy=self.end), lambda _problem: None)
+        found.remember(newest.last(_REMEMBERED))
+        return found
+
+    # -- through the log ----------------------------------------------------------------------
+
+    def _windows(self) -> Iterator[list[Record]]:
+        """The messages that fit, window by window, the newest window first."""
+        for number in range(len(self._log.files) - 1, -1, -1):
+            try:
+                yield from self._windows_of(number)
+            except StoreIOError as error:
+                self._report(Problem("unreadable", f"{error}: its messages are left out"))
+
+    def _windows_of(self, number: int) -> Iterator[list[Record]]:
+        source = self._log.source(number)
+        stop = used_end(source)
+        window = _FIRST_WINDOW
+        while stop > 0:
+            start = max(0, stop - window)
+            walk = Walk(source, start, stop, resync=start > 0)
+            if walk.first >= stop and start > 0:  # inside one large record, or damage
+                window *= 4
+                continue
+            found = self._walked(walk)
+            stop = walk.first if start > 0 else 0
+            self._reached = source.base + stop
+            window = min(window * 2, _WINDOW)
+            yield found
+
+    def _walked(self, walk: Walk) -> list[Record]:
+        records: list[Record] = []
+        end: int | None = None
+        behind: list[Span] = []
+        for batch in walk:
+            if len(batch):
+                self._tell(behind)
+                end = int(batch.offset[-1] + batch.column("total_size")[-1])
+                records += filtered(BatchPage(batch), self._conditions).records()
+            for span in batch.spans:
+                if span.kind == BLANK:
+                    end = span.end
+                elif span.kind == DAMAGED:
+                    behind.append(span)
+        if self._has_end:
+            self._tell(behind)
+        else:
+            self.torn += behind
+            if end is not None:
+                self.end, self._has_end = end, True
+        return records
+
+    def _tell(self, spans: list[Span]) -> None:
+        for span in spans:
+            self._report(damage(span))
+        spans.clear()
+
+    def report_torn(self) -> None:
+        """Tells what lies behind the last message: damage, unless a broker is at work."""
+        held = bool(self.torn) and self._view.store.lock.held
+        for span in self.torn if not held else ():
+            self._tell([span])
+        if held:
+            self._report(Problem("in-progress", f"the record at physical offset "
+                                 f"{self.torn[0].offset} is being written", self.torn[0].offset))
+
+    # -- through the consumequeue -------------------------------------------------------------
+
+    def _through_queues(self, count: int) -> list[Record] | None:
+        """The last messages of the topic before the part already seen; None without queues."""
+        topic = self.selection.topic
+        assert topic is not None
+        queues = topic_rows(self._view.store, topic, self.selection.queue_id, self._view,
+                            self._report)
+        if not queues:
+            return None
+        streams = [queue.backward() for queue in queues]
+        newest_first: list[Record] = []
+        conditions = self.selection.conditions()
+        for physical, size in heapq.merge(*streams, reverse=True):
+            if physical >= self._reached:
+                continue
+            record = self._log.record_at(physical, size)
+            if record is not None and len(filtered(RecordPage([record]), conditions)):
+                newest_first.append(record)
+                if len(newest_first) >= count:
+                    break
+        return newest_first[::-1]
+

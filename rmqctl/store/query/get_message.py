@@ -1,0 +1,198 @@
+"""What a broker's getMessage would answer for a queue offset (spec: recovery.md §13).
+
+The answer of a master, for one group without a filter, everything in memory. Kept apart from
+`select`, which shows what is there: this shows what a consumer is told, oddities included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rmqctl.formats.local.consume_queue import UNIT_SIZE
+from rmqctl.store.log.bounds import View
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.compaction import CompactionQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.rows import batch_queue
+
+FOUND = "FOUND"
+NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
+TOO_SMALL = "OFFSET_TOO_SMALL"
+OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+FOUND_NULL = "OFFSET_FOUND_NULL"
+REMOVING = "MESSAGE_WAS_REMOVING"
+NO_MATCH = "NO_MATCHED_MESSAGE"
+
+MAX_BYTES = 262_144
+"""``maxTransferBytesOnMessageInMemory``; the first message always fits."""
+MAX_COUNT = 32
+"""``maxTransferCountOnMessageInMemory``."""
+_SCANNED_BYTES = 16_000
+"""Rows looked at for one answer, in bytes of the consumequeue, if not more are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``status`` in the broker's words; ``next_begin`` is where a consumer goes on.
+
+    ``offsets`` are physical offsets of the messages, in the log or, for a compacted topic, in
+    the compaction log.
+    """
+
+    status: str
+    next_begin: int
+    min: int
+    max: int
+    offsets: tuple[int, ...] = ()
+
+
+class _Unit(NamedTuple):
+    """A row: the queue offset behind it, its record's place and size, messages it stands for."""
+
+    next_offset: int
+    physical: int
+    size: int
+    messages: int
+
+
+def get_message(view: View, topic: str, queue_id: int, offset: int,
+                max_messages: int = MAX_COUNT) -> Answer:
+    """The answer for one pull. ``view.generation`` picks 4.9.3's or 5.3.3's rules.
+
+    StoreIOError where a file of the queue cannot be read.
+    """
+    store = view.store
+    compacted = CompactionQueue.open(store, topic, queue_id) if view.generation >= 5 else None
+    if compacted is not None:
+        with compacted:
+            return compacted_answer(compacted, offset, max_messages)
+    batch = batch_queue(store, topic, queue_id) if view.generation >= 5 else None
+    if batch is not None:
+        return _batch_answer(view, batch, offset, max_messages)
+    queue = store.queue(topic, queue_id)
+    if queue is None:  # a broker makes a queue that is asked for, so it never says otherwise
+        return Answer(NO_MESSAGE, 0, 0, 0)
+    return _plain_answer(view, queue, offset, max_messages)
+
+
+def outside(offset: int, least: int, most: int, generation: int) -> Answer | None:
+    """The answer for an offset outside of ``[least, most)``, None inside."""
+    if most == 0:
+        return Answer(NO_MESSAGE, 0, least, most)
+    if offset < least:
+        return Answer(TOO_SMALL, least, least, most)
+    if offset == most:
+        return Answer(OVERFLOW_ONE, offset, least, most)
+    if offset > most:
+        # 4.9.3 starts a consumer that is ahead of a never expired queue at its beginning.
+        return Answer(OVERFLOW_BADLY, least if generation < 5 and least == 0 else most, least,
+                      most)
+    return None
+
+
+def _plain_answer(view: View, queue: ConsumeQueue, offset: int, max_messages: int) -> Answer:
+    bounds = view.bounds(queue)
+    refused = outside(offset, bounds.first, bounds.end, view.generation)
+    if refused is not None:
+        return refused
+    number = next((n for n, one in enumerate(queue.files)
+                   if one.base <= offset * UNIT_SIZE < one.end), None)
+    if number is None:
+        missing = queue.file_size // UNIT_SIZE
+        return Answer(FOUND_NULL, offset - offset % missing + missing, bounds.first, bounds.end)
+    end = min(queue.files[number].end // UNIT_SIZE, bounds.end)
+    scanned = max(_SCANNED_BYTES, max_messages * UNIT_SIZE) // UNIT_SIZE
+    rows = queue.units(offset, min(end - offset, scanned))
+    units = (_Unit(offset + n + 1, int(row["physical_offset"]), int(row["size"]), 1)
+             for n, row in enumerate(rows))
+    return _collected(view, units, offset, bounds.first, bounds.end, max_messages)
+
+
+def _batch_answer(view: View, queue: BatchQueue, offset: int, max_messages: int) -> Answer:
+    least, most = queue.bounds(view.store.log.min_offset, view.log_end)
+    refused = outside(offset, least, most, view.generation)
+    if refused is not None:
+        return refused
+    rows = queue.all_used(view.log_end)
+    ends = rows["msg_base_offset"] + rows["batch_size"]
+    units = (_Unit(int(row["msg_base_offset"]) + int(row["batch_size"]),
+                   int(row["physical_offset"]), int(row["size"]), int(row["batch_size"]))
+             for row in rows[ends > offset])
+    return _collected(view, units, offset, least, most, max_messages)
+
+
+def _collected(view: View, units: Iterator[_Unit], offset: int, least: int, most: int,
+               max_messages: int) -> Answer:
+    """Takes rows until the answer is full; rows without a record are passed over."""
+    status, next_begin = NO_MATCH, offset
+    found: list[int] = []
+    total = messages = 0
+    skip_to: int | None = None
+    readable = _readable(view)
+    for unit in units:
+        if found and (messages + unit.messages > max_messages or total + unit.size > MAX_BYTES
+                      or messages >= MAX_COUNT):
+            break
+        next_begin = unit.next_offset
+        if skip_to is not None and unit.physical < skip_to:
+            continue
+        if not readable(unit.physical, unit.size):
+            if not found:
+                status = REMOVING
+            size = view.store.log.file_size
+            skip_to = unit.physical - unit.physical % size + size
+            continue
+        found.append(unit.physical)
+        total, messages, status, skip_to = total + unit.size, messages + unit.messages, FOUND, None
+    return Answer(status, next_begin, least, most, tuple(found))
+
+
+def _readable(view: View) -> Callable[[int, int], bool]:
+    """Whether a broker delivers ``size`` bytes at a place: it looks at bounds, not at bytes."""
+    log = view.store.log
+    limit = view.log_end
+
+    def judge(physical: int, size: int) -> bool:
+        if limit is None:
+            return log.record_at(physical, size) is not None
+        one = log.file_of(physical)
+        return one is not None and physical + size <= min(one.end, limit)
+
+    return judge
+
+
+def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> Answer:
+    """The answer of a compacted topic: the index is sparse, so reading starts at the first kept
+    message at or after ``offset``, and an answer ends with its file.
+    """
+    least, most = queue.bounds
+    if offset == most:
+        return Answer(OVERFLOW_ONE, offset, least, most)
+    if offset > most:
+        return Answer(OVERFLOW_BADLY, most, least, most)
+    units = queue.file_units_from(offset)[:max_messages]
+    if not units:
+        return Answer(NO_MATCH, offset, least, most)
+    return Answer(FOUND, units[-1].msg_base_offset + 1, least, most,
+                  tuple(unit.physical_offset for unit in units))
+
+
+def meaning(answer: Answer, offset: int) -> str:
+    """An answer without messages: the broker's word for it, and what it means."""
+    span = f"the queue has the offsets {answer.min} to {answer.max - 1}"
+    if answer.min >= answer.max:
+        span = f"the queue has no messages, its next offset is {answer.max}"
+    words = {
+        NO_MESSAGE: "the queue has no messages",
+        TOO_SMALL: f"offset {offset} is gone: {span}",
+        OVERFLOW_ONE: f"offset {offset} is the next to be written: {span}",
+        OVERFLOW_BADLY: f"offset {offset} is beyond the end: {span}",
+        FOUND_NULL: f"the consumequeue file with offset {offset} is missing: {span}",
+        REMOVING: f"the records of the offsets {offset} to {answer.next_begin - 1} are not in "
+                  "the log",
+        NO_MATCH: f"no row at offset {offset} leads to a message: {span}",
+    }
+    return f"{answer.status}: {words.get(answer.status, span)}"

@@ -1,0 +1,214 @@
+"""Single messages by key, id or physical offset, without a scan of the log.
+
+Keys go through the index files exactly as a broker's queryMessage does (spec: index.md §8); what
+the hash chains bring up by mistake is told apart afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import index_file as layout
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record, decode
+from rmqctl.scan.walk import Walk
+from rmqctl.store.index import index_files
+from rmqctl.store.index.index_files import IndexFile
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.end import find_end
+from rmqctl.store.objects import java_text, text
+from rmqctl.store.problems import Problem, Report
+from rmqctl.store.queue.rows import topics_on_disk
+from rmqctl.store.store import Store
+
+FOR_EVER = (1 << 63) - 1
+KeyType = Literal["key", "unique"]
+MOST = index_files.MAX_BATCH
+SMALL_LOG = 64 << 20
+"""Bytes of log that are walked without a thought to know where a broker ends it."""
+_WINDOW = 1 << 20
+_MOST_OF_ONE_ID = 64
+
+
+def answering_view(store: Store, kind: str, generation: int | None = None) -> View:
+    """The view for answers a broker gives: ``disk``, ``broker``, or ``auto``.
+
+    ``auto`` is the broker's as long as the log is small; else finding the end of its recovery
+    would cost a walk through gigabytes, and the disk's is taken.
+    """
+    return View(store, answering_kind(store, kind), generation)
+
+
+def answering_kind(store: Store, kind: str) -> str:
+    """``disk`` or ``broker``: what ``auto`` means for this store."""
+    if kind != "auto":
+        return kind
+    return "broker" if sum(one.size for one in store.log.files) <= SMALL_LOG else "disk"
+
+
+def cut_by_broker(view: View) -> tuple[int, int] | None:
+    """(where a broker ends the log, where the last record on disk ends) if they differ."""
+    if view.log_end is None:
+        return None
+    end = find_end(view.store).offset
+    return (view.log_end, end) if end > view.log_end else None
+
+
+def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
+    """The index files, newest first; what cannot be read is reported and left out."""
+    for trouble in store.index_listing.troubles:
+        if trouble.unreadable:
+            report(Problem("unreadable", f"{trouble.path}: {trouble.reason}"))
+    for file in reversed(store.index_listing.files):
+        try:
+            index = store.open_index(file)
+        except FormatError as error:
+            report(Problem("damage", f"{error}: this index file is left out"))
+            continue
+        except StoreIOError as error:
+            report(Problem("unreadable", f"{error}: this index file is left out"))
+            continue
+        try:
+            yield index
+        finally:
+            index.close()
+
+
+@dataclass(slots=True)
+class KeyAnswer:
+    """``records`` in the broker's order. ``false_hits``: messages of other keys with the same
+    hash, left out; ``dangling``: physical offsets the index has without a readable record;
+    ``behind``: offsets a broker does not see because they lie behind the end of its log.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    false_hits: int = 0
+    dangling: list[int] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)
+
+
+def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_EVER,
+           most: int = 32, kind: KeyType | None = None, raw: bool = False,
+           report: Report = lambda _problem: None) -> KeyAnswer:
+    """The messages a broker's queryMessage gives for a key, less those of other keys.
+
+    ``kind`` narrows to application keys or unique keys; ``raw`` keeps what only shares the hash.
+    """
+    answer = KeyAnswer()
+    known: dict[int, Record] = {}
+    log = view.store.log
+    said: set[str] = set()
+
+    def once(problem: Problem) -> None:  # the index may be asked up to three times
+        if problem.text not in said:
+            said.add(problem.text)
+            report(problem)
+
+    def offsets(first: int, last: int) -> list[int]:
+        return index_files.query_offsets(opened_indexes(view.store, once), topic, key, most, first,
+                                         last)
+
+    def store_time(physical: int) -> int | None:
+        record = log.record_at(physical)
+        if record is None or (view.log_end is not None and physical >= view.log_end):
+            left_out = answer.dangling if record is None else answer.behind
+            if physical not in left_out:
+                left_out.append(physical)
+            return None
+        known[physical] = record
+        return record.store_timestamp
+
+    for physical in index_files.query_messages(offsets, store_time, begin, end):
+        record = known[physical]
+        if raw or (java_text(record.topic) == topic and has_key(record, key, kind)):
+            answer.records.append(record)
+        else:
+            answer.false_hits += 1
+    return answer
+
+
+def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
+    """Whether a message carries the key, as a broker reads its properties."""
+    found = props.parse(java_text(record.properties))
+    return ((kind != "unique" and key in props.split_keys(found.get(props.KEYS)))
+            or (kind != "key" and found.get(props.UNIQUE_KEY) == key))
+
+
+def by_unique_key(store: Store, unique: str, topics: Sequence[str],
+                  report: Report = lambda _problem: None) -> list[Record]:
+    """The messages with a client id, in the order of the log; each topic is asked for it.
+
+    The index holds ``topic#key``, so a topic that is not among ``topics`` is not found.
+    """
+    hashes = [layout.key_hash(topic, unique) for topic in topics]
+    places: set[int] = set()
+    for index in opened_indexes(store, report):
+        for wanted in hashes:
+            found: list[int] = []
+            index_files.select(index, wanted, _MOST_OF_ONE_ID, 0, FOR_EVER, found)
+            places.update(found)
+    records = (store.log.record_at(place) for place in sorted(places))
+    return [one for one in records if one is not None and has_key(one, unique, "unique")]
+
+
+def known_topics(store: Store) -> list[str]:
+    """The topics that queues or ``config/topics.json`` name, sorted."""
+    from rmqctl.store.config.config import load_one
+
+    value = load_one(store, "topics.json").value
+    table = value.get("topicConfigTable") if isinstance(value, dict) else None
+    named = [name for name in table if isinstance(name, str)] if isinstance(table, dict) else []
+    return sorted({*topics_on_disk(store), *named})
+
+
+def containing(store: Store, physical: int) -> Record | None:
+    """The message whose bytes include a physical offset.
+
+    Walks from windows that grow backwards, until two in a row agree without damage in between:
+    one alone may begin inside a body that holds a copy of a record.
+    """
+    place = store.log.locate(physical)
+    if place is None:
+        return None
+    source, at = place
+    window = _WINDOW
+    before: int | None = None
+    while True:
+        start = max(0, at - window)
+        found: Record | None = None
+        damaged = False
+        walk = Walk(source, start, at + 1, resync=start > 0)
+        for batch in walk:
+            if len(batch):
+                last = len(batch) - 1
+                first = int(batch.offset[last])
+                inside = first <= physical < first + int(batch.column("total_size")[last])
+                found = decode(batch.bytes_at(last)) if inside else None
+            damaged |= any(span.kind == "damaged" for span in batch.spans)
+        if start == 0:
+            return found
+        if found is not None and not damaged:
+            if before == found.physical_offset:
+                return found
+            before = found.physical_offset
+        window *= 8
+
+
+def where_is(store: Store, physical: int) -> str:
+    """Why no message starts at a physical offset, in words."""
+    if store.log.is_blank_at(physical):
+        return "the blank record that closes a file"
+    reason = store.log.explain(physical)
+    if reason == "no record there" or reason.startswith("field"):
+        around = containing(store, physical)
+        if around is not None and around.physical_offset != physical:
+            return (f"no message starts there; it lies inside the one at "
+                    f"{around.physical_offset} ({around.total_size} bytes, topic "
+                    f"{text(around.topic)}), which --containing shows")
+        place = store.log.locate(physical)
+        if place is not None and not any(place[0].read(place[1], 64)):
+            return "unused space"
+    return reason

@@ -1,0 +1,190 @@
+"""Messages by topic, queue, place, time, tag, key or any field: the selection behind `read`.
+
+Two ways lead to them. With a topic the consumequeue is followed (its rows decide, so LMQ and
+batch queues are read as they are meant); without one the log is walked in physical order. Both
+give pages (`pages.Page`), memory does not grow with the store, and what is damaged or missing is
+told through a callback while the reading goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.message import Record
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.pages import log_pages
+from rmqctl.store.pages import Page, RecordPage
+from rmqctl.store.problems import Problem, Report
+from rmqctl.store.query.conditions import KEY, Condition, filtered, tag_condition
+from rmqctl.store.queue.missing import MissingRows
+from rmqctl.store.queue.rows import (
+    CLOCK_SLACK,
+    QueueRows,
+    has_queue_files,
+    topic_rows,
+    topics_on_disk,
+)
+from rmqctl.store.store import Store
+
+_FIRST_CHUNK, _CHUNK = 32, 512
+Row = tuple[int, int, int, int]
+"""(physical offset, queue offset, size, number of the queue): sorted as the log is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which messages. Bounds: ``from_offset`` is a queue offset; ``from_phy`` inclusive,
+    ``to_phy`` exclusive; ``since`` and ``until`` are store times in epoch ms, both inclusive.
+    """
+
+    topic: str | None = None
+    queue_id: int | None = None
+    from_offset: int | None = None
+    count: int | None = None
+    from_phy: int | None = None
+    to_phy: int | None = None
+    since: int | None = None
+    until: int | None = None
+    tag: str | None = None
+    key: str | None = None
+    where: tuple[Condition, ...] = ()
+
+    def conditions(self) -> list[Condition]:
+        """Everything but topic, queue and count, the cheapest first."""
+        found = [Condition(field, sign, value) for field, sign, value in (  # type: ignore[arg-type]
+            ("physical_offset", ">=", self.from_phy), ("physical_offset", "<", self.to_phy),
+            ("store_timestamp", ">=", self.since), ("store_timestamp", "<=", self.until),
+        ) if value is not None]
+        if self.tag is not None:
+            found.append(tag_condition(self.tag))
+        if self.key is not None:
+            found.append(Condition(KEY, "=", self.key))
+        return found + sorted(self.where, key=lambda one: not one.is_cheap)
+
+
+class Selector:
+    """Reads a selection from a store; ``view`` decides where queues and log end."""
+
+    def __init__(self, store: Store, selection: Selection, view: View,
+                 report: Report = lambda _problem: None,
+                 advance: Callable[[int], None] = lambda _bytes: None) -> None:
+        self.store, self.selection, self.view = store, selection, view
+        self._report, self._advance = report, advance
+
+    def pages(self) -> Iterator[Page]:
+        """The selected messages, page by page. A page is only valid until the next is asked for.
+
+        Raises StoreIOError only where nothing can be read at all.
+        """
+        left = self.selection.count
+        for page in self._chosen_pages():
+            if left is not None:
+                if len(page) > left:
+                    page = page.select(np.arange(left))  # noqa: PLW2901
+                left -= len(page)
+            if len(page):
+                yield page
+            if left == 0:
+                return
+
+    def records(self) -> Iterator[Record]:
+        """The selected messages one by one."""
+        for page in self.pages():
+            yield from page.records()
+
+    def _chosen_pages(self) -> Iterator[Page]:
+        wanted = self.selection
+        if wanted.count == 0:
+            return
+        conditions = wanted.conditions()
+        if wanted.topic is None:
+            yield from log_pages(self.view, wanted, conditions, self._report, self._advance)
+            return
+        queues = topic_rows(self.store, wanted.topic, wanted.queue_id, self.view, self._report)
+        if queues:
+            for page in self._queue_pages(queues):
+                yield filtered(page, conditions)
+        elif self._may_lack_queues(wanted.topic):
+            self._report(Problem("note", f"{wanted.topic} has no consumequeue here: looking "
+                                 "through the whole log for it"))
+            own = [Condition("topic", "=", wanted.topic)]
+            if wanted.queue_id is not None:
+                own.append(Condition("queue_id", "=", wanted.queue_id))
+            if wanted.from_offset is not None:
+                own.append(Condition("queue_offset", ">=", wanted.from_offset))
+            yield from log_pages(self.view, wanted, own + conditions, self._report, self._advance)
+
+    # -- through the consumequeue -------------------------------------------------------------
+
+    def _may_lack_queues(self, topic: str) -> bool:
+        """Whether the log may hold a topic that has no queue: not if others have theirs."""
+        found = topics_on_disk(self.store)
+        return not found or (topic in found and not has_queue_files(self.store, topic))
+
+    def _range(self, queue: QueueRows) -> tuple[int, int]:
+        """The queue offsets to look at, narrowed by the times asked for."""
+        wanted = self.selection
+        start, end = queue.first, queue.end
+        if wanted.from_offset is not None:
+            start = max(start, wanted.from_offset)
+        if wanted.since is not None:
+            start = max(start, queue.at_or_after(wanted.since - CLOCK_SLACK))
+        if wanted.until is not None:
+            end = min(end, queue.at_or_after(wanted.until + CLOCK_SLACK + 1))
+        return start, end
+
+    def _queue_pages(self, queues: list[QueueRows]) -> Iterator[Page]:
+        missing = MissingRows(self.store.log, queues, self._report)
+        rows = self._merged(queues)
+        size = _FIRST_CHUNK
+        read = self.store.log.record_at
+        while chunk := list(islice(rows, size)):
+            records = []
+            for physical, offset, length, number in chunk:
+                record = read(physical, length)
+                if record is None:
+                    missing.add(number, offset, physical, length)
+                else:
+                    records.append(record)
+            if records:
+                yield RecordPage(records)
+            size = min(size * 2, _CHUNK)
+        missing.finish()
+        for queue in queues:
+            if queue.unused:
+                self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {len(queue.unused)} "
+                                     f"rows from {queue.unused[0]} on are zero, though others "
+                                     "follow"))
+            if queue.behind and self.selection.until is None:
+                self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind} rows "
+                                     f"from {queue.end} on lead behind the end of the log"))
+
+    def _merged(self, queues: list[QueueRows]) -> Iterator[Row]:
+        """The rows of all queues in the order of the log; one queue in its own order."""
+        streams = [self._rows(number, queue) for number, queue in enumerate(queues)]
+        return streams[0] if len(streams) == 1 else heapq.merge(*streams)
+
+    def _rows(self, number: int, queue: QueueRows) -> Iterator[Row]:
+        wanted = self.selection
+        try:
+            start, end = self._range(queue)
+            for offsets, physical, sizes in queue.pages(start, end):
+                kept = np.ones(len(physical), bool)
+                if wanted.from_phy is not None:
+                    kept &= physical >= wanted.from_phy
+                if wanted.to_phy is not None:
+                    kept &= physical < wanted.to_phy
+                for row in zip(physical[kept].tolist(), offsets[kept].tolist(),
+                               sizes[kept].tolist(), strict=True):
+                    yield *row, number
+        except StoreIOError as error:
+            self._report(Problem("unreadable", f"{error}: the rest of {queue.topic}/"
+                                 f"{queue.queue_id} is left out"))
+
+

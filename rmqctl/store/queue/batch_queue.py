@@ -1,0 +1,71 @@
+"""The batch consumequeue of a topic and queue (46-byte units; spec: consumequeue.md §9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rmqctl.formats.local import batch_consume_queue as layout
+from rmqctl.formats.local.batch_consume_queue import UNIT_SIZE, UnitRecord
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, Trouble, common_size
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class BatchQueue:
+    """Rows that each cover a run of queue offsets. Read-only.
+
+    Files of one queue are small (13.8 MB) and few; rows are read a file at a time.
+    """
+
+    def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
+                 troubles: list[Trouble], file_size: int | None = None) -> None:
+        self.topic, self.queue_id, self.folder = topic, queue_id, folder
+        self.files, self.troubles = files, troubles
+        self.file_size = file_size or common_size(files) or layout.DEFAULT_FILE_SIZE
+
+    def rows_of(self, number: int) -> Array:
+        """All rows of file ``number``, used or not."""
+        with FileSource(self.files[number].path) as source:
+            data = source.read(0, source.size)
+        return np.frombuffer(data[:len(data) - len(data) % UNIT_SIZE], layout.dtype())
+
+    def used(self, number: int, log_end: int | None = None) -> Array:
+        """The leading valid rows of file ``number`` (whose record starts before ``log_end``)."""
+        rows = self.rows_of(number)
+        good = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
+                & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
+        if log_end is not None:
+            good &= rows["physical_offset"] < log_end
+        return rows if good.all() else rows[:int(good.argmin())]
+
+    def all_used(self, log_end: int | None = None) -> Array:
+        """The used rows of all files up to the first unused one."""
+        parts = []
+        for number in range(len(self.files)):
+            rows = self.used(number, log_end)
+            parts.append(rows)
+            if len(rows) * UNIT_SIZE < self.file_size:
+                break
+        return np.concatenate(parts) if parts else np.zeros(0, layout.dtype())
+
+    def bounds(self, log_min: int, log_end: int | None = None) -> tuple[int, int]:
+        """(min, max) queue offset: min skips rows whose records have expired; (0, 0) if empty."""
+        rows = self.all_used(log_end)
+        if not len(rows):
+            return 0, 0
+        most = int(rows[-1]["msg_base_offset"]) + int(rows[-1]["batch_size"])
+        kept = np.flatnonzero(rows["physical_offset"] >= log_min)
+        least = int(rows[kept[0]]["msg_base_offset"]) if len(kept) else most
+        return least, most
+
+    def find(self, queue_offset: int, log_end: int | None = None) -> UnitRecord | None:
+        """The row that covers a queue offset; None outside."""
+        rows = self.all_used(log_end)
+        at = int(np.searchsorted(rows["msg_base_offset"], queue_offset, "right")) - 1
+        if at < 0:
+            return None
+        row = UnitRecord(*(int(value) for value in rows[at]))
+        return row if queue_offset < row.next_offset else None

@@ -1,0 +1,83 @@
+"""The compaction store of one queue (5.1+): a sparse index and a log of its own.
+
+spec: timer-and-others-5x.md §2. A broker reads such topics from here only; the commitlog holds
+their messages too, until it expires.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rmqctl.formats.local import compaction as layout
+from rmqctl.formats.local.compaction import UNIT_SIZE, UnitRecord
+from rmqctl.formats.local.message import Record
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import listing
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.store import Store
+
+_FOLDER = "compaction"
+_LOG, _QUEUE = "compactionLog", "compactionCq"
+
+
+class CompactionQueue:
+    """The kept messages of one queue, by queue offset. Read-only; a context manager."""
+
+    def __init__(self, files: list[list[UnitRecord]], log: CommitLog) -> None:
+        self.files, self.log = files, log
+
+    @classmethod
+    def open(cls, store: Store, topic: str, queue_id: int) -> CompactionQueue | None:
+        """None where the topic has no compaction store. StoreIOError if it cannot be read."""
+        if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
+            return None
+        parts = topic, str(queue_id)
+        index = listing(store.path(_FOLDER, _QUEUE, *parts)).files
+        log = listing(store.path(_FOLDER, _LOG, *parts)).files
+        if not index and not log:
+            return None
+        return cls([_units(one.path) for one in index], CommitLog(log))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """(min, max) queue offset; (0, 0) if empty."""
+        units = [unit for units in self.files for unit in units]
+        if not units:
+            return 0, 0
+        return units[0].msg_base_offset, units[-1].msg_base_offset + 1
+
+    def file_units_from(self, offset: int) -> list[UnitRecord]:
+        """The units with queue offset ``offset`` and above in the first file that has any."""
+        for units in self.files:
+            found = [unit for unit in units if unit.msg_base_offset >= offset]
+            if found:
+                return found
+        return []
+
+    def record(self, unit: UnitRecord) -> Record | None:
+        """The message of a unit; its ``physical_offset`` counts in the compaction log."""
+        return self.log.record_at(unit.physical_offset, unit.size)
+
+    def close(self) -> None:
+        self.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _units(path: str) -> list[UnitRecord]:
+    """The used units of an index file, up to its end unit."""
+    with FileSource(path) as source:
+        data = source.read(0, source.size)
+    found = []
+    for at in range(0, len(data) - UNIT_SIZE + 1, UNIT_SIZE):
+        unit = layout.decode(data, at)
+        if layout.is_end(unit) or not unit.is_valid:
+            break
+        found.append(unit)
+    return found

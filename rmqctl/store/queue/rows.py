@@ -1,0 +1,197 @@
+"""The queues of a topic, plain and batch alike, as runs of rows that lead into the log.
+
+A row is (queue offset, physical offset, size): what a reader needs of it. Fillers are left out,
+rows of expired messages too; rows that lead behind the end of the log are behind `end`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.store.files import listing
+from rmqctl.store.log.bounds import View
+from rmqctl.store.problems import Problem, Report
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import MAX_QUEUE_ID, Store
+
+Array = np.ndarray[Any, np.dtype[Any]]
+PAGE_ROWS = 4096
+CLOCK_SLACK = 60_000
+"""Milliseconds a broker's clock may have been set back: so much further a search by time looks,
+because store times then are not ascending."""
+
+
+class QueueRows(Protocol):
+    """One queue as its readers see it. ``first`` and ``end`` are queue offsets."""
+
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    behind: int
+    """Rows on disk behind ``end``: they lead to no record because the log is cut."""
+    unused: list[int]
+    """Queue offsets of rows that are zero although rows follow them, as far as `pages` has come."""
+
+    def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
+        """(queue offsets, physical offsets, sizes) of the rows in ``[start, end)``."""
+        ...
+
+    def backward(self) -> Iterator[tuple[int, int]]:
+        """(physical offset, size) of all rows, the last one first."""
+        ...
+
+    def at_or_after(self, when: int) -> int:
+        """The queue offset of the first row stored at ``when`` or later (`end` if none)."""
+        ...
+
+
+class PlainRows:
+    """A consumequeue with 20-byte units."""
+
+    def __init__(self, queue: ConsumeQueue, view: View) -> None:
+        self.topic, self.queue_id = queue.topic, queue.queue_id
+        self._queue, self._log = queue, view.store.log
+        found = view.bounds(queue)
+        self.first, self.end, self.behind = found.first, found.end, 0
+        self.unused: list[int] = []
+        if view.kind == "disk":
+            self.behind = max(queue.written - found.end, 0)
+            if not self.behind:  # rows behind a hole are not lost for who looks at the disk
+                self.end = max(self.end, queue.disk_end)
+
+    def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
+        filler = np.array(tuple(FILLER), self._queue.units(0, 0).dtype)
+        start = max(start, self.first)
+        for at, rows in self._queue.pages(start, min(end, self.end), PAGE_ROWS):
+            self._queue.close()  # a topic may have more queues than a process may have files
+            empty = rows == np.zeros(1, rows.dtype)
+            if empty.any():
+                self.unused += (np.flatnonzero(empty) + at).tolist()
+            kept = np.flatnonzero((rows != filler) & ~empty)
+            yield (kept + at, rows["physical_offset"][kept].astype(np.int64),
+                   rows["size"][kept].astype(np.int64))
+
+    def backward(self) -> Iterator[tuple[int, int]]:
+        for start in range(self.end - PAGE_ROWS, self.first - PAGE_ROWS, -PAGE_ROWS):
+            for page in reversed(list(self.pages(start, start + PAGE_ROWS))):
+                yield from zip(page[1][::-1].tolist(), page[2][::-1].tolist(), strict=True)
+
+    def at_or_after(self, when: int) -> int:
+        low, high = self.first, self.end
+        while low < high:
+            middle = (low + high) // 2
+            found, time = self._readable(middle, high)
+            if time is None or time >= when:
+                high = middle
+            else:
+                low = found + 1
+        return low
+
+    def _readable(self, index: int, end: int) -> tuple[int, int | None]:
+        """(queue offset, store time) of the first row in ``[index, end)`` with a record."""
+        for at in range(index, end):
+            unit = self._queue.unit(at)
+            record = None if unit is None or unit == FILLER else self._log.record_at(
+                unit.physical_offset, unit.size)
+            if record is not None:
+                return at, record.store_timestamp
+        return end, None
+
+
+class BatchRows:
+    """A batch consumequeue: a row's queue offset is the first it covers."""
+
+    def __init__(self, queue: BatchQueue, view: View) -> None:
+        self.topic, self.queue_id, self.behind = queue.topic, queue.queue_id, 0
+        self.unused: list[int] = []
+        log_min = view.store.log.min_offset
+        self.first, self.end = queue.bounds(log_min, view.log_end)
+        rows = queue.all_used(view.log_end)
+        self._rows = rows[rows["physical_offset"] >= log_min]
+
+    def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
+        base = self._rows["msg_base_offset"].astype(np.int64)
+        # The row that covers ``start`` counts although it may begin before.
+        wanted = np.flatnonzero((base + self._rows["batch_size"] > start) & (base < end))
+        for at in range(0, len(wanted), PAGE_ROWS):
+            rows = self._rows[wanted[at:at + PAGE_ROWS]]
+            yield (rows["msg_base_offset"].astype(np.int64),
+                   rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64))
+
+    def backward(self) -> Iterator[tuple[int, int]]:
+        for row in self._rows[::-1]:
+            yield int(row["physical_offset"]), int(row["size"])
+
+    def at_or_after(self, when: int) -> int:
+        later = np.flatnonzero(self._rows["store_timestamp"] >= when)
+        return int(self._rows["msg_base_offset"][later[0]]) if len(later) else self.end
+
+
+def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
+    """The queue ids that have a folder for ``topic`` in a structure, ascending."""
+    if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
+        return []
+    found = listing(store.path(structure, topic)).folders
+    return sorted(int(name) for name in found
+                  if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID)
+
+
+def batch_queue(store: Store, topic: str, queue_id: int) -> BatchQueue | None:
+    """One batch consumequeue, listed alone."""
+    if queue_id not in queue_ids(store, "batchconsumequeue", topic):
+        return None
+    folder = store.path("batchconsumequeue", topic, str(queue_id))
+    found = listing(folder)
+    return BatchQueue(topic, queue_id, folder, found.files, found.troubles)
+
+
+def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
+               report: Report = lambda _problem: None) -> list[QueueRows]:
+    """The queues of a topic that have files, all or one of them, by queue id.
+
+    A queue that cannot be read is reported and left out.
+    """
+    found: list[QueueRows] = []
+
+    def add(queue: ConsumeQueue | BatchQueue | None) -> None:
+        if queue is None or not queue.files:
+            return
+        try:
+            found.append(PlainRows(queue, view) if isinstance(queue, ConsumeQueue)
+                         else BatchRows(queue, view))
+        except StoreIOError as error:
+            report(Problem("unreadable", f"{error}: queue {topic}/{queue.queue_id} is left out"))
+        if isinstance(queue, ConsumeQueue):
+            queue.close()
+
+    for each in queue_ids(store, "consumequeue", topic):
+        if queue_id in (None, each):
+            add(store.queue(topic, each))
+    for each in queue_ids(store, "batchconsumequeue", topic):
+        if queue_id in (None, each):
+            add(batch_queue(store, topic, each))
+    return found
+
+
+def has_queue_files(store: Store, topic: str) -> bool:
+    """Whether any queue of a topic has a file, readable or not."""
+    return any(listing(store.path(structure, topic, str(each))).files
+               for structure in ("consumequeue", "batchconsumequeue")
+               for each in queue_ids(store, structure, topic))
+
+
+def topics_on_disk(store: Store) -> list[str]:
+    """Every topic that has a folder of queues, in any structure, sorted."""
+    found: set[str] = set()
+    for structure in ("consumequeue", "batchconsumequeue", os.path.join("compaction",
+                                                                       "compactionLog")):
+        found.update(listing(store.path(structure)).folders)
+    return sorted(found)

@@ -1,0 +1,229 @@
+"""The topicQueueTable: the next queue offset of every queue (spec: recovery.md §5).
+
+A broker keeps it in memory and makes it anew from the consumequeues when it starts. Here it is
+made from the commitlog by one pass, and from the consumequeues beside it, so that each can be
+held against the other. The keys of a broker's table are ``topic-queueId``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.scan.frames import DAMAGED, Span
+from rmqctl.scan.queue_reach import QueueReach, Reach
+from rmqctl.scan.source import FileSource
+from rmqctl.store.log import ranges
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.end import find_end
+from rmqctl.store.problems import Problem, Report
+from rmqctl.store.store import Store
+
+Key = tuple[str, int]
+Source = Literal["log", "consumequeue", "both"]
+_NAMED = 5
+COLUMNS = ("topic", "queue_id", "from_log", "from_consumequeue", "agrees")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """Next queue offset of one queue: by the log, and by its consumequeue. None: not known.
+
+    ``expired``: the log's head is gone, so that it need not hold a message of every queue.
+    """
+
+    topic: str
+    queue_id: int
+    from_log: int | None
+    from_consumequeue: int | None
+    compared: bool = True
+    expired: bool = False
+
+    @property
+    def key(self) -> str:
+        """As in a broker's table: ``TopicTest-3``."""
+        return f"{self.topic}-{self.queue_id}"
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether both say the same; None where only one of them can know."""
+        if not self.compared or (self.from_log is None and self.expired):
+            return None
+        return (self.from_log or 0) == (self.from_consumequeue or 0)
+
+    def next_offset(self, source: Source = "log") -> int | None:
+        """The table's value by a source.
+
+        The log cannot know a queue whose messages have all expired, so for such a queue its
+        consumequeue stands in. ``both`` is the greater one: no offset is given out twice.
+        """
+        if source == "consumequeue":
+            return self.from_consumequeue
+        if source == "both":
+            known = [one for one in (self.from_log, self.from_consumequeue) if one is not None]
+            return max(known, default=None)
+        return self.from_consumequeue if self.from_log is None else self.from_log
+
+    def as_dict(self) -> dict[str, str | int | bool | None]:
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
+            progress: Callable[[int], None] | None = None, report: Report | None = None,
+            range_size: int = ranges.RANGE_SIZE) -> list[TableRow]:
+    """The rows of all queues that ever had a message, by topic and queue id.
+
+    In the disk view every record counts that can be proven to be one, behind damage too; in the
+    broker view the log ends where a broker's recovery would cut it. With the source
+    ``consumequeue`` the log is not read. What is met on the way goes to ``report``.
+    StoreIOError when a file of the log cannot be read.
+    """
+    said = report or (lambda _: None)
+    by_rows = consumequeue_ends(store, view, said)
+    by_log: dict[Key, int] = {}
+    if source != "consumequeue":
+        found = log_reach(store, view, jobs=jobs, progress=progress, report=said,
+                          range_size=range_size)
+        by_log = {key: reach.end for key, reach in found.items()}
+    expired = store.log.min_offset > 0
+    made = (TableRow(*key, by_log.get(key), by_rows.get(key), source != "consumequeue", expired)
+            for key in sorted({*by_log, *by_rows}))
+    return [row for row in made if row.from_log or row.from_consumequeue]
+
+
+def disagreements(rows: Collection[TableRow]) -> list[str]:
+    """What log and consumequeues say differently, in one sentence; nothing where they agree."""
+    differing = [row for row in rows if row.agrees is False]
+    if not differing:
+        return []
+    named = ", ".join(f"{row.key} (log {_said(row.from_log)}, consumequeue "
+                      f"{_said(row.from_consumequeue)})" for row in differing[:_NAMED])
+    more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+    many = "1 queue differs" if len(differing) == 1 else f"{len(differing)} queues differ"
+    return [f"{many} between log and consumequeue: {named}{more}"]
+
+
+def _said(offset: int | None) -> str:
+    return "none" if offset is None else str(offset)
+
+
+# -- from the consumequeues -----------------------------------------------------------------------
+
+
+def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int]:
+    """The max offset of every queue that has a folder, as `bounds` has it; 0 for an empty one."""
+    found: dict[Key, int] = {}
+    for key, queue in store.queues.items():
+        with closing(queue):  # a broker has more queues than a process may have files
+            try:
+                found[key] = view.bounds(queue).end
+            except (StoreIOError, FormatError) as error:
+                report(Problem("unreadable", str(error)))
+    for key, batches in store.batch_queues.items():
+        try:
+            found[key] = batches.bounds(store.log.min_offset, view.log_end)[1]
+        except (StoreIOError, FormatError) as error:
+            report(Problem("unreadable", str(error)))
+    return found
+
+
+# -- from the log ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one range of the log gave; ``spans`` are its damaged ones."""
+
+    first: int
+    position: int
+    reach: QueueReach
+    spans: list[Span]
+    last_record: int = -1
+
+
+def _work(generation: int, part: ranges.Range) -> _Part:
+    reach = QueueReach(generation)
+    made = _Part(0, 0, reach, [])
+    with FileSource(part.file.path, part.file.base) as source:
+        walk = ranges.walk(part, source)
+        for batch in walk:
+            reach.add(batch)
+            if len(batch):
+                made.last_record = int(batch.offset[-1])
+            made.spans += [one for one in batch.spans if one.kind == DAMAGED]
+        made.first, made.position = walk.first, walk.position
+    return made
+
+
+def log_reach(store: Store, view: View, *, jobs: int = 1,
+              progress: Callable[[int], None] | None = None, report: Report | None = None,
+              range_size: int = ranges.RANGE_SIZE) -> dict[Key, Reach]:
+    """How far each queue reaches by the log alone, by (topic, queue id)."""
+    parts = ranges.split(store.log.files, range_size)
+    if view.log_end is not None:
+        parts = _cut(parts, view.log_end)
+    if jobs > 1:
+        import pyarrow.compute  # noqa: F401  # once here, instead of in each worker process
+    total, spans, last_record = QueueReach(view.generation), _Spans(), -1
+    for part in ranges.in_order(partial(_work, view.generation), parts, jobs, progress):
+        total.merge(part.reach)
+        spans.add(part.spans)
+        last_record = max(last_record, part.last_record)
+    if report is not None:
+        _tell(store, view, spans, last_record, report)
+    return {(os.fsdecode(topic), queue_id): reach
+            for (topic, queue_id), reach in total.found().items()}
+
+
+def _cut(parts: Iterable[ranges.Range], end: int) -> Iterator[ranges.Range]:
+    """The ranges up to the physical offset ``end``."""
+    for part in parts:
+        inside = end - part.file.base
+        if part.start >= inside:
+            return
+        yield part if part.end <= inside else replace(part, end=inside, last=False)
+
+
+class _Spans:
+    """Damaged spans: how many, how many bytes, the first and the last one."""
+
+    def __init__(self) -> None:
+        self.count = self.length = 0
+        self.first: Span | None = None
+        self.last: Span | None = None
+
+    def add(self, spans: list[Span]) -> None:
+        for one in spans:
+            self.count += 1
+            self.length += one.length
+            self.first, self.last = self.first or one, one
+
+
+def _tell(store: Store, view: View, spans: _Spans, last_record: int, report: Report) -> None:
+    first, last = spans.first, spans.last
+    if first is not None and last is not None:
+        torn = spans.count == 1 and last.offset > last_record and store.lock.held
+        if torn:
+            report(Problem("in-progress", f"the record at physical offset {last.offset} is being "
+                           "written", last.offset, last.length))
+        else:
+            many = (f"{spans.count} damaged spans ({spans.length} bytes) of the log were"
+                    if spans.count > 1 else f"a damaged span ({spans.length} bytes) of the log was")
+            report(Problem("damage", f"{many} passed over, at physical offset {first.offset}: "
+                           f"{first.reason}; `rmqctl verify` says more", first.offset,
+                           first.length))
+    for gap in store.log.gaps():
+        if view.log_end is None or gap.start < view.log_end:
+            report(Problem("gap", f"no file covers the physical offsets {gap.start} to {gap.end}",
+                           gap.start, gap.end - gap.start))
+    if view.log_end is not None:
+        there = find_end(store).offset
+        if there > view.log_end:
+            report(Problem("note", f"a broker ends the log at physical offset {view.log_end}; "
+                           f"what lies behind it, up to {there}, is left out", view.log_end,
+                           there - view.log_end))

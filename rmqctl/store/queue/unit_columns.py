@@ -1,0 +1,194 @@
+"""Rows of consumequeue files and entries of index files as Arrow record batches.
+
+A range of rows of one file at a time, in bounded batches, with the columns asked for. What a
+file's place tells (store, topic, queue id, file name) is the same for all its rows and not among
+them. Bytes are taken as they are: a file that is shorter than it should be has fewer rows, what
+does not fill a row at its end is left out. A file that cannot be read is a StoreIOError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import batch_consume_queue, consume_queue, index_file
+from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.formats.local.index_file import HEADER, Shape
+from rmqctl.scan.columns import record_batch
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
+from rmqctl.store.index.index_files import IndexFile, open_index
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ROWS = 100_000
+"""The most rows that are read for one record batch."""
+
+QUEUE_TYPES: dict[str, pa.DataType] = {
+    "queue_offset": pa.int64(),
+    "physical_offset": pa.int64(),
+    "size": pa.int32(),
+    "tags_code": pa.int64(),
+    "position": pa.int64(),
+}
+"""The columns of queue rows. ``position`` is the byte in the file; ``tags_code`` is as stored, so
+the address of a unit where the queue has an extension."""
+
+INDEX_TYPES: dict[str, pa.DataType] = {
+    "number": pa.int32(),
+    "slot": pa.int32(),
+    "key_hash": pa.int32(),
+    "physical_offset": pa.int64(),
+    "store_timestamp": pa.int64(),
+    "time_diff": pa.int32(),
+    "previous": pa.int32(),
+    "position": pa.int64(),
+}
+"""The columns of index entries. ``number`` counts from 1; ``store_timestamp`` is the index's idea
+of it (begin + whole seconds, wrapped to 64 bits as in Java); ``slot`` is null for a negative
+hash, which no broker writes."""
+
+
+def queue_units(file: StoreFile) -> int:
+    """How many whole rows a consumequeue file has room for, used or not."""
+    return max(file.size, 0) // consume_queue.UNIT_SIZE
+
+
+def batch_queue_units(file: StoreFile) -> int:
+    """How many whole rows a batch consumequeue file has room for, used or not."""
+    return max(file.size, 0) // batch_consume_queue.UNIT_SIZE
+
+
+def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: int | None = None,
+                  rows: int = ROWS) -> Iterator[pa.RecordBatch]:
+    """Rows ``[start, end)`` of a consumequeue file (20-byte units, counted from 0) in use.
+
+    That is all which are not zero and no fillers; damaged ones too. Columns: `QUEUE_TYPES`.
+    """
+    first = file.base // consume_queue.UNIT_SIZE
+    with FileSource(file.path) as source:
+        for at, units in _pages(source, consume_queue.dtype(), start, end, rows):
+            keep = _used(units)
+            keep &= ((units["size"] != FILLER.size) | (units["tags_code"] != FILLER.tags_code)
+                     | (units["physical_offset"] != FILLER.physical_offset))
+            number = at + np.flatnonzero(keep)
+            yield from _queue_rows(units[keep], number, first + number, names)
+
+
+def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
+                        end: int | None = None, rows: int = ROWS) -> Iterator[pa.RecordBatch]:
+    """Rows ``[start, end)`` of a batch consumequeue file (46-byte units) that are not zero.
+
+    One for each batch: its ``queue_offset`` is the first the batch covers. Columns: `QUEUE_TYPES`.
+    """
+    with FileSource(file.path) as source:
+        for at, units in _pages(source, batch_consume_queue.dtype(), start, end, rows):
+            keep = _used(units)
+            yield from _queue_rows(units[keep], at + np.flatnonzero(keep),
+                                   units["msg_base_offset"][keep], names)
+
+
+def index_entries(file: StoreFile, shape: Shape | None = None) -> int:
+    """How many entries of an index file are used, by its header and as far as the file goes.
+
+    StoreIOError when the file cannot be read, or is laid out in no way that can be told.
+    """
+    index = _open_index(file, shape)
+    if index is None:
+        return 0
+    with index.source:
+        return _entries(index)
+
+
+def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: int | None = None,
+                  rows: int = ROWS, shape: Shape | None = None) -> Iterator[pa.RecordBatch]:
+    """The used entries of an index file with numbers ``[start, end)``. Columns: `INDEX_TYPES`.
+
+    Used is what the header counts: entries from 1 on. ``shape`` is how the file is laid out,
+    where it is known; else the file is asked. StoreIOError as `index_entries`.
+    """
+    index = _open_index(file, shape)
+    if index is None:
+        return
+    with index.source:
+        last = _entries(index) + 1
+        for at, units in _pages(index.source, index_file.dtype(), max(start, 1),
+                                last if end is None else min(end, last), rows,
+                                index.shape.entry_position(0)):
+            arrays = [_of_entries(index, units, at, name) for name in names]
+            yield record_batch(arrays, names, INDEX_TYPES, len(units))
+
+
+def _pages(source: FileSource, kind: np.dtype[Any], start: int, end: int | None, rows: int,
+           origin: int = 0) -> Iterator[tuple[int, Array]]:
+    """(number of the first, units) of ``[start, end)``; unit 0 lies at ``origin``."""
+    width = kind.itemsize
+    most = max(source.size - origin, 0) // width
+    at, end = max(start, 0), most if end is None else min(end, most)
+    while at < end:
+        if not origin:  # where zeros are no rows, holes need no reading
+            at = max(at, source.next_data(at * width) // width)
+        data = source.read(origin + at * width, max(min(rows, end - at), 0) * width)
+        count = len(data) // width
+        if not count:
+            return
+        yield at, np.frombuffer(data, kind, count)
+        at += count
+
+
+def _used(units: Array) -> Array:
+    """Which units are not all zero."""
+    found: Array = np.zeros(len(units), bool)
+    for name in units.dtype.names or ():
+        found |= units[name] != 0
+    return found
+
+
+def _queue_rows(units: Array, number: Array, queue_offset: Array, names: Sequence[str]) -> Iterator[
+        pa.RecordBatch]:
+    if len(units):
+        yield record_batch([_native(
+            number * units.itemsize if name == "position" else
+            queue_offset if name == "queue_offset" else units[name], QUEUE_TYPES[name])
+            for name in names], names, QUEUE_TYPES, len(units))
+
+
+def _native(values: Array, kind: pa.DataType) -> pa.Array:
+    return pa.array(values.astype(kind.to_pandas_dtype()))
+
+
+def _open_index(file: StoreFile, shape: Shape | None) -> IndexFile | None:
+    """The opened index file; None for one that ends before it can have an entry."""
+    try:
+        if shape is None:
+            return open_index(file)
+        return open_index(file, shape.slots, shape.max_entries)
+    except FormatError as error:
+        with FileSource(file.path) as source:
+            if source.size < HEADER.size or not HEADER.decode(source.read(0, HEADER.size)).entries:
+                return None
+        raise StoreIOError(str(error)) from None
+
+
+def _entries(index: IndexFile) -> int:
+    room = (index.source.size - index.shape.entry_position(0)) // index_file.ENTRY.size - 1
+    return max(min(index.header.entries, index.shape.capacity, room), 0)
+
+
+def _of_entries(index: IndexFile, units: Array, first: int, name: str) -> pa.Array:
+    kind = INDEX_TYPES[name]
+    number = first + np.arange(len(units))
+    if name == "number":
+        return _native(number, kind)
+    if name == "position":
+        return _native(index.shape.entry_position(0) + number * units.itemsize, kind)
+    if name == "store_timestamp":
+        seconds = units["time_diff"].astype(np.int64)
+        return _native(seconds * 1000 + np.int64(index.header.begin_timestamp), kind)
+    if name == "slot":
+        hashed: Any = units["key_hash"].astype(np.int64)  # `slot_of` takes a column as well
+        return pa.array(index.shape.slot_of(hashed), mask=hashed < 0).cast(kind)
+    return _native(units[name], kind)

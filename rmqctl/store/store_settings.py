@@ -1,0 +1,126 @@
+"""What ``STORE/.rmqctl/store.json`` says of a store: the configuration it was made for.
+
+`init` writes the file; a broker neither writes nor reads it. It is a memory aid, never proof:
+readers take it where the files of the store say nothing, and a file that is damaged or odd is
+told and otherwise as if it were not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.config import config_json
+from rmqctl.formats.local import delay
+from rmqctl.scan.source import FileSource
+
+FOLDER = ".rmqctl"
+NAME = "store.json"
+LOG_FOLDERS = "commitlog_dirs"
+FORMAT = "format"
+CURRENT_FORMAT = 1
+MAX_SIZE = 64 << 10
+MAX_INT = (1 << 31) - 1
+"""Sizes are Java ints in a broker's configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """``values`` by the names of `KEYS`, only those that are sound; ``notes``: what is wrong."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def _size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_INT
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _word(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and len(value) <= 100
+
+
+def _levels(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        delay.parse_levels(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _folders(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(one, str) and one and "\0" not in one for one in value)
+
+
+KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "version": (_word, "a version"),
+    "commitlog_file_size": (_size, "a size"),
+    "consumequeue_file_size": (_size, "a size"),
+    "consumequeue_ext_file_size": (_size, "a size"),
+    "batch_consumequeue_file_size": (_size, "a size"),
+    "index_slots": (_size, "a count"),
+    "index_max": (_size, "a count"),
+    "consumequeue_ext": (_flag, "true or false"),
+    "lmq": (_flag, "true or false"),
+    "multi_dispatch": (_flag, "true or false"),
+    "append_properties_crc": (_flag, "true or false"),
+    "message_delay_level": (_levels, "a list of delay levels"),
+    LOG_FOLDERS: (_folders, "a list of folders"),
+}
+"""What is remembered: name -> (test of the value, what it has to be in words)."""
+
+
+def path_of(root: str) -> str:
+    """Where the file of a store lies."""
+    return os.path.join(root, FOLDER, NAME)
+
+
+def recall(root: str) -> Remembered:
+    """What is remembered of the store at ``root``. Never raises; a missing file is empty."""
+    path = path_of(root)
+    if not os.path.lexists(path):
+        return Remembered()
+    try:
+        with FileSource(path) as source:
+            if source.size > MAX_SIZE:
+                return _useless(path, f"has {source.size} bytes, at most {MAX_SIZE} are read")
+            found = config_json.parse(source.read(0, source.size)).value
+    except StoreIOError as error:
+        return Remembered(notes=(str(error),))
+    except FormatError as error:
+        at = "" if error.offset is None else f" at {error.offset}"
+        return _useless(path, f"{error.reason}{at}")
+    if not isinstance(found, dict):
+        return _useless(path, "no JSON object")
+    if found.get(FORMAT) != CURRENT_FORMAT:
+        return _useless(path, f"its format is {found.get(FORMAT)!r}, this rmqctl knows "
+                        f"{CURRENT_FORMAT}")
+    values: dict[str, Any] = {}
+    notes: list[str] = []
+    for name, (sound, what) in KEYS.items():
+        if name not in found:
+            continue
+        if sound(found[name]):
+            values[name] = found[name]
+        else:
+            notes.append(f"{path}: {name} is not {what}")
+    return Remembered(values, tuple(notes))
+
+
+def remembered(root: str) -> dict[str, Any]:
+    """The sound values alone."""
+    return recall(root).values
+
+
+def _useless(path: str, reason: str) -> Remembered:
+    return Remembered(notes=(f"{path}: {reason}",))

@@ -1,0 +1,245 @@
+"""A pull from a tier: what a broker's fetcher answers for a queue offset (tiered.md §9.2, §9.3).
+
+Statuses, next offsets and limits are 5.3.3's. Not taken over: a message that cannot be split out
+of a read-ahead does not shift those behind it and does not hold a consumer for ever, and a read
+that fails says OFFSET_FOUND_NULL with the cache, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats import layout
+from rmqctl.formats.local import message
+from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.tiered.as_broker.read_ahead import ReadAhead
+from rmqctl.tiered.flat_file import FlatFile
+from rmqctl.tiered.flat_queue import FlatQueue
+
+FOUND = "FOUND"
+NO_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
+TOO_SMALL = "OFFSET_TOO_SMALL"
+OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+FOUND_NULL = "OFFSET_FOUND_NULL"
+NO_MATCH = "NO_MATCHED_MESSAGE"
+
+_HEAD = layout.reader(message.Message, "total_size", "magic")
+
+
+class Fetched(NamedTuple):
+    """A message as it lies in the tier; ``offset`` is its place in the queue's commit log."""
+
+    queue_offset: int
+    offset: int
+    tags_code: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    """``min`` and ``max`` are the queue's bounds, ``next_offset`` where a consumer goes on.
+
+    ``trouble`` says in words why nothing could be read, where that is so.
+    """
+
+    status: str
+    next_offset: int
+    min: int = 0
+    max: int = 0
+    messages: tuple[Fetched, ...] = ()
+    trouble: str | None = None
+
+
+class Matching(Protocol):
+    """A consumer's filter: by the unit's code first, then by the message."""
+
+    def by_code(self, tags_code: int) -> bool: ...
+
+    def by_message(self, data: bytes) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A broker's settings: units and bytes of one read (``readAheadMessageCountThreshold`` and
+    ``…SizeThreshold``), bytes of one answer (``maxTransferBytesOnMessageInMemory``), and what is
+    read ahead for one who asks for a single message (pop).
+    """
+
+    count: int = 4096
+    size: int = 16 << 20
+    transfer: int = 262_144
+    single: int = 32
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def get(queue: FlatQueue | None, offset: int, count: int, *, matching: Matching | None = None,
+        cache: ReadAhead | None = None, limits: Limits = DEFAULT_LIMITS) -> GetResult:
+    """The answer for one pull of up to ``count`` messages. Never raises for what lies on disk."""
+    if queue is None:
+        return GetResult(NO_QUEUE, offset)
+    try:
+        least, most = queue.min_offset, queue.commit_offset
+    except StoreIOError as error:
+        return GetResult(FOUND_NULL, offset, trouble=str(error))
+    if most <= 0:
+        return GetResult(NO_MESSAGE, offset, least, most)
+    if offset < least:
+        return GetResult(TOO_SMALL, least, least, most)
+    if offset == most:
+        return GetResult(OVERFLOW_ONE, most, least, most)
+    if offset > most:
+        return GetResult(OVERFLOW_BADLY, most, least, most)
+    if cache is not None:
+        return _cached(queue, offset, count, matching, cache, limits)
+    result, _ = _read(queue, offset, count, limits)
+    return _filtered(result, matching)
+
+
+def _filtered(result: GetResult, matching: Matching | None) -> GetResult:
+    if result.status != FOUND or matching is None:
+        return result
+    kept = tuple(one for one in result.messages
+                 if matching.by_code(one.tags_code) and matching.by_message(one.data))
+    return GetResult(FOUND if kept else NO_MATCH, result.next_offset, result.min, result.max, kept)
+
+
+# -- with read-ahead ------------------------------------------------------------------------------
+
+def _cached(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
+            cache: ReadAhead, limits: Limits) -> GetResult:
+    result = _walk(queue, offset, count, matching, cache, limits)
+    if result.status == FOUND or result.next_offset > offset:
+        return result
+    ahead = limits.single if count == 1 else limits.count
+    read, places = _read(queue, offset, ahead, limits)
+    if read.status not in (FOUND, NO_MATCH):
+        return read
+    for at, one in enumerate(places):
+        cache.put(queue.name, offset + at, one)
+    result = _walk(queue, offset, count, matching, cache, limits)
+    if result.next_offset > offset:
+        return result
+    # Not even one message fits into the cache.
+    cut = [one for one in places if one is not None][:count]
+    end = cut[-1].queue_offset + 1 if cut else read.next_offset
+    return _filtered(GetResult(FOUND if cut else NO_MATCH, end, read.min, read.max, tuple(cut)),
+                     matching)
+
+
+def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
+          cache: ReadAhead, limits: Limits) -> GetResult:
+    """What the cache gives from an offset on, up to the first place it does not know."""
+    found: list[Fetched] = []
+    size, after = 0, offset
+    for current in range(offset, offset + limits.count):
+        known, one = cache.look(queue.name, current)
+        if not known:
+            break
+        after = current + 1
+        if one is None or (matching is not None and not (
+                matching.by_code(one.tags_code) and matching.by_message(one.data))):
+            continue
+        found.append(one)
+        size += len(one.data)
+        if len(found) == count or size >= limits.transfer:
+            break
+    return GetResult(FOUND if found else NO_MATCH, after, queue.min_offset, queue.commit_offset,
+                     tuple(found))
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+def _read(queue: FlatQueue, offset: int, count: int,
+          limits: Limits) -> tuple[GetResult, list[Fetched | None]]:
+    """(the answer, what was found by place): one read of units, one of the range they span."""
+    least, most = queue.min_offset, queue.commit_offset
+    try:
+        units = _units(queue, offset, min(count, most - offset, limits.count))
+        places = list(_split(queue, offset, units, limits))
+    except (FormatError, StoreIOError) as error:
+        return GetResult(FOUND_NULL, offset, least, most, trouble=str(error)), []
+    found = tuple(one for one in places if one is not None)
+    return GetResult(FOUND if found else NO_MATCH, offset + len(places), least, most,
+                     found), places
+
+
+def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
+    flat = queue.consume_queue
+    data = two_segments(flat, offset * UNIT_SIZE, count * UNIT_SIZE)
+    units = list(UNIT.decode_all(data[:len(data) - len(data) % UNIT_SIZE]))
+    if not units:
+        raise FormatError("no whole unit is there", file=flat.reader.where(flat.folder),
+                          offset=offset * UNIT_SIZE)
+    return units
+
+
+def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
+           limits: Limits) -> Iterator[Fetched | None]:
+    """The message of each unit that the read covers; None where none can be told."""
+    flat = queue.commit_log
+    first = units[0].commit_log_offset
+    if units[-1].commit_log_offset < first:
+        yield from (None for _ in units)
+        return
+    kept = len(units)
+    while kept > 1 and _end(units[kept - 1]) - first > limits.size:
+        kept -= 1
+    length = _end(units[kept - 1]) - first
+    if length > max(limits.size, MAX_RECORD):
+        raise FormatError(f"the unit of queue offset {offset} says {length} bytes",
+                          file=flat.reader.where(flat.folder), offset=first, path="size")
+    # A coda in front of the last message moves it behind the range: read that much further.
+    data = two_segments(flat, first, length, CODA_SIZE)
+    limit = min(length, len(data))
+    for number, unit in enumerate(units[:kept]):
+        at = unit.commit_log_offset - first
+        if at + unit.size > limit:  # here a broker stops splitting, and goes on behind the read
+            yield from (None for _ in units[number:kept])
+            return
+        one = _message(data, at, unit.size) if at >= 0 and unit.size >= message.MIN_SIZE else None
+        yield None if one is None else Fetched(offset + number, unit.commit_log_offset,
+                                               unit.tags_code, one)
+
+
+def _end(unit: UnitRecord) -> int:
+    return unit.commit_log_offset + unit.size
+
+
+def _message(data: bytes, at: int, size: int) -> bytes | None:
+    """The message a unit leads to, by a broker's two tests: magic and size."""
+    total, magic = _HEAD.unpack_from(data, at)
+    if magic == CODA_MAGIC:
+        at += CODA_SIZE
+        if at + size > len(data):
+            return None
+        total, magic = _HEAD.unpack_from(data, at)
+    return data[at:at + size] if magic in message.VERSIONS and total == size else None
+
+
+def two_segments(flat: FlatFile, offset: int, length: int, further: int = 0) -> bytes:
+    """A range as a broker reads it: from the segment that has its start, and the next one.
+
+    Up to ``further`` bytes more where they are there. FormatError where nothing is.
+    """
+    number = next((n for n in range(len(flat.segments) - 1, -1, -1)
+                   if flat.segments[n].base <= offset), None)
+    one = None if number is None else flat.segments[number]
+    if one is None or number is None or offset >= one.end or length <= 0:
+        raise FormatError(f"{length} bytes cannot be read from here",
+                          file=flat.reader.where(flat.folder), offset=offset)
+    length += further
+    data = flat.reader.read(one.path, offset - one.base, min(length, one.end - offset))
+    if len(data) < length and number + 1 < len(flat.segments):
+        other = flat.segments[number + 1]
+        # A broker takes the next one even if it does not begin where this one ends.
+        if other.usable and other.base == offset + len(data):
+            data += flat.reader.read(other.path, 0, min(length - len(data), other.usable))
+    return data

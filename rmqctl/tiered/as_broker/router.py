@@ -1,0 +1,256 @@
+"""A local store and its tier as one: who answers, and how answers are put together.
+
+The rules are those of 5.3.3's TieredMessageStore (tiered.md §9.1, §9.4, §10, §11). A broker knows
+what of its log is in memory; here that is given, see `rmqctl.tiered.as_broker.local_side`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from rmqctl.errors import FormatError, StoreIOError, UsageError
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.tiered.names import is_filtered
+from rmqctl.store.query.get_message import MAX_COUNT
+from rmqctl.tiered.as_broker import get_message
+from rmqctl.tiered.as_broker.get_message import GetResult, Limits, Matching
+from rmqctl.tiered.as_broker.local_side import LocalSide
+from rmqctl.tiered.as_broker.read_ahead import ReadAhead
+from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.read import by_time
+from rmqctl.tiered.tier import Tier
+
+Side = Literal["local", "tier"]
+
+
+class Strategy(IntEnum):
+    """``tieredStorageLevel``: each includes the tests of those before it."""
+
+    DISABLE = 0
+    NOT_IN_DISK = 1
+    NOT_IN_MEM = 2
+    FORCE = 3
+
+    @classmethod
+    def of(cls, name: str) -> Strategy:
+        """By its name, also as ``not-in-disk``. UsageError."""
+        try:
+            return cls[name.upper().replace("-", "_")]
+        except KeyError:
+            known = ", ".join(one.name.lower().replace("_", "-") for one in cls)
+            raise UsageError(f"no strategy {name!r}; there are {known}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedGet:
+    """A pull's answer and who gave it. ``passed_over``: messages that should be there and do not
+    prove themselves, of which the first ``expired`` are gone from the local log; ``trouble`` in
+    words where a tier could not be read.
+    """
+
+    side: Side
+    status: str
+    next_offset: int
+    min: int
+    max: int
+    records: tuple[Record, ...] = ()
+    passed_over: int = 0
+    expired: int = 0
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTime:
+    """A queue offset by time and who gave it."""
+
+    side: Side
+    queue_offset: int
+    min_offset: int
+    max_offset: int
+    record: Record | None = None
+
+
+class Router:
+    """Answers of a broker that has ``local`` and ``tier``. ``broker`` where a tier has several."""
+
+    def __init__(self, local: LocalSide, tier: Tier, strategy: Strategy = Strategy.NOT_IN_DISK, *,
+                 broker: str | None = None, cache: ReadAhead | None = None,
+                 limits: Limits = get_message.DEFAULT_LIMITS) -> None:
+        self.local, self.tier, self.strategy, self.broker = local, tier, strategy, broker
+        self.cache = ReadAhead() if cache is None else cache
+        self.limits = limits
+        self._last: tuple[tuple[str, int], FlatQueue | None] | None = None
+
+    def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
+        """The tier's queue; UsageError where several brokers have it."""
+        key = topic, queue_id
+        if self._last is None or self._last[0] != key:
+            self._last = key, self.tier.queue(topic, queue_id, self.broker)
+        return self._last[1]
+
+    # -- who answers ------------------------------------------------------------------------------
+
+    def side(self, topic: str, queue_id: int, offset: int, count: int = 1) -> Side:
+        """fetchFromCurrentStore: who answers for ``count`` messages from an offset on."""
+        if self.strategy is Strategy.FORCE:
+            return "tier"
+        queue = self.queue(topic, queue_id)
+        if self.strategy is Strategy.DISABLE or queue is None or offset >= queue.commit_offset:
+            return "local"
+        if self.local.is_empty or not self.local.holds(topic, queue_id, offset):
+            return "tier"
+        if self.strategy >= Strategy.NOT_IN_MEM and not self.local.in_memory(
+                topic, queue_id, offset, count):
+            return "tier"
+        return "local"
+
+    # -- by queue offset --------------------------------------------------------------------------
+
+    def get(self, topic: str, queue_id: int, offset: int, count: int = MAX_COUNT) -> RoutedGet:
+        """The answer to a pull without a filter. StoreIOError if the local queue is unreadable."""
+        queue = self.queue(topic, queue_id)
+        own = (queue.name.cluster, queue.name.broker) if queue is not None else (None, None)
+        if is_filtered(topic, *own) or self.side(topic, queue_id, offset, count) == "local":
+            return self._local_get(topic, queue_id, offset, count)
+        found = get_message.get(queue, offset, count, cache=self.cache, limits=self.limits)
+        if found.status in (get_message.FOUND_NULL, get_message.NO_QUEUE) and self.local.holds(
+                topic, queue_id, offset):
+            return self._local_get(topic, queue_id, offset, count, found.trouble)
+        return _tier_get(found, offset, self.local.min_offset(topic, queue_id))
+
+    def _local_get(self, topic: str, queue_id: int, offset: int, count: int,
+                   trouble: str | None = None) -> RoutedGet:
+        found = self.local.get(topic, queue_id, offset, count)
+        records = self.local.records(topic, queue_id, found.offsets)
+        looked = self.local.rows(topic, queue_id, offset, found)
+        missing = max(looked - len(records), 0)
+        gone = self.local.expired(topic, queue_id, offset, looked) if missing else 0
+        return RoutedGet("local", found.status, found.next_begin, found.min, found.max, records,
+                         missing, gone, trouble)
+
+    def pulls(self, topic: str, queue_id: int, offset: int | None = None,
+              count: int = MAX_COUNT) -> Iterator[tuple[int, RoutedGet]]:
+        """(the offset asked for, the answer) as a consumer gets them, up to the queue's end.
+
+        Without ``offset`` from the queue's first on. Where nobody can answer a broker's consumer
+        hangs; here it goes on behind that stretch.
+        """
+        at = self.min_offset(topic, queue_id) if offset is None else offset
+        while True:
+            found = self.get(topic, queue_id, at, count)
+            yield at, found
+            if found.status in (get_message.OVERFLOW_ONE, get_message.OVERFLOW_BADLY, get_message.NO_MESSAGE,
+                                get_message.NO_QUEUE):
+                return
+            # The tier's max is not the queue's: behind it the local store is asked.
+            if found.next_offset <= at and found.side == "local" and at >= found.max:
+                return
+            if found.status == get_message.FOUND_NULL and found.side == "tier":
+                at = self._behind(topic, queue_id, at, found.max)
+            else:
+                at = max(found.next_offset, at + 1)
+
+    def _behind(self, topic: str, queue_id: int, at: int, end: int) -> int:
+        """The first offset behind ``at`` with an answer, as far as what has none is one stretch."""
+        def is_answered(offset: int) -> bool:
+            return self.get(topic, queue_id, offset, 1).status != get_message.FOUND_NULL
+
+        step = 1
+        while at + step < end and not is_answered(at + step):
+            at, step = at + step, 2 * step
+        low, high = at + 1, min(at + step, end)
+        while low < high:
+            middle = (low + high) // 2
+            if is_answered(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The queue's first offset in either."""
+        queue = self.queue(topic, queue_id)
+        least = self.local.min_offset(topic, queue_id)
+        if queue is None or queue.min_offset < 0:
+            return least
+        return min(least, queue.min_offset)
+
+    # -- by time ----------------------------------------------------------------------------------
+
+    def at_time(self, topic: str, queue_id: int, when: int, *, upper: bool = False,
+                as_broker: bool = False) -> RoutedTime | None:
+        """The queue offset at a store time; None where there is no such queue.
+
+        ``as_broker``: 5.3.3's own search, and its local store asked for the lower boundary
+        always. FormatError where a broker's search fails.
+        """
+        queue = self.queue(topic, queue_id)
+        forced = self.strategy is Strategy.FORCE
+        earliest = self.local.earliest_time()
+        before = when < earliest or (earliest < 0 and not as_broker)
+        if self.strategy is Strategy.DISABLE and not as_broker:
+            before = False
+        if queue is not None and (forced or before):
+            return self._tier_time(queue, when, upper, as_broker)
+        if forced:
+            return None
+        found = self.local.at_time(topic, queue_id, when, upper and not as_broker)
+        if found is None:
+            return None
+        return RoutedTime("local", found.queue_offset, found.min_offset, found.max_offset,
+                          found.record)
+
+    def _tier_time(self, queue: FlatQueue, when: int, upper: bool, as_broker: bool) -> RoutedTime:
+        if as_broker:
+            offset = by_time.as_broker(queue, self.tier.metadata, when, upper=upper)
+            got = get_message.get(queue, offset, 1)
+            records = _tier_get(got, offset, -1).records
+            return RoutedTime("tier", offset, got.min, got.max, records[0] if records else None)
+        found = by_time.at_time(queue, when, upper=upper)
+        return RoutedTime("tier", found.queue_offset, found.min_offset, found.max_offset,
+                          found.record)
+
+    def earliest_time(self, topic: str, queue_id: int) -> int:
+        """A queue's earliest store time in either, the tier's by its metadata; -1 unknown."""
+        queue = self.queue(topic, queue_id)
+        found = [self.local.queue_earliest(topic, queue_id)]
+        if queue is not None:
+            found.append(by_time.earliest_time(queue, self.tier.metadata))
+        return min((one for one in found if one > -1), default=-1)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """getMessageStoreTimeStamp: as a broker reads it; -1 where there is none."""
+        queue = self.queue(topic, queue_id)
+        if queue is not None and self.side(topic, queue_id, offset) == "tier":
+            try:
+                return by_time.broker_time(queue, offset)
+            except (FormatError, StoreIOError):
+                pass
+        unit = self.local.unit(topic, queue_id, offset)
+        record = None if unit is None else self.local.view.store.log.record_at(*unit)
+        return -1 if record is None else record.store_timestamp
+
+
+def tier_only(queue: FlatQueue | None, offset: int, count: int = MAX_COUNT,
+              matching: Matching | None = None) -> RoutedGet:
+    """A pull answered by a tier alone, with read-ahead as a broker has it."""
+    return _tier_get(get_message.get(queue, offset, count, matching=matching, cache=ReadAhead()), offset,
+                     -1)
+
+
+def _tier_get(found: GetResult, offset: int, local_min: int) -> RoutedGet:
+    # Only ever lowered: a larger max would have consumers start again at the tier's end.
+    least = min(found.min, local_min) if local_min >= 0 else found.min
+    records = []
+    for one in found.messages:
+        try:
+            records.append(message.decode(one.data, 0, one.offset))
+        except FormatError:
+            continue
+    looked = found.next_offset - offset if found.status in (get_message.FOUND, get_message.NO_MATCH) else 0
+    return RoutedGet("tier", found.status, found.next_offset, least, found.max,
+                     tuple(records), max(looked - len(records), 0), 0, found.trouble)

@@ -1,0 +1,270 @@
+"""Blocks of dispatch: the records of a queue in a window, rewritten and proven.
+
+Records are joined behind each other, given their place in the tiered commit log, and every one has
+to prove itself as the record it will be. Small blocks of several queues are made in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqctl.formats import layout
+from rmqctl.formats.local import message
+from rmqctl.scan.frames import Batch, examine, gather, gather_int
+from rmqctl.tiered.dispatch.local import LocalQueue, computed_tags
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_TOGETHER = 4 << 20
+"""Bytes of small blocks that are made in one go."""
+_PHYSICAL = layout.field(message.Message, "physical_offset")
+
+
+@dataclass(slots=True)
+class Block:
+    """Messages of one queue as the tier has them, one behind the other in ``data``.
+
+    ``offset`` is the first one's queue offset, ``base`` its tiered offset; ``end`` is the place
+    behind each in ``data``.
+    """
+
+    queue: LocalQueue
+    offset: int
+    base: int
+    data: memoryview
+    end: Array
+    size: Array
+    tags: Array
+    batch: Batch
+    rounds: list[int] = field(default_factory=list)
+    """Where rounds begin, counted in messages."""
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.end[-1]) if len(self.end) else 0
+
+    @property
+    def begin(self) -> Array:
+        """The tiered offset of each message."""
+        found: Array = self.base + self.end - self.size
+        return found
+
+    @property
+    def times(self) -> Array:
+        """Store times (ms), read where they really are."""
+        return self.batch.column("store_timestamp")
+
+    def head(self, count: int) -> Block:
+        """The first messages only."""
+        keep = slice(0, count)
+        return Block(self.queue, self.offset, self.base, self.data, self.end[keep],
+                     self.size[keep], self.tags[keep], self.batch.select(keep), self.rounds)
+
+
+@dataclass(slots=True)
+class Taken:
+    """Rows of a queue that lead into a window."""
+
+    queue: LocalQueue
+    first: int
+    rows: Array
+
+    def cut(self, good: int, reason: str) -> None:
+        """Only the first rows can be uploaded; why."""
+        physical = int(self.rows["physical_offset"][good])
+        self.queue.stop(self.first + good, f"physical offset {physical}: {reason}")
+        self.rows = self.rows[:good]
+
+
+@dataclass(slots=True)
+class Cut:
+    """A window of the log, which begins at ``start``, and the room for what is cut out of it."""
+
+    log: memoryview
+    start: int
+    room: memoryview
+    used: int = 0
+
+    def joined(self, rows: Array) -> tuple[Array, memoryview]:
+        """(sizes, the records of rows one behind the other)."""
+        size = rows["size"].astype(np.int64)
+        at = rows["physical_offset"].astype(np.int64) - self.start
+        slices = map(slice, at.tolist(), (at + size).tolist())
+        data = b"".join(map(self.log.__getitem__, slices))
+        end = self.used + len(data)
+        if end > len(self.room):  # records that were damaged are made twice
+            return size, memoryview(bytearray(data))
+        found = self.room[self.used:end]
+        found[:] = data
+        self.used = end
+        return size, found
+
+
+def _made(one: Taken, cut: Cut, base: int) -> Block:
+    """The block of some rows, as far as the records are what the rows say.
+
+    The records are joined first: then what follows finds them in the processor's cache.
+    """
+    size, data = cut.joined(one.rows)
+    end = np.cumsum(size)
+    begin = end - size
+    whole = np.frombuffer(data, np.uint8)
+    place = begin + _PHYSICAL.offset
+    there = gather_int(whole, place, "i8") == one.rows["physical_offset"]
+    _scatter(data, place, base + begin)
+    batch, ok = examine(whole, base, begin)  # the record as it will be proves itself
+    batch = _proven(one, batch, ok & there)
+    good = len(batch)
+    tags = _tags(one, batch)
+    return Block(one.queue, one.first, base, data, end[:good], size[:good], tags,
+                 batch)
+
+
+def blocks_of(taken: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
+    """The blocks of a window that are not empty; ``place``: the tiered offset of a queue's next."""
+    for group in _groups(taken):
+        bases = [place(one.queue) for one in group]
+        blocks = _made_together(group, cut, bases) if len(group) > 1 else None
+        if blocks is None:  # one by one shows whose record is bad, and since where
+            blocks = [_made(one, cut, base) for one, base in zip(group, bases, strict=True)]
+        yield from (block for block in blocks if len(block))
+
+
+def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
+    """Neighbours that are made together: small ones only."""
+    group: list[Taken] = []
+    size = 0
+    for one in taken:
+        own = int(one.rows["size"].sum(dtype=np.int64))
+        if group and size + own > _TOGETHER:
+            yield group
+            group, size = [], 0
+        group.append(one)
+        size += own
+    if group:
+        yield group
+
+
+def _made_together(group: list[Taken], cut: Cut, bases: list[int]) -> list[Block] | None:
+    """The blocks that `_made` makes of each; None where a record of them is not what its row says.
+
+    What is done for each block costs more than what is done for each message, where blocks are
+    small.
+    """
+    rows = np.concatenate([one.rows for one in group])
+    size, data = cut.joined(rows)
+    end = np.cumsum(size)
+    begin = end - size
+    counts = [len(one.rows) for one in group]
+    last = np.cumsum(counts)
+    first = last - counts
+    shift = np.array(bases) - begin[first]
+    """From a place in the data to the tiered offset."""
+    whole = np.frombuffer(data, np.uint8)
+    place = begin + _PHYSICAL.offset
+    if (gather_int(whole, place, "i8") != rows["physical_offset"]).any():
+        return None
+    _scatter(data, place, begin + np.repeat(shift, counts))
+    batch, ok = examine(whole, np.repeat(shift, counts), begin)
+    offsets = np.arange(len(rows)) + np.repeat([one.first for one in group] - first, counts)
+    if not (ok.all() and (batch.column("total_size") == rows["size"]).all()
+            and _have_topics(batch, [one.queue.topic for one in group], counts)
+            and (batch.column("queue_id") == np.repeat([one.queue.queue_id for one in group],
+                                                       counts)).all()
+            and (batch.column("queue_offset") == offsets).all() and batch.crc_ok().all()):
+        return None
+    batch.column("store_timestamp")  # so it is not cut out for each
+    blocks = []
+    for one, base, low, high in zip(group, bases, first.tolist(), last.tolist(), strict=True):
+        begins = int(begin[low])
+        part = batch.select(slice(low, high))
+        part.base = base - begins
+        blocks.append(Block(one.queue, one.first, base, data[begins:int(end[high - 1])],
+                            end[low:high] - begins, size[low:high], _tags(one, part), part))
+    return blocks
+
+
+def _tags(one: Taken, batch: Batch) -> Array:
+    """The tags code of each row, computed where its extension unit is lost."""
+    tags, lost = one.queue.tags(one.rows)
+    for number in lost:
+        tags[number] = computed_tags(batch.bytes_at(number))
+    return tags
+
+
+def _proven(one: Taken, batch: Batch, ok: Array) -> Batch:
+    """The records of a queue, up to the first that is not what its row says."""
+    count = len(ok)
+    good = count if ok.all() else int(ok.argmin())
+    if good < count:  # columns of what is no record mean nothing
+        batch = batch.select(slice(0, good))
+    tests = _tests(one, batch)
+    passed = np.logical_and.reduce([test for _, test in tests])
+    if not passed.all():
+        good = int(passed.argmin())
+        one.cut(good, next(text for text, test in tests if not test[good]))
+        return batch.select(slice(0, good))
+    if good < count:
+        one.cut(good, "no record lies there, or it is damaged")
+    return batch
+
+
+def _tests(one: Taken, batch: Batch) -> list[tuple[str, Array]]:
+    """What every record must pass, and what to say of one that does not; the first counts."""
+    queue, count = one.queue, len(batch)
+    topic = queue.topic.encode("utf-8", "surrogateescape")
+    return [
+        ("the record there has another size than its row",
+         batch.column("total_size") == one.rows["size"][:count]),
+        ("the record there is of another topic", _has_topic(batch, topic)),
+        ("the record there is of another queue", batch.column("queue_id") == queue.queue_id),
+        ("the record there has another queue offset",
+         batch.column("queue_offset") == one.first + np.arange(count)),
+        ("the body of the record there does not match its CRC", batch.crc_ok()),
+    ]
+
+
+def _has_topic(batch: Batch, topic: bytes) -> Array:
+    found: Array = batch.column("topic_length") == len(topic)
+    rows = np.flatnonzero(found)
+    if len(rows) and topic:
+        raw = _bytes_at(batch.data, batch.column("topic_start")[rows], len(topic))
+        found[rows] = (raw == np.frombuffer(topic, np.uint8)).all(axis=1)
+    return found
+
+
+def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
+    """Whether the first messages are of the first topic, and so on."""
+    raw = [one.encode("utf-8", "surrogateescape") for one in topics]
+    lengths = np.array([len(one) for one in raw])
+    wanted = np.repeat(lengths, counts)
+    if (batch.column("topic_length") != wanted).any():
+        return False
+    for width in np.unique(lengths[lengths > 0]).tolist():
+        rows = np.flatnonzero(wanted == width)
+        texts = np.frombuffer(b"".join(one for one in raw if len(one) == width), f"V{width}")
+        expected = np.repeat(texts, [count for one, count in zip(raw, counts, strict=True)
+                                     if len(one) == width])
+        there = _bytes_at(batch.data, batch.column("topic_start")[rows], width)
+        if (there != expected.view(np.uint8).reshape(-1, width)).any():
+            return False
+    return True
+
+
+def _bytes_at(data: Array, at: Array, width: int) -> Array:
+    """(uint8 [places, width]) the bytes at some places, as far as they are inside."""
+    found: Array = gather(data, at, width).view(np.uint8).reshape(-1, width)
+    return found
+
+
+def _scatter(data: memoryview, at: Array, values: Array) -> None:
+    """Writes big-endian numbers of eight bytes at places of a buffer."""
+    width = _PHYSICAL.size
+    window: Array = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+    window[at] = values.astype(">i8").view(f"V{width}")

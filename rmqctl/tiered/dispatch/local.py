@@ -1,0 +1,198 @@
+"""The local side of dispatch: a queue's rows in order, and what of them cannot be uploaded.
+
+The local consumequeue is the truth for what belongs to a queue. Rows are taken by physical
+offset, so that all queues together go through the log once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rmqctl.checks.verify.queue.ext_units import ExtReader
+from rmqctl.errors import FormatError
+from rmqctl.formats.local import consume_queue as layout
+from rmqctl.formats.local import consume_queue_ext as ext
+from rmqctl.formats.local import message, properties
+from rmqctl.formats.local.consume_queue import FILLER, UnitRecord
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.store.log.bounds import View
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_PAGE = 1024
+"""Rows of a queue that are held at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a queue cannot be uploaded from a queue offset on."""
+
+    queue_offset: int
+    reason: str
+
+
+class LocalQueue:
+    """One local queue, read from `seek` on. ``first`` and ``end`` bound it (queue offsets).
+
+    ``fault``: what ends it before ``end``; it is set when it is come upon.
+    """
+
+    def __init__(self, view: View, queue: ConsumeQueue) -> None:
+        self.topic, self.queue_id = queue.topic, queue.queue_id
+        self._queue, self._view = queue, view
+        found = view.bounds(queue)
+        self.end = found.end
+        if queue.written <= found.end:  # rows behind a hole are not passed over in silence
+            self.end = max(self.end, queue.disk_end)
+        self.first = _first_left(queue, found.first, self.end, view.store.log.min_offset)
+        queue.close()  # there may be more queues than a process may have files
+        self.fault: Fault | None = None
+        self._cursor = self.end
+        self._rows: Array = np.zeros(0, layout.dtype())
+        self._at = 0
+        self._behind = 0
+        self._ext: ExtReader | None = None
+
+    @property
+    def cursor(self) -> int:
+        """The queue offset of the next row."""
+        return self._cursor
+
+    def seek(self, queue_offset: int) -> None:
+        """Goes on at a queue offset between ``first`` and ``end``."""
+        self._cursor, self._at, self._behind = queue_offset, 0, 0
+        self._rows = self._rows[:0]
+
+    def stop(self, queue_offset: int, reason: str) -> None:
+        """Nothing from a queue offset on is given any more, for a reason."""
+        if self.fault is None or queue_offset < self.fault.queue_offset:
+            self.fault = Fault(queue_offset, reason)
+        self.finish()
+
+    def finish(self) -> None:
+        """Nothing more is given."""
+        self._cursor, self._at = self.end, 0
+        self._rows = self._rows[:0]
+
+    def next_physical(self) -> int | None:
+        """Where the message of the next row lies in the log; None at the end."""
+        if self._at >= len(self._rows):
+            self._load()
+        return int(self._rows["physical_offset"][self._at]) if len(self._rows) else None
+
+    def take(self, limit: int) -> tuple[int, Array]:
+        """(queue offset of the first, rows) of the messages that begin before a physical offset."""
+        first = self._cursor
+        parts: list[Array] = []
+        while (physical := self.next_physical()) is not None and physical < limit:
+            rows = self._rows[self._at:]
+            count = int(np.searchsorted(rows["physical_offset"], limit))
+            parts.append(rows[:count])
+            self._at += count
+            self._cursor += count
+        if len(parts) == 1:
+            return first, parts[0]
+        return first, np.concatenate(parts) if parts else self._rows[:0]
+
+    def _load(self) -> None:
+        self._rows, self._at = self._rows[:0], 0
+        if self._cursor >= self.end:
+            return
+        wanted = min(_PAGE, self.end - self._cursor)
+        rows = self._queue.units(self._cursor, wanted)
+        self._queue.close()
+        good = _sound(rows, self._behind)
+        if good:
+            self._rows = rows[:good]
+            last = self._rows[-1]
+            self._behind = int(last["physical_offset"]) + int(last["size"])
+            return
+        self.stop(self._cursor, self._why(rows))
+
+    def _why(self, rows: Array) -> str:
+        if not len(rows):
+            return "the consumequeue has no row there: a file is missing or short"
+        unit = UnitRecord(*(int(value) for value in rows[0]))
+        if unit == layout.ZERO:
+            return "the row in the consumequeue was never written"
+        if unit == FILLER:
+            return "the row in the consumequeue is a filler"
+        if not message.MIN_SIZE <= unit.size <= MAX_RECORD or unit.physical_offset < 0:
+            return (f"the row in the consumequeue is damaged: physical offset "
+                    f"{unit.physical_offset}, {unit.size} bytes")
+        return f"the row in the consumequeue leads back in the log, to {unit.physical_offset}"
+
+    def tags(self, rows: Array) -> tuple[Array, list[int]]:
+        """(tags codes of rows, which of them stand in no extension unit that can be read)."""
+        codes = rows["tags_code"].astype(np.int64)
+        lost: list[int] = []
+        for number in np.flatnonzero(codes <= ext.MAX_ADDRESS).tolist():
+            if self._ext is None:
+                self._ext = ExtReader(self._view.store, self.topic, self.queue_id)
+            unit = self._ext.unit(int(codes[number]))
+            if unit is None:
+                lost.append(number)
+            else:
+                codes[number] = unit.tags_code
+        if self._ext is not None:
+            self._ext.close()
+        return codes, lost
+
+    def row(self, queue_offset: int) -> UnitRecord | None:
+        """One row; None outside of the queue."""
+        unit = None
+        if self.first <= queue_offset < self.end:
+            unit = self._queue.unit(queue_offset)
+            self._queue.close()
+        return unit
+
+    def raw(self, queue_offset: int) -> bytes | None:
+        """The record of a row as it lies in the log; None where there is none."""
+        unit = self.row(queue_offset)
+        if unit is None or not unit.is_valid or unit == FILLER:
+            return None
+        raw = self._view.store.log.raw_at(unit.physical_offset, unit.size)
+        return raw if raw is not None and len(raw) == unit.size else None
+
+
+def computed_tags(raw: bytes) -> int:
+    """The tags code a broker computes for a record. FormatError."""
+    record = message.decode(raw)
+    try:
+        return layout.tags_code(record.topic.decode("utf-8", "replace"),
+                                properties.parse(record.properties.decode("utf-8", "replace")),
+                                record.store_timestamp)
+    except ValueError as error:
+        raise FormatError(str(error), path="properties") from None
+
+
+def _first_left(queue: ConsumeQueue, first: int, end: int, log_min: int) -> int:
+    """The first row whose record has not expired: a broker takes whole files of rows away later
+    than those of the log.
+    """
+    if log_min <= 0:
+        return first
+    low, high = first, end
+    while low < high:
+        middle = (low + high) // 2
+        unit = queue.unit(middle)
+        if unit is not None and unit.physical_offset < log_min:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _sound(rows: Array, behind: int) -> int:
+    """How many rows, from the first on, can lead to messages one behind the other."""
+    if not len(rows):
+        return 0
+    physical, size = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
+    good = (size >= message.MIN_SIZE) & (size <= MAX_RECORD) & (physical >= 0)
+    good &= physical < 1 << 62
+    good[0] &= physical[0] >= behind
+    good[1:] &= physical[1:] >= physical[:-1] + size[:-1]
+    return len(rows) if good.all() else int(good.argmin())

@@ -1,0 +1,97 @@
+"""How far a tier's messages are indexed: what a killed dispatch has to make up for.
+
+A broker keeps no such note, so what it had not indexed when it was killed stays without index
+(tiered.md §8.3). The note says for each queue up to where it is indexed and up to where this
+program may have uploaded, and where the index files stood. Whoever else feeds the tier shows by
+queues that are further than that; then nothing is taken back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.files.durable import STAGING, make_folders, publish
+from rmqctl.formats.config import config_json
+
+NAME = "tiered-index.json"
+"""In ``.rmqctl`` of the broker's local root."""
+_FORMAT = 1
+Key = tuple[str, int]
+Position = tuple[int, int]
+"""(timestamp of the newest index file, items in it)."""
+
+
+class IndexProgress:
+    """The note. ``upto`` and ``target`` are queue offsets by (topic, queue id)."""
+
+    def __init__(self, home: str, owner: str) -> None:
+        self.path = os.path.join(home, STAGING, NAME)
+        self._home, self._owner = home, owner
+        self.upto: dict[Key, int] = {}
+        self.target: dict[Key, int] = {}
+        self.position: Position | None = None
+        self.known = False
+        """Whether there was a note that belongs to this tier."""
+
+    def load(self) -> list[str]:
+        """Reads the note; remarks on one that cannot be used."""
+        try:
+            with open(self.path, "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, self.path, "read") from None
+        try:
+            found = config_json.parse(data).value
+            if found["format"] != _FORMAT:
+                raise ValueError("its format is not known")
+            if found["tier"] != self._owner:
+                return [f"{self.path} is about another tier ({found['tier']}); not used"]
+            time, items = map(_number, found["position"])
+            for topic, number, done, aim in _rows(found["queues"]):
+                self.upto[topic, number], self.target[topic, number] = done, aim
+        except (FormatError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.upto, self.target = {}, {}
+            return [f"{self.path} cannot be used: {error}"]
+        self.position, self.known = (time, items), True
+        return []
+
+    def is_ours(self, ends: Mapping[Key, int]) -> bool:
+        """Whether no queue is further than this program may have brought it."""
+        return all(end <= self.target.get(key, -1) for key, end in ends.items())
+
+    def is_unfinished(self, ends: Mapping[Key, int]) -> bool:
+        """Whether this program was interrupted before it had indexed what it uploaded or began to,
+        and nobody else uploaded since: its next run completes that.
+        """
+        return (self.known and self.is_ours(ends)
+                and any(aim > self.upto.get(key, 0) for key, aim in self.target.items()))
+
+    def save(self) -> None:
+        """Publishes the note. StoreIOError."""
+        topics: dict[str, dict[str, list[int]]] = {}
+        for (topic, number), done in self.upto.items():
+            topics.setdefault(topic, {})[str(number)] = [
+                done, max(done, self.target.get((topic, number), done))]
+        note = {"format": _FORMAT, "tier": self._owner, "position": list(self.position or (0, 0)),
+                "queues": topics}
+        make_folders(os.path.dirname(self.path))
+        publish(self.path, (json.dumps(note) + "\n").encode(), store=self._home)
+        self.known = True
+
+
+def _rows(queues: Any) -> Iterator[tuple[str, int, int, int]]:
+    for topic, table in queues.items():
+        for number, (done, aim) in table.items():
+            yield topic, int(number), _number(done), _number(aim)
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no offset")
+    return value

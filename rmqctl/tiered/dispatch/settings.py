@@ -1,0 +1,110 @@
+"""The configuration a tier is fed with: a broker's, remembered beside the tier (tiered.md §15).
+
+``DIR/.rmqctl/tier.json`` holds what was given when the tier was first fed: files of other sizes
+than before are no damage, but a broker that is configured otherwise rolls them elsewhere, and an
+index file of other numbers it cannot read at all.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from rmqctl.errors import FormatError, UsageError
+from rmqctl.formats.config import config_json
+from rmqctl.formats.tiered import index
+from rmqctl.formats.tiered.units import UNIT_SIZE
+from rmqctl.tiered.files.reader import Reader
+
+if TYPE_CHECKING:
+    from rmqctl.tiered.files.writer import Feeder
+
+PLACE = ".rmqctl/tier.json"
+"""Below the tier root."""
+_FORMAT = 1
+_MOST = 1 << 62
+_MAX_SIZE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """Sizes in bytes, times in ms; the defaults are a broker's of 5.3.3."""
+
+    commit_log_max: int = 1 << 30
+    consume_queue_max: int = 104_857_600
+    index_slots: int = index.DEFAULT_SLOTS
+    index_max: int = index.DEFAULT_MAX_ITEMS
+    group_commit_count: int = 4096
+    group_commit_size: int = 4 << 20
+    group_commit_timeout: int = 30_000
+    rolling_interval: int = 24 * 3_600_000
+    rolling_min_size: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not _LEAST.get(one.name, 0) <= value <= _MOST:
+                raise UsageError(f"{one.name.replace('_', ' ')} cannot be {value}")
+
+    @property
+    def shape(self) -> index.Shape:
+        """What index files look like."""
+        return index.Shape(self.index_slots, self.index_max)
+
+    @property
+    def consume_queue_limit(self) -> int:
+        """The largest consume queue segment: whole units."""
+        return self.consume_queue_max - self.consume_queue_max % UNIT_SIZE
+
+
+_LEAST = {"commit_log_max": 1, "consume_queue_max": UNIT_SIZE, "index_slots": 1, "index_max": 2,
+          "group_commit_count": 1, "group_commit_size": 1}
+_REMEMBERED = ("commit_log_max", "consume_queue_max", "index_slots", "index_max")
+"""What later runs need to be the same; the others may be given anew each time."""
+
+
+def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:
+    """(settings, notes): what was given, else what is remembered, else a broker's defaults."""
+    known, notes = recall(reader)
+    values = {**known, **{name: value for name, value in given.items() if value is not None}}
+    for name in _REMEMBERED:
+        if name in known and values[name] != known[name]:
+            notes.append(f"{name.replace('_', ' ')}: {values[name]} now, {known[name]} before; "
+                         "files written from now on follow the new one")
+    return TierSettings(**values), notes
+
+
+def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
+    """(what is remembered, what is wrong with it). Never raises for what the file holds."""
+    size = reader.size(PLACE)
+    if size is None:
+        return {}, []
+    where = reader.where(PLACE)
+    try:
+        found: Any = config_json.parse(reader.read(PLACE, 0, min(size, _MAX_SIZE))).value
+    except FormatError as error:
+        return {}, [f"{where}: {error.reason}; as if it were not there"]
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        return {}, [f"{where}: of another format; as if it were not there"]
+    values = {}
+    for name in _REMEMBERED:
+        value = found.get(name)
+        if (isinstance(value, int) and not isinstance(value, bool)
+                and _LEAST[name] <= value <= _MOST):
+            values[name] = value
+    return values, []
+
+
+def remember(feeder: Feeder, settings: TierSettings) -> None:
+    """Notes the settings for later runs, where they are not noted already."""
+    known, _ = recall(feeder)
+    wanted = {name: getattr(settings, name) for name in _REMEMBERED}
+    if known != wanted:
+        text = json.dumps({"format": _FORMAT, **wanted}, indent=2) + "\n"
+        feeder.replace(PLACE, text.encode())
+
+
+def with_index(settings: TierSettings, slots: int) -> TierSettings:
+    """The same with the number of hash slots that uploaded files have."""
+    return replace(settings, index_slots=slots)

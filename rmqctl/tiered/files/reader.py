@@ -1,0 +1,163 @@
+"""Where a tier lies: files by relative path, opened for reading only.
+
+The shape is that of the drivers brokers have: read a range, size, list; `rmqctl.tiered.files.writer`
+adds create, append and commit. `PosixReader` is a folder of this machine; `rmqctl.tiered.files.remote_reader`
+brings the same through fsspec.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+from rmqctl.errors import NotAStoreError, StoreIOError
+from rmqctl.scan.source import FileSource, Source
+
+ASIDE = ".rmqctl/tiered"
+"""Below the tier root: where this program keeps what it replaces, and its own notes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something in a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 where unknown."""
+
+    name: str
+    is_folder: bool
+    size: int = 0
+    mtime_ms: int = 0
+    is_strange: bool = False
+    """Neither a folder nor a regular file."""
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Files of a tier by path relative to its root, with ``/``. All raise StoreIOError."""
+
+    name: str
+    """The root as the user named it."""
+
+    def where(self, path: str) -> str:
+        """A path in the user's words, for messages."""
+
+    def list(self, folder: str) -> list[Entry]:
+        """What is in a folder, by name; empty where there is no such folder."""
+
+    def size(self, path: str) -> int | None:
+        """The size of a file; None where there is none."""
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        """Bytes ``[position, position + length)``; fewer only at the end of the file."""
+
+    def source(self, path: str, base: int = 0) -> Source:
+        """The file as something to walk over, its first byte at logical offset ``base``.
+
+        To be closed by `close_source`.
+        """
+
+    def close(self) -> None: ...
+
+
+def close_source(source: Source) -> None:
+    """Closes what `Reader.source` opened."""
+    close = getattr(source, "close", None)
+    if close is not None:
+        close()
+
+
+class PosixReader:
+    """A folder, opened for reading. Holds no descriptors but a few recently used ones."""
+
+    _KEPT = 32
+
+    def __init__(self, root: str) -> None:
+        self.name = root
+        self.root = os.path.abspath(root)
+        self._open: dict[str, FileSource] = {}
+
+    def where(self, path: str) -> str:
+        return os.path.join(self.name, path) if path else self.name
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self.root, path)
+
+    def list(self, folder: str) -> list[Entry]:
+        full = self._full(folder)
+        found: list[Entry] = []
+        try:
+            with os.scandir(full) as entries:
+                found.extend(map(self._entry, entries))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise failed(error, self.where(folder), "list") from None
+        return sorted(found, key=lambda one: one.name)
+
+    @staticmethod
+    def _entry(one: os.DirEntry[str]) -> Entry:
+        try:
+            about = one.stat()
+        except OSError:  # vanished meanwhile, or a link to nowhere
+            return Entry(one.name, False, is_strange=True)
+        folder = stat.S_ISDIR(about.st_mode)
+        return Entry(one.name, folder, 0 if folder else about.st_size,
+                     about.st_mtime_ns // 1_000_000,
+                     not folder and not stat.S_ISREG(about.st_mode))
+
+    def size(self, path: str) -> int | None:
+        try:
+            return os.stat(self._full(path)).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise failed(error, self.where(path), "look at") from None
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        source = self._open.pop(path, None)
+        if source is None:
+            source = FileSource(self._full(path))
+            while len(self._open) >= self._KEPT:
+                self._open.pop(next(iter(self._open))).close()
+        self._open[path] = source
+        return source.read(position, length)
+
+    def source(self, path: str, base: int = 0) -> Source:
+        return FileSource(self._full(path), base)
+
+    def close(self) -> None:
+        for one in self._open.values():
+            one.close()
+        self._open.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+def failed(error: Exception, where: str, doing: str) -> StoreIOError:
+    """The StoreIOError for what the system said, or for a name it cannot have."""
+    if isinstance(error, OSError):
+        return StoreIOError.from_oserror(error, where, doing)
+    return StoreIOError(f"cannot {doing} {where!r}: {error}")
+
+
+def is_url(target: str) -> bool:
+    """Whether a place is one for fsspec: ``memory://…``, ``s3://…``."""
+    return "://" in target
+
+
+def open_reader(target: str) -> Reader:
+    """A tier root to read from. NotAStoreError where there is no folder."""
+    if is_url(target):
+        from rmqctl.tiered.files.remote_reader import RemoteReader
+
+        return RemoteReader(target)
+    if not os.path.isdir(target):
+        words = "is no folder" if os.path.lexists(target) else "no such folder"
+        raise NotAStoreError(f"{target}: {words}")
+    return PosixReader(target)

@@ -1,0 +1,284 @@
+"""A tier behind a URL that is fed through fsspec.
+
+Object stores have no append. What `append` takes is therefore kept on this side (in memory, a
+lot of it in a temporary file of this machine) until `commit`, which adds it to the file where the
+driver can, and else writes the file anew: old bytes and new ones go to a staged file below
+`ASIDE`, which then takes the place of the old one.
+
+What lasts: a commit that came back means that the driver has closed the file, with what its
+service promises for that (an object store has stored the object; a file of this machine has been
+forced to disk, its name has not). Reads of the same feeder see what is not committed, as with a
+local folder; other readers see it after the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING
+
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.tiered.files.reader import ASIDE, Entry
+from rmqctl.tiered.files.remote_reader import RemoteReader, failing
+
+if TYPE_CHECKING:
+    from rmqctl.files.durable import Part
+
+_PIECE = 4 << 20
+_IN_MEMORY = 8 << 20
+"""What one file may have in memory before it goes to a temporary file."""
+_IN_MEMORY_OF_ALL = 64 << 20
+APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "s3",
+                       "s3a"})
+"""Drivers whose mode "ab" is known to keep what is there. Others may take it and write over it."""
+
+
+class _Pending:
+    """What was appended to a file and is not committed; ``base`` is the size without it."""
+
+    def __init__(self, base: int) -> None:
+        self.base, self.length = base, 0
+        self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+
+    def add(self, parts: Sequence[Part]) -> int:
+        """Takes all the parts or none. OSError."""
+        self._spool.seek(self.length)
+        try:
+            added = sum(map(self._spool.write, parts))
+        except BaseException:
+            self.cut(self.length)
+            raise
+        self.length += added
+        return added
+
+    def cut(self, length: int) -> None:
+        with contextlib.suppress(OSError):  # what is behind the length is never read
+            self._spool.truncate(length)
+        self.length = length
+
+    def read(self, position: int, length: int) -> bytes:
+        self._spool.seek(position)
+        return self._spool.read(max(0, min(length, self.length - position)))
+
+    def pieces(self) -> Iterator[bytes]:
+        for position in range(0, self.length, _PIECE):
+            yield self.read(position, _PIECE)
+
+    def out_of_memory(self) -> None:
+        """Puts it into a temporary file."""
+        rollover = getattr(self._spool, "rollover", None)
+        if rollover is not None:
+            rollover()
+
+    def close(self) -> None:
+        self._spool.close()
+
+
+class RemoteFeeder(RemoteReader):
+    """A URL that is fed. See the module for what lasts when."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        protocol = self._fs.protocol
+        names = {protocol} if isinstance(protocol, str) else set(protocol)
+        self._appends = bool(names & APPENDING)
+        self._pending: dict[str, _Pending] = {}
+        self._torn: set[str] = set()
+        self._folders: set[str] = set()
+
+    # -- reading what is not committed, too ------------------------------------------------------
+
+    def list(self, folder: str) -> list[Entry]:
+        found = super().list(folder)
+        below = f"{folder}/" if folder else ""
+        return [Entry(one.name, False, kept.base + kept.length, one.mtime_ms, one.is_strange)
+                if (kept := self._pending.get(below + one.name)) else one for one in found]
+
+    def size(self, path: str) -> int | None:
+        kept = self._pending.get(path)
+        return super().size(path) if kept is None else kept.base + kept.length
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        kept = self._pending.get(path)
+        if kept is None or position < 0 or length <= 0:
+            return super().read(path, position, length)
+        data = b""
+        if position < kept.base:
+            self._sizes[path] = kept.base
+            data = super().read(path, position, min(length, kept.base - position))
+        with failing(self.where(path), "read the pending part of"):
+            rest = kept.read(max(position, kept.base) - kept.base, length - len(data))
+        return data + rest if rest else data
+
+    # -- feeding ---------------------------------------------------------------------------------
+
+    def create(self, path: str) -> None:
+        if self.size(path) is None:
+            self._make_folder_of(path)
+            with failing(self.where(path), "create"):
+                self._fs.pipe_file(self._full(path), b"")
+            self._sizes[path] = 0
+
+    def append(self, path: str, parts: Sequence[Part], position: int) -> int:
+        there = self.size(path)
+        if there is None:
+            self.create(path)
+            there = 0
+        if there != position:
+            raise self._somebody_else(path, there, position)
+        kept = self._pending.get(path) or _Pending(there)
+        with failing(self.where(path), "keep what is to be written to"):
+            added = kept.add(parts)
+            if sum(one.length for one in self._pending.values()) > _IN_MEMORY_OF_ALL:
+                kept.out_of_memory()
+        self._pending[path] = kept
+        return added
+
+    def commit(self, path: str) -> None:
+        kept = self._pending.get(path)
+        if kept is None:
+            return
+        if path in self._torn:
+            self._shorten(path, kept.base)
+        there = super().size(path)
+        if there != kept.base:
+            raise self._somebody_else(path, there, kept.base)
+        if kept.length:
+            self._add(path, kept)
+        kept.close()
+        del self._pending[path]
+        self._sizes[path] = kept.base + kept.length
+
+    def _somebody_else(self, path: str, there: int | None, wanted: int) -> RefusedError:
+        return RefusedError(f"{self.where(path)}: {there or 0} bytes are there, {wanted} were "
+                            "expected; somebody else writes to this tier")
+
+    def _add(self, path: str, kept: _Pending) -> None:
+        """Adds what is pending to the file; what a failure leaves of it is taken back."""
+        self._torn.add(path)  # until it is known to be whole
+        try:
+            if self._appends:
+                self._write(path, kept.pieces(), "ab")
+            else:
+                self._staged(path, self._both(path, kept))
+            there = super().size(path)
+            if there != kept.base + kept.length:
+                raise StoreIOError(f"cannot write to {self.where(path)}: {there} bytes are there "
+                                   f"afterwards, not {kept.base + kept.length}")
+        except BaseException:
+            with contextlib.suppress(StoreIOError, RefusedError):  # the next commit tries again
+                self._shorten(path, kept.base)
+            raise
+        self._torn.discard(path)
+
+    def _both(self, path: str, kept: _Pending) -> Iterator[bytes]:
+        yield from self._committed(path, 0, kept.base)
+        yield from kept.pieces()
+
+    def _committed(self, path: str, start: int, end: int) -> Iterator[bytes]:
+        for position in range(start, end, _PIECE):
+            length = min(_PIECE, end - position)
+            data = super().read(path, position, length)
+            if len(data) != length:
+                raise StoreIOError(f"cannot read {self.where(path)}: it ends before {end} bytes")
+            yield data
+
+    def _shorten(self, path: str, size: int) -> None:
+        """Makes a file end at ``size`` if it is longer; its end is lost."""
+        there = super().size(path)
+        if there is not None and there > size:
+            self._staged(path, self._committed(path, 0, size))
+        self._torn.discard(path)
+
+    def cut(self, path: str, size: int) -> str | None:
+        there = self.size(path)
+        if there is None or there <= size:
+            return None
+        kept = self._pending.get(path)
+        if kept is not None and path in self._torn:
+            self._shorten(path, kept.base)
+        spare = f"{self._aside(path)}@{size}"
+        self._staged(spare, (self.read(path, at, min(_PIECE, there - at))
+                             for at in range(size, there, _PIECE)))
+        if kept is None or size < kept.base:
+            self._shorten(path, size)
+            if kept is not None:
+                self._pending.pop(path).close()
+        else:
+            kept.cut(size - kept.base)
+        return spare
+
+    def _aside(self, path: str) -> str:
+        numbers = [int(one.name) for one in super().list(f"{ASIDE}/aside")
+                   if one.name.isascii() and one.name.isdigit()]
+        return f"{ASIDE}/aside/{max(numbers, default=-1) + 1:06d}/{path}"
+
+    def put_aside(self, path: str) -> str:
+        spare = self._aside(path)
+        self.commit(path)
+        self._move(path, spare)
+        return spare
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._staged(path, (data[at:at + _PIECE] for at in range(0, len(data), _PIECE)))
+        kept = self._pending.pop(path, None)
+        if kept is not None:
+            kept.close()
+        self._torn.discard(path)
+
+    def close(self) -> None:
+        super().close()
+        for kept in self._pending.values():
+            kept.close()
+        self._pending.clear()
+
+    # -- through the driver ----------------------------------------------------------------------
+
+    def _staged(self, path: str, pieces: Iterable[bytes]) -> None:
+        """A whole file, written beside and then put in its place: old or new, never half."""
+        staged = f"{ASIDE}/{path.rpartition('/')[2]}.tmp"
+        self._make_folder_of(staged)
+        size = self._write(staged, pieces, "wb")
+        self._move(staged, path)
+        there = super().size(path)
+        if there != size:  # not every driver's rename takes the place of a file, or says so
+            raise StoreIOError(f"cannot replace {self.where(path)}: {there} bytes are there "
+                               f"afterwards, not {size}")
+
+    def _write(self, path: str, pieces: Iterable[bytes], mode: str) -> int:
+        """Writes pieces to a file and has it closed; how many bytes they were."""
+        self._sizes.pop(path, None)
+        size = 0
+        with failing(self.where(path), "write to"), self._fs.open(self._full(path), mode) as file:
+            for one in pieces:
+                file.write(one)
+                size += len(one)
+            file.flush()
+            if hasattr(file, "fileno"):
+                with contextlib.suppress(NotImplementedError, ValueError):
+                    os.fsync(file.fileno())
+        return size
+
+    def _move(self, path: str, place: str) -> None:
+        from fsspec import AbstractFileSystem
+
+        old, new = self._full(path), self._full(place)
+        self._make_folder_of(place)
+        with failing(self.where(path), "move"):
+            # Without a rename of its own a driver would take the names for patterns.
+            if type(self._fs).mv is AbstractFileSystem.mv:
+                self._fs.cp_file(old, new)
+                self._fs.rm_file(old)
+            else:
+                self._fs.mv(old, new)
+        self._sizes.pop(path, None)
+        self._sizes.pop(place, None)
+
+    def _make_folder_of(self, path: str) -> None:
+        folder = path.rpartition("/")[0]
+        if folder not in self._folders:
+            with failing(self.where(folder), "create"):
+                self._fs.makedirs(self._full(folder), exist_ok=True)
+            self._folders.add(folder)

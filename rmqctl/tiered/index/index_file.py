@@ -1,0 +1,258 @@
+"""An index file of a tier, opened for reading: open or compacted, of any version (tiered.md §5).
+
+Everything is read by position through a function, so the same code reads local files, segments
+of a tier and objects of a store, and tests can count the reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.index_shape import open_shape_of
+from rmqctl.scan.source import FileSource
+from rmqctl.tiered.flat_file import FlatFile
+from rmqctl.tiered.tier import Tier
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ReadAt = Callable[[int, int], bytes]
+"""(position, length) -> bytes, fewer at the end of the file."""
+
+Status = Literal["UNSEALED", "UPLOADED"]
+EMPTY, OPEN, COMPACTED = "empty", "open", "compacted"
+BLOCK_ITEMS = 1 << 16
+_EMPTY_HEADER = fmt.HeaderRecord(fmt.END_MAGIC, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """One file. ``where`` in the user's words; ``base`` of an uploaded one's segment, else -1.
+
+    ``kept``: whether a broker is to believe ``shape``'s slots only by configuration (open form).
+    """
+
+    where: str
+    size: int
+    status: Status
+    form: str
+    header: fmt.HeaderRecord
+    shape: fmt.Shape
+    read: ReadAt
+    base: int = -1
+
+    @property
+    def timestamp(self) -> int:
+        """The file's key in a broker's table: its creation."""
+        return self.header.begin_timestamp
+
+    @property
+    def items(self) -> int:
+        """How many items the header claims (5.1.x numbers them from 0)."""
+        return max(self.header.item_count, 0)
+
+    def time_of(self, item: fmt.CompactedItemRecord | fmt.ItemRecord) -> int:
+        """The store time (ms) an item stands for, to the second (5.1.x: to the millisecond)."""
+        return self.header.begin_timestamp + item.time_diff * (1 if self.shape.old else 1000)
+
+    def slot_of(self, key_hash: int) -> int:
+        """The slot of a hash; -1 for the one that has none: -2^31, where slots do not divide it."""
+        slot = key_hash % self.shape.slots
+        return slot if key_hash >= 0 or not slot else -1
+
+    def chain(self, key_hash: int, most: int | None = None) -> Iterator[fmt.CompactedItemRecord]:
+        """The items with a hash, newest first; of the slot's items ``most`` are looked at.
+
+        FormatError at a slot or link that leads outside. Two reads in the compacted form.
+        """
+        slot = self.slot_of(key_hash)
+        if self.form == EMPTY or slot < 0:
+            return
+        walk = self._compacted_chain if self.form == COMPACTED else self._open_chain
+        for item in walk(slot, most):
+            if item.key_hash == key_hash:
+                yield item
+
+    def slot_range(self, slot: int) -> fmt.CompactedSlotRecord:
+        """Where the items of a slot of the compacted form lie. FormatError if not in the file."""
+        at = self.shape.slot_position(slot)
+        found: fmt.CompactedSlotRecord = self._decoded(fmt.COMPACTED_SLOT, at)
+        end = self.shape.items_at + self.items * fmt.COMPACTED_ITEM.size
+        if found.length and (found.length < 0 or found.length % fmt.COMPACTED_ITEM.size
+                             or not self.shape.items_at <= found.position
+                             or found.position + found.length > end):
+            raise self._fault(at, "slot", f"items at {found.position}, {found.length} bytes: not "
+                                          "in the file")
+        return found
+
+    def _compacted_chain(self, slot: int, most: int | None) -> Iterator[fmt.CompactedItemRecord]:
+        found = self.slot_range(slot)
+        length = found.length
+        if most is not None:
+            length = min(length, most * fmt.COMPACTED_ITEM.size)
+        block = BLOCK_ITEMS * fmt.COMPACTED_ITEM.size
+        for start in range(0, length, block):
+            data = self.read(found.position + start, min(block, length - start))
+            whole = len(data) - len(data) % fmt.COMPACTED_ITEM.size
+            yield from fmt.COMPACTED_ITEM.decode_all(data[:whole])
+            if len(data) < min(block, length - start):
+                raise self._fault(found.position + start + len(data), "item", "the file ends here")
+
+    def _open_chain(self, slot: int, most: int | None) -> Iterator[fmt.CompactedItemRecord]:
+        at = self.shape.slot_position(slot)
+        number = self._decoded(fmt.SLOT, at).item
+        left = self.items if most is None else most
+        first = 0 if self.shape.old else 1
+        last = self.items - 1 if self.shape.old else self.items
+        while number >= first and left > 0:
+            if number > last:
+                raise self._fault(at, "slot", f"leads to item {number} of {self.items}")
+            at = self.shape.item_position(number)
+            item = self._decoded(fmt.ITEM, at)
+            yield fmt.CompactedItemRecord(*item[:-1])
+            if item.previous >= number:
+                raise self._fault(at, "previous", f"item {number} leads to {item.previous}, which "
+                                                  "is not older")
+            number, left = item.previous, left - 1
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        """(number of the first, items) of all items in the order of the file, as structured
+        arrays: `tiered_index.Item` of an open file, `CompactedItem` of a compacted one.
+        """
+        import numpy as np
+
+        if self.form == EMPTY:
+            return
+        unit = fmt.COMPACTED_ITEM if self.form == COMPACTED else fmt.ITEM
+        first = 1 if self.form == OPEN and not self.shape.old else 0
+        at = self.shape.items_at + first * unit.size
+        for start in range(0, self.items, BLOCK_ITEMS):
+            wanted = min(BLOCK_ITEMS, self.items - start) * unit.size
+            data = self.read(at + start * unit.size, wanted)
+            found = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
+            if len(found):
+                yield first + start, found
+            if len(data) < wanted:
+                return
+
+    def _decoded(self, unit: Any, at: int) -> Any:
+        data = self.read(at, unit.size)
+        try:
+            return unit.decode(data, 0, at)
+        except FormatError as error:
+            error.file = self.where
+            raise
+
+    def _fault(self, at: int, path: str, reason: str) -> FormatError:
+        return FormatError(reason, file=self.where, offset=at, path=path)
+
+
+def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = -1,
+            slots: int | None = None, max_items: int | None = None) -> IndexFile:
+    """What kind of index file lies there. FormatError (with the file) where it is none.
+
+    ``slots`` and ``max_items`` are what is configured; an open file without items, of other than
+    the default ratio, needs one of them. An uploaded file of no bytes is empty, as is one of its
+    header alone.
+    """
+    if size == 0:
+        return IndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)
+    try:
+        header = fmt.HEADER.decode(read(0, fmt.HEADER.size))
+        if status == "UNSEALED" and not any(header):  # made, and killed before its header was
+            return IndexFile(where, size, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read)
+        if header.magic not in fmt.MAGICS:
+            raise FormatError(f"not an index magic: {header.magic:08x}", offset=0, path="magic")
+        if header.item_count < 0:
+            raise FormatError("a negative number of items", path="item_count",
+                              offset=fmt.HEADER.field("item_count").offset)
+        if status == "UPLOADED":
+            return IndexFile(where, size, status, COMPACTED, header,
+                             fmt.compacted_shape(header, size, None), read, base)
+        shape = open_shape_of(read, size, header, slots, max_items)
+        if header.item_count > shape.max_items:
+            raise FormatError(f"says {header.item_count} items, there is place for "
+                              f"{shape.max_items}", path="item_count",
+                              offset=fmt.HEADER.field("item_count").offset)
+        return IndexFile(where, size, status, OPEN, header, shape, read, base)
+    except FormatError as error:
+        error.file = where
+        raise
+
+
+def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]:
+    """The uploaded index files of a broker by base offset; what is none, or cannot be read, comes
+    as its error.
+    """
+    for one in flat.segments:
+        def read(position: int, length: int, path: str = one.path) -> bytes:
+            return flat.reader.read(path, position, length)
+        try:
+            yield examine(read, one.usable, flat.reader.where(one.path), status="UPLOADED",
+                          base=one.base)
+        except (FormatError, StoreIOError) as error:
+            yield error
+
+
+class LocalIndex:
+    """The index files of a broker that are not uploaded, opened together. Context manager.
+
+    ``files`` are those that can be read, oldest first; ``errors`` what the others are.
+    """
+
+    def __init__(self, folder: str | None, slots: int | None = None,
+                 max_items: int | None = None) -> None:
+        self.files: list[IndexFile] = []
+        self.errors: list[FormatError | StoreIOError] = []
+        self._sources: list[FileSource] = []
+        for name in local_names(folder):
+            path = os.path.join(str(folder), name)
+            try:
+                source = FileSource(path)
+                self._sources.append(source)
+                self.files.append(examine(source.read, source.size, path, status="UNSEALED",
+                                          slots=slots, max_items=max_items))
+            except (FormatError, StoreIOError) as error:
+                self.errors.append(error)
+
+    def close(self) -> None:
+        for one in self._sources:
+            one.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def local_names(folder: str | None) -> list[str]:
+    """The names of index files in a broker's local folder, oldest first: numbers, as a broker
+    takes them, and the fixed names of 5.1.x. StoreIOError.
+    """
+    if folder is None:
+        return []
+    try:
+        found = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, folder, "list") from None
+    return sorted((one for one in found if one.isascii() and one.isdigit()
+                   and not os.path.isdir(os.path.join(folder, one))),
+                  key=lambda one: (one not in names.OLD_INDEX_NAMES, int(one)))
+
+
+def known_slots(tier: Tier, broker: str | None = None) -> int | None:
+    """The number of hash slots of the uploaded files, for those that do not tell theirs."""
+    for _, flat in tier.indexes(broker):
+        for one in uploaded(flat):
+            if isinstance(one, IndexFile) and one.form == COMPACTED:
+                return one.shape.slots
+    return None

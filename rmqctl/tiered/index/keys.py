@@ -1,0 +1,185 @@
+"""Keys under which a tier's index has messages, in the order of a broker's items (tiered.md §5.4).
+
+A broker from 5.3.0 on puts the unique key and then the parts of ``KEYS`` into a ``HashSet`` and
+goes through it. By column that is a sort by bucket; what is out of the ordinary (many keys, equal
+ones, characters beyond ASCII, spaces at an end) is worked out message by message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from rmqctl.formats.config import java_map
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.javahash import string_hash
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.scan import text, text_slices
+from rmqctl.scan.frames import Array, Batch
+
+SEPARATOR = " "
+_CAPACITY = 16
+_SIMPLE_KEYS = 8
+"""So many keys neither let a set grow nor make a bucket of it a tree."""
+_SPACE, _HIGH = 0x20, 0x80
+_NO_BREAK = frozenset("\u00a0\u2007\u202f")
+_CONTROL = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f ")
+_SEPARATORS = frozenset("\u1680\u2028\u2029\u205f\u3000") | {chr(one) for one in
+                                                            range(0x2000, 0x200B)}
+_WHITESPACE = _CONTROL | _SEPARATORS - _NO_BREAK
+"""``Character.isWhitespace`` of Java."""
+
+
+class Keys(NamedTuple):
+    """The keys of a batch in the order of their items.
+
+    ``row`` (int64, ascending): the message of each; ``key_hash`` (int32): what its item holds.
+    -2^31 is among them where a key has that hash.
+    """
+
+    row: Array
+    key_hash: Array
+
+
+def is_blank(value: str | None) -> bool:
+    """``StringUtils.isBlank``: nothing but what Java calls whitespace."""
+    return value is None or all(char in _WHITESPACE for char in value)
+
+
+def key_set(unique: str | None, keys: str | None) -> list[str]:
+    """The keys of one message, from its properties, in the order of their items."""
+    found: dict[str, None] = {}
+    if unique is not None and not is_blank(unique):
+        found[unique] = None
+    if keys is not None and not is_blank(keys):
+        # Java leaves out empty parts at the end, and only those.
+        parts = keys.rstrip(SEPARATOR).split(SEPARATOR)
+        found.update(dict.fromkeys(parts))
+    names = tuple(found)
+    return [names[at] for at in java_map.ordered(names, _CAPACITY)]
+
+
+def keys_of(batch: Batch, topic: str | Array, found: text.Properties | None = None) -> Keys:
+    """The keys of a batch's messages.
+
+    ``topic`` is one for all of them, or an array (int64) of `topic_hash` for each. ``found`` are
+    the batch's properties where somebody has cut them already.
+    """
+    properties = text.Properties(batch) if found is None else found
+    sharp = np.full(len(batch), topic_hash(topic), np.int64) if isinstance(topic, str) else topic
+    return _keys(properties, sharp)
+
+
+def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> Keys:
+    """The keys of several batches as of one, each of a topic: much quicker where they are small."""
+    sharp = np.repeat([topic_hash(one) for one in topics], [len(one) for one in batches])
+    raw = pa.concat_arrays([text.properties(one) for one in batches])
+    return _keys(text.Properties(raw), sharp)
+
+
+def _keys(properties: text.Properties, sharp: Array) -> Keys:
+    count = len(sharp)
+    data = properties.data
+    unique = properties.places(props.UNIQUE_KEY)
+    whole = properties.places(props.KEYS)
+    odd = _odd(data, unique, whole, count)
+    of, start, length = text_slices.split(data, whole[1], whole[2], keep_empty=True)
+    row = np.concatenate([unique[0], whole[0][of]])
+    start = np.concatenate([unique[1], start])
+    length = np.concatenate([unique[2], length])
+    odd |= np.bincount(row, minlength=count) > _SIMPLE_KEYS
+    plain = ~odd[row]
+    row, start, length = row[plain], start[plain], length[plain]
+    own, units = text_slices.hashes(data, start, length)
+    order = _in_buckets(row, own)
+    row, own, units = row[order], own[order], units[order]
+    again = _repeated(row, own)
+    hashed = _item_hash(sharp[row], own, units)
+    if again.any():
+        twice: Array = np.zeros(count, bool)
+        twice[row[again]] = True
+        odd |= twice
+        kept = ~twice[row]
+        row, hashed = row[kept], hashed[kept]
+    if not odd.any():
+        return Keys(row, hashed)
+    return _with_odd(Keys(row, hashed), np.flatnonzero(odd), sharp, data, unique, whole)
+
+
+def topic_hash(topic: str) -> int:
+    """The Java hash of the topic and the sharp behind it, with which every key begins."""
+    return string_hash(fmt.key_text(topic, ""))
+
+
+def _odd(data: Array, unique: tuple[Array, Array, Array], whole: tuple[Array, Array, Array],
+         count: int) -> Array:
+    """Messages that may have a blank value or a space at the end of their keys (bool)."""
+    odd: Array = np.zeros(count, bool)
+    for row, start, _ in (unique, whole):
+        first = data[start]
+        odd[row[(first <= _SPACE) | (first >= _HIGH)]] = True
+    row, start, length = whole
+    odd[row[data[start + length - 1] == _SPACE]] = True
+    return odd
+
+
+def _in_buckets(row: Array, own: Array) -> Array:
+    """The order of a set's iteration: by message, by bucket, then as the keys were put."""
+    code = own.astype(np.uint32)
+    bucket = (code ^ code >> np.uint32(16)) & np.uint32(_CAPACITY - 1)
+    order: Array = np.argsort(row << 4 | bucket.astype(np.int64), kind="stable")
+    return order
+
+
+def _repeated(row: Array, own: Array) -> Array:
+    """Keys whose neighbourhood in the set has one with their hash: equal ones, perhaps (bool).
+
+    Equal keys share a bucket, in which they need not be neighbours, so all of it is looked at.
+    """
+    found: Array = np.zeros(len(row), bool)
+    for step in range(1, min(_SIMPLE_KEYS, len(row))):
+        same = row[step:] == row[:-step]
+        if not same.any():
+            break
+        found[step:] |= same & (own[step:] == own[:-step])
+    return found
+
+
+def _item_hash(sharp: Array, own: Array, units: Array) -> Array:
+    """The hash of ``topic#key`` (int32): negated where negative, which leaves -2^31 as it is."""
+    power = text_slices.power_table()[units]
+    signed = (sharp.astype(np.uint32) * power + own.astype(np.uint32)).view(np.int32)
+    found: Array = np.abs(signed)
+    return found
+
+
+def _with_odd(plain: Keys, odd: Array, sharp: Array, data: Array, unique: tuple[Any, ...],
+              whole: tuple[Any, ...]) -> Keys:
+    rows, hashes = [], []
+    for row in odd.tolist():
+        one, other = (_value(data, where, row) for where in (unique, whole))
+        for key in key_set(one, other):
+            rows.append(row)
+            hashes.append(_slow_hash(int(sharp[row]), key))
+    row = np.concatenate([plain.row, np.array(rows, np.int64)])
+    key_hash = np.concatenate([plain.key_hash, np.array(hashes, np.int32)])
+    order = np.argsort(row, kind="stable")
+    return Keys(row[order], key_hash[order])
+
+
+def _value(data: Array, where: tuple[Any, ...], row: int) -> str | None:
+    at = int(np.searchsorted(where[0], row))
+    if at == len(where[0]) or int(where[0][at]) != row:
+        return None
+    start, length = int(where[1][at]), int(where[2][at])
+    return data[start:start + length].tobytes().decode("utf-8", "replace")
+
+
+def _slow_hash(sharp: int, key: str) -> int:
+    units = len(key.encode("utf-16-be", "surrogatepass")) // 2
+    value = (sharp * pow(31, units, 1 << 32) + string_hash(key)) & 0xFFFFFFFF
+    signed = value - (1 << 32) if value & 0x80000000 else value
+    return signed if signed == -(1 << 31) else abs(signed)

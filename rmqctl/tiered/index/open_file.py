@@ -1,0 +1,266 @@
+"""One open index file that receives items, written durably (tiered.md §5.2).
+
+What is put stays in memory until `commit`: items first, then the header that counts them, then
+the slots that lead to them, each made to last before the next begins. Killed in between, the file
+may miss ways to its last items; never more, and opening it here finds and mends that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rmqctl.errors import FormatError, RefusedError
+from rmqctl.files import durable
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.scan.source import FileSource
+from rmqctl.tiered.index.links import link, slots_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BLOCK = 1 << 17
+"""Items that are read at once."""
+MOST_PENDING = 1 << 20
+"""The most items that one commit writes: these opening a file has to look at again."""
+_PAGE = 512
+"""Slots that are written together, 4 KiB."""
+_BRIDGED = 8
+"""Clean pages between two dirty ones that are written along."""
+_WRITTEN = 1 << 17
+"""Slots that are written by one call, 1 MiB."""
+
+
+class FeedFile:
+    """The file at ``path``, whose name is its ``timestamp``; made where it is missing.
+
+    ``items``, ``used`` (slots) and ``end_timestamp`` count what is pending, too. ``mended``: ways
+    to items were missing when it was opened, and are there now. A new file's end is 0, as a
+    broker has it; an existing one's is read from where it lies, at 12 (a broker reads it from 4
+    and so forgets it). RefusedError where the file is not of this shape or no index file.
+    """
+
+    def __init__(self, path: str, timestamp: int, shape: fmt.Shape) -> None:
+        if shape.old:
+            raise RefusedError(f"{path}: only the open form of 5.2.0 and newer can be written")
+        if shape.open_size > fmt.MAX_SIZE:
+            raise RefusedError(f"{path}: with {shape.slots} slots and {shape.max_items} items it "
+                               "would be larger than a broker can map (2 GiB)")
+        self.path, self.timestamp, self.shape = path, timestamp, shape
+        self.items = self.used = self.end_timestamp = 0
+        self.mended = False
+        self._heads: Array = np.zeros(shape.slots, np.int32)
+        self._dirty: Array = np.zeros(-(-shape.slots // _PAGE), bool)
+        self._pending: list[tuple[int, Array]] = []
+        self._waiting = 0
+        self._changed = False
+        self._fd = durable.open_file(path, os.O_RDWR | os.O_CREAT)
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        size = os.fstat(self._fd).st_size
+        if not size:
+            try:
+                os.ftruncate(self._fd, self.shape.open_size)
+            except OSError as error:
+                raise durable.failed(error, self.path, "make") from None
+            self._write_header()
+            durable.sync(self._fd, self.path, whole=True)
+            durable.sync_folder(os.path.dirname(self.path))
+            return
+        if size != self.shape.open_size:
+            raise RefusedError(
+                f"{self.path}: has {size} bytes; with {self.shape.slots} slots and "
+                f"{self.shape.max_items} items it would have {self.shape.open_size} "
+                "(name the numbers it was made with: --index-slots, --index-max)")
+        with FileSource(self.path) as source:
+            self._load(source)
+            if not self._is_sound(source):
+                self._mend(source)
+
+    def _load(self, source: FileSource) -> None:
+        header = fmt.HEADER.decode(source.read(0, fmt.HEADER.size))
+        if header.magic and header.magic not in fmt.MAGICS:
+            raise RefusedError(f"{self.path}: no index file: its magic is {header.magic:08x}")
+        if not 0 <= header.item_count < self.shape.max_items:
+            raise RefusedError(f"{self.path}: says {header.item_count} items, there is place for "
+                               f"{self.shape.max_items - 1}")
+        self.items, self.end_timestamp = header.item_count, max(header.end_timestamp, 0)
+        for first in range(0, self.shape.slots, _WRITTEN):
+            count = min(_WRITTEN, self.shape.slots - first)
+            data = _whole(source, self.shape.slot_position(first), count * fmt.SLOT.size)
+            self._heads[first:first + count] = np.frombuffer(data, fmt.SLOT.dtype())["item"]
+        np.maximum(self._heads, 0, out=self._heads)
+        self.used = int(np.count_nonzero(self._heads))
+        self._changed = header.magic == 0 or self.used != header.slot_count
+
+    def _is_sound(self, source: FileSource) -> bool:
+        """Whether the slots lead to all of the last items that one commit may have written, and
+        their chains have all of these.
+        """
+        newest = int(self._heads.max(initial=0))
+        if newest != self.items:
+            return False
+        start = max(1, self.items + 1 - MOST_PENDING)
+        heads = np.zeros_like(self._heads)
+        for number, found in self._read(source, start):
+            slot = slots_of(found["key_hash"], self.shape.slots)
+            previous = link(slot, heads, number).previous
+            known = previous > 0
+            stands = found["previous"]
+            if ((stands != previous) & known).any() or (stands[~known] >= start).any():
+                return False
+        there = heads > 0
+        return bool((heads[there] == self._heads[there]).all()
+                    and (self._heads[~there] < start).all())
+
+    def _mend(self, source: FileSource) -> None:
+        """Links all items anew, which are right whatever leads to them."""
+        before, heads = self._heads.copy(), self._heads
+        heads[:] = 0
+        written = False
+        for number, found in self._read(source, 1):
+            previous = link(slots_of(found["key_hash"], self.shape.slots), heads, number).previous
+            if (found["previous"] != previous).any():
+                linked = found.copy()
+                linked["previous"] = previous
+                durable.write_all(self._fd, raw(linked), self.shape.item_position(number),
+                                  self.path)
+                written = True
+        if written:
+            durable.sync(self._fd, self.path)
+        self._replace_heads(before)
+        self.mended = True
+        self.commit()
+
+    def _replace_heads(self, before: Array) -> None:
+        self.used = int(np.count_nonzero(self._heads))
+        # What stands on disk may differ from both, in its lower than zero values: harmless.
+        self._dirty[np.flatnonzero(before != self._heads) // _PAGE] = True
+        self._changed = True
+
+    def _read(self, source: FileSource, start: int,
+              end: int | None = None) -> Iterator[tuple[int, Array]]:
+        last = self.items if end is None else end
+        for number in range(start, last + 1, BLOCK):
+            count = min(BLOCK, last + 1 - number)
+            data = _whole(source, self.shape.item_position(number), count * fmt.ITEM.size)
+            yield number, np.frombuffer(data, fmt.ITEM.dtype())
+
+    # -- putting ----------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many items can still be put."""
+        return self.shape.max_items - 1 - self.items
+
+    def put(self, rows: Array, latest: int) -> None:
+        """Adds items (`tiered_index.Item`, in order); ``previous`` is set here, in ``rows``.
+
+        ``latest`` is the largest store time among them. StoreIOError where a commit was due.
+        """
+        for start in range(0, len(rows), MOST_PENDING):
+            part = rows[start:start + MOST_PENDING]
+            if self._waiting + len(part) > MOST_PENDING:
+                self.commit()
+            self._add(part, latest)
+
+    def _add(self, rows: Array, latest: int) -> None:
+        number = self.items + 1
+        links = link(slots_of(rows["key_hash"], self.shape.slots), self._heads, number)
+        rows["previous"] = links.previous
+        self._dirty[links.touched // _PAGE] = True
+        self.used += links.fresh
+        self.items += len(rows)
+        self.end_timestamp = max(self.end_timestamp, latest)
+        self._pending.append((number, rows))
+        self._waiting += len(rows)
+        self._changed = True
+
+    def commit(self) -> None:
+        """Makes all that was put last. StoreIOError; then it may be tried again."""
+        if not self._changed:
+            return
+        if self._pending:
+            for number, rows in self._pending:
+                durable.write_all(self._fd, raw(rows),
+                                  self.shape.item_position(number), self.path)
+            durable.sync(self._fd, self.path)
+        self._write_header()
+        durable.sync(self._fd, self.path)
+        if self._dirty.any():
+            self._write_slots()
+            durable.sync(self._fd, self.path)
+        self._pending, self._waiting, self._changed = [], 0, False
+        self._dirty[:] = False
+
+    def _write_header(self) -> None:
+        magic = (fmt.END_MAGIC if self.items + 1 == self.shape.max_items else fmt.BEGIN_MAGIC)
+        header = fmt.HeaderRecord(magic, self.timestamp, self.end_timestamp, self.used, self.items)
+        durable.write_all(self._fd, fmt.HEADER.build(header), 0, self.path)
+
+    def _write_slots(self) -> None:
+        pages = np.flatnonzero(self._dirty)
+        edges = np.flatnonzero(np.diff(pages) > _BRIDGED)
+        starts = pages[np.concatenate([[0], edges + 1])] * _PAGE
+        ends = np.minimum((pages[np.append(edges, len(pages) - 1)] + 1) * _PAGE, self.shape.slots)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            for first in range(start, end, _WRITTEN):
+                part: Array = np.zeros(min(_WRITTEN, end - first), fmt.SLOT.dtype())
+                part["item"] = self._heads[first:first + len(part)]
+                durable.write_all(self._fd, raw(part),
+                                  self.shape.slot_position(first), self.path)
+
+    def rewind(self, items: int) -> None:
+        """Forgets all items behind number ``items``, at once and for good. StoreIOError.
+
+        The end is the latest that fits what is left: items know their time to the second.
+        ValueError where fewer are committed.
+        """
+        if not 0 <= items <= self.items:
+            raise ValueError(f"{items} of {self.items} items cannot be kept")
+        self._pending, self._waiting = [], 0
+        before = self._heads.copy()
+        self._heads[:] = 0
+        most = None
+        with FileSource(self.path) as source:
+            for number, found in self._read(source, 1, items):
+                newest = int(found["time_diff"].max())
+                most = newest if most is None else max(most, newest)
+                slot = slots_of(found["key_hash"], self.shape.slots)
+                # Of several that go to one place the last stays, which is the newest.
+                self._heads[slot] = np.arange(number, number + len(found), dtype=np.int32)
+        self.items = items
+        if most is None:
+            self.end_timestamp = 0
+        else:
+            latest = self.timestamp + most * 1000 + (999 if most >= 0 else 0)
+            self.end_timestamp = min(self.end_timestamp, latest)
+        self._replace_heads(before)
+        self.commit()
+
+    def close(self) -> None:
+        """Gives the file back; what was not committed is lost."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def raw(rows: Array) -> memoryview:
+    """The bytes of a contiguous array, not copied."""
+    return memoryview(rows.view(np.uint8).data)
+
+
+def _whole(source: FileSource, position: int, length: int) -> bytes:
+    data = source.read(position, length)
+    if len(data) != length:
+        raise FormatError("the file ends here", file=source.name, offset=position + len(data))
+    return data

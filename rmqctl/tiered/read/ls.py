@@ -1,0 +1,188 @@
+"""What is in a tier, as rows: queues, segments, index files; files and metadata side by side.
+
+Only names, sizes, headers and the metadata are read, and of a queue its first message's head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.tiered import metadata as meta
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.units import NEVER
+from rmqctl.tiered.flat_file import FlatFile, Segment
+from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.index.index_file import (
+    EMPTY,
+    IndexFile,
+    examine,
+    known_slots,
+    local_names,
+    uploaded,
+)
+from rmqctl.tiered.tier import Tier
+
+Row = dict[str, Any]
+
+OK, EMPTY_FILE, STALE, SHORT, NO_METADATA, NO_FILE, GAP, OVERLAP, BAD_NAME = (
+    "ok", "empty", "stale-metadata", "short", "no-metadata", "no-file", "gap", "overlap",
+    "bad-name")
+STATES = (OK, EMPTY_FILE, STALE, NO_METADATA, OVERLAP, NO_FILE, SHORT, GAP, BAD_NAME)
+"""States of a segment, the harmless ones first."""
+
+QUEUE_COLUMNS = ("cluster", "broker", "topic", "queue_id", "min_offset", "commit_offset",
+                 "cq_start", "commit_log_start", "commit_log_end", "commit_log_segments",
+                 "consume_queue_segments", "bytes", "metadata_bytes", "state")
+SEGMENT_COLUMNS = ("broker", "topic", "queue_id", "type", "base_offset", "size", "usable",
+                   "metadata_size", "status", "begin_timestamp", "end_timestamp",
+                   "create_timestamp", "mtime", "state", "path")
+INDEX_COLUMNS = ("broker", "status", "form", "begin_timestamp", "end_timestamp", "items",
+                 "used_slots", "hash_slots", "size", "base_offset", "generation", "error", "path")
+
+
+def queues(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
+    """A row per queue. What cannot be read is None."""
+    for queue in tier.queues(topic, broker=broker):
+        name = queue.name
+        segments = [*segments_of(tier, name, queue.commit_log),
+                    *segments_of(tier, name, queue.consume_queue)]
+        yield {
+            "cluster": name.cluster, "broker": name.broker, "topic": name.topic,
+            "queue_id": name.queue_id, "min_offset": _min_offset(queue),
+            "commit_offset": queue.commit_offset, "cq_start": queue.cq_start,
+            "commit_log_start": queue.commit_log.start, "commit_log_end": queue.commit_log.end,
+            "commit_log_segments": len(queue.commit_log.segments),
+            "consume_queue_segments": len(queue.consume_queue.segments),
+            "bytes": sum(one["size"] or 0 for one in segments),
+            "metadata_bytes": sum(one["metadata_size"] or 0 for one in segments)
+            if tier.metadata_path else None,
+            "state": max((one["state"] for one in segments), key=STATES.index, default=EMPTY_FILE),
+        }
+
+
+def _min_offset(queue: FlatQueue) -> int | None:
+    try:
+        return queue.min_offset
+    except StoreIOError:
+        return None
+
+
+def segments(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
+    """A row per segment, of a file or only of the metadata; index segments last."""
+    seen: set[tuple[str, str]] = set()
+    for queue in tier.queues():
+        for flat in (queue.commit_log, queue.consume_queue):
+            seen.add((flat.kind, queue.name.path))
+            if topic in (None, queue.name.topic) and broker in (None, queue.name.broker):
+                yield from segments_of(tier, queue.name, flat)
+    for (cluster, owner), flat in sorted(tier.found.indexes.items()):
+        name = QueueName(cluster, owner, names.INDEX_TOPIC, names.INDEX_QUEUE)
+        seen.add((flat.kind, name.path))
+        if topic is None and broker in (None, owner):
+            yield from segments_of(tier, name, flat)
+    for kind in names.KINDS:
+        for path, table in sorted(tier.metadata.segments[kind].items()):
+            parts = path.split("/")
+            if (kind, path) in seen or len(parts) < 3 or broker not in (None, parts[-3]) or (
+                    topic not in (None, parts[-2])):
+                continue
+            number = int(parts[-1]) if parts[-1].isdigit() and parts[-1].isascii() else None
+            for _, entry in sorted(table.items()):
+                yield _row(parts[-3], parts[-2], number, kind, None, entry, NO_FILE, None)
+
+
+def segments_of(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Row]:
+    """The rows of one flat file, by base offset."""
+    entries = dict(tier.metadata.segments[flat.kind].get(name.path, {}))
+    known = tier.metadata_path is not None and tier.metadata_error is None
+    rows = []
+    for number, one in enumerate(flat.segments):
+        entry = entries.pop(one.base, None)
+        after = flat.segments[number + 1] if number + 1 < len(flat.segments) else None
+        state = _state(one, after, entry, known)
+        rows.append(_row(name.broker, name.topic, name.queue_id, flat.kind, one, entry, state,
+                         flat.reader.where(one.path)))
+    rows += [_row(name.broker, name.topic, name.queue_id, flat.kind, None, entry, NO_FILE, None)
+             for entry in entries.values()]
+    yield from sorted(rows, key=lambda row: row["base_offset"])
+
+
+def _state(one: Segment, after: Segment | None, entry: meta.SegmentEntry | None,
+           known: bool) -> str:
+    if not one.name_ok:
+        return BAD_NAME
+    if after is not None and one.base + one.size < after.base:
+        return GAP
+    if entry is not None and entry.size > one.size:
+        return SHORT
+    if after is not None and one.base + one.size > after.base:
+        return OVERLAP
+    if known and entry is None and one.size:
+        return NO_METADATA
+    if entry is not None and entry.size < one.size:
+        return STALE
+    return OK if one.size else EMPTY_FILE
+
+
+def _row(broker: str, topic: str, queue_id: int | None, kind: str, one: Segment | None,
+         entry: meta.SegmentEntry | None, state: str, where: str | None) -> Row:
+    base = one.base if one is not None else entry.base_offset if entry is not None else None
+    return {
+        "broker": broker, "topic": topic, "queue_id": queue_id, "type": kind, "base_offset": base,
+        "size": None if one is None else one.size, "usable": None if one is None else one.usable,
+        "metadata_size": None if entry is None else entry.size,
+        "status": None if entry is None else entry.status,
+        "begin_timestamp": None if entry is None else _time(entry.begin_timestamp),
+        "end_timestamp": None if entry is None else _time(entry.end_timestamp),
+        "create_timestamp": None if entry is None else entry.create_timestamp,
+        "mtime": None if one is None or not one.mtime_ms else one.mtime_ms,
+        "state": state, "path": where,
+    }
+
+
+def _time(value: int) -> int | None:
+    """A timestamp; None where it was never set."""
+    return None if value == NEVER else value
+
+
+def index_files(tier: Tier, broker: str | None = None, slots: int | None = None,
+                max_items: int | None = None) -> Iterator[Row]:
+    """A row per index file: uploaded ones by base offset, then those that are not, oldest first."""
+    for owner, flat in tier.indexes(broker):
+        for number, file in enumerate(uploaded(flat)):
+            yield _index_row(owner, file, flat.reader.where(flat.segments[number].path))
+    folder = tier.local_index_folder
+    try:
+        found = local_names(folder)
+    except OSError as error:
+        yield _index_row(None, str(error), folder)
+        return
+    from rmqctl.scan.source import FileSource
+
+    for name in found:
+        path = f"{folder}/{name}"
+        try:
+            with FileSource(path) as source:
+                yield _index_row(None, examine(
+                    source.read, source.size, path, status="UNSEALED",
+                    slots=slots or known_slots(tier, broker), max_items=max_items), path)
+        except (FormatError, StoreIOError) as error:
+            yield _index_row(None, error, path)
+
+
+def _index_row(broker: str | None, file: IndexFile | FormatError | StoreIOError | str,
+               path: str | None) -> Row:
+    if not isinstance(file, IndexFile):
+        return dict.fromkeys(INDEX_COLUMNS) | {"broker": broker, "error": str(file), "path": path}
+    empty, header = file.form == EMPTY, file.header
+    return {
+        "broker": broker, "status": file.status, "form": file.form,
+        "begin_timestamp": None if empty else header.begin_timestamp,
+        "end_timestamp": None if empty else header.end_timestamp,
+        "items": file.items, "used_slots": None if file.shape.old else header.slot_count,
+        "hash_slots": None if empty else file.shape.slots, "size": file.size,
+        "base_offset": None if file.base < 0 else file.base,
+        "generation": "5.1" if file.shape.old else "5.2+", "error": None, "path": path,
+    }

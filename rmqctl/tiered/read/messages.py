@@ -1,0 +1,188 @@
+"""All messages of a queue in a tier, one after another, over damage and holes.
+
+Where a pull follows a broker's rules (`rmqctl.tiered.as_broker.get_message`), this shows everything that proves
+itself, and what does not as a value with its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.tiered.units import CODA_SIZE, UNIT_SIZE, UnitRecord, is_coda
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.tiered.flat_queue import FlatQueue
+
+UNITS = 4096
+"""Units that are read at once."""
+SPAN = 4 << 20
+"""Bytes of commit log that are read at once, unless one message is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``count`` queue offsets from ``queue_offset`` on that lead to no message.
+
+    ``file`` in the user's words; ``offset`` is logical: of the queue's commit log, or in bytes of
+    its consume queue. ``unreadable``: the system refused, so nothing is said of the content.
+    """
+
+    queue_offset: int
+    count: int
+    file: str
+    offset: int
+    field: str | None
+    reason: str
+    unreadable: bool = False
+
+    def __str__(self) -> str:
+        last = self.queue_offset + self.count - 1
+        which = (f"queue offset {self.queue_offset}" if self.count == 1 else
+                 f"queue offsets {self.queue_offset} to {last}")
+        if self.unreadable:
+            return f"{which}: {self.reason}"
+        field = f" field {self.field}" if self.field else ""
+        return f"{which}: {self.file} @{self.offset}{field}: {self.reason}"
+
+
+def held_from(queue: FlatQueue) -> int:
+    """The first queue offset whose message is not expired: by the units, found by bisection.
+
+    Unlike the broker's min offset it does not depend on the first message being intact.
+    """
+    low, high = queue.cq_start, queue.commit_offset
+    start = queue.commit_log.start
+    if not start:
+        return low
+    while low < high:
+        middle = (low + high) // 2
+        unit = queue.unit(middle)
+        if unit is None or unit.commit_log_offset < start:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def messages(queue: FlatQueue, start: int | None = None, end: int | None = None, *,
+             span: int = SPAN) -> Iterator[Record | Fault]:
+    """The messages of the queue offsets ``[start, end)`` in order, and the faults between them.
+
+    Without ``start`` from the first that is not expired. Memory is bounded by `UNITS` and
+    ``span``. Never raises for what lies on disk.
+    """
+    stop = queue.commit_offset if end is None else min(end, queue.commit_offset)
+    try:
+        at = max(held_from(queue) if start is None else start, queue.cq_start)
+    except StoreIOError as error:
+        yield _unread(queue, queue.cq_start, stop - queue.cq_start, error)
+        return
+    while at < stop:
+        wanted = min(UNITS, stop - at)
+        try:
+            units = [UnitRecord(*row) for row in queue.units(at, wanted).tolist()]
+        except StoreIOError as error:
+            yield _unread(queue, at, wanted, error)
+            at += wanted
+            continue
+        yield from _found(queue, at, units, span)
+        at += len(units)
+        if len(units) < wanted:
+            behind = min(_next_unit(queue, at), stop)
+            if behind == at and not units:  # it went away meanwhile
+                behind += 1
+            if behind > at:
+                flat = queue.consume_queue
+                yield Fault(at, behind - at, flat.reader.where(flat.folder), at * UNIT_SIZE, None,
+                            "no unit is there: the segments do not meet")
+            at = behind
+
+
+def _next_unit(queue: FlatQueue, at: int) -> int:
+    """The first queue offset at or behind ``at`` with a whole unit; the end where none is."""
+    for one in queue.consume_queue.segments:
+        if one.end > at * UNIT_SIZE and one.usable:
+            first = max(-(-one.base // UNIT_SIZE), at)
+            for number in (first, first + 1):
+                try:
+                    found = queue.unit(number) is not None
+                except StoreIOError:
+                    found = True  # whoever reads it is told
+                if found:
+                    return number
+    return queue.commit_offset
+
+
+def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
+           span: int) -> Iterator[Record | Fault]:
+    """Units in runs whose messages lie one behind the other: one read for each run."""
+    at = 0
+    while at < len(units):
+        end, reach = at + 1, _end(units[at])
+        most = units[at].commit_log_offset + span
+        while end < len(units) and reach <= units[end].commit_log_offset <= _end(
+                units[end]) <= most:
+            reach = _end(units[end])
+            end += 1
+        yield from _run(queue, first + at, units[at:end])
+        at = end
+
+
+def _end(unit: UnitRecord) -> int:
+    return unit.commit_log_offset + max(unit.size, 0)
+
+
+def _run(queue: FlatQueue, first: int, units: Sequence[UnitRecord]) -> Iterator[Record | Fault]:
+    base = units[0].commit_log_offset
+    length = _end(units[-1]) - base
+    data = b""
+    if base >= 0 and 0 < length <= MAX_RECORD:
+        try:
+            data = queue.commit_log.read(base, length + CODA_SIZE)
+        except StoreIOError as error:
+            yield _unread(queue, first, len(units), error)
+            return
+    for number, unit in enumerate(units):
+        yield (_quick(data, unit.commit_log_offset - base, unit, first + number)
+               or proven(queue, first + number, unit))
+
+
+def _quick(data: bytes, at: int, unit: UnitRecord, queue_offset: int) -> Record | None:
+    """The message at a place of what was read, if all is as it should be."""
+    if is_coda(data, at):
+        at += CODA_SIZE
+    if unit.size < message.MIN_SIZE or at + unit.size > len(data):
+        return None
+    try:
+        record = message.decode(data, at)
+    except FormatError:
+        return None
+    fits = (record.total_size == unit.size and record.queue_offset == queue_offset)
+    return record if fits else None
+
+
+def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fault:
+    """The message of one queue offset, or what is wrong with it and where."""
+    flat = queue.commit_log
+    at = unit.commit_log_offset
+    one = flat.segment_of(at) if at >= 0 else None
+    where = flat.reader.where(one.path if one is not None else flat.folder)
+    try:
+        if unit.size > MAX_RECORD:
+            raise FormatError(f"the unit says {unit.size} bytes", path="size")
+        if one is None and at >= 0:
+            gone = "expired: before the first segment" if at < flat.start else "in no segment"
+            raise FormatError(f"the message is not there ({gone})", path="commit_log_offset")
+        return queue.record(queue_offset)
+    except FormatError as error:
+        return Fault(queue_offset, 1, where, at, error.path, error.reason)
+    except StoreIOError as error:
+        return _unread(queue, queue_offset, 1, error)
+
+
+def _unread(queue: FlatQueue, first: int, count: int, error: StoreIOError) -> Fault:
+    return Fault(first, count, queue.commit_log.reader.where(queue.commit_log.folder), 0, None,
+                 str(error), unreadable=True)

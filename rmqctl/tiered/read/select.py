@@ -1,0 +1,136 @@
+"""A selection of messages from a tier, page by page: what lies behind `tiered read`.
+
+Each queue has a log of its own in a tier, so queues come one after another, by number. What
+cannot be read is told through a callback while the reading goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.message import Record
+from rmqctl.store.pages import Page, RecordPage
+from rmqctl.store.problems import Problem, Report
+from rmqctl.store.query.conditions import filtered
+from rmqctl.store.query.select import Selection
+from rmqctl.store.queue.rows import CLOCK_SLACK
+from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.read.by_time import at_time
+from rmqctl.tiered.read.messages import Fault, messages
+from rmqctl.tiered.tier import Tier
+
+PAGE = 512
+"""Messages of a page."""
+PAGE_BYTES = 4 << 20
+"""A page ends with the message that reaches this."""
+_NAMED = 10
+"""Faults of a queue that are told one by one."""
+
+
+def pages(tier: Tier, wanted: Selection, broker: str | None = None,
+          report: Report = lambda _problem: None,
+          advance: Callable[[int], None] = lambda _bytes: None) -> Iterator[Page]:
+    """The selected messages. Of ``wanted`` the offsets by ``from_phy`` and ``to_phy`` are those
+    of the queue's tiered commit log.
+    """
+    unreadable(tier, wanted.topic, report)
+    found = (page for queue in tier.queues(wanted.topic, wanted.queue_id, broker)
+             for page in _queue_pages(queue, wanted, report, advance))
+    yield from counted(found, wanted)
+
+
+def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
+    """Tells which folders on the way to a topic could not be read."""
+    for one in tier.problems:
+        if one.unreadable and (topic is None or one.path.split("/")[2:3] in ([], [topic])):
+            report(Problem("unreadable", one.reason))
+
+
+def counted(found: Iterable[Page], wanted: Selection) -> Iterator[Page]:
+    """What of the pages fulfils the conditions, up to the count."""
+    left = wanted.count
+    if left == 0:
+        return
+    conditions = wanted.conditions()
+    for one in found:
+        page = filtered(one, conditions)
+        if left is not None:
+            if len(page) > left:
+                page = page.select(np.arange(left))
+            left -= len(page)
+        if len(page):
+            yield page
+        if left == 0:
+            return
+
+
+def _queue_pages(queue: FlatQueue, wanted: Selection, report: Report,
+                 advance: Callable[[int], None]) -> Iterator[Page]:
+    try:
+        start, end = _range(queue, wanted)
+    except StoreIOError as error:
+        report(Problem("unreadable", f"{queue.name.topic}/{queue.name.queue_id}: {error}"))
+        return
+    told = Told(f"{queue.name.topic}/{queue.name.queue_id}", report)
+    yield from gathered(_records(messages(queue, start, end), told, advance))
+    told.finish()
+
+
+def _range(queue: FlatQueue, wanted: Selection) -> tuple[int | None, int | None]:
+    """The queue offsets to look at, narrowed by the times asked for; None: all."""
+    start, end = wanted.from_offset, None
+    if wanted.since is not None:
+        start = max(start or 0, at_time(queue, wanted.since - CLOCK_SLACK).queue_offset)
+    if wanted.until is not None:
+        end = at_time(queue, wanted.until + CLOCK_SLACK + 1).queue_offset
+    return start, end
+
+
+def _records(found: Iterable[Record | Fault], told: Told,
+             advance: Callable[[int], None]) -> Iterator[Record]:
+    for one in found:
+        if isinstance(one, Fault):
+            told.add(one)
+            continue
+        advance(one.total_size)
+        yield one
+
+
+def gathered(records: Iterable[Record]) -> Iterator[Page]:
+    """Records in pages of bounded size."""
+    page: list[Record] = []
+    size = 0
+    for one in records:
+        page.append(one)
+        size += one.total_size
+        if len(page) == PAGE or size >= PAGE_BYTES:
+            yield RecordPage(page)
+            page, size = [], 0
+    if page:
+        yield RecordPage(page)
+
+
+class Told:
+    """Tells the first faults of a queue one by one, and of the others how many they are."""
+
+    def __init__(self, queue: str, report: Report) -> None:
+        self._queue, self._report = queue, report
+        self._told = self._more = 0
+        self._last: int | None = None
+
+    def add(self, fault: Fault) -> None:
+        if self._told < _NAMED:
+            self._told += 1
+            self._report(Problem("unreadable" if fault.unreadable else "damage",
+                                 f"{self._queue}: {fault}", fault.offset))
+        else:
+            self._more += fault.count
+            self._last = fault.queue_offset + fault.count - 1
+
+    def finish(self) -> None:
+        if self._more:
+            self._report(Problem("damage", f"{self._queue}: {self._more} more queue offsets up to "
+                                 f"{self._last} lead to no message"))

@@ -1,0 +1,135 @@
+"""Counts and bytes of the messages in a tier, by queue, broker, day and more.
+
+Messages are those a unit of the consume queue leads to; what no unit leads to is counted apart.
+Sums are made by `scan.aggregate`, as for a local log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
+from rmqctl.scan.aggregate import Aggregate
+from rmqctl.scan.frames import Array
+from rmqctl.scan.groupings import Key
+from rmqctl.scan.walk import Walk
+from rmqctl.tiered.files.reader import close_source
+from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.index.index_file import IndexFile, uploaded
+from rmqctl.tiered.tier import Tier
+from rmqctl.tiered.verify.units import Units
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is counted: ``by`` as `groupings.GROUPINGS`; store times in ms, inclusive."""
+
+    by: str = "topic"
+    broker: str | None = None
+    topic: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+    def start(self, only: Sequence[Key] | None) -> Aggregate:
+        raw = None if self.topic is None else os.fsencode(self.topic)
+        return Aggregate(self.by, topic=raw, since=self.since, until=self.until, only=only)
+
+
+@dataclass(slots=True)
+class Figures:
+    """``brokers``: the sums of each. ``orphans`` are whole messages that no unit leads to;
+    ``bytes_other`` are codas and whatever else is no message. ``is_whole``: all could be read.
+    """
+
+    brokers: dict[str, Aggregate] = field(default_factory=dict)
+    orphans: int = 0
+    bytes_orphaned: int = 0
+    bytes_other: int = 0
+    index_files: int = 0
+    index_items: int = 0
+    index_bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+    is_whole: bool = True
+
+
+def collect(tier: Tier, query: Query, *, apart: bool = False,
+            progress: Progress | None = None) -> Figures:
+    """All figures. ``apart``: the sums of each broker for itself, else one under the name ``""``.
+
+    What cannot be read is a problem in words; the rest is counted. Where there are too many
+    groups the logs are read twice (`Aggregate`).
+    """
+    figures = _pass(tier, query, {}, apart, progress)
+    full = {name: one.candidates for name, one in figures.brokers.items() if one.is_full}
+    if full:
+        figures = _pass(tier, query, full, apart, None)
+    for problem in tier.problems:
+        if problem.unreadable and (query.topic is None or problem.path.split("/")[2:3] in (
+                [], [query.topic])):
+            figures.problems.append(problem.reason)
+            figures.is_whole = False
+    for _, flat in tier.indexes(query.broker):
+        for one in uploaded(flat):
+            if isinstance(one, IndexFile):
+                figures.index_files += 1
+                figures.index_items += one.items
+                figures.index_bytes += one.size
+            else:
+                figures.problems.append(str(one))
+    return figures
+
+
+def _pass(tier: Tier, query: Query, only: dict[str, list[Key]], apart: bool,
+          progress: Progress | None) -> Figures:
+    figures = Figures()
+    for queue in tier.queues(query.topic, broker=query.broker):
+        name = queue.name.broker if apart else ""
+        if name not in figures.brokers:
+            figures.brokers[name] = query.start(only.get(name))
+        try:
+            _queue(queue, figures.brokers[name], figures, progress)
+        except StoreIOError as error:
+            figures.problems.append(str(error))
+            figures.is_whole = False
+    return figures
+
+
+def _queue(queue: FlatQueue, sums: Aggregate, figures: Figures, progress: Progress | None) -> None:
+    units = Units(queue)
+    units.find_tears()
+    for segment, source in queue.commit_log.sources():
+        try:
+            source.size = min(source.size, segment.usable)
+            walk = Walk(source)
+            done = 0
+            for batch in walk:
+                figures.bytes_other += sum(span.length for span in batch.spans)
+                if len(batch):
+                    size = batch.column("total_size")
+                    found = units.at(batch.column("queue_offset"))
+                    led = found.known & (found.size == size) & (
+                        (found.offset == batch.offset) | _behind_coda(queue, found.offset,
+                                                                     batch.offset))
+                    figures.orphans += int((~led).sum())
+                    figures.bytes_orphaned += int(size[~led].sum())
+                    sums.add(batch.select(led))
+                if progress is not None:
+                    progress(walk.position - done)
+                    done = walk.position
+        finally:
+            close_source(source)
+
+
+def _behind_coda(queue: FlatQueue, offset: Array, place: Array) -> Array:
+    """Which units lead to a coda in front of their message (5.1, 5.2)."""
+    found: Array = np.zeros(len(offset), bool)
+    for at in np.flatnonzero(offset + CODA_SIZE == place).tolist():
+        found[at] = is_coda(queue.commit_log.read(int(offset[at]), CODA_SIZE))
+    return found

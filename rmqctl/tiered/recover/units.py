@@ -1,0 +1,281 @@
+"""What the consume queue of one queue has to hold: its own units where they lead to what they
+should, units made from the messages where they do not (tiered.md §4, §17.6).
+
+Nothing is invented: a queue offset of which neither a unit nor a message is left stays a hole,
+and a hole is never bridged, because a broker that reads over one takes later messages for earlier
+ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmqctl.formats.local import message
+from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT, UNIT_SIZE, UnitRecord
+from rmqctl.scan.frames import Array
+from rmqctl.tiered.flat_file import FlatFile, Segment
+from rmqctl.tiered.flat_queue import BLOCK_UNITS
+
+_DTYPE = UNIT.dtype()
+_MOST_LOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Queue offsets ``[start, end)`` without a hole."""
+
+    start: int
+    end: int
+
+
+class Expected:
+    """The units that the messages of a queue make; of several with one queue offset the last."""
+
+    def __init__(self, rows: Array) -> None:
+        self.rows = rows
+        offsets = rows["queue_offset"]
+        self._order: Array | None = None
+        self.repeated = 0
+        if len(rows) > 1 and not _ascends(offsets):
+            order = np.argsort(offsets, kind="stable")
+            ordered = offsets[order]
+            last = np.append(ordered[1:] != ordered[:-1], True)
+            self._order, self.offsets = order[last], ordered[last]
+            self.repeated = len(rows) - len(self.offsets)
+        else:
+            self.offsets = offsets
+        breaks = _breaks(self.offsets)
+        starts = np.concatenate([np.zeros(min(len(self.offsets), 1), np.int64), breaks])
+        ends = np.append(breaks, len(self.offsets))[:len(starts)] - 1
+        self.runs = [Run(int(one), int(other) + 1) for one, other in zip(
+            self.offsets[starts], self.offsets[ends], strict=True)]
+
+    def run_of(self, queue_offset: int) -> Run | None:
+        """The run with a queue offset in it."""
+        at = bisect_right(self.runs, queue_offset, key=lambda one: one.start) - 1
+        if at >= 0 and queue_offset < self.runs[at].end:
+            return self.runs[at]
+        return None
+
+    def find(self, queue_offsets: Array) -> tuple[Array, Array]:
+        """(whether there is a message of each, its row where there is)."""
+        if not len(self.offsets):
+            return (np.zeros(len(queue_offsets), bool),
+                    np.zeros(len(queue_offsets), self.rows.dtype))
+        at = np.minimum(np.searchsorted(self.offsets, queue_offsets), len(self.offsets) - 1)
+        there = self.offsets[at] == queue_offsets
+        row = at if self._order is None else self._order[at]
+        return there, self.rows[row]
+
+
+def _ascends(offsets: Array) -> bool:
+    step = 1 << 20
+    return all(bool((np.diff(offsets[at:at + step + 1]) > 0).all())
+               for at in range(0, len(offsets) - 1, step))
+
+
+def _breaks(offsets: Array) -> Array:
+    """Where a value is not the one before plus one."""
+    step = 1 << 20
+    found = [np.flatnonzero(np.diff(offsets[at:at + step + 1]) != 1) + at + 1
+             for at in range(0, len(offsets) - 1, step)]
+    return np.concatenate(found).astype(np.int64) if found else np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of units. ``unknown`` ones lead into the log, to no message that is whole."""
+
+    sound: int = 0
+    expired: int = 0
+    wrong: int = 0
+    made: int = 0
+    unknown: int = 0
+
+
+class Units:
+    """The units of a queue: what is there of them, and what has to be."""
+
+    def __init__(self, log: FlatFile, queue: FlatFile, expected: Expected) -> None:
+        self.log, self.queue, self.expected = log, queue, expected
+        self.counts = Counts()
+        self.cut = 0
+        """Units at the end that lead to nothing, and are left out."""
+        self.lost: list[tuple[int, UnitRecord]] = []
+        """The first of these that tell of a message, with their queue offsets."""
+        self._kept = {one.base: Run(one.base // UNIT_SIZE, one.end // UNIT_SIZE)
+                      for one in queue.segments}
+        self._trim()
+        self.runs = self._runs()
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    def kept(self, segment: Segment) -> Run:
+        """The queue offsets of a segment's units that count."""
+        return self._kept[segment.base]
+
+    def _existing(self, start: int, end: int) -> tuple[Array, Array]:
+        """(units of ``[start, end)``, whether each is there); zeros for those that are not."""
+        units: Array = np.zeros(end - start, _DTYPE)
+        there: Array = np.zeros(end - start, bool)
+        for one in self.queue.segments:
+            kept = self._kept[one.base]
+            low, high = max(start, kept.start), min(end, kept.end)
+            if low >= high:
+                continue
+            data = self.queue.reader.read(one.path, low * UNIT_SIZE - one.base,
+                                          (high - low) * UNIT_SIZE)
+            found = np.frombuffer(data, _DTYPE, len(data) // UNIT_SIZE)
+            units[low - start:low - start + len(found)] = found
+            there[low - start:low - start + len(found)] = True
+        return units, there
+
+    def _sound(self, first: int, units: Array) -> Array:
+        """Whether units lead to a message that is theirs, be it one that was written again."""
+        rows = self.expected.rows
+        good: Array = np.zeros(len(units), bool)
+        if not len(rows):
+            return good
+        offset = units["commit_log_offset"].astype(np.int64)
+        for skipped in (0, CODA_SIZE):  # a broker passes over a coda in front (§3)
+            at = np.minimum(np.searchsorted(rows["position"], offset + skipped), len(rows) - 1)
+            row = rows[at]
+            good |= ((row["position"] == offset + skipped) & (row["size"] == units["size"])
+                     & (row["queue_offset"] == first + np.arange(len(units)))
+                     & (row["tags_code"] == units["tags_code"]))
+            if good.all():
+                break
+        return good
+
+    def _leads_inside(self, units: Array) -> Array:
+        """Whether units lead to bytes that are there, or that expired."""
+        offset = units["commit_log_offset"].astype(np.int64)
+        size = units["size"].astype(np.int64)
+        inside: Array = ((offset >= 0) & (offset < self.log.end) & (size >= message.MIN_SIZE)
+                         & (size <= self.log.end - np.minimum(offset, self.log.end)))
+        return inside
+
+    def _trim(self) -> None:
+        """Leaves out units at the end that lead behind the log, and of whose messages none is
+        there: a broker's next messages would come to lie where they lead.
+        """
+        for one in reversed(self.queue.segments):
+            kept = self._kept[one.base]
+            end = kept.end
+            while end > kept.start:
+                start = max(kept.start, end - BLOCK_UNITS)
+                units, _ = self._existing(start, end)
+                worth = self._leads_inside(units) | self.expected.find(
+                    np.arange(start, end))[0]
+                found = np.flatnonzero(worth)
+                if len(found):
+                    stop = start + int(found[-1]) + 1
+                    self._leave_out(stop, units[stop - start:])
+                    self._kept[one.base] = Run(kept.start, stop)
+                    return
+                self._leave_out(start, units)
+                end = start
+            self._kept[one.base] = Run(kept.start, kept.start)
+
+    def _leave_out(self, start: int, units: Array) -> None:
+        self.cut += len(units)
+        room = _MOST_LOST - len(self.lost)
+        for number, one in enumerate(units[:room].tolist()):
+            if one[0] >= self.log.start and one[1] >= message.MIN_SIZE:
+                self.lost.append((start + number, UnitRecord(*one)))
+
+    # -- what has to be ---------------------------------------------------------------------------
+
+    def _runs(self) -> list[Run]:
+        found: list[Run] = []
+        for one in self.queue.segments:
+            kept = self._kept[one.base]
+            if kept.start == kept.end:
+                continue
+            if found and found[-1].end >= kept.start:
+                found[-1] = Run(found[-1].start, max(found[-1].end, kept.end))
+            else:
+                found.append(kept)
+        if not found:
+            # The newest: a broker goes on at its end.
+            return self.expected.runs[-1:]
+        return found
+
+    def fill(self, *, before: bool, behind: bool) -> None:
+        """Lengthens the runs by what messages continue them. ``before`` the first, ``behind``
+        the last one; between them always.
+        """
+        runs, last = self.runs, len(self.runs) - 1
+        for at, one in enumerate(runs):
+            low, high = one.start, one.end
+            left = self.expected.run_of(low - 1) if at or before else None
+            if left is not None:
+                low = max(left.start, runs[at - 1].end) if at else left.start
+            right = self.expected.run_of(high) if at < last or behind else None
+            if right is not None:
+                high = min(right.end, runs[at + 1].start) if at < last else right.end
+            runs[at] = Run(low, high)
+        joined: list[Run] = []
+        for one in runs:
+            if joined and joined[-1].end == one.start:
+                joined[-1] = Run(joined[-1].start, one.end)
+            else:
+                joined.append(one)
+        self.runs = joined
+
+    def content(self, start: int, end: int) -> tuple[Array, bool]:
+        """(the units of ``[start, end)``, which lie in a run; whether any is another than there
+        is). Counts what became of them.
+        """
+        units, there = self._existing(start, end)
+        sound = there & self._sound(start, units)
+        has, rows = self.expected.find(np.arange(start, end))
+        offset = units["commit_log_offset"].astype(np.int64)
+        first = self.expected.offsets[0] if len(self.expected.offsets) else 1 << 62
+        expired = there & ~sound & (offset >= 0) & (offset < self.log.start) & (
+            np.arange(start, end) < first)
+        wrong = ~sound & ~expired & has
+        for name, value in (("commit_log_offset", "position"), ("size", "size"),
+                            ("tags_code", "tags_code")):
+            units[name][wrong] = rows[value][wrong]
+        counts = self.counts
+        counts.sound += int(sound.sum())
+        counts.expired += int(expired.sum())
+        counts.wrong += int((wrong & there).sum())
+        counts.made += int((wrong & ~there).sum())
+        counts.unknown += int((there & ~sound & ~expired & ~has).sum())
+        return units, bool(wrong.any())
+
+    def blocks(self, start: int, end: int) -> Iterator[tuple[Array, bool]]:
+        """`content` of a range, a block at a time."""
+        for at in range(start, end, BLOCK_UNITS):
+            yield self.content(at, min(end, at + BLOCK_UNITS))
+
+    def times(self, start: int, units: Array) -> tuple[int, int, bool]:
+        """The least and largest store time of the messages of units, `NEVER` for none; whether
+        all of them are known.
+        """
+        has, rows = self.expected.find(np.arange(start, start + len(units)))
+        if not has.any():
+            return NEVER, NEVER, False
+        found = rows["store_time"][has]
+        return int(found.min()), int(found.max()), bool(has.all())
+
+    def missing(self) -> list[Run]:
+        """Runs of messages that no unit will lead to, for a hole is between: their queue
+        offsets.
+        """
+        found = []
+        for one in self.expected.runs:
+            at = one.start
+            for run in self.runs:
+                if run.start > at and at < one.end:
+                    found.append(Run(at, min(one.end, run.start)))
+                at = max(at, min(run.end, one.end))
+            if at < one.end:
+                found.append(Run(at, one.end))
+        return [one for one in found if one.start < one.end]

@@ -1,0 +1,140 @@
+"""Index items against the keys of messages, both ways, without going to and fro (tiered.md §5.4).
+
+Either side becomes fingerprints of queue, commit log offset, size and hash. A hash counts as equal
+to the one newer brokers give the same key: where the Java hash is negative, one negates it and the
+other clears its sign, so the two always add up to 2^31.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.javahash import string_hash
+from rmqctl.scan import text, text_slices
+from rmqctl.scan.frames import Array
+from rmqctl.tiered.verify.spool import BUCKETS, Spool
+
+_HALF = 1 << 31
+_SPACE = 0x20
+KEY = np.dtype([("mark", np.uint64), ("queue", np.uint32), ("queue_offset", np.int64),
+                ("time", np.int64), ("true_time", np.int64), ("wanted", np.bool_)])
+"""A key of a message. ``time`` as a broker reads it; ``wanted``: an index should have it."""
+ITEM = np.dtype([("mark", np.uint64), ("file", np.uint32), ("number", np.uint32),
+                 ("time_diff", np.int32)])
+"""An item; ``number`` is its place in the file's order."""
+_MIX = tuple(np.uint64(one) for one in (
+    0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def folded(key_hash: Array) -> Array:
+    """The same number for the hashes either rule gives to a key (int64)."""
+    value = np.abs(key_hash.astype(np.int64))
+    found: Array = np.minimum(value, _HALF - value)
+    return found
+
+
+def marks(queue: Array, offset: Array, size: Array, hashed: Array) -> Array:
+    """Fingerprints (uint64) of what an item says; ``hashed`` is `folded`."""
+    value: Array = np.zeros(len(offset), np.uint64)
+    for part in (queue, offset, size, hashed):
+        value = (value ^ part.astype(np.int64).view(np.uint64)) * _MIX[0]
+        value = (value ^ (value >> np.uint64(30))) * _MIX[1]
+        value = (value ^ (value >> np.uint64(27))) * _MIX[2]
+        value ^= value >> np.uint64(31)
+    return value
+
+
+class Taker(Protocol):
+    """Who takes rows of `KEY`: a spool, here or (through a file) in another process."""
+
+    def add(self, rows: Array) -> None: ...
+
+
+class MessageKeys:
+    """Collects the keys of a queue's messages. ``empty_too``: some item is of the empty key,
+    which versions differ on, so every message may have one.
+    """
+
+    def __init__(self, spool: Taker, number: int, topic: str, *, empty_too: bool) -> None:
+        self._spool, self._number = spool, number
+        self._sharp = string_hash(f"{topic}#")
+        self._empty_too = empty_too
+
+    def add(self, found: text.Properties, rows: Array, offset: Array, size: Array,
+            queue_offset: Array, time: Array, true_time: Array) -> tuple[Array, Array]:
+        """The keys of messages (columns of one batch) whose ``rows`` (bool) are to be trusted.
+
+        Returns of every key its row and its length in bytes.
+        """
+        unique, keys = found.places(props.UNIQUE_KEY), found.places(props.KEYS)
+        of, start, length = text_slices.split(found.data, *keys[1:])
+        row = np.concatenate([unique[0], keys[0][of]])
+        start = np.concatenate([unique[1], start])
+        length = np.concatenate([unique[2], length])
+        hashed, units = text_slices.hashes(found.data, start, length)
+        power = text_slices.power_table()[np.minimum(units, len(text_slices.power_table()) - 1)]
+        total = np.uint32(self._sharp & 0xFFFFFFFF) * power + hashed.astype(np.uint32)
+        signed = total.astype(np.uint32).view(np.int32).astype(np.int64)
+        self._put(row, signed, rows, offset, size, queue_offset, time, true_time,
+                  wanted=_not_blank(found.data, start, length))
+        if self._empty_too:
+            every = np.arange(len(offset))
+            sharp = np.full(len(every), self._sharp, np.int64)
+            self._put(every, sharp, rows, offset, size, queue_offset, time, true_time,
+                      wanted=np.zeros(len(every), bool))
+        return row, length
+
+    def _put(self, row: Array, signed: Array, rows: Array, offset: Array, size: Array,
+             queue_offset: Array, time: Array, true_time: Array, wanted: Array) -> None:
+        kept = rows[row]
+        row, signed, wanted = row[kept], signed[kept], wanted[kept]
+        out: Array = np.zeros(len(row), KEY)
+        queue = np.full(len(row), self._number, np.int64)
+        out["mark"] = marks(queue, offset[row], size[row], folded(signed))
+        out["queue"], out["queue_offset"] = self._number, queue_offset[row]
+        out["time"], out["true_time"], out["wanted"] = time[row], true_time[row], wanted
+        self._spool.add(out)
+
+
+def _not_blank(data: Array, start: Array, length: Array) -> Array:
+    """Whether texts begin with anything but white space; a doubtful one counts as blank."""
+    found: Array = np.zeros(len(start), bool)
+    filled = length > 0
+    found[filled] = data[start[filled]] > _SPACE
+    return found
+
+
+@dataclass(slots=True)
+class Matched:
+    """One bucket compared: items no key has, keys no item has, and pairs to compare times of.
+
+    ``wanted``: how many keys an index should have.
+    """
+
+    strange: Array
+    missing: Array
+    items: Array
+    keys: Array
+    wanted: int
+
+
+def compare(items: Spool, keys: Spool, progress: Callable[[int], None] | None = None) -> Iterator[
+        Matched]:
+    """Both sides by bucket."""
+    for number in range(BUCKETS):
+        ours, theirs = items.bucket(number), keys.bucket(number)
+        at = np.searchsorted(theirs["mark"], ours["mark"])
+        inside = np.minimum(at, max(len(theirs) - 1, 0))
+        hit = theirs["mark"][inside] == ours["mark"] if len(theirs) else np.zeros(len(ours), bool)
+        back = np.searchsorted(ours["mark"], theirs["mark"])
+        inner = np.minimum(back, max(len(ours) - 1, 0))
+        met = ours["mark"][inner] == theirs["mark"] if len(ours) else np.zeros(len(theirs), bool)
+        yield Matched(ours[~hit], theirs[~met & theirs["wanted"]], ours[hit], theirs[inside[hit]],
+                      int(theirs["wanted"].sum()))
+        if progress is not None:
+            progress(len(ours))

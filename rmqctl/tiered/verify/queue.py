@@ -1,0 +1,258 @@
+"""One tiered queue, every byte of its commit log, held against its consume queue (tiered.md §17.3).
+
+The log is walked once. Each message is looked up in the consume queue by its own queue offset; what
+is left over on either side is explained afterwards (`verify_left`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmqctl.checks.findings import Finding
+from rmqctl.errors import StoreIOError
+from rmqctl.formats import layout
+from rmqctl.formats.local import append_crc, sysflag
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import MAGIC_V1, HostV4, HostV6, Message
+from rmqctl.formats.tiered.units import CODA_SIZE, UNIT_SIZE, is_coda
+from rmqctl.scan import text
+from rmqctl.scan.derived import TagsCodes
+from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
+from rmqctl.scan.walk import Walk
+from rmqctl.tiered.files.reader import close_source
+from rmqctl.tiered.flat_file import Segment
+from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.verify.context import Place, Progress
+from rmqctl.tiered.verify.keys import MessageKeys
+from rmqctl.tiered.verify.times import Times
+from rmqctl.tiered.verify.units import Found, Seen, Units
+
+ENGINE_TIME = layout.field(Message, "store_timestamp", sys_flag=0, magic=MAGIC_V1).offset
+"""Where a broker reads the store time of any message: right unless the born host is IPv6."""
+MAX_KEPT = 1 << 20
+"""Messages without a unit, and spans of no message, that are looked into one by one."""
+_UNPROVEN = sum(layout.width_of(Message, name)[0] for name in (
+    "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
+"""Bytes of every message that nothing in a tier could prove wrong; hosts and properties besides."""
+_BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
+_SEAL = props.CRC32.encode() + props.NAME_VALUE_SEPARATOR.encode()
+
+
+@dataclass(slots=True)
+class Loose:
+    """Whole messages whose unit leads elsewhere, in log order: columns (int64), unit as found."""
+
+    offset: Array
+    size: Array
+    queue_offset: Array
+    crc_ok: Array
+    known: Array
+    unit_offset: Array
+    unit_size: Array
+
+
+class QueueCheck:
+    """Walks one queue. Iterate `findings` to its end; then everything else is complete.
+
+    ``loose``, ``spans`` and ``seen`` are what `verify_left` explains. ``first``: (queue offset,
+    logical offset) of the first message that a unit leads to.
+    """
+
+    def __init__(self, queue: FlatQueue, place: Place, keys: MessageKeys | None = None,
+                 progress: Progress | None = None) -> None:
+        self.queue, self.place = queue, place
+        self.units = Units(queue)
+        self.seen = Seen()
+        self.times = Times(queue)
+        self.spans: list[Span] = []
+        self.codas: set[int] = set()
+        self.first: tuple[int, int] | None = None
+        self.loose_count = 0
+        self._loose: list[tuple[Array, ...]] = []
+        self._last = -1
+        self._keys = keys
+        self._progress = progress or (lambda _done: None)
+        self._topic = os.fsencode(queue.name.topic)
+        self._topics = text.Dictionary()
+        self._tags = TagsCodes(self._topics)
+
+    def findings(self) -> Iterator[Finding]:
+        """What the walk itself shows. Unreadable segments are told, the others go on."""
+        self.units.find_tears()
+        self.place.counted.segments += len(self.queue.consume_queue.segments)
+        for segment in self.queue.commit_log.segments:
+            self.place.counted.segments += 1
+            if not segment.usable:
+                continue
+            try:
+                source = self.queue.commit_log.reader.source(segment.path, segment.base)
+            except StoreIOError as error:
+                yield self.place.log("file-unreadable", str(error), segment.base)
+                continue
+            try:
+                source.size = min(source.size, segment.usable)
+                walk = Walk(source)
+                done = 0
+                for batch in walk:
+                    yield from self._take(batch, segment)
+                    self._progress(walk.position - done)
+                    done = walk.position
+                self.place.counted.bytes_total += walk.position
+                if walk.shrunk:
+                    yield self.place.log("file-changed", "the segment became shorter while it was "
+                                         "read", segment.base)
+            except StoreIOError as error:
+                yield self.place.log("file-unreadable", str(error), segment.base)
+            finally:
+                close_source(source)
+
+    @property
+    def loose(self) -> Loose:
+        """All of them together."""
+        if not self._loose:
+            return Loose(*(np.zeros(0, kind) for kind in (
+                np.int64, np.int64, np.int64, bool, bool, np.int64, np.int64)))
+        return Loose(*map(np.concatenate, zip(*self._loose, strict=True)))
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def _take(self, batch: Batch, segment: Segment) -> Iterator[Finding]:
+        for span in batch.spans:
+            self._span(span, segment)
+        if not len(batch):
+            return
+        queue_offset, size = batch.column("queue_offset"), batch.column("total_size")
+        offset = batch.offset
+        units = self.units.at(queue_offset)
+        matched = units.known & (units.offset == offset) & (units.size == size)
+        if self.codas:  # a unit may lead to the coda in front of its message
+            behind = np.array([int(one) in self.codas for one in offset.tolist()], bool)
+            matched |= (behind & units.known & (units.offset == offset - CODA_SIZE)
+                        & (units.size == size))
+        engine_time = self._engine_time(batch)
+        self.times.take(segment, queue_offset, matched, engine_time,
+                        batch.column("store_timestamp"))
+        self._count(size, matched)
+        if not matched.all():
+            self._keep(batch, ~matched, units)
+        if matched.any():
+            yield from self._matched(batch, matched, units, engine_time)
+
+    def _engine_time(self, batch: Batch) -> Array:
+        return gather_int(batch.data, batch.start + ENGINE_TIME, "i8")
+
+    def _count(self, size: Array, matched: Array) -> None:
+        counted = self.place.counted
+        count = int(matched.sum())
+        total = int(size[matched].sum())
+        counted.messages += count
+        counted.bytes_in_messages += total
+        counted.orphans += len(size) - count
+        counted.bytes_orphaned += int(size.sum()) - total
+
+    def _keep(self, batch: Batch, rows: Array, units: Found) -> None:
+        self.loose_count += int(rows.sum())
+        if sum(len(one[0]) for one in self._loose) < MAX_KEPT:
+            self._loose.append((
+                batch.offset[rows], batch.column("total_size")[rows],
+                batch.column("queue_offset")[rows], batch.crc_ok()[rows], units.known[rows],
+                units.offset[rows], units.size[rows]))
+
+    def _matched(self, batch: Batch, matched: Array, units: Found, engine_time: Array) -> Iterator[
+            Finding]:
+        """The checks of messages that their units lead to."""
+        queue_offset, offset = batch.column("queue_offset"), batch.offset
+        mine = queue_offset[matched]
+        self.seen.add(mine)
+        if self.first is None:
+            self.first = int(mine[0]), int(offset[matched][0])
+        yield from self._order(batch, matched)
+        topic = text.topics(batch)
+        right = np.asarray(pc.equal(topic, pa.scalar(self._topic, pa.binary())))
+        for at in np.flatnonzero(matched & ~right).tolist():
+            yield self._told("tiered-message-fields", batch, at,
+                             f"says its topic is {topic[at].as_py().decode('utf-8', 'replace')!r}")
+        queue_id = batch.column("queue_id")
+        for at in np.flatnonzero(matched & (queue_id != self.queue.name.queue_id)).tolist():
+            yield self._told("tiered-message-fields", batch, at,
+                             f"says its queue id is {int(queue_id[at])}")
+        for at in np.flatnonzero(matched & ~batch.crc_ok()).tolist():
+            yield self._told("tiered-body-crc", batch, at, "the body does not match its CRC")
+        self._seals(batch, matched)
+        found = text.Properties(batch)
+        numbers = self._topics.encode(topic)
+        codes, tagged, tags = self._tags.codes(found, numbers, batch.column("store_timestamp"))
+        for at in np.flatnonzero(matched & (codes != units.tags_code)).tolist():
+            place = self.units.place(int(queue_offset[at]))
+            yield self.place.rows(
+                "tiered-cq-wrong-tag", f"tags code {int(units.tags_code[at])}, the message's is "
+                f"{int(codes[at])}", place, length=UNIT_SIZE, queue_offset=int(queue_offset[at]))
+        proven: Array = np.zeros(len(batch), np.int64)
+        proven[tagged] += tags
+        if self._keys is not None:
+            # The CRC is the body's: keys of a message with a bad one are as good as any.
+            row, length = self._keys.add(found, matched & right, offset,
+                                         batch.column("total_size"), queue_offset, engine_time,
+                                         batch.column("store_timestamp"))
+            np.add.at(proven, row, length)
+        self._count_unproven(batch, matched, proven)
+
+    def _count_unproven(self, batch: Batch, matched: Array, proven: Array) -> None:
+        """``proven``: bytes of each message's properties that unit or index were held against."""
+        flags = batch.column("sys_flag")[matched]
+        wide = sum(int((flags & bit != 0).sum()) for bit in (
+            sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))
+        each = _UNPROVEN + (_BY_INDEX if self._keys is None else 0)
+        self.place.counted.bytes_unverifiable += (
+            len(flags) * each + wide * layout.size_of(HostV6)
+            + (2 * len(flags) - wide) * layout.size_of(HostV4)
+            + int((batch.column("properties_length") - proven)[matched].sum()))
+
+    def _order(self, batch: Batch, matched: Array) -> Iterator[Finding]:
+        mine = batch.column("queue_offset")[matched]
+        before = np.concatenate([[self._last], mine[:-1]])
+        self._last = max(self._last, int(mine.max()))
+        rows = np.flatnonzero(matched)
+        for at in np.flatnonzero(mine <= before).tolist():
+            yield self._told("tiered-cq-order", batch, int(rows[at]), "lies behind the message of "
+                             f"queue offset {int(before[at])}")
+
+    def _seals(self, batch: Batch, matched: Array) -> None:
+        """Counts the copies with an appended CRC: it covers an offset that is gone."""
+        size = batch.column("total_size")
+        where = (batch.start + size - append_crc.SIZE)[matched]
+        seals = gather(batch.data, where, len(_SEAL))
+        self.place.counted.property_crc_unverifiable += int(
+            (seals == np.void(_SEAL)).sum())
+
+    def _told(self, category: str, batch: Batch, at: int, detail: str) -> Finding:
+        queue_offset = int(batch.column("queue_offset")[at])
+        return self.place.log(category, detail, int(batch.offset[at]),
+                              length=int(batch.column("total_size")[at]),
+                              queue_offset=queue_offset)
+
+    # -- what is no message -----------------------------------------------------------------------
+
+    def _span(self, span: Span, segment: Segment) -> None:
+        counted = self.place.counted
+        head = self.queue.commit_log.read(span.offset, CODA_SIZE)
+        if is_coda(head) and span.length >= CODA_SIZE:
+            counted.bytes_coda += CODA_SIZE
+            self.codas.add(span.offset + CODA_SIZE)
+            rest = span.length - CODA_SIZE
+            if not rest:
+                return
+            span = Span(span.kind, span.offset + CODA_SIZE, rest, span.reason, span.field)
+        if span.kind == ZERO:
+            counted.bytes_zero += span.length
+        else:
+            counted.bytes_damaged += span.length
+        self.times.partial.add(segment.base)
+        if len(self.spans) < MAX_KEPT:
+            self.spans.append(span)

@@ -1,0 +1,260 @@
+"""tiered verify: everything of a tier that can be checked, as a stream of findings (tiered.md §17).
+
+Index files are gone through first (what they lead to is kept as fingerprints), then every queue's
+commit log once against its consume queue; then both sides are compared. Nothing is written but
+unnamed temporary files where the fingerprints do not fit into memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.verify.common import bounded
+from rmqctl.checks.verify.verdict import Verdict, told
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.tiered import index as fmt
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.scan.source import FileSource
+from rmqctl.store.store import Store
+from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.index.index_file import IndexFile, examine, known_slots, local_names, uploaded
+from rmqctl.tiered.tier import Tier
+from rmqctl.tiered.verify import files, index
+from rmqctl.tiered.verify import jobs as verify_jobs
+from rmqctl.tiered.verify.context import (
+    INDEX,
+    LOCAL,
+    LOG,
+    METADATA,
+    QUEUE,
+    STRUCTURES,
+    TIER,
+    Coverage,
+    Place,
+)
+from rmqctl.tiered.verify.items import Items
+from rmqctl.tiered.verify.keys import MessageKeys
+from rmqctl.tiered.verify.leftover import Left
+from rmqctl.tiered.verify.local import compare_queues, count_others
+from rmqctl.tiered.verify.queue import QueueCheck
+from rmqctl.tiered.verify.remedies import advised
+
+
+@dataclass(slots=True)
+class Options:
+    """``only``: of `STRUCTURES` (None: all; ``local`` needs a store). Index numbers where files
+    do not tell them: see `index_file.examine`. ``jobs``: processes that share the queues.
+    """
+
+    only: frozenset[str] | None = None
+    broker: str | None = None
+    index_slots: int | None = None
+    index_max: int | None = None
+    jobs: int = 1
+
+    def wants(self, *structures: str) -> bool:
+        return self.only is None or any(one in self.only for one in structures)
+
+
+@dataclass(slots=True)
+class Verification:
+    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete."""
+
+    tier: Tier
+    options: Options = field(default_factory=Options)
+    local: Store | None = None
+    progress: Callable[[int], None] | None = None
+    coverage: Coverage = field(default_factory=Coverage)
+    checked: list[dict[str, Any]] = field(default_factory=list)
+    ok: bool = True
+
+    def findings(self) -> Iterator[Finding]:
+        for one in bounded(self._all()):
+            if one.severity != INFO:
+                self.ok = False
+            yield advised(one, self.tier.name)
+
+    def _all(self) -> Iterator[Finding]:
+        options = self.options
+        if options.wants(TIER):
+            yield from files.structure(self.tier, options.broker)
+        if options.wants(METADATA):
+            yield from files.metadata(self.tier, options.broker)
+        for broker in self._brokers():
+            yield from self._broker(*broker)
+        if self.local is not None and options.wants(LOCAL):
+            for queue in self.tier.queues(broker=options.broker):
+                yield from self._guarded(LOCAL, compare_queues(self.tier, queue, self.local,
+                                                               self.coverage))
+            count_others(self.tier, self.local, self.coverage)
+        for name in STRUCTURES:
+            if options.wants(name) and (name != LOCAL or self.local is not None):
+                self.checked.append({"structure": name})
+
+    def _brokers(self) -> list[tuple[str, str]]:
+        found = self.tier.found
+        every = {(one.cluster, one.broker) for one in found.queues} | set(found.indexes)
+        return sorted(one for one in every if self.options.broker in (None, one[1]))
+
+    def _broker(self, cluster: str, broker: str) -> Iterator[Finding]:
+        """The queues and index files of one broker."""
+        options = self.options
+        queues = [one for one in self.tier.queues(broker=broker) if one.name.cluster == cluster]
+        known = Metadata() if broker in files.foreign(self.tier) else self.tier.metadata
+        items = Items(queues, known, self.coverage)
+        try:
+            if options.wants(INDEX):
+                yield from self._index_files(cluster, broker, items)
+            if options.wants(LOG, QUEUE, INDEX, METADATA):
+                yield from self._wanted(self._queues(queues, items))
+            if options.wants(INDEX):
+                yield from self._guarded(INDEX, items.findings())
+        finally:
+            items.close()
+
+    def _queues(self, queues: list[FlatQueue], items: Items) -> Iterator[Finding]:
+        self.coverage.queues += len(queues)
+        keys = items.keys if items.files else None
+        if self.options.jobs > 1 and len(queues) > 1:
+            for queue, found in verify_jobs.run(self.tier.name, queues, _parts, self.options.jobs,
+                                                keys, empty_too=items.has_empty):
+                self.coverage.add(found.coverage)
+                yield from found.findings
+                yield from found.times.findings(queue, self.tier.metadata)
+                if self.progress is not None:
+                    self.progress(found.coverage.bytes_total)
+            return
+        for number, queue in enumerate(queues):
+            check = QueueCheck(queue, Place(queue, self.coverage), None if keys is None else
+                               MessageKeys(keys, number, queue.name.topic,
+                                           empty_too=items.has_empty), self.progress)
+            yield from _parts(check)
+            yield from check.times.findings(queue, self.tier.metadata)
+
+    def _wanted(self, found: Iterator[Finding]) -> Iterator[Finding]:
+        return (one for one in found if self.options.wants(one.structure))
+
+    def _guarded(self, structure: str, found: Iterator[Finding]) -> Iterator[Finding]:
+        return _guarded(structure, self.tier.reader.where(""), found)
+
+    # -- index files -----------------------------------------------------------------------------
+
+    def _index_files(self, cluster: str, broker: str, items: Items) -> Iterator[Finding]:
+        flat = self.tier.found.indexes.get((cluster, broker))
+        if flat is not None:
+            entries = self.tier.metadata.segments["INDEX"].get(
+                f"{broker}/rmq_sys_INDEX/0", {})
+            for file in uploaded(flat):
+                if not isinstance(file, IndexFile):
+                    yield _unreadable(file)
+                    continue
+                times = index.Times()
+                yield from self._index_file(file, items, times)
+                entry = entries.get(file.base)
+                if entry is not None and file.size:
+                    yield from _index_entry(file, entry, times)
+        if self._is_home(broker):
+            yield from self._local_index(broker, items)
+
+    def _is_home(self, broker: str) -> bool:
+        """Whether the local index files are this broker's."""
+        named = {one.broker_name for table in self.tier.metadata.queues.values()
+                 for one in table.values()}
+        return broker in named if named else len(self._brokers()) == 1
+
+    def _local_index(self, broker: str, items: Items) -> Iterator[Finding]:
+        folder, options = self.tier.local_index_folder, self.options
+        slots = options.index_slots or known_slots(self.tier, broker)
+        keys = {one.timestamp for one in items.files if one.size}
+        try:
+            found = local_names(folder)
+        except OSError as error:
+            yield Finding("file-unreadable", INDEX, str(error), folder)
+            return
+        for name in found:
+            path = f"{folder}/{name}"
+            try:
+                source = items.held.enter_context(FileSource(path))
+                file = examine(source.read, source.size, path, status="UNSEALED", slots=slots,
+                               max_items=options.index_max)
+            except (FormatError, StoreIOError) as error:
+                yield _unreadable(error, path)
+                continue
+            if not file.shape.old and file.size and int(name) != file.timestamp:
+                yield index.told(file, "tiered-index-header", f"begins at {file.timestamp}, "
+                                        f"its name says {name}",
+                                        fmt.HEADER.field("begin_timestamp").offset, length=8)
+            elif file.size and file.timestamp in keys:
+                yield index.told(file, "tiered-oddity", "is uploaded already: a broker "
+                                        "deletes it when it starts")
+            yield from self._index_file(file, items, index.Times())
+        yield from _compacting(folder)
+
+    def _index_file(self, file: IndexFile, items: Items,
+                    times: index.Times) -> Iterator[Finding]:
+        self.coverage.index_files += 1
+        items.start(file)
+        yield from self._guarded(INDEX, index.check(file, items.take, times))
+        if self.progress is not None:
+            self.progress(file.size)
+
+
+def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> Iterator[
+        Finding]:
+    """The times of an index segment in the metadata: those of its header, or of its items."""
+    header = file.header
+    low, high = times.newest(file)
+    right = entry.end_timestamp == header.end_timestamp or low <= entry.end_timestamp <= high
+    if entry.begin_timestamp != header.begin_timestamp or not right:
+        yield Finding("tiered-segment-time", METADATA, "metadata has the times "
+                      f"{entry.begin_timestamp} to {entry.end_timestamp}, its header "
+                      f"{header.begin_timestamp} to {header.end_timestamp}", file.where)
+
+
+def _compacting(folder: str | None) -> Iterator[Finding]:
+    """Compacted copies that wait for their upload: after a crash they are begun anew."""
+    place = os.path.join(folder or "", names.COMPACTING_FOLDER)
+    if folder is None or not os.path.isdir(place):
+        return
+    try:
+        left = sorted(os.listdir(place))
+    except OSError as error:
+        yield Finding("file-unreadable", INDEX, str(error), place)
+        return
+    for name in left:
+        yield Finding("tiered-oddity", INDEX, "a compacted copy that is not uploaded: a broker "
+                      "deletes it when it starts and makes it again", os.path.join(place, name))
+
+
+def _guarded(structure: str, where: str, found: Iterator[Finding]) -> Iterator[Finding]:
+    """What cannot be read ends this part, not the run. ``where``: told where no file is."""
+    try:
+        yield from found
+    except (StoreIOError, FormatError) as error:
+        file = error.file if isinstance(error, FormatError) else None
+        yield Finding("file-unreadable", structure, str(error), file or where)
+
+
+def _parts(check: QueueCheck) -> Iterator[Finding]:
+    """All findings of a queue: of the walk over its log, then of what that left over."""
+    log = check.queue.commit_log
+    where = log.reader.where(log.folder)
+    yield from _guarded(LOG, where, check.findings())
+    yield from _guarded(QUEUE, where, Left(check).findings())
+
+
+def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> Finding:
+    if isinstance(error, StoreIOError):
+        return Finding("file-unreadable", INDEX, str(error), path)
+    return Finding("tiered-index-unreadable", INDEX, error.reason, error.file, error.offset)
+
+
+def verdict(run: Verification, most: int) -> Verdict[Coverage]:
+    """Runs a verification to its end and keeps the first ``most`` findings."""
+    kept, counts = told(run.findings(), most)
+    return Verdict(run.tier.name, run.ok, kept, counts, replace(run.coverage), tuple(run.checked))
