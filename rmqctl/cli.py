@@ -16,8 +16,6 @@ import typer.main
 from rmqctl import __version__
 from rmqctl.commands import GROUPS, REGISTRY
 from rmqctl.commands.app.coerce import use_light_coercion
-from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, Group, fill
-from rmqctl.errors import StoreIOError
 from rmqctl.commands.app.exit_codes import (
     Terminated,
     report,
@@ -25,6 +23,8 @@ from rmqctl.commands.app.exit_codes import (
     silence_stdout,
     terminable,
 )
+from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, Group, fill
+from rmqctl.errors import StoreIOError
 
 _PROGRAM = "rmqctl"
 _EPILOG = (

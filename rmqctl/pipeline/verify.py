@@ -1,7 +1,7 @@
 """verify of many stores on a pool: small ones whole, one task each, large ones in ranges.
 
-What is found and said is `rmqctl.checks.verify.verify`'s, whoever does the work: ranges give the same
-values, which are merged in log order with their seams checked.
+What is found and said is `rmqctl.checks.verify.verify`'s, whoever does the work: ranges give the
+same values, which are merged in log order with their seams checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a repair would do, as a value: readable actions, and the steps that carry them out.
 
-A plan is computed without writing anything into the store; `rmqctl.repair.executor.executor` applies any
-plan. Two plans are equal when their actions are.
+A plan is computed without writing anything into the store; `rmqctl.repair.executor.executor`
+applies any plan. Two plans are equal when their actions are.
 """
 
 from __future__ import annotations

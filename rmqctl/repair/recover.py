@@ -1,8 +1,8 @@
 """``recover``: one plan that makes a store whole again, out of salvage and rebuild.
 
 The log first: what is damaged becomes fillers (`rmqctl.repair.salvage.salvage`). Then everything
-derived is made anew from the log as it will be (`rmqctl.repair.rebuild.rebuild`), and only files that
-differ are replaced. A store that is whole gets an empty plan.
+derived is made anew from the log as it will be (`rmqctl.repair.rebuild.rebuild`), and only files
+that differ are replaced. A store that is whole gets an empty plan.
 """
 
 from __future__ import annotations

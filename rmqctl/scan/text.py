@@ -182,7 +182,8 @@ def utf16_length(array: pa.BinaryArray) -> Array:
 
 def _hashes(array: pa.BinaryArray) -> tuple[Array, Array]:
     offsets, content = values(array)
-    return text_slices.hashes(content, offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64))
+    return text_slices.hashes(content, offsets[:-1].astype(np.int64),
+                              np.diff(offsets).astype(np.int64))
 
 
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:

@@ -223,7 +223,8 @@ def test_the_least_full_folder_decides(tmp_path):
 
 
 def test_a_folder_that_is_not_there_yet(tmp_path):
-    assert disk_usage.used_ratio(str(tmp_path / "no" / "such")) == disk_usage.used_ratio(str(tmp_path))
+    nowhere = tmp_path / "no" / "such"
+    assert disk_usage.used_ratio(str(nowhere)) == disk_usage.used_ratio(str(tmp_path))
 
 
 def test_a_file_system_that_does_not_answer(tmp_path):

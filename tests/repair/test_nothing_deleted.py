@@ -24,12 +24,15 @@ ALLOWED = {
     ("commands/shared/applying.py", "_apply", "rmdir"): "the empty scratch folder",
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
-    ("engine/state/abort_file.py", "_replace", "ftruncate"): "abort gets the content a broker writes",
+    ("engine/state/abort_file.py", "_replace", "ftruncate"):
+        "abort gets the content a broker writes",
     ("engine/state/abort_file.py", "create", "unlink"): "the abort file of a start that failed",
-    ("engine/state/abort_file.py", "remove", "unlink"): "the mark of a running writer, at its clean end",
+    ("engine/state/abort_file.py", "remove", "unlink"):
+        "the mark of a running writer, at its clean end",
     ("engine/state/checkpoint_file.py", "CheckpointFile.flush", "ftruncate"): "only ever longer",
     ("engine/config/create.py", "_unmark", "unlink"): "the mark of an init that is not finished",
-    ("engine/log/log_files.py", "_remove_unused", "unlink"): "a log file made ahead, never written to",
+    ("engine/log/log_files.py", "_remove_unused", "unlink"):
+        "a log file made ahead, never written to",
     ("files/new_file.py", "lay_out", "ftruncate"): OWN,
     ("files/new_file.py", "new_file", "unlink"): OWN,
     ("engine/recovering.py", "done_again", "unlink"): "an index file this run began",
@@ -46,10 +49,12 @@ ALLOWED = {
     ("pipeline/session.py", "_settings", "open for writing"): "in the session's temporary folder",
     ("pipeline/session.py", "session", "rmtree"): "the session's temporary folder",
     ("pipeline/session.py", "session", "unlink"): "the session's own log",
-    ("pipeline/sql/sql.py", "_settle", "unlink"): "what Hadoop puts beside files of a query's output",
+    ("pipeline/sql/sql.py", "_settle", "unlink"):
+        "what Hadoop puts beside files of a query's output",
     ("pipeline/source/making.py", "remove_staging", "rmtree"): "the folder of one write",
     ("pipeline/source/spool.py", "_joined", "unlink"): "a run of rows in the folder of one write",
-    ("repair/executor/apply_step.py", "Carrier._remove_folders", "rmdir"): "empty folders the repair made",
+    ("repair/executor/apply_step.py", "Carrier._remove_folders", "rmdir"):
+        "empty folders the repair made",
     ("repair/executor/patch.py", "set_length", "ftruncate"):
         "longer; and back to what it was, when what a patch added behind the end is taken back",
     ("repair/rebuild/index.py", "_write", "O_TRUNC"): SCRATCH,
@@ -63,7 +68,8 @@ ALLOWED = {
     ("repair/scratch.py", "copy_sparse", "O_TRUNC"): SCRATCH,
     ("repair/salvage/bulk.py", "Bulk.write", "ftruncate"): SCRATCH,
     ("repair/scratch.py", "copy_sparse", "ftruncate"): SCRATCH,
-    ("repair/executor/staging.py", "clear", "rmtree"): "what a repair staged that was never committed",
+    ("repair/executor/staging.py", "clear", "rmtree"):
+        "what a repair staged that was never committed",
     ("tiered/index/compaction_form.py", "write", "unlink"): OWN,
     ("tiered/files/writer.py", "PosixFeeder.replace", "O_TRUNC"): "the staged file below .rmqctl",
     ("tiered/files/writer.py", "_truncate", "ftruncate"):

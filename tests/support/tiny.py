@@ -1,7 +1,7 @@
 """Tiny but complete store directories, made from nothing.
 
-Records are built with `rmqctl.formats.local.message`; everything derived from them (consumequeue, ext,
-index, checkpoint, config) is written here with ``struct`` after the broker's put rules, so a
+Records are built with `rmqctl.formats.local.message`; everything derived from them (consumequeue,
+ext, index, checkpoint, config) is written here with ``struct`` after the broker's put rules, so a
 mistake in one of rmqctl's readers cannot hide in the store it is tested on. ``test_tiny.py`` lets
 the independent `tests.support.model` judge the result.
 

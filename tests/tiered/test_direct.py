@@ -62,7 +62,7 @@ def test_any_sizes_one_behind_the_other(feeder, flagged, seed):
         pytest.skip("the file system of the test cannot write past the page cache")
     assert sum(flagged) > len(whole) // 2
     fd = feeder._writing[PATH]
-    assert not fcntl.fcntl(fd, fcntl.F_GETFL) & odirect._FLAG  # what comes next is an ordinary write
+    assert not fcntl.fcntl(fd, fcntl.F_GETFL) & odirect._FLAG  # an ordinary write comes next
 
 
 @pytest.mark.parametrize("number", range(3))

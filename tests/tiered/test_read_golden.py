@@ -53,7 +53,8 @@ def test_pulls(state: str, count: int, cached: bool, golden: GoldenFolder) -> No
             cache = ReadAhead(clock=lambda: 0) if cached else None
             seen: list[get_message.Fetched] = []
             at = flat["cqMin"]
-            while (found := get_message.get(queue, at, count, cache=cache)).status == get_message.FOUND:
+            while (found := get_message.get(
+                    queue, at, count, cache=cache)).status == get_message.FOUND:
                 assert found.next_offset == at + len(found.messages)
                 assert 0 < len(found.messages) <= count
                 seen += found.messages

@@ -111,7 +111,8 @@ def test_statuses_of_a_queue_that_does_not_begin_at_0(tmp_path: Path) -> None:
         assert [(one.status, one.next_offset) for one in (
             get_message.get(queue, at, 2) for at in (-1, 99, 100, 104, 105, 106))] == [
             (get_message.TOO_SMALL, 100), (get_message.TOO_SMALL, 100), (get_message.FOUND, 102),
-            (get_message.FOUND, 105), (get_message.OVERFLOW_ONE, 105), (get_message.OVERFLOW_BADLY, 105)]
+            (get_message.FOUND, 105), (get_message.OVERFLOW_ONE, 105),
+            (get_message.OVERFLOW_BADLY, 105)]
 
 
 def test_limits_of_one_read(tmp_path: Path) -> None:
@@ -130,7 +131,8 @@ def test_limits_of_one_read(tmp_path: Path) -> None:
         assert ends(size=3 * size - 1) == (2, 2)
         assert ends(size=1) == (1, 1)
         cache = ReadAhead(clock=lambda: 0)
-        found = get_message.get(queue, 0, 32, cache=cache, limits=get_message.Limits(transfer=2 * size + 1))
+        found = get_message.get(queue, 0, 32, cache=cache,
+                                limits=get_message.Limits(transfer=2 * size + 1))
         assert len(found.messages) == 3
         assert pulled(queue, 32, cached=True, limits=get_message.Limits(count=2)) == list(range(12))
 

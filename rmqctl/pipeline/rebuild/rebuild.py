@@ -61,7 +61,8 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
                progress: Callable[[int], None] | None = None,
                batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
                range_size: int | None = None, groups: int | None = None) -> Rebuilt:
-    """See `rmqctl.repair.rebuild.rebuild.rebuild`; but what an interrupted run made is not used again.
+    """See `rmqctl.repair.rebuild.rebuild.rebuild`; but what an interrupted run made is not used
+    again.
 
     ``range_size``: bytes of log for each task (by default what suits log and pool); ``groups``:
     into how many tasks the queues are divided. Neither changes a byte of what comes out.

@@ -1,7 +1,8 @@
 """``--strategy broker``: the plan which leaves what a broker's own start would leave.
 
-`rmqctl.checks.preflight.preflight` says what a broker does; this turns that very prediction into steps. What
-results is a store that the broker has loaded, dispatched to the end and stopped cleanly.
+`rmqctl.checks.preflight.preflight` says what a broker does; this turns that very prediction into
+steps. What results is a store that the broker has loaded, dispatched to the end and stopped
+cleanly.
 """
 
 from __future__ import annotations

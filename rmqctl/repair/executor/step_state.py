@@ -1,6 +1,7 @@
 """How far a step of a committed repair has come, told from what lies where.
 
-Nothing here writes: `rmqctl.repair.executor.apply_step` carries steps out by it, and takes them back.
+Nothing here writes: `rmqctl.repair.executor.apply_step` carries steps out by it, and takes them
+back.
 """
 
 from __future__ import annotations

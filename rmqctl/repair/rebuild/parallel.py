@@ -1,7 +1,7 @@
 """A log as it would be, cut into stretches, and work on them by several processes, in order.
 
-Like `rmqctl.store.log.ranges`, over `LogPart`s; and the calling process, which writes what comes out,
-works on stretches too while it would only wait: two jobs are two processes.
+Like `rmqctl.store.log.ranges`, over `LogPart`s; and the calling process, which writes what comes
+out, works on stretches too while it would only wait: two jobs are two processes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 class Progress:
     """``done``: everything before this physical offset is dispatched; -1 before the beginning.
 
-    The other figures are sums over what was dispatched; see `rmqctl.repair.rebuild.rebuild.Rebuilt`.
+    The other figures are sums over what was dispatched; see
+    `rmqctl.repair.rebuild.rebuild.Rebuilt`.
     """
 
     done: int = -1

@@ -56,7 +56,8 @@ def _plain(view: View, queue: ConsumeQueue, when: int, upper: bool, like: str) -
     if like == "4.9.3":
         found = time_search.nearest(queue, when, bounds.first, bounds.end, log_min, store_time)
     else:
-        found = time_search.boundary(queue, when, bounds.first, bounds.end, upper, log_min, store_time)
+        found = time_search.boundary(queue, when, bounds.first, bounds.end, upper, log_min,
+                                     store_time)
     unit = queue.unit(found) if bounds.first <= found < bounds.end else None
     record = None if unit is None else _record(view, unit.physical_offset, unit.size)
     return TimeAnswer(found, bounds.first, bounds.end, record)

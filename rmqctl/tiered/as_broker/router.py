@@ -143,8 +143,8 @@ class Router:
         while True:
             found = self.get(topic, queue_id, at, count)
             yield at, found
-            if found.status in (get_message.OVERFLOW_ONE, get_message.OVERFLOW_BADLY, get_message.NO_MESSAGE,
-                                get_message.NO_QUEUE):
+            if found.status in (get_message.OVERFLOW_ONE, get_message.OVERFLOW_BADLY,
+                                get_message.NO_MESSAGE, get_message.NO_QUEUE):
                 return
             # The tier's max is not the queue's: behind it the local store is asked.
             if found.next_offset <= at and found.side == "local" and at >= found.max:
@@ -238,8 +238,8 @@ class Router:
 def tier_only(queue: FlatQueue | None, offset: int, count: int = MAX_COUNT,
               matching: Matching | None = None) -> RoutedGet:
     """A pull answered by a tier alone, with read-ahead as a broker has it."""
-    return _tier_get(get_message.get(queue, offset, count, matching=matching, cache=ReadAhead()), offset,
-                     -1)
+    pulled = get_message.get(queue, offset, count, matching=matching, cache=ReadAhead())
+    return _tier_get(pulled, offset, -1)
 
 
 def _tier_get(found: GetResult, offset: int, local_min: int) -> RoutedGet:
@@ -251,6 +251,7 @@ def _tier_get(found: GetResult, offset: int, local_min: int) -> RoutedGet:
             records.append(message.decode(one.data, 0, one.offset))
         except FormatError:
             continue
-    looked = found.next_offset - offset if found.status in (get_message.FOUND, get_message.NO_MATCH) else 0
+    passed = found.status in (get_message.FOUND, get_message.NO_MATCH)
+    looked = found.next_offset - offset if passed else 0
     return RoutedGet("tier", found.status, found.next_offset, least, found.max,
                      tuple(records), max(looked - len(records), 0), 0, found.trouble)

@@ -1,8 +1,8 @@
 """Where a tier lies: files by relative path, opened for reading only.
 
-The shape is that of the drivers brokers have: read a range, size, list; `rmqctl.tiered.files.writer`
-adds create, append and commit. `PosixReader` is a folder of this machine; `rmqctl.tiered.files.remote_reader`
-brings the same through fsspec.
+The shape is that of the drivers brokers have: read a range, size, list;
+`rmqctl.tiered.files.writer` adds create, append and commit. `PosixReader` is a folder of this
+machine; `rmqctl.tiered.files.remote_reader` brings the same through fsspec.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All messages of a queue in a tier, one after another, over damage and holes.
 
-Where a pull follows a broker's rules (`rmqctl.tiered.as_broker.get_message`), this shows everything that proves
-itself, and what does not as a value with its place.
+Where a pull follows a broker's rules (`rmqctl.tiered.as_broker.get_message`), this shows
+everything that proves itself, and what does not as a value with its place.
 """
 
 from __future__ import annotations

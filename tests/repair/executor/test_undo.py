@@ -207,7 +207,8 @@ def test_what_is_made_where_something_is_still_to_be_moved_away(root):
 def test_no_line_is_logged_twice(root):
     log = root / ".rmqctl/log.jsonl"
     for written in range(4):
-        with mock.patch("rmqctl.repair.executor.executor.set_state", side_effect=StoreIOError("no")), \
+        with mock.patch("rmqctl.repair.executor.executor.set_state",
+                        side_effect=StoreIOError("no")), \
                 pytest.raises(StoreIOError):
             samples.repair(root)
         lines = log.read_bytes().splitlines(keepends=True)

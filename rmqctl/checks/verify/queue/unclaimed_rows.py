@@ -1,7 +1,7 @@
 """The rows of a consumequeue that no message claimed, parted by what becomes of them.
 
-The reverse direction of `rmqctl.checks.verify.queue.reconcile`: expired, filler, ahead of the log, lost with a
-damaged message, or stray.
+The reverse direction of `rmqctl.checks.verify.queue.reconcile`: expired, filler, ahead of the
+log, lost with a damaged message, or stray.
 """
 
 from __future__ import annotations
