@@ -59,11 +59,22 @@ LINES = [pytest.param(name, words, id=f"{name}-{number}")
          for name, lines in COMMANDS.items() for number, words in enumerate(lines)]
 
 
-@pytest.fixture
-def tiny(tiny: tiny_stores.Tiny) -> tiny_stores.Tiny:
-    """The tiny store with a tier in it."""
-    made.small_tier(tiny.root / "tieredstore", tiny.root)
-    return tiny
+@pytest.fixture(scope="module")
+def store(tiny_base: tiny_stores.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny store with a tier in it: one for all, since whoever changes it fails."""
+    root = snapshot.copy_tree(tiny_base.root, tmp_path_factory.mktemp("read-only") / "store")
+    made.small_tier(root / "tieredstore", root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def damaged(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = snapshot.copy_tree(store, tmp_path_factory.mktemp("read-only") / "damaged")
+    damage.zero(root, "commitlog/00000000000000000000", 200, 300)
+    damage.truncate(root, "consumequeue/orders/0/00000000000000000000", 33)
+    damage.config_truncated(root, "topics.json", 9)
+    damage.checkpoint_short(root)
+    return root
 
 
 def run(name: str, words: list[str], store: Path) -> cli.Result:
@@ -77,24 +88,19 @@ def test_every_read_only_command_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), LINES)
-def test_the_store_stays_as_it_was(name: str, words: list[str], tiny: tiny_stores.Tiny) -> None:
-    with snapshot.assert_unchanged(tiny.root):
-        run(name, words, tiny.root).expect(0)
+def test_the_store_stays_as_it_was(name: str, words: list[str], store: Path) -> None:
+    with snapshot.assert_unchanged(store):
+        run(name, words, store).expect(0)
 
 
 @pytest.mark.parametrize(("name", "words"), LINES)
-def test_a_damaged_store_stays_as_it_was(name: str, words: list[str],
-                                         tiny: tiny_stores.Tiny) -> None:
-    damage.zero(tiny.root, "commitlog/00000000000000000000", 200, 300)
-    damage.truncate(tiny.root, "consumequeue/orders/0/00000000000000000000", 33)
-    damage.config_truncated(tiny.root, "topics.json", 9)
-    damage.checkpoint_short(tiny.root)
-    with snapshot.assert_unchanged(tiny.root):
-        run(name, words, tiny.root).expect(0, 1, 3, 5)
+def test_a_damaged_store_stays_as_it_was(name: str, words: list[str], damaged: Path) -> None:
+    with snapshot.assert_unchanged(damaged):
+        run(name, words, damaged).expect(0, 1, 3, 5)
 
 
 @pytest.mark.parametrize(("name", "words"), LINES)
-def test_nothing_is_opened_for_writing(name: str, words: list[str], tiny: tiny_stores.Tiny,
+def test_nothing_is_opened_for_writing(name: str, words: list[str], store: Path,
                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen at the system call: no file below the store is opened but to read, none is made."""
     if name not in subject.read_only_commands():
@@ -103,14 +109,14 @@ def test_nothing_is_opened_for_writing(name: str, words: list[str], tiny: tiny_s
     wrong: list[str] = []
 
     def watched(path: object, flags: int, *args: object, **kwargs: object) -> int:
-        if (isinstance(path, str | os.PathLike) and str(tiny.root) in os.path.abspath(path)
+        if (isinstance(path, str | os.PathLike) and str(store) in os.path.abspath(path)
                 and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
             wrong.append(f"{path} with {flags:#o}")
         return real(path, flags, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "open", watched)
-    events = Auditing(str(tiny.root))
-    run(name, words, tiny.root)
+    events = Auditing(str(store))
+    run(name, words, store)
     assert not wrong + events.stop(), wrong
 
 
@@ -145,20 +151,19 @@ class Auditing:
         return self.found
 
 
-@pytest.fixture
-def read_only_place(tiny: tiny_stores.Tiny, tmp_path: Path) -> Iterator[Path]:
-    """The tiny store where nothing can be written: folders without permission, or a mount."""
+@pytest.fixture(scope="module")
+def read_only_place(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The store where nothing can be written: folders without permission, or a mount."""
     if damage.can_deny():
-        folders = [tiny.root, *(path for path in tiny.root.rglob("*") if path.is_dir())]
+        folders = [store, *(path for path in store.rglob("*") if path.is_dir())]
         for path in folders:
             path.chmod(0o555)
-        yield tiny.root
+        yield store
         for path in folders:
             path.chmod(0o755)
         return
-    place = tmp_path / "mounted"
-    place.mkdir()
-    if not _mount("--bind", str(tiny.root), str(place)):
+    place = tmp_path_factory.mktemp("mounted")
+    if not _mount("--bind", str(store), str(place)):
         pytest.skip("root, and mounting is not allowed here")
     if not _mount("-o", "remount,bind,ro", str(place)):
         subprocess.run(["umount", str(place)], check=True)

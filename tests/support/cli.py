@@ -18,6 +18,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support import forking
+
 QUIET_ENV = {"NO_COLOR": "1", "COLUMNS": "200", "LINES": "50", "TERM": "dumb", "TZ": "UTC",
              "LC_ALL": "C.UTF-8"}
 DROPPED_ENV = ("RMQCTL_STORE", "FORCE_COLOR")
@@ -112,18 +114,24 @@ def _process_state(words: tuple[str, ...], env: Mapping[str, str] | None,
 
 def run_process(*args: str | os.PathLike[str], env: Mapping[str, str] | None = None,
                 stdin: bytes = b"", timeout: float = 60, memory: int | None = None,
-                cwd: str | os.PathLike[str] | None = None) -> Result:
-    """``python -m rmqctl ARGS``; ``memory`` bounds the address space in bytes.
+                cwd: str | os.PathLike[str] | None = None, fresh: bool = False) -> Result:
+    """``rmqctl ARGS`` as a process of its own; ``memory`` bounds the address space in bytes.
 
+    Forked from a warm process, or with ``fresh`` a new interpreter: ``python -m rmqctl``.
     Running into ``timeout`` (seconds) fails the test: nothing in rmqctl may hang.
     """
     words = tuple(os.fspath(word) for word in args)
     environment = {name: value for name, value in os.environ.items() if name not in DROPPED_ENV}
-    limit = None if memory is None else lambda: resource.setrlimit(
-        resource.RLIMIT_AS, (memory, memory))
-    done = subprocess.run(
-        [sys.executable, "-m", "rmqctl", *words], input=stdin, capture_output=True,
-        timeout=timeout, cwd=cwd, preexec_fn=limit, check=False,
-        env=environment | QUIET_ENV | dict(env or {}))
-    return _checked(Result(words, done.returncode, done.stdout.decode(errors="backslashreplace"),
-                           done.stderr.decode(errors="backslashreplace")))
+    environment |= QUIET_ENV | dict(env or {})
+    if fresh:
+        limit = None if memory is None else lambda: resource.setrlimit(
+            resource.RLIMIT_AS, (memory, memory))
+        done = subprocess.run([sys.executable, "-m", "rmqctl", *words], input=stdin,
+                              capture_output=True, timeout=timeout, cwd=cwd, preexec_fn=limit,
+                              check=False, env=environment)
+        code, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        code, out, err = forking.run(words, environment, stdin, timeout, memory,
+                                     None if cwd is None else os.fspath(cwd))
+    return _checked(Result(words, code, out.decode(errors="backslashreplace"),
+                           err.decode(errors="backslashreplace")))

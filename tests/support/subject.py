@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +257,7 @@ def every_byte_is_accounted_for(report: Report) -> bool:
 # -- commands ------------------------------------------------------------------------------------
 
 
+@cache
 def read_only_commands() -> list[str]:
     """The names of all commands that declare to change nothing, from the registry itself."""
     listed = cli.run("commands", "-o", "json").expect(0).json()
