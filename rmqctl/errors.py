@@ -151,6 +151,8 @@ class StoreIOError(RmqctlError):
     """The system refused or failed to read or write a named path."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.IO
+    errno: int | None = None
+    """What the system said; None where it was not the system that failed."""
 
     @classmethod
     def from_oserror(
@@ -174,7 +176,9 @@ class StoreIOError(RmqctlError):
         noted = _refused.get()
         if noted is not None and exc.errno not in (errno.ENOENT, errno.ENOTDIR):
             noted.append(text)
-        return cls(text)
+        refused = cls(text)
+        refused.errno = exc.errno
+        return refused
 
 
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)

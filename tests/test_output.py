@@ -19,7 +19,7 @@ from rmqctl.output import FLUSH, FORMATS, Output
 from rmqctl.output.cells import PAGE_ROWS, cut, display_width, pages
 from rmqctl.output.escape import json_visible, markdown_text, spreadsheet_safe, visible
 from rmqctl.output.plot import bars, columns
-from rmqctl.output.prometheus import Metric, exposition, write_textfile
+from rmqctl.output.prometheus import Metric, exposition
 from rmqctl.output.richtable import fit
 from rmqctl.output.separated import flatten
 from rmqctl.output.units import count_text, duration_text, rate_text, size_text, time_text
@@ -755,49 +755,3 @@ def test_exposition():
 def test_names_prometheus_would_refuse(metric):
     with pytest.raises(ValueError, match="not a"):
         exposition([metric])
-
-
-def test_a_textfile_is_published_whole(tmp_path, monkeypatch):
-    target = tmp_path / "rmqctl.prom"
-    target.write_text("old\n")
-    metric = Metric("m", "M.", "gauge", [({}, 1)])
-    order = []
-    real_fsync, real_replace = os.fsync, os.replace
-
-    def fsync(fd: int) -> None:
-        order.append("fsync " + os.readlink(f"/proc/self/fd/{fd}").rpartition("/")[2])
-        real_fsync(fd)
-
-    def replace(source, to) -> None:
-        assert target.read_text() == "old\n"
-        order.append("replace")
-        real_replace(source, to)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", replace)
-    write_textfile(target, [metric])
-    assert target.read_text() == exposition([metric])
-    assert [step.split()[0] for step in order] == ["fsync", "replace", "fsync"]
-    assert order[0].endswith(".tmp")
-    assert order[2] == f"fsync {tmp_path.name}"
-    assert os.listdir(tmp_path) == ["rmqctl.prom"]
-
-
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_failed_textfile_leaves_the_old_one(tmp_path, monkeypatch, failing):
-    target = tmp_path / "rmqctl.prom"
-    target.write_text("old\n")
-
-    def fail(*_args) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, failing, fail)
-    with pytest.raises(StoreIOError, match=r"cannot write .*rmqctl\.prom: no space left"):
-        write_textfile(target, [])
-    assert target.read_text() == "old\n"
-    assert os.listdir(tmp_path) == ["rmqctl.prom"]
-
-
-def test_a_textfile_needs_its_folder(tmp_path):
-    with pytest.raises(StoreIOError, match="no such file or directory"):
-        write_textfile(tmp_path / "missing" / "rmqctl.prom", [])

@@ -190,11 +190,12 @@ def covered(found: Verdict[Coverage]) -> dict[str, str]:
 def _metrics(path: str, found: Verdict[Coverage]) -> None:
     import time
 
-    from rmqctl.output.prometheus import Metric, write_textfile
+    from rmqctl.files.durable import replace_file
+    from rmqctl.output.prometheus import Metric, exposition
 
     store = {"store": found.root}
     cover = found.coverage.as_dict()
-    write_textfile(path, [
+    text = exposition([
         Metric("rmqctl_verify_ok", "1 when nothing wrong was found.", "gauge",
                [(store, float(found.ok))]),
         Metric("rmqctl_verify_findings", "Findings by category and severity.", "gauge",
@@ -209,3 +210,5 @@ def _metrics(path: str, found: Verdict[Coverage]) -> None:
         Metric("rmqctl_verify_timestamp_seconds", "When this run ended.", "gauge",
                [(store, time.time())]),
     ])
+    # The temporary name does not end in .prom, so the collector never reads it.
+    replace_file(path, text.encode("utf-8", "backslashreplace"), doing="write")

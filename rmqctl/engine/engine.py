@@ -32,7 +32,7 @@ from rmqctl.engine.put.put import Message, PutPath
 from rmqctl.engine.put.result import FLUSH_DISK_TIMEOUT, PutResult
 from rmqctl.engine.recovering import done_again, set_right
 from rmqctl.engine.state import abort_file
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.engine.state.checkpoint_file import CheckpointFile
 from rmqctl.errors import RefusedError, RmqctlError
 from rmqctl.files import disk_usage
@@ -67,7 +67,7 @@ class Engine:
         self._next_checkpoint = math.inf
         self.recovered = 0
         """Messages dispatched once more when the store was opened."""
-        self.aside = Aside(root)
+        self.aside = AsideFolder(root)
         """Where what is replaced is kept."""
         with ExitStack() as held:
             held.callback(lock.release)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rmqctl.engine.opening import LogState
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.engine.state.checkpoint_file import CheckpointFile
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, write_all
@@ -22,7 +22,7 @@ from rmqctl.store.store import Store
 _AGAIN = "index-again"
 
 
-def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: Aside,
+def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: AsideFolder,
               begin: Callable[[], None]) -> int:
     """Sets a store right; ``begin`` is called before the first change. The physical offset from
     which on it has to be indexed again. StoreIOError.
@@ -93,7 +93,7 @@ def untrusted_index(store: Store, state: LogState,
     return found, start
 
 
-def set_aside(store: Store, files: list[StoreFile], again: int, aside: Aside) -> None:
+def set_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFolder) -> None:
     """Moves index files out of the way. StoreIOError.
 
     That it has to be indexed again from physical offset ``again`` on is noted first, for whoever
@@ -129,7 +129,7 @@ def done_again(root: str) -> None:
         raise failed(error, path, "remove") from None
 
 
-def clear_torn_tail(store: Store, end: int, aside: Aside) -> None:
+def clear_torn_tail(store: Store, end: int, aside: AsideFolder) -> None:
     """Zeros behind the end of the log in its file; what was there is kept.
 
     It is what a killed process left of its last write, or the END_OF_FILE record of a file that
@@ -144,7 +144,7 @@ def clear_torn_tail(store: Store, end: int, aside: Aside) -> None:
         torn = source.read(at, max(0, used_size(source) - at))
     if not torn:
         return
-    aside.keep(place.path, at, torn)
+    aside.save_bytes(place.path, at, torn)
     fd = open_file(place.path, os.O_RDWR)
     try:
         write_all(fd, bytes(len(torn)), at, place.path)

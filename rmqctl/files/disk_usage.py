@@ -57,6 +57,15 @@ def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
     return frozenset(found)
 
 
+def free_bytes(folder: str) -> int | None:
+    """Bytes that may still be written to the file system of a folder; None where it does not tell.
+
+    OSError.
+    """
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize if about.f_blocks else None
+
+
 class Watch:
     """Asks `over_watermark` about folders, but not more often than once a second."""
 

@@ -1,5 +1,11 @@
 """Durable writing: every byte handed over, every new name made to last.
 
+Who writes into a file uses `open_file`, `write_all` or `write_parts`, and `sync`. Who puts a whole
+file in place of another uses `publish` (in a store: staged where no broker looks) or
+`replace_file` (anywhere else). New files of a fixed length are `new_file`'s. What has to go is
+moved by `move_aside`, and a folder that was filled beside its place gets there by
+`publish_folder`.
+
 Each function turns the system's refusal into a StoreIOError that names the path and what was
 attempted. Nothing here ever makes a temporary file where a broker looks for its own: it refuses
 to start on a strange name in ``commitlog``, ``consumequeue`` or ``index``.
@@ -10,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Sequence
@@ -22,13 +27,17 @@ Part = bytes | bytearray | memoryview
 
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 STAGING = ".rmqctl"
-KEPT = "kept"
-"""The folder below the staging folder where replaced files are kept."""
 FILE_MODE = 0o644
 _BROKERS_OWN = frozenset({"commitlog", "consumequeue", "index", "batchconsumequeue",
                           "consumequeue_ext"})
 _ZEROS = bytes(1 << 16)
+_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+"""What a file system says that knows no file without a name."""
+_NO_NAMING = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.EINVAL)
+"""What it says that cannot name such a file later."""
+_STAGED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _publishing = threading.Lock()
+"""Two threads that publish a file of one name would stage it under one name."""
 
 
 def failed(error: OSError, path: str, doing: str) -> StoreIOError:
@@ -63,6 +72,20 @@ def give_to_owner_of(folder: str, made: int | str) -> None:
         owner, mine = os.stat(folder), os.stat(made)
         if mine.st_uid == 0 and (owner.st_uid, owner.st_gid) != (mine.st_uid, mine.st_gid):
             os.chown(made, owner.st_uid, owner.st_gid)
+
+
+def copy_mode_and_owner(fd: int, path: str) -> None:
+    """Gives a new file the mode and, where the system lets us, the owner of the file at ``path``
+    which it will replace; nothing happens where there is none.
+    """
+    try:
+        old = os.stat(path)
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    with contextlib.suppress(OSError):
+        os.fchown(fd, old.st_uid, old.st_gid)
 
 
 def write_all(fd: int, data: Part, offset: int, path: str) -> None:
@@ -128,6 +151,15 @@ def sync(fd: int, path: str, *, whole: bool = False) -> None:
         raise failed(error, path, "force to disk") from None
 
 
+def sync_file(path: str) -> None:
+    """Forces a closed file, its attributes too, to the device. StoreIOError."""
+    fd = open_file(path, os.O_RDONLY)
+    try:
+        sync(fd, path, whole=True)
+    finally:
+        os.close(fd)
+
+
 def sync_folder(path: str) -> None:
     """Forces the names in a folder to the device."""
     path = path or "."
@@ -172,41 +204,90 @@ def make_folders(path: str, *, durable: bool = True) -> list[str]:
     return list(reversed(missing))
 
 
-def publish(path: str, data: bytes, *, store: str, staging: str | None = None,
-            keep: bool = False) -> str | None:
-    """Puts a whole file in place: after a kill there is the old one or the new one.
+# -- whole files and folders ----------------------------------------------------------------------
 
-    It is written in ``staging`` (default: ``.rmqctl`` in the store), forced, and renamed. Mode
-    and owner of a file that is replaced stay. With ``keep`` the replaced file is kept under
-    ``staging/kept``; the answer is where, None if there was none. StoreIOError.
+
+def publish(path: str, data: bytes, *, store: str, staging: str | None = None) -> None:
+    """Puts a whole file of a store in place: after a kill there is the old one or the new one.
+
+    It is written in ``staging`` (default: ``.rmqctl`` in the store), forced, and renamed; missing
+    folders are made. Mode and owner of a file that is replaced stay, and a link stays a link: what
+    it leads to is replaced. StoreIOError; then nothing stays staged.
     """
     staging = staging or os.path.join(store, STAGING)
     _refuse_brokers_own(staging, store)
-    # A link stays a link: what it leads to is replaced.
     path = os.path.realpath(path)
-    staged = os.path.join(staging, os.path.basename(path) + ".new")
     with _publishing:
         make_folders(os.path.dirname(path))
         make_folders(staging)
-        fd = open_file(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, "make")
+        replace_file(path, data, staged=os.path.join(staging, os.path.basename(path) + ".new"),
+                     like_old=True)
+
+
+def _refuse_brokers_own(staging: str, store: str) -> None:
+    inside = os.path.relpath(os.path.realpath(staging), os.path.realpath(store)).split(os.sep)
+    if _BROKERS_OWN.intersection(inside):
+        raise InternalError(f"{staging}: a broker would not start on temporary files there")
+
+
+def replace_file(path: str, data: bytes, *, staged: str | None = None, doing: str = "",
+                 mode: int = FILE_MODE, like_old: bool = False, durable: bool = True) -> None:
+    """Puts a whole file in place, outside of a store: who reads it sees the old one or the new one.
+
+    The bytes go to ``staged``, are forced to the device and renamed to ``path``, then its folder
+    is forced. ``staged`` (on the same file system) is by default a new name beside ``path``,
+    ``.NAME.RANDOM.tmp``; when anything fails it is removed. A link at ``path`` is itself replaced.
+
+    ``mode`` is that of the new file, narrowed by the umask; with ``like_old`` it gets mode and
+    owner of what it replaces. Without ``durable`` nothing is forced: that holds for a kill, not
+    for a machine that goes down. StoreIOError ``cannot DOING PATH``, without ``doing`` that of the
+    step that failed and of the path it failed at.
+    """
+    if staged is None:
+        name = f".{os.path.basename(path)}.{os.urandom(4).hex()}.tmp"
+        staged = os.path.join(os.path.dirname(path), name)
         try:
-            try:
-                _dress(fd, path)
-                write_all(fd, data, 0, staged)
-                sync(fd, staged, whole=True)
-            finally:
-                os.close(fd)
-            kept = _keep(path, store, os.path.join(staging, KEPT)) if keep else None
-            try:
-                os.rename(staged, path)
-            except OSError as error:
-                raise failed(error, path, "put in place") from None
-        except StoreIOError:
-            with contextlib.suppress(OSError):
-                os.unlink(staged)
-            raise
+            fd = os.open(staged, _STAGED | os.O_EXCL, mode)
+        except OSError as error:
+            raise failed(error, path if doing else staged, doing or "make") from None
+    else:
+        fd = open_file(staged, _STAGED | os.O_TRUNC, "make", mode)
+    step, at_fault = "write to", staged
+    try:
+        try:
+            if like_old:
+                copy_mode_and_owner(fd, path)
+            _write_rest(fd, data, 0, 0)
+            step = "force to disk"
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        step, at_fault = "put in place", path
+        os.rename(staged, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(staged)
+        if isinstance(error, OSError):
+            raise failed(error, path if doing else at_fault, doing or step) from None
+        raise
+    if durable:
         sync_folder(os.path.dirname(path))
-        return kept
+
+
+def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
+    """Renames a folder that was filled beside its place to ``target``, for good.
+
+    What lies in it must have been forced to the device before. ``target`` may be an empty folder;
+    on anything else the system refuses it: StoreIOError ``cannot DOING TARGET`` with ``errno``
+    ENOTEMPTY, EEXIST or ENOTDIR.
+    """
+    sync_folder(folder)
+    try:
+        os.rename(folder, target)
+    except OSError as error:
+        raise failed(error, target, doing) from None
+    sync_folder(os.path.dirname(target))
 
 
 def move_aside(path: str, target: str) -> None:
@@ -226,59 +307,77 @@ def move_aside(path: str, target: str) -> None:
     sync_folder(os.path.dirname(path))
 
 
-def _refuse_brokers_own(staging: str, store: str) -> None:
-    inside = os.path.relpath(os.path.realpath(staging), os.path.realpath(store)).split(os.sep)
-    if _BROKERS_OWN.intersection(inside):
-        raise InternalError(f"{staging}: a broker would not start on temporary files there")
+# -- new files of a fixed length -----------------------------------------------------------------
 
 
-def _dress(fd: int, path: str) -> None:
-    """Gives a new file the mode and, where the system lets us, the owner of the old one."""
-    try:
-        old = os.stat(path)
-    except OSError:
-        return
-    with contextlib.suppress(OSError):
-        os.fchmod(fd, stat.S_IMODE(old.st_mode))
-    with contextlib.suppress(OSError):
-        os.fchown(fd, old.st_uid, old.st_gid)
+def new_file(path: str, size: int, reserve: bool = False) -> int:
+    """A descriptor of a new file of ``size`` zero bytes (sparse, unless ``reserve``).
 
-
-def _keep(path: str, store: str, folder: str) -> str | None:
-    """Keeps the present file under a name that is free; its path, None if there is no file."""
-    if not os.path.lexists(path):
-        return None
-    below = os.path.relpath(path, os.path.realpath(store))
-    below = os.path.basename(path) if below.startswith(os.pardir) else below
-    target = os.path.join(folder, below)
-    make_folders(os.path.dirname(target))
-    number = 1
-    while True:
-        kept = f"{target}.{number}"
+    It gets its name when it has its length, where the file system can do that: a broker refuses
+    to start on a file that is shorter, so a kill must not leave one. StoreIOError.
+    """
+    folder = os.path.dirname(path) or "."
+    fd = _unnamed(folder, path)
+    if fd >= 0:
         try:
-            os.link(path, kept)
-        except FileExistsError:
-            number += 1
-            continue
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK):
-                raise failed(error, kept, "keep the old file as") from None
-            if os.path.lexists(kept):
-                number += 1
-                continue
-            _copy(path, kept)
-        sync_folder(os.path.dirname(kept))
-        return kept
-
-
-def _copy(path: str, kept: str) -> None:
-    """For file systems without hard links."""
-    try:
-        shutil.copy2(path, kept)
-    except OSError as error:
-        raise failed(error, kept, "keep the old file as") from None
-    fd = open_file(kept, os.O_RDONLY)
-    try:
-        sync(fd, kept, whole=True)
-    finally:
+            lay_out(fd, path, size, reserve)
+            if _give_name(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
         os.close(fd)
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make")
+    try:
+        lay_out(fd, path, size, reserve)
+    except BaseException:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    return fd
+
+
+def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
+    """Gives a file its length, never a smaller one, and with ``reserve`` the space for it."""
+    try:
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
+    except OSError as error:
+        raise failed(error, path, f"make room for {size} bytes in") from None
+    if not reserve:
+        return
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        raise failed(error, path, f"reserve {size} bytes for") from None
+
+
+def _unnamed(folder: str, path: str) -> int:
+    """A file without a name in ``folder``; -1 where the file system knows no such thing."""
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        if error.errno in _NO_UNNAMED:
+            return -1
+        raise failed(error, path, "make") from None
+    give_to_owner_of(folder, fd)
+    return fd
+
+
+def _give_name(fd: int, path: str) -> bool:
+    """Names a file that has none; False where that cannot be done here."""
+    folder = os.path.dirname(path) or "."
+    try:
+        # With a folder's descriptor Python uses linkat(2), which can follow /proc's link.
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(f"/proc/self/fd/{fd}", os.path.basename(path), src_dir_fd=at, dst_dir_fd=at,
+                    follow_symlinks=True)
+        finally:
+            os.close(at)
+    except OSError as error:
+        if error.errno in _NO_NAMING:
+            return False
+        raise failed(error, path, "make") from None
+    return True

@@ -7,7 +7,6 @@ from what is there, with copies of the files which may change.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
@@ -15,7 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from rmqctl.errors import StoreIOError
-from rmqctl.files.durable import failed, make_folders, write_all
+from rmqctl.files.durable import failed, make_folders
+from rmqctl.files.sparse import copy_sparse
 
 DERIVED = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 """Folders of a store that follow from its log."""
@@ -76,43 +76,3 @@ class Scratch:
                  trace: TracebackType | None) -> None:
         if not self.keep:
             self.remove()
-
-
-def copy_sparse(source: str, target: str) -> None:
-    """Copies a file's data and times; holes stay holes. OSError."""
-    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        about = os.fstat(reading)
-        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            os.ftruncate(writing, about.st_size)
-            for start, end in extents(reading, about.st_size):
-                at = start
-                while at < end:
-                    part = os.pread(reading, min(1 << 20, end - at), at)
-                    if not part:
-                        raise StoreIOError(f"{source}: became shorter while it was copied")
-                    write_all(writing, part, at, target)
-                    at += len(part)
-            os.utime(writing, ns=(about.st_atime_ns, about.st_mtime_ns))
-        finally:
-            os.close(writing)
-    finally:
-        os.close(reading)
-
-
-def extents(fd: int, size: int) -> list[tuple[int, int]]:
-    """``[start, end)`` of what may hold data; the whole file where the system cannot tell."""
-    found: list[tuple[int, int]] = []
-    at = 0
-    while at < size:
-        try:
-            start = os.lseek(fd, at, os.SEEK_DATA)
-            end = os.lseek(fd, start, os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                break
-            return [(0, size)]
-        found.append((start, min(end, size)))
-        at = end
-    return found

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import StoreIOError
 from tests.engine_write import faults
 from tests.engine_write.dispatching import (
@@ -104,7 +104,7 @@ def test_a_failed_fsync_is_not_forgotten(golden, tmp_path):
 
 
 def test_a_write_that_fails_half_way_leaves_no_half_unit(tmp_path, monkeypatch):
-    pool = FilePool(Aside(str(tmp_path)))
+    pool = FilePool(AsideFolder(str(tmp_path)))
     files = QueueFiles(str(tmp_path / "q"), 100, pool)
     files.append(b"a" * 20)
     real, sizes = os.pwrite, iter([7, 6])
@@ -144,7 +144,7 @@ def test_a_write_that_fails_half_way_leaves_no_half_unit(tmp_path, monkeypatch):
 def test_short_writes_are_gone_on_with(tmp_path, monkeypatch):
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data)[:3], at))
-    pool = FilePool(Aside(str(tmp_path)))
+    pool = FilePool(AsideFolder(str(tmp_path)))
     files = QueueFiles(str(tmp_path / "q"), 40, pool)
     files.append(bytes(range(100)))
     pool.close()
@@ -157,14 +157,14 @@ def test_no_empty_file_stays_when_it_cannot_be_sized(tmp_path, monkeypatch):
         raise faults.out_of_space()
 
     monkeypatch.setattr(os, "ftruncate", refuse)
-    pool = FilePool(Aside(str(tmp_path)))
+    pool = FilePool(AsideFolder(str(tmp_path)))
     with pytest.raises(StoreIOError, match="cannot make room for 40 bytes in .*q/0+: no space"):
         QueueFiles(str(tmp_path / "q"), 40, pool).start(0)
     assert list((tmp_path / "q").iterdir()) == []
 
 
 def test_new_files_and_folders_are_fsynced_once(tmp_path, monkeypatch):
-    pool = FilePool(Aside(str(tmp_path)), 1)
+    pool = FilePool(AsideFolder(str(tmp_path)), 1)
     for name in ("a/x", "a/y", "b/x"):
         QueueFiles(str(tmp_path / "top" / name), 40, pool).append(b"q" * 60)
     top = tmp_path / "top"

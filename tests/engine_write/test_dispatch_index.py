@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rmqctl.engine.dispatch import index_file
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, EntryRecord, HeaderRecord, Shape
@@ -91,7 +91,7 @@ POOLS: list[FilePool] = []
 def writer(folder: Path | str, shape: Shape = SHAPE, clock: int = 0, **more: bool) -> IndexWriter:
     while len(POOLS) > 2:
         POOLS.pop(0).close()
-    POOLS.append(FilePool(Aside(str(folder)), 2))
+    POOLS.append(FilePool(AsideFolder(str(folder)), 2))
     return IndexWriter(str(folder), shape, POOLS[-1], lambda: clock, **more)
 
 

@@ -16,7 +16,7 @@ from rmqctl.engine.dispatch.batch_queue import BatchQueues
 from rmqctl.engine.dispatch.consume_queue import ConsumeQueues, Rows
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local import batch_consume_queue as batch_format
 from rmqctl.formats.local import consume_queue as format_
@@ -85,7 +85,7 @@ def test_rows_as_the_put_algorithm_has_them(steps, first, chunk):
         rows.append((queue, offsets[queue], phy, 10, phy * 7))
         wanted[queue].put(phy, 10, phy * 7, offsets[queue])
     with tempfile.TemporaryDirectory() as folder:
-        pool = FilePool(Aside(folder), 2)  # fewer descriptors than files
+        pool = FilePool(AsideFolder(folder), 2)  # fewer descriptors than files
         queues = ConsumeQueues(folder, FILE, pool)
         for queue in range(3):
             queues.number((f"t{queue}", queue))
@@ -112,7 +112,7 @@ def rows(queue: int, first: int, count: int, phy: int = 0) -> Rows:
 
 
 def put(root: Path, some: Rows, log_end: int | None = None) -> ConsumeQueues:
-    pool = FilePool(Aside(str(root)))
+    pool = FilePool(AsideFolder(str(root)))
     queues = ConsumeQueues(str(root), FILE, pool, log_end)
     queues.number(("t", 0))
     queues.put(some)
@@ -157,7 +157,7 @@ def test_queue_offsets_no_queue_can_have_are_left_out(offset, tmp_path):
 @pytest.mark.parametrize("first", [0, 2])
 def test_rows_that_were_written_before_an_error_are_not_lost_or_doubled(first, tmp_path,
                                                                         monkeypatch):
-    pool = FilePool(Aside(str(tmp_path)))
+    pool = FilePool(AsideFolder(str(tmp_path)))
     queues = ConsumeQueues(str(tmp_path), FILE, pool)
     queues.number(("t", 0))
     some = rows(0, first, 11)
@@ -185,7 +185,7 @@ def test_rows_that_were_written_before_an_error_are_not_lost_or_doubled(first, t
 def test_files_of_another_size_are_refused(tmp_path):
     put(tmp_path, rows(0, 0, 1))
     with pytest.raises(RefusedError, match=f"{build_offset(0)}: has {FILE} bytes"):
-        ConsumeQueues(str(tmp_path), 2 * FILE, FilePool(Aside(str(tmp_path))))
+        ConsumeQueues(str(tmp_path), 2 * FILE, FilePool(AsideFolder(str(tmp_path))))
 
 
 def test_all_rows_behind_the_log_start_the_queue_anew(tmp_path):
@@ -202,7 +202,7 @@ def test_all_rows_behind_the_log_start_the_queue_anew(tmp_path):
 
 
 def test_extension_units_that_cannot_be(tmp_path):
-    pool = FilePool(Aside(str(tmp_path)))
+    pool = FilePool(AsideFolder(str(tmp_path)))
     made = ConsumeQueueExt(str(tmp_path), ("t", 0), 100, pool)
     assert made.put(1, 2, bytes(77)) is None  # the end mark must have room
     assert made.put(1, 2, bytes(76)) == ext_format.address(0)
@@ -217,7 +217,7 @@ def test_extension_units_that_cannot_be(tmp_path):
 
 
 def test_extension_units_of_rows_that_are_not_there_are_written_over(tmp_path):
-    pool = FilePool(Aside(str(tmp_path)))
+    pool = FilePool(AsideFolder(str(tmp_path)))
     made = ConsumeQueueExt(str(tmp_path), ("t", 0), 100, pool)
     first = [made.put(code, 2, bytes(10)) for code in range(6)]
     again = ConsumeQueueExt(str(tmp_path), ("t", 0), 100, pool, first[2])
@@ -242,7 +242,7 @@ def batch_rows(*some: tuple[int, int, int]) -> batch_queue.Rows:
 
 def test_batch_rows(tmp_path):
     size = 2 * batch_format.UNIT_SIZE
-    pool = FilePool(Aside(str(tmp_path)))
+    pool = FilePool(AsideFolder(str(tmp_path)))
     queues = BatchQueues(str(tmp_path), size, pool)
     queues.number(("t", 0))
     queues.put(batch_rows((0, 0, 3), (10, 3, 1), (20, -1, 1), (30, 4, -1), (40, 9, 0)))
@@ -258,7 +258,7 @@ def test_batch_rows(tmp_path):
 
 def test_batch_rows_of_a_cut_log(tmp_path):
     size = 2 * batch_format.UNIT_SIZE
-    pool = FilePool(Aside(str(tmp_path)))
+    pool = FilePool(AsideFolder(str(tmp_path)))
     queues = BatchQueues(str(tmp_path), size, pool)
     queues.number(("t", 0))
     queues.put(batch_rows(*((10 * at, at, 1) for at in range(7))))
@@ -275,4 +275,4 @@ def test_batch_rows_of_a_cut_log(tmp_path):
 
 def test_a_batch_file_size_that_is_no_multiple(tmp_path):
     with pytest.raises(UsageError, match="no multiple of 46"):
-        BatchQueues(str(tmp_path), 100, FilePool(Aside(str(tmp_path)))).number(("t", 0))
+        BatchQueues(str(tmp_path), 100, FilePool(AsideFolder(str(tmp_path)))).number(("t", 0))

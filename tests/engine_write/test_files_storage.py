@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqctl.engine.state.aside import save_file
 from rmqctl.errors import InternalError, StoreIOError
 from rmqctl.files import durable
 from tests.engine_write.files_support import ERRORS, failing, short_writes, watched
@@ -149,30 +150,35 @@ def test_publish_keeps_mode_and_link(tmp_path):
 
 def test_replaced_files_are_kept_when_asked_for(tmp_path):
     target = tmp_path / "config" / "topics.json"
-    kept = [durable.publish(str(target), b"%d" % n, store=str(tmp_path), keep=True)
-            for n in range(4)]
+    kept = [replaced(target, tmp_path, b"%d" % n) for n in range(4)]
     assert kept[0] is None
     assert [Path(one).read_bytes() for one in kept[1:]] == [b"0", b"1", b"2"]
     assert all(one.startswith(str(tmp_path / ".rmqctl" / "kept" / "config")) for one in kept[1:])
     assert target.read_bytes() == b"3"
 
 
+def replaced(target: Path, store: Path, data: bytes) -> str | None:
+    """Publishes a file, as `Topics` does where the old one could not be read."""
+    kept = save_file(str(target), str(store))
+    durable.publish(str(target), data, store=str(store))
+    return kept
+
+
 def test_kept_files_are_copied_where_there_are_no_links(tmp_path):
     target = tmp_path / "a.json"
     target.write_bytes(b"old")
     with failing(1, errno.EPERM, ("link",), for_ever=True):
-        kept = [durable.publish(str(target), b"%d" % n, store=str(tmp_path), keep=True)
-                for n in range(2)]
+        kept = [replaced(target, tmp_path, b"%d" % n) for n in range(2)]
     assert [Path(one).read_bytes() for one in kept] == [b"old", b"0"]
 
 
 def test_publish_forces_each_step_before_the_next(tmp_path):
     target = tmp_path / "config" / "a.json"
-    durable.publish(str(target), b"old", store=str(tmp_path), keep=True)
+    replaced(target, tmp_path, b"old")
     (tmp_path / ".rmqctl" / "kept" / "config").mkdir(parents=True)
     with watched() as seen:
-        durable.publish(str(target), b"new", store=str(tmp_path), keep=True)
-    assert seen == ["pwrite a.json.new", "fsync a.json.new", "link a.json", "fsync config",
+        replaced(target, tmp_path, b"new")
+    assert seen == ["link a.json", "fsync config", "pwrite a.json.new", "fsync a.json.new",
                     "rename a.json.new", "fsync config"]
 
 
@@ -194,7 +200,10 @@ def test_publish_is_all_or_nothing_at_every_call(tmp_path, error, keep):
         durable.publish(str(target), b"old", store=str(store))
         with failing(number, error) as faults:
             try:
-                durable.publish(str(target), b"new!", store=str(store), keep=keep)
+                if keep:
+                    replaced(target, store, b"new!")
+                else:
+                    durable.publish(str(target), b"new!", store=str(store))
                 failed = False
             except StoreIOError as caught:
                 failed = True
@@ -206,6 +215,59 @@ def test_publish_is_all_or_nothing_at_every_call(tmp_path, error, keep):
             return
         assert failed or faults.fired == "link", "link alone has another way"
     pytest.fail("never ran without a fault")
+
+
+# -- files and folders outside of a store ----------------------------------------------------------
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    target = tmp_path / "rmqctl.prom"
+    target.write_text("old\n")
+    with watched() as seen:
+        durable.replace_file(str(target), b"new\n")
+    assert [step.split()[0] for step in seen] == ["pwrite", "fsync", "rename", "fsync"]
+    assert all(step.endswith(".tmp") for step in seen[:3])
+    assert seen[3] == f"fsync {tmp_path.name}"
+    assert target.read_text() == "new\n"
+    assert os.listdir(tmp_path) == ["rmqctl.prom"]
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "rename"])
+def test_a_file_that_cannot_be_replaced_stays(tmp_path, call):
+    target = tmp_path / "rmqctl.prom"
+    target.write_text("old\n")
+    with (failing(1, errno.ENOSPC, (call,)),
+          pytest.raises(StoreIOError, match=r"cannot write .*rmqctl\.prom: no space left")):
+        durable.replace_file(str(target), b"new", doing="write")
+    assert target.read_text() == "old\n"
+    assert os.listdir(tmp_path) == ["rmqctl.prom"]
+
+
+def test_a_file_needs_its_folder(tmp_path):
+    with pytest.raises(StoreIOError, match="no such file or directory"):
+        durable.replace_file(str(tmp_path / "missing" / "rmqctl.prom"), b"")
+
+
+def test_a_link_is_replaced_outside_of_a_store(tmp_path):
+    (tmp_path / "elsewhere").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    durable.replace_file(str(tmp_path / "link"), b"new", mode=0o600)
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "elsewhere").read_text() == "old"
+
+
+def test_a_folder_is_published_where_nothing_is(tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "out").mkdir()
+    with watched() as seen:
+        durable.publish_folder(str(tmp_path / "new"), str(tmp_path / "out"))
+    assert seen == ["fsync new", "rename new", f"fsync {tmp_path.name}"]
+    (tmp_path / "new").mkdir()
+    (tmp_path / "out" / "file").touch()
+    with pytest.raises(StoreIOError, match="cannot publish .*out: the directory is not") as no:
+        durable.publish_folder(str(tmp_path / "new"), str(tmp_path / "out"))
+    assert no.value.errno == errno.ENOTEMPTY
 
 
 def test_things_are_moved_aside_and_never_onto_something(tmp_path):

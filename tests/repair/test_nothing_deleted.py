@@ -20,7 +20,6 @@ MODULES = {"os", "shutil"}
 OWN = "a file rmqctl is just making, which nobody else has seen"
 SCRATCH = "below a scratch folder, all of which rmqctl made"
 ALLOWED = {
-    ("checks/verify/state.py", "save", "unlink"): OWN,
     ("commands/shared/applying.py", "_apply", "rmdir"): "the empty scratch folder",
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
@@ -33,13 +32,11 @@ ALLOWED = {
     ("engine/config/create.py", "_unmark", "unlink"): "the mark of an init that is not finished",
     ("engine/log/log_files.py", "_remove_unused", "unlink"):
         "a log file made ahead, never written to",
-    ("files/new_file.py", "lay_out", "ftruncate"): OWN,
-    ("files/new_file.py", "new_file", "unlink"): OWN,
+    ("files/durable.py", "lay_out", "ftruncate"): OWN,
+    ("files/durable.py", "new_file", "unlink"): OWN,
     ("engine/recovering.py", "done_again", "unlink"): "an index file this run began",
-    ("files/durable.py", "publish", "O_TRUNC"): "the staged file below .rmqctl",
-    ("files/durable.py", "publish", "unlink"): "the staged file below .rmqctl",
-    ("output/prometheus.py", "write_textfile", "open for writing"): OWN,
-    ("output/prometheus.py", "write_textfile", "unlink"): OWN,
+    ("files/durable.py", "replace_file", "O_TRUNC"): "the staged file below .rmqctl",
+    ("files/durable.py", "replace_file", "unlink"): "the staged file",
     ("pipeline/export/manifest.py", "Manifest.__enter__", "open for writing"): "in its staging",
     ("pipeline/export/sink.py", "Sink.abandon", "rmtree"): "what one attempt exported",
     ("pipeline/export/staging.py", "Staging._remove", "rmtree"): "the folder of one export",
@@ -65,9 +62,9 @@ ALLOWED = {
     ("repair/rebuild/state.py", "StateFile.save", "open for writing"): SCRATCH,
     ("repair/scratch.py", "Scratch.clear", "rmtree"): SCRATCH,
     ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
-    ("repair/scratch.py", "copy_sparse", "O_TRUNC"): SCRATCH,
+    ("files/sparse.py", "copy_sparse", "O_TRUNC"): SCRATCH,
     ("repair/salvage/bulk.py", "Bulk.write", "ftruncate"): SCRATCH,
-    ("repair/scratch.py", "copy_sparse", "ftruncate"): SCRATCH,
+    ("files/sparse.py", "copy_sparse", "ftruncate"): SCRATCH,
     ("repair/executor/staging.py", "clear", "rmtree"):
         "what a repair staged that was never committed",
     ("tiered/index/compaction_form.py", "write", "unlink"): OWN,

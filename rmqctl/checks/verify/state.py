@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 
 from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import replace_file
 from rmqctl.store.store import Store
+
+_DOING = "write the state file"
 
 
 def default_path(root: str) -> str:
@@ -61,20 +63,10 @@ def load(path: str, root: str) -> Place | None:
 
 
 def save(path: str, root: str, place: Place) -> None:
-    """Remembers a place: written beside, forced to disk, then renamed. StoreIOError."""
-    folder = os.path.dirname(os.path.abspath(path))
+    """Remembers a place: the file is the old one or the new one, whatever happens. StoreIOError."""
     text = json.dumps({"store": os.path.realpath(root), **asdict(place)})
     try:
-        os.makedirs(folder, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(prefix=".verify-", dir=folder)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     except OSError as error:
-        raise StoreIOError.from_oserror(error, path, "write the state file") from None
+        raise StoreIOError.from_oserror(error, path, _DOING) from None
+    replace_file(path, f"{text}\n".encode(), doing=_DOING, mode=0o600)

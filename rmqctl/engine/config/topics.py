@@ -13,6 +13,7 @@ from typing import Any
 
 from rmqctl.engine.config import topic_rules as rules
 from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.state.aside import save_file
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import publish
 from rmqctl.formats.config import fastjson
@@ -280,13 +281,15 @@ class Topics:
     def _publish(self, data: bytes) -> None:
         """The old content becomes the backup, then the new one takes its place.
 
-        A main file that could not be read never overwrites the backup: it is kept aside.
+        A main file that could not be read never overwrites the backup: it goes to ``.rmqctl/kept``.
         """
         main, backup = self._path(), self._path(BACKUP)
         if self._from_main:
             old = self._store.read_small(FOLDER, NAME, most=MAX_SIZE)
             publish(backup, old, store=self.root)
-        publish(main, data, store=self.root, keep=self._main_is_there and not self._from_main)
+        elif self._main_is_there:
+            save_file(main, self.root)
+        publish(main, data, store=self.root)
 
 
 def _attributes(config: Config | None) -> dict[str, str]:

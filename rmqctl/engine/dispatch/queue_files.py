@@ -8,10 +8,19 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.files.durable import failed, make_folders, open_file, sync, sync_folder, wipe, write_all
-from rmqctl.files.new_file import lay_out, new_file
+from rmqctl.files.durable import (
+    failed,
+    lay_out,
+    make_folders,
+    new_file,
+    open_file,
+    sync,
+    sync_folder,
+    wipe,
+    write_all,
+)
 from rmqctl.formats.local import names
 from rmqctl.store.files import StoreFile
 
@@ -26,7 +35,7 @@ class FilePool:
     reports it only once, so every later `flush` fails the same way.
     """
 
-    def __init__(self, aside: Aside, most: int = MOST_OPEN) -> None:
+    def __init__(self, aside: AsideFolder, most: int = MOST_OPEN) -> None:
         self._most, self._aside = most, aside
         self._open: OrderedDict[str, int] = OrderedDict()
         self._dirty: dict[str, None] = {}
@@ -100,7 +109,7 @@ class FilePool:
 
     def keep(self, path: str, at: int, data: bytes) -> None:
         """Keeps bytes that are about to be overwritten."""
-        self._aside.keep(path, at, data)
+        self._aside.save_bytes(path, at, data)
 
     def flush(self) -> None:
         """Fsyncs what was written or created since the last time, files first."""

@@ -19,7 +19,7 @@ from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.derive import Derived, Further, deriver_for
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import InternalError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.index_file import Shape
@@ -63,7 +63,7 @@ class Dispatcher:
 
     def __init__(self, root: str, settings: Settings, wall_clock: Callable[[], int],
                  batch_topics: Callable[[str], bool], log_end: int | None = None, *,
-                 as_broker: bool = False, aside: Aside | None = None,
+                 as_broker: bool = False, aside: AsideFolder | None = None,
                  wanted: Callable[[QueueKey], bool] | None = None, rows: bool = True,
                  recall: Recall | None = None, most_pending: int | None = None,
                  positions: Positions | None = None) -> None:
@@ -85,7 +85,7 @@ class Dispatcher:
         """Store time of the message that was last put into a consumequeue; 0 if none was."""
         self.unplaceable = 0
         """Rows that were left out: their topic's name can be no folder (``a/b``, ``..``)."""
-        self._pool = FilePool(aside or Aside(root))
+        self._pool = FilePool(aside or AsideFolder(root))
         try:
             self._open(wall_clock, log_end)
         except BaseException:

@@ -10,8 +10,7 @@ from collections.abc import Collection, Sequence
 from rmqctl.engine.log.log_file import ChannelFile, LogFile, MappedFile, PooledFile
 from rmqctl.engine.log.pool import BufferPool
 from rmqctl.errors import RefusedError
-from rmqctl.files.durable import make_folders, open_file
-from rmqctl.files.new_file import lay_out, new_file
+from rmqctl.files.durable import lay_out, make_folders, new_file, open_file
 from rmqctl.scan.source import FileSource
 
 _READ = 1 << 20

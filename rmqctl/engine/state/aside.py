@@ -1,47 +1,105 @@
-"""Where what is replaced goes: ``.rmqctl/aside``. Nothing of a store is ever deleted."""
+"""Where what the engine replaces goes, for nothing of a store is ever deleted: files and bytes to
+``.rmqctl/aside``, a topics.json that could not be read to ``.rmqctl/kept``.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import time
 
-from rmqctl.files.durable import STAGING, make_folders, move_aside, publish
+from rmqctl.files.durable import (
+    STAGING,
+    failed,
+    make_folders,
+    move_aside,
+    publish,
+    sync_file,
+    sync_folder,
+)
 
-FOLDER = "aside"
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK)
 
 
-class Aside:
-    """One folder below ``.rmqctl/aside`` for all that one opening of a store replaces.
+class AsideFolder:
+    """One folder ``.rmqctl/aside/TIME-PID`` for all that one opening of a store replaces.
 
     Paths in it are those below the store root; the folder is made when it is first needed.
     """
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self.folder = os.path.join(root, STAGING, FOLDER, f"{time.time_ns()}-{os.getpid()}")
+        self.folder = os.path.join(root, STAGING, "aside", f"{time.time_ns()}-{os.getpid()}")
         self.used = False
 
+    def move(self, path: str) -> None:
+        """Moves a file away, to a name that is free. StoreIOError."""
+        target = self._target(path)
+        if os.path.lexists(target):
+            target = _numbered(target, 2)
+        move_aside(path, target)
+
+    def save_bytes(self, path: str, position: int, data: bytes) -> None:
+        """Keeps bytes of a file that are about to be overwritten. StoreIOError.
+
+        ``position`` is where they lie in the file.
+        """
+        publish(f"{self._target(path)}.at-{position}", data, store=self._root)
+
     def _target(self, path: str) -> str:
-        below = os.path.relpath(path, self._root)
-        if below.startswith(os.pardir):
-            below = os.path.basename(path)
-        target = os.path.join(self.folder, below)
+        target = _below(path, self._root, self.folder)
         make_folders(os.path.dirname(target))
         self.used = True
         return target
 
-    def move(self, path: str) -> None:
-        """Moves a file away. StoreIOError."""
-        target = wanted = self._target(path)
-        number = 1
-        while os.path.lexists(target):  # a file of that name was moved before
+
+def save_file(path: str, root: str) -> str | None:
+    """Keeps a file that is about to be replaced; None where there is no file.
+
+    The answer is where: below ``.rmqctl/kept`` of the store at ``root``, under its path in the
+    store and a number. StoreIOError.
+    """
+    path = os.path.realpath(path)
+    if not os.path.lexists(path):
+        return None
+    target = _below(path, os.path.realpath(root), os.path.join(root, STAGING, "kept"))
+    make_folders(os.path.dirname(target))
+    number = 1
+    while True:
+        copy = _numbered(target, number)
+        try:
+            os.link(path, copy)
+        except FileExistsError:  # another process was quicker
             number += 1
-            target = f"{wanted}.{number}"
-        move_aside(path, target)
+            continue
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise failed(error, copy, "keep the old file as") from None
+            _copy(path, copy)
+        sync_folder(os.path.dirname(copy))
+        return copy
 
-    def keep(self, path: str, at: int, data: bytes) -> None:
-        """Keeps bytes of a file that are about to be overwritten. StoreIOError.
 
-        ``at`` is where they lie in the file.
-        """
-        publish(f"{self._target(path)}.at-{at}", data, store=self._root)
+def _below(path: str, root: str, folder: str) -> str:
+    """The place in ``folder`` of a file of the store; its name only where it lies elsewhere."""
+    relative = os.path.relpath(path, root)
+    if relative.startswith(os.pardir):
+        relative = os.path.basename(path)
+    return os.path.join(folder, relative)
+
+
+def _numbered(target: str, number: int) -> str:
+    """``TARGET.N``, with the first free N from ``number`` on."""
+    while os.path.lexists(f"{target}.{number}"):
+        number += 1
+    return f"{target}.{number}"
+
+
+def _copy(path: str, copy: str) -> None:
+    """For file systems without hard links."""
+    try:
+        shutil.copy2(path, copy)
+    except OSError as error:
+        raise failed(error, copy, "keep the old file as") from None
+    sync_file(copy)

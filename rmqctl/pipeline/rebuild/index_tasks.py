@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.formats.local.index_file import HeaderRecord, Shape, build_header
 from rmqctl.pipeline.rebuild.spool import Array
@@ -156,7 +156,7 @@ def _take_away(path: str) -> None:
 
 @contextmanager
 def _pool(scratch: Scratch) -> Iterator[FilePool]:
-    pool = FilePool(Aside(scratch.root))
+    pool = FilePool(AsideFolder(scratch.root))
     try:
         yield pool
     finally:

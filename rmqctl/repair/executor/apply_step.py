@@ -11,7 +11,7 @@ import errno
 import os
 
 from rmqctl.files.durable import failed, make_folders, open_file, sync, sync_folder
-from rmqctl.repair.executor.file_stamp import is_regular, look
+from rmqctl.files.file_stamp import is_regular, stat_file
 from rmqctl.repair.executor.journal import Journal, Record
 from rmqctl.repair.executor.patch import lay, save_spans, set_length
 from rmqctl.repair.executor.step_state import ChangedError, Phase, Standing
@@ -104,11 +104,11 @@ class Carrier(Standing):
         somebody wrote to it after an ``applied`` repair; else None.
         """
         if one.kind in ("replace", "move") and phase != "todo" and (
-                look(self._at(one, one.kept)) is None):
+                stat_file(self._at(one, one.kept)) is None):
             raise self._changed(one, "what was kept of it is gone")
         if one.kind != "patch" or not applied or phase == "half":
             return None
-        found = look(self.path(one))
+        found = stat_file(self.path(one))
         if found is None or one.old is None or found.mtime_ns == one.old.mtime_ns:
             return None
         return found.mtime_ns
@@ -127,7 +127,7 @@ class Carrier(Standing):
         self._remove_folders(one, path)
 
     def _uncreate(self, one: Record, path: str) -> None:
-        if look(path) is None:
+        if stat_file(path) is None:
             return
         undone, staged = self._at(one, one.undone), self._at(one, one.staged)
         # A second name of either is left by a power failure; without one, a file that is there
@@ -139,7 +139,7 @@ class Carrier(Standing):
 
     def _put_back(self, one: Record, path: str, *, force: bool) -> None:
         kept, undone = self._at(one, one.kept), self._at(one, one.undone)
-        old, found = look(kept), look(path)
+        old, found = stat_file(kept), stat_file(path)
         if old is None or (self._is_old(path, kept) and (
                 found is None or found.inode == old.inode or not self._fits(one.new, found))):
             return  # never done, or taken back already
@@ -154,7 +154,7 @@ class Carrier(Standing):
 
     def _is_old(self, path: str, kept: str) -> bool:
         """Whether the old file has its own name, and the one under ``aside`` is a second one."""
-        one, other = look(path), look(kept)
+        one, other = stat_file(path), stat_file(kept)
         if one is None or other is None or one.is_folder:
             return False
         return one.inode == other.inode or (
@@ -168,7 +168,7 @@ class Carrier(Standing):
         except ChangedError:
             if not force:
                 raise
-            if not is_regular(path) or look(self._at(one, one.kept)) is None:
+            if not is_regular(path) or stat_file(self._at(one, one.kept)) is None:
                 return
             self._save_changed(one, path)
         self._lay_back(one, path)

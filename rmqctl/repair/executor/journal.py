@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.durable import STAGING, failed, open_file, publish
-from rmqctl.repair.executor.file_stamp import Mark
+from rmqctl.files.file_stamp import FileStamp
 
 FOLDER = "repairs"
 JOURNAL = "journal.jsonl"
@@ -54,8 +54,8 @@ class Record:
     staged: str = ""
     kept: str = ""
     undone: str = ""
-    old: Mark | None = None
-    new: Mark | None = None
+    old: FileStamp | None = None
+    new: FileStamp | None = None
     spans: tuple[tuple[int, int], ...] = ()
     folders: tuple[str, ...] = ()
     again: bool = False
@@ -75,7 +75,7 @@ class Record:
         for name in ("old", "new"):
             if name in given:
                 size, mtime, inode = map(int, given[name])
-                given[name] = Mark(size, mtime, inode)
+                given[name] = FileStamp(size, mtime, inode)
         given["spans"] = tuple((int(at), int(size)) for at, size in given.get("spans", ()))
         given["folders"] = tuple(map(str, given.get("folders", ())))
         return cls(**given)

@@ -6,13 +6,13 @@ the file system has them, so that wiping a gigabyte costs nothing.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed, open_file, sync, write_all
+from rmqctl.files.sparse import data_ranges
 from rmqctl.scan.overlay import Piece
 
 BLOCK = 1 << 20
@@ -20,22 +20,6 @@ _ZEROS = bytes(BLOCK)
 Spans = tuple[tuple[int, int], ...]
 """(position, size) in the target, ascending and not overlapping."""
 Found = Literal["old", "new", "between", "other"]
-
-
-def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """``[from, to)`` of what may be other than zero; all of it where the system cannot tell."""
-    at = start
-    while at < end:
-        try:
-            low = os.lseek(fd, at, os.SEEK_DATA)
-            high = os.lseek(fd, low, os.SEEK_HOLE) if low < end else low
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # ENXIO: no data behind this
-                yield at, end
-            return
-        if low < end:
-            yield low, min(high, end)
-        at = high
 
 
 def write_pieces(path: str, pieces: Iterable[Piece]) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from rmqctl.errors import InternalError, StoreIOError
+from rmqctl.files.disk_usage import free_bytes
 from rmqctl.files.durable import (
     STAGING,
+    copy_mode_and_owner,
     failed,
     give_to_owner_of,
     make_folders,
@@ -21,8 +22,9 @@ from rmqctl.files.durable import (
     sync,
     sync_folder,
 )
+from rmqctl.files.file_stamp import FileStamp, stamp_of, stat_file
+from rmqctl.files.sparse import copy_sparse, data_ranges
 from rmqctl.repair.executor.check_plan import Checked, check
-from rmqctl.repair.executor.file_stamp import Mark, look, mark_of
 from rmqctl.repair.executor.journal import (
     Journal,
     Record,
@@ -31,7 +33,7 @@ from rmqctl.repair.executor.journal import (
     next_id,
     repair_folder,
 )
-from rmqctl.repair.executor.patch import data_ranges, save_spans, write_pieces
+from rmqctl.repair.executor.patch import save_spans, write_pieces
 from rmqctl.repair.executor.staging_dirs import Homes, below, nearest_folder, noted_homes, up
 from rmqctl.repair.plan import (
     Content,
@@ -43,7 +45,6 @@ from rmqctl.repair.plan import (
     Plan,
     Replace,
 )
-from rmqctl.repair.scratch import copy_sparse
 from rmqctl.scan.overlay import Piece
 
 NEW, BYTES, ASIDE, UNDONE = "new", "bytes", "aside", "undone"
@@ -121,10 +122,8 @@ class Staging:
             elif isinstance(one.step, Patch):
                 wanted[device] += _patch_room(one.path, one.step)
         for device, folder in where.items():
-            about = os.statvfs(folder)
-            free = about.f_bavail * about.f_frsize
-            # Some file systems do not tell how much there is.
-            if about.f_blocks and free < wanted[device]:
+            free = free_bytes(folder)
+            if free is not None and free < wanted[device]:
                 raise StoreIOError(
                     f"{folder}: not enough room: the repair needs {wanted[device]} bytes on this "
                     f"file system, {free} are free; nothing was changed")
@@ -152,14 +151,14 @@ class Staging:
         if isinstance(step, MoveAside):
             kept = self._kept(home, target)
             return Record("move", target, home, kept=kept, undone=self._undone(home, target),
-                          old=look(one.path), again=one.again)
+                          old=stat_file(one.path), again=one.again)
         if isinstance(step, Patch):
             return self._patch(number, one, step, home)
         staged = os.path.join(NEW, f"{number:06d}")
         self._folder(home, NEW)
         undone = self._undone(home, target)
         if isinstance(step, Replace):
-            old = look(one.path)
+            old = stat_file(one.path)
             new = self._stage(home, staged, step, like=one.path)
             return Record("replace", target, home, staged, self._kept(home, target), undone,
                           old, new)
@@ -180,17 +179,17 @@ class Staging:
         write_pieces(self._path(home, staged), step.pieces)
         fd = open_file(one.path, os.O_RDONLY)
         try:
-            old = mark_of(os.fstat(fd))
+            old = stamp_of(os.fstat(fd))
             save_spans(self._path(home, kept), fd, one.path, spans)
         finally:
             os.close(fd)
         end = max(at + size for at, size in spans)
-        new = Mark(max(old.size, end), old.mtime_ns, old.inode)
+        new = FileStamp(max(old.size, end), old.mtime_ns, old.inode)
         return Record("patch", step.target, home, staged, kept, self._undone(home, step.target),
                       old, new, spans)
 
     def _stage(self, home: int, name: str, step: Create | Replace, *, like: str | None,
-               near: str = "") -> Mark:
+               near: str = "") -> FileStamp:
         """Writes new content, durably; its mark."""
         path, content = self._path(home, name), step.content
         if isinstance(content, FileContent):
@@ -201,13 +200,13 @@ class Staging:
         fd = open_file(path, os.O_RDWR)
         try:
             if like is not None:
-                _dress(fd, like)
+                copy_mode_and_owner(fd, like)
             else:
                 give_to_owner_of(near, fd)
             wanted = step.mtime_ns if step.mtime_ns is not None else self._now * 1_000_000
             os.utime(fd, ns=(wanted, wanted))
             sync(fd, path, whole=True)
-            return mark_of(os.fstat(fd))
+            return stamp_of(os.fstat(fd))
         except (OSError, OverflowError) as error:
             problem = error if isinstance(error, OSError) else OSError(str(error))
             raise failed(problem, path, "make ready") from None
@@ -294,15 +293,6 @@ def _patch_room(path: str, step: Patch) -> int:
     finally:
         os.close(fd)
     return total
-
-
-def _dress(fd: int, path: str) -> None:
-    """Gives a new file the mode and, where the system lets us, the owner of the one it replaces."""
-    old = os.stat(path)
-    with contextlib.suppress(OSError):
-        os.fchmod(fd, stat.S_IMODE(old.st_mode))
-    with contextlib.suppress(OSError):
-        os.fchown(fd, old.st_uid, old.st_gid)
 
 
 # -- what was never committed ---------------------------------------------------------------------

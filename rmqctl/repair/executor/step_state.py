@@ -12,7 +12,7 @@ from typing import Literal
 
 from rmqctl.errors import RefusedError
 from rmqctl.files.durable import open_file
-from rmqctl.repair.executor.file_stamp import Mark, is_regular, look
+from rmqctl.files.file_stamp import FileStamp, is_regular, stat_file
 from rmqctl.repair.executor.journal import Journal, Record
 from rmqctl.repair.executor.patch import compare
 from rmqctl.repair.executor.staging import homes_of
@@ -41,7 +41,7 @@ class Standing:
     def _at(self, one: Record, name: str) -> str:
         return os.path.join(self._homes[one.home], name)
 
-    def _fits(self, mark: Mark | None, found: Mark | None) -> bool:
+    def _fits(self, mark: FileStamp | None, found: FileStamp | None) -> bool:
         return mark is not None and mark.fits(found, inodes=self._inodes)
 
     # -- how far is it? -------------------------------------------------------------------------
@@ -52,8 +52,8 @@ class Standing:
             return "done" if os.path.isdir(self.path(one)) else "todo"
         if one.kind == "patch":
             return self._patch_phase(one)
-        path, target = self.path(one), look(self.path(one))
-        kept = look(self._at(one, one.kept)) if one.kept else None
+        path, target = self.path(one), stat_file(self.path(one))
+        kept = stat_file(self._at(one, one.kept)) if one.kept else None
         if one.kind == "move":
             if kept is not None and (target is None or (
                     one.again and not self._came_back(one, target))):
@@ -65,7 +65,7 @@ class Standing:
             if not self._fits(one.old, target):
                 raise self._changed(one, "was changed")
             return "todo"
-        staged = look(self._at(one, one.staged))
+        staged = stat_file(self._at(one, one.staged))
         if staged is not None:
             if target is None:
                 if one.kind == "create":
@@ -107,13 +107,13 @@ class Standing:
             if there and not there.isdisjoint(up(path)):
                 found.add(number)
             elif one.kind == "move" and one.again:
-                target = look(path)
-                if target is not None and (look(self._at(one, one.kept)) is None
+                target = stat_file(path)
+                if target is not None and (stat_file(self._at(one, one.kept)) is None
                                            or self._came_back(one, target)):
                     there.add(path)
         return found
 
-    def _came_back(self, one: Record, target: Mark) -> bool:
+    def _came_back(self, one: Record, target: FileStamp) -> bool:
         """Whether the old name of what was moved is there again beside the new one."""
         return self._fits(one.old, target) and self._twice(self.path(one),
                                                            self._at(one, one.kept))
@@ -122,7 +122,7 @@ class Standing:
         path = self.path(one)
         if not is_regular(path):
             raise self._changed(one, "is gone")
-        if look(self._at(one, one.staged)) is None or look(self._at(one, one.kept)) is None:
+        if any(stat_file(self._at(one, name)) is None for name in (one.staged, one.kept)):
             raise self._changed(one, "what was kept of it is gone")
         fd = open_file(path, os.O_RDONLY)
         try:

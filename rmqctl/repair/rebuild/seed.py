@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rmqctl.engine.config.settings import Settings
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local import consume_queue_ext as ext_layout
@@ -89,7 +89,7 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
     behind which it would be misplaced. The rows come again. StoreIOError.
     """
     size = settings.consumequeue_file_size
-    aside = Aside(scratch.root)
+    aside = AsideFolder(scratch.root)
     for queue in queues_of(scratch.root, size).values():
         with closing(queue):
             numbers = [_sound_rows(_rows(one, consume_queue.dtype()), done)
@@ -120,7 +120,7 @@ def _sound_rows(rows: Any, done: int) -> tuple[Any, int]:
 
 
 def _cut_files(files: list[StoreFile], kept: list[int], unit: int, size: int,
-               aside: Aside) -> None:
+               aside: AsideFolder) -> None:
     """Leaves the leading units of the files, up to the first that is not full."""
     more = True
     for one, count in zip(files, kept, strict=True):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import RefusedError
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
@@ -141,7 +141,7 @@ def upload_files(feeder: Feeder, metadata: Metadata, cluster: str, broker: str,
     ``opening`` opens one (`opened_as` where the shape is known), ``save`` publishes ``metadata``.
     Files without items go aside, too. Between two files is a safe point.
     """
-    aside = Aside(os.path.abspath(home))
+    aside = AsideFolder(os.path.abspath(home))
     for path in paths:
         with opening(path) as file:
             done = upload(feeder, metadata, cluster, broker, file, now())

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from rmqctl.engine.state.aside import Aside
+from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.files import durable
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
@@ -182,7 +182,7 @@ class IndexFeed:
         if target is not self._file:
             self._file.close()
             self._file = target
-            aside = Aside(os.path.dirname(os.path.abspath(self.folder)))
+            aside = AsideFolder(os.path.dirname(os.path.abspath(self.folder)))
             for one in reversed([one for one in known if one > timestamp]):
                 aside.move(os.path.abspath(self._path(one)))
         target.rewind(items)

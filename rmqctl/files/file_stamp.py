@@ -13,8 +13,10 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """``size`` in bytes, -1 for a folder, whose time says nothing of what lies below it."""
+class FileStamp:
+    """What is noted of a file: ``size`` in bytes (-1 for a folder, whose time says nothing of what
+    lies below it), modification time in ns (0 for a folder), inode.
+    """
 
     size: int
     mtime_ns: int
@@ -24,7 +26,7 @@ class Mark:
     def is_folder(self) -> bool:
         return self.size == _FOLDER
 
-    def fits(self, other: Mark | None, *, inodes: bool) -> bool:
+    def fits(self, other: FileStamp | None, *, inodes: bool) -> bool:
         """Whether ``other`` is the same file, unchanged. Without ``inodes`` a copy is too."""
         if other is None or self.is_folder != other.is_folder:
             return False
@@ -33,20 +35,20 @@ class Mark:
         return self.is_folder or (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
 
-def mark_of(about: os.stat_result) -> Mark:
-    """The mark of what was looked at."""
+def stamp_of(about: os.stat_result) -> FileStamp:
+    """The stamp of what `os.stat` told."""
     if stat.S_ISDIR(about.st_mode):
-        return Mark(_FOLDER, 0, about.st_ino)
-    return Mark(about.st_size, about.st_mtime_ns, about.st_ino)
+        return FileStamp(_FOLDER, 0, about.st_ino)
+    return FileStamp(about.st_size, about.st_mtime_ns, about.st_ino)
 
 
-def look(path: str) -> Mark | None:
-    """The mark of what ``path`` names, itself and not what it leads to; None: nothing is there.
+def stat_file(path: str) -> FileStamp | None:
+    """The stamp of what ``path`` names, itself and not what it leads to; None: nothing is there.
 
     StoreIOError.
     """
     try:
-        return mark_of(os.lstat(path))
+        return stamp_of(os.lstat(path))
     except _GONE:
         return None
     except OSError as error:

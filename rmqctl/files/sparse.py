@@ -1,0 +1,57 @@
+"""Files with holes: where their data lies, and copies in which holes stay holes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import FILE_MODE, write_all
+
+_BLOCK = 1 << 20
+
+
+def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """``[from, to)`` within ``[start, end)`` of what may be other than zero, ascending; all that is
+    left of it where the system cannot tell.
+    """
+    position = start
+    while position < end:
+        try:
+            low = os.lseek(fd, position, os.SEEK_DATA)
+            high = os.lseek(fd, low, os.SEEK_HOLE) if low < end else low
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # ENXIO: no data behind this
+                yield position, end
+            return
+        if low < end:
+            yield low, min(high, end)
+        position = high
+
+
+def copy_sparse(source: str, target: str) -> None:
+    """Copies a file's data and times; holes stay holes. Nothing is forced to the device.
+
+    A ``target`` that is there gets new content. OSError; StoreIOError where ``source`` becomes
+    shorter meanwhile.
+    """
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        about = os.fstat(reading)
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.ftruncate(writing, about.st_size)
+            for start, end in data_ranges(reading, 0, about.st_size):
+                position = start
+                while position < end:
+                    part = os.pread(reading, min(_BLOCK, end - position), position)
+                    if not part:
+                        raise StoreIOError(f"{source}: became shorter while it was copied")
+                    write_all(writing, part, position, target)
+                    position += len(part)
+            os.utime(writing, ns=(about.st_atime_ns, about.st_mtime_ns))
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
