@@ -1,14 +1,13 @@
 """Fixtures of the whole suite: golden stores, tiny stores, running rmqctl, seeds.
 
-``--exhaustive`` adds the tests that try every bit and length to the quick ones. ``RMQCTL_SEED=N``
-replays seeded tests with one seed, ``RMQCTL_GOLDEN=DIR`` takes the golden sets from elsewhere.
+What a run takes and its seed: `tests.plugin_run`. ``RMQCTL_GOLDEN=DIR`` takes the golden sets from
+elsewhere.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,32 +16,18 @@ import pytest
 from tests.support import cli, snapshot
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
+from tests.support.share import RUN
 
-pytest_plugins = ["tests.plugin_transcripts"]
+pytest_plugins = ["tests.plugin_run", "tests.plugin_transcripts"]
 
 GoldenFolder = Callable[[str], Path]
 Runner = Callable[..., cli.Result]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--exhaustive", action="store_true",
-                     help="run the exhaustive tests too: every bit, every length (minutes)")
-
-
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that runs this in the background has it so, and all that tests start inherits it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "exhaustive: takes minutes; only with --exhaustive")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--exhaustive"):
-        return
-    left_out = [item for item in items if "exhaustive" in item.keywords]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if "exhaustive" not in item.keywords]
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +96,10 @@ def rmqctl_process() -> Runner:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """The same number for the same test every time; printed, so that a failure can be replayed."""
-    number = int(os.environ.get("RMQCTL_SEED") or zlib.crc32(request.node.name.encode()))
-    print(f"seed {number} (replay: RMQCTL_SEED={number})")
+    """A number of this test's own: the same each time in `make test`, of the run's seed otherwise.
+
+    Printed with a failure; ``RMQCTL_SEED`` of the run gives it again.
+    """
+    number = RUN.number(request.node.name)
+    print(f"seed {number}")
     return number

@@ -103,7 +103,7 @@ def test_out_of_space(tmp_path: Path, rmqctl: Runner) -> None:
     rmqctl("init", tmp_path / "store").expect(0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_any_moment(tmp_path: Path, rmqctl: Runner) -> None:
     """A real SIGKILL, at moments spread over the run: the next run completes or finds it whole."""
     script = ("import sys\nfrom rmqctl.engine.config.create import create_store\n"

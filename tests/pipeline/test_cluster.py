@@ -21,7 +21,7 @@ from rmqctl.checks.verify.verify import Options, Verification
 from rmqctl.pipeline.verify import verify_stores
 from rmqctl.store.store import Store
 
-pytestmark = [pytest.mark.xdist_group("spark-cluster"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("spark-cluster"), pytest.mark.exhaustive]
 _URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _READY = 240
 SPECULATION = {"spark.speculation": "true", "spark.speculation.interval": "100ms",

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import snapshot
 
-pytestmark = [pytest.mark.xdist_group("spark-cluster"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("spark-cluster"), pytest.mark.exhaustive]
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "pipeline"

@@ -125,7 +125,7 @@ def test_the_programs_run(spark, tmp_path, capfd):
         ("TP_fraud_Topic", 195)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("spark-cluster")
 def test_the_query_says_what_the_page_shows():
     (found,) = _SHELL.findall(PAGE)

@@ -19,6 +19,13 @@ from tests.support import engine, snapshot
 
 FOLDER = Path(os.environ.get("RMQCTL_GOLDEN") or Path(__file__).parents[1] / "golden")
 MULTI_PATH = ("cl1", "cl2")
+COVERING = frozenset({
+    "4.9.3/basic", "4.9.3/cqext", "4.9.3/transaction", "4.9.3/delay-delivered",
+    "4.9.3/crash-trunc-garbage", "4.9.3/crash-cqahead", "4.9.3/clean-nocq",
+    "5.3.3/basic", "5.3.3/appendcrc", "5.3.3/batchcq", "5.3.3/batch", "5.3.3/compaction",
+    "5.3.3/ipv6", "5.3.3/lmq", "5.3.3/multipath", "5.3.3/tiered", "5.3.3/timer", "5.3.3/v2topic",
+    "5.3.3/crash-crc", "5.3.3/crash-noindex"})
+"""The sets every run takes where a test is too expensive for all: each kind of structure once."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -120,6 +127,11 @@ def judged_stores() -> tuple[GoldenStore, ...]:
 def clean_stores() -> tuple[GoldenStore, ...]:
     """The roots in which nothing is wrong."""
     return tuple(each for each in golden_stores() if each.is_clean)
+
+
+def is_covering(each: GoldenSet | GoldenStore) -> bool:
+    """Whether it is of a set that every run takes: the rule for `share.sample`'s ``always``."""
+    return (each.set if isinstance(each, GoldenStore) else each).id in COVERING
 
 
 def split(name: str) -> tuple[GoldenSet, str]:

@@ -1,0 +1,138 @@
+"""What a run of the suite takes: tiers, parts, seeds and a time limit (tests/README.md).
+
+Loaded by tests/conftest.py. The process that starts the others decides; they are given its
+decisions, so that all collect the same.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import zlib
+from typing import Any
+
+import pytest
+
+from tests.support.share import DAY, RUN
+
+NOT_RUN = "not run: the time limit"
+KEY = "rmqctl_run"
+Decisions = dict[str, Any]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rmqctl", "what a run takes")
+    group.addoption("--exhaustive", action="store_true",
+                    help="everything: every bit, every length, every call, long campaigns")
+    group.addoption("--quick", action="store_true",
+                    help="one case of each test; no Spark, nothing marked long")
+    group.addoption("--part", metavar="K/N", help="the K-th of N parts of the tests, from 1")
+    group.addoption("--time-limit", metavar="SECONDS", type=float,
+                    help="begin no test after that many seconds; what is left is no failure")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    given = getattr(config, "workerinput", {}).get(KEY) or _decide(config)
+    RUN.seed, RUN.exhaustive, RUN.replays = given["seed"], given["exhaustive"], given["replays"]
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(RUN.seed)
+    config.pluginmanager.register(_Run(config, given), "rmqctl-run")
+
+
+def _decide(config: pytest.Config) -> Decisions:
+    """Seed, tier and end of this run."""
+    exhaustive = config.getoption("--exhaustive")
+    given = os.environ.get("RMQCTL_SEED")
+    picked = random.SystemRandom().randrange(2 ** 31) if exhaustive else int(time.time()) // DAY
+    limit = config.getoption("--time-limit")
+    return {"seed": int(given or picked), "exhaustive": exhaustive, "replays": bool(given),
+            "until": None if limit is None else time.time() + limit}
+
+
+class _Run:
+    """One run: what is left out, and what is said at its start and end."""
+
+    def __init__(self, config: pytest.Config,
+                 decisions: Decisions) -> None:
+        self._config = config
+        self._decisions = decisions
+        self._until = decisions["until"]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """A process of pytest-xdist is about to start."""
+        node.workerinput[KEY] = self._decisions
+
+    @property
+    def _seed_line(self) -> str:
+        return f"seed {RUN.seed} (again with RMQCTL_SEED={RUN.seed}, or make ... SEED={RUN.seed})"
+
+    def pytest_sessionstart(self) -> None:
+        if terminal := self._config.pluginmanager.getplugin("terminalreporter"):
+            terminal.ensure_newline()
+            terminal.write_line(self._seed_line)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        taken = items
+        if not RUN.exhaustive:
+            taken = [item for item in taken if "exhaustive" not in item.keywords]
+        if self._config.getoption("--quick"):
+            taken = _quick(taken)
+        if part := self._config.getoption("--part"):
+            taken = _part(taken, part)
+        if len(taken) < len(items):
+            chosen = set(map(id, taken))
+            self._config.hook.pytest_deselected(
+                items=[item for item in items if id(item) not in chosen])
+            items[:] = taken
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if self._until is not None and time.time() > self._until:
+            pytest.skip(NOT_RUN)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter) -> None:
+        left = sum(NOT_RUN in str(report.longrepr)
+                   for report in terminalreporter.stats.get("skipped", ()))
+        if left:
+            terminalreporter.write_line(
+                f"time limit of {self._config.getoption('--time-limit'):g} s: "
+                f"{left} tests were not begun (counted as skipped)")
+        terminalreporter.write_line(self._seed_line)
+
+
+def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
+    """One case of each test, by the seed; none that needs Spark or is marked long."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "long" not in item.keywords and not _group(item).startswith("spark"):
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    chosen = {id(each[RUN.seed % len(each)]) for each in cases.values()}
+    return [item for item in items if id(item) in chosen]
+
+
+def _part(items: list[pytest.Item], part: str) -> list[pytest.Item]:
+    """The tests whose hash falls on this part; one module's tests of an xdist group stay together.
+
+    A group as a whole could be no part: all of Spark is one.
+    """
+    try:
+        which, of = (int(word) for word in part.split("/"))
+    except ValueError:
+        which, of = 0, 0
+    if not 1 <= which <= of:
+        raise pytest.UsageError(f"--part {part}: write it as 3/8, from 1/8 to 8/8")
+    return [item for item in items if zlib.crc32(_unit(item).encode()) % of == which - 1]
+
+
+def _unit(item: pytest.Item) -> str:
+    """What of a test's name decides its part."""
+    return item.nodeid.split("::")[0] if _group(item) else item.nodeid
+
+
+def _group(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    return str(mark.args[0] if mark.args else mark.kwargs["name"]) if mark else ""

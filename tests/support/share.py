@@ -1,0 +1,78 @@
+"""Which cases of a long list a run takes: `sample` and `every`.
+
+``make test`` takes a share of each list and another one each day, ``make test-exhaustive`` the
+whole list. The number behind the choice is the run's seed: the count of days since 1970, or
+``RMQCTL_SEED=N`` (`make test SEED=N`), which takes the same share again.
+
+    @pytest.mark.parametrize("store", sample(golden_stores(), 10, "walk", always=is_covering))
+
+    for position in every(11, range(len(data)), "bits of the index"):
+        ...
+
+Both are functions of the seed and the name alone, so the processes of a parallel run agree.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+DAY = 86_400
+
+
+@dataclass(slots=True)
+class Run:
+    """What this run of the suite is: `tests.plugin_run` sets it before anything is collected."""
+
+    seed: int = 0
+    exhaustive: bool = False
+    replays: bool = False
+    """Whether the seed was given, not picked."""
+
+    def number(self, name: str) -> int:
+        """A number for whatever has this name: fixed for `make test`, else of the run's seed."""
+        return zlib.crc32((f"{self.seed} {name}" if self.exhaustive or self.replays else name)
+                          .encode())
+
+
+RUN = Run()
+
+
+def sample(items: Iterable[T], count: int, name: str, *,
+              always: Container[T] | Callable[[T], bool] = ()) -> list[T]:
+    """``count`` of the items in their order, all of them in an exhaustive run.
+
+    Args:
+        items: the whole list.
+        count: how many of those that are not in ``always``.
+        name: what the list is; lists of different names are not taken in step.
+        always: the items, or a rule for the items, that every run takes.
+
+    With seeds that follow each other (days) the shares follow each other, too: each item has its
+    turn once in ``len(items) / count`` days.
+    """
+    whole = list(items)
+    if RUN.exhaustive:
+        return whole
+    is_fixed = always if callable(always) else always.__contains__
+    others = [number for number, item in enumerate(whole) if not is_fixed(item)]
+    turns = _shuffled(others, name)
+    start = RUN.seed * count % len(turns) if turns else 0
+    left_out = set((turns[start:] + turns[:start])[count:])
+    return [item for number, item in enumerate(whole) if number not in left_out]
+
+
+def every(step: int, items: Sequence[T], name: str) -> Sequence[T]:
+    """Each ``step``-th of the items, all of them in an exhaustive run; day by day from another."""
+    if RUN.exhaustive:
+        return items
+    return items[(RUN.seed + zlib.crc32(name.encode())) % step::step]
+
+
+def _shuffled(numbers: list[int], name: str) -> list[int]:
+    """An order that belongs to the name, the same in every run."""
+    return random.Random(zlib.crc32(name.encode())).sample(numbers, len(numbers))

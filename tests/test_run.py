@@ -1,0 +1,144 @@
+"""What a run of the suite takes: shares, parts, tiers, the time limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.share import RUN, Run, every, sample
+
+ROOT = Path(__file__).parents[1]
+SUITE = """
+import pytest
+from tests.support.share import RUN, every, sample
+
+@pytest.mark.parametrize("number", range(40))
+def test_many(number):
+    pass
+
+@pytest.mark.parametrize("number", sample(range(40), 8, "numbers", always=[3]))
+def test_share(number):
+    assert number < 40
+
+@pytest.mark.exhaustive
+def test_expensive():
+    assert False, f"seed is {RUN.number('test_expensive')}"
+
+@pytest.mark.long
+def test_long():
+    pass
+
+@pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("number", range(5))
+def test_spark(number):
+    pass
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    """A small suite of its own in a process of its own, with this one's plugin."""
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.plugin_run"]\n')
+    (tmp_path / "test_it.py").write_text(SUITE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  exhaustive:\n  long:\n")
+
+    def start(*args: str, **env: str) -> str:
+        kept = {name: value for name, value in os.environ.items()
+                if not name.startswith(("PYTEST", "RMQCTL_SEED"))}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *args, str(tmp_path)],
+            env={**kept, "PYTHONPATH": str(ROOT), **env}, capture_output=True, text=True,
+            timeout=60, cwd=tmp_path)
+        return done.stdout + done.stderr
+
+    return start
+
+
+def names(output: str) -> set[str]:
+    """The tests that ran, in the words of pytest and of pytest-xdist."""
+    name = r"::(test_\w+(?:\[\d+\])?)(?:@\w+)?"
+    return (set(re.findall(name + r" (?:PASSED|FAILED)", output))
+            | set(re.findall(r"(?:PASSED|FAILED) \S*" + name + " $", output, re.MULTILINE)))
+
+
+@pytest.fixture
+def as_run(monkeypatch: pytest.MonkeyPatch):
+    def change(run: Run) -> None:
+        for name in ("seed", "exhaustive", "replays"):
+            monkeypatch.setattr(RUN, name, getattr(run, name))
+    return change
+
+
+def test_shares_of_following_days_take_all(as_run) -> None:
+    whole = list(range(100))
+    taken: set[int] = set()
+    for day in range(20_000, 20_010):
+        as_run(Run(day))
+        share = sample(whole, 10, "a list", always=[7])
+        assert len(share) == 11
+        assert share == sorted(share)
+        assert 7 in share
+        assert sample(whole, 10, "another list") != sample(whole, 10, "a third list")
+        taken |= set(share)
+    assert len(taken) == 100
+    assert {number for day in range(11) for number in _every(as_run, day, 11, whole)} == set(whole)
+    as_run(Run(4, exhaustive=True))
+    assert sample(whole, 10, "a list") == list(every(11, whole, "a list")) == whole
+
+
+def _every(as_run, day, step, whole):
+    as_run(Run(day))
+    return every(step, whole, "positions")
+
+
+def test_more_than_there_is_is_all(as_run) -> None:
+    as_run(Run(12345))
+    assert sample("abc", 5, "letters") == ["a", "b", "c"]
+    assert sample([], 5, "nothing") == []
+    assert sample("abc", 0, "letters", always=lambda one: one == "b") == ["b"]
+
+
+def test_default_and_quick(run) -> None:
+    output = run(RMQCTL_SEED="11")
+    taken = names(output)
+    assert len([one for one in taken if one.startswith("test_share")]) == 9
+    assert "test_expensive" not in taken
+    assert {"test_long", "test_spark[4]", "test_many[39]"} <= taken
+    assert output.count("seed 11 ") == 2
+    assert taken == names(run("-n", "2", "--dist", "loadgroup", RMQCTL_SEED="11"))
+    quick = names(run("--quick", RMQCTL_SEED="11"))
+    assert len(quick) == 2
+    assert not quick & {"test_long", "test_expensive"}
+
+
+def test_parts_together_are_everything(run) -> None:
+    whole = names(run("--exhaustive"))
+    assert len(whole) == 40 + 40 + 1 + 1 + 5
+    parts = [names(run("--exhaustive", "--part", f"{part}/3")) for part in (1, 2, 3)]
+    assert set().union(*parts) == whole
+    assert sum(map(len, parts)) == len(whole)
+    assert sorted(len([one for one in each if one.startswith("test_spark")])
+                  for each in parts) == [0, 0, 5]
+    assert "write it as 3/8" in run("--part", "4/3")
+
+
+def test_a_picked_seed_gives_the_same_again(run) -> None:
+    first = run("--exhaustive", "-n", "2", "-k", "expensive")
+    seed = re.findall(r"^seed (\d+) ", first, re.MULTILINE)
+    assert len(seed) == 2
+    assert len(set(seed)) == 1
+    number = re.search(r"seed is (\d+)", first)[1]
+    assert f"seed is {number}" in run("--exhaustive", "-k", "expensive", RMQCTL_SEED=seed[0])
+    assert f"seed is {number}" not in run("--exhaustive", "-k", "expensive", RMQCTL_SEED="4")
+
+
+def test_what_the_time_limit_leaves_is_no_failure(run) -> None:
+    output = run("--time-limit", "0", "-k", "long or spark", "-n", "1")
+    assert "time limit of 0 s: 6 tests were not begun" in output
+    assert re.search(r"^=* 6 skipped in ", output, re.MULTILINE)
+    assert "not begun" not in run("--time-limit", "300", "-k", "test_many")
