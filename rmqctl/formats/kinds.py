@@ -243,7 +243,8 @@ def _is_timercheck(head: bytes, size: int) -> bool:
 
 
 def _is_checkpoint(head: bytes, size: int) -> bool:
-    if size != checkpoint.PAGE_SIZE or not checkpoint.rest_is_zero(head):
+    if size != checkpoint.PAGE_SIZE or len(head) < checkpoint.CHECKPOINT.size or (
+            not checkpoint.rest_is_zero(head)):
         return False
     found = checkpoint.parse(head)
     times = found[:checkpoint.CLASSIC_FIELDS]

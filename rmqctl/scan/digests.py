@@ -11,8 +11,8 @@ import numpy as np
 
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.message import MAGIC_V1
-from rmqctl.scan.frames import Array, Batch, gather_int, shape
+from rmqctl.formats.local.message import fixed_field
+from rmqctl.scan.frames import Array, Batch, gather_int
 
 _SEAL = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
 _SEPARATOR = ord(props.PROPERTY_SEPARATOR)
@@ -84,12 +84,10 @@ def _born_addresses(batch: Batch) -> Array:
     bits = batch.column("sys_flag") & sysflag.BORN_HOST_V6
     out: Array = np.zeros(len(batch), np.int64)
     for one in np.unique(bits).tolist():
-        fields = shape(one, MAGIC_V1).dtype.fields
-        assert fields is not None
-        kind, at = fields["born_host.address"][:2]
+        address = fixed_field("born_host.address", one)
         rows = np.flatnonzero(bits == one)
-        start = batch.start[rows] + at
-        if kind.itemsize == 4:
+        start = batch.start[rows] + address.offset
+        if address.size == 4:
             out[rows] = gather_int(batch.data, start, "i4")
         else:
             high = _mix(np.zeros(len(rows), np.uint64), gather_int(batch.data, start, "i8"))

@@ -13,7 +13,13 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from rmqctl.formats import layout
-from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, MAGIC_V1, MAGIC_V2, MIN_SIZE, Message
+from rmqctl.formats.local.message import (
+    CRC_MASK,
+    HOST_BITS,
+    MIN_SIZE,
+    VERSIONS,
+    Message,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,8 +69,8 @@ def shape(host_bits: int, magic: int) -> Shape:
 
 
 _ZERO_STEP = 1 << 16
+_MAGICS = tuple(VERSIONS)
 PROPERTIES_LENGTH_SIZE = layout.width_of(Message, "properties_length")[0]
-_START = layout.prefix(Message)
 START_SIZE = layout.prefix_size(Message)
 _START_DTYPE = layout.dtype(Message, itemsize=START_SIZE)
 
@@ -190,34 +196,47 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     record: message magic, physical offset equal to its place, and lengths which add up to its
     size, all inside ``data``. Columns of rows that are not ok have no meaning.
     """
+    # The heads of all candidates that lie inside the data, gathered in one step.
     count = len(start)
     ok: Array = np.zeros(count, bool)
     inside = int(np.searchsorted(start, len(data) - START_SIZE, "right")) if count else 0
     head = gather(data, start[:inside], START_SIZE).view(_START_DTYPE)
     total: Array = np.zeros(count, np.int64)
     total[:inside] = head["total_size"]
+
+    # What the heads alone tell: a message's magic, the record's own place, a size that fits. A
+    # variant is numbered by its host bits (0x30) and, below them, by the place of its magic.
     magic = head["magic"]
-    good = (magic == MAGIC_V1) | (magic == MAGIC_V2)
+    variant = head["sys_flag"] & HOST_BITS
+    good = magic == _MAGICS[0]
+    for number, newer in enumerate(_MAGICS[1:], 1):
+        is_newer = magic == newer
+        good |= is_newer
+        variant += number * is_newer
     bases = base[:inside] if isinstance(base, np.ndarray) else base
     good &= head["physical_offset"] == start[:inside] + bases
     good &= (total[:inside] >= MIN_SIZE) & (start[:inside] + total[:inside] <= len(data))
-    bits = head["sys_flag"] & HOST_BITS
+
+    # The rest variant by variant, since their fields lie at different places: nearly always all
+    # rows are of one, and then a slice, not a gathered copy, takes them.
     lengths = {name: np.zeros(count, np.int64) for name in (
         "body_start", "body_length", "topic_start", "topic_length", "properties_start",
         "properties_length")}
     groups: list[tuple[Any, Shape]] = []
     heads: list[Array] = []
-    kind = bits + (magic == MAGIC_V2)
-    kinds = [int(kind[0])] if inside and (kind == kind[0]).all() else np.unique(kind).tolist()
-    for one in kinds:
-        shaped = shape(one & HOST_BITS, MAGIC_V2 if one & 1 else MAGIC_V1)
-        everything = len(kinds) == 1 and good.all()
-        rows: Any = slice(0, inside) if everything else np.flatnonzero((kind == one) & good)
+    is_uniform = inside and (variant == variant[0]).all()
+    variants = [int(variant[0])] if is_uniform else np.unique(variant).tolist()
+    for number in variants:
+        shaped = shape(number & HOST_BITS, _MAGICS[number & ~HOST_BITS])
+        everything = len(variants) == 1 and good.all()
+        rows: Any = slice(0, inside) if everything else np.flatnonzero((variant == number) & good)
         fixed = _heads(data, start[rows], shaped)
         if fixed is not None:
             ok[rows] = _lengths(data, start[rows], total[rows], fixed, shaped, lengths, rows)
             heads.append(fixed)
         groups.append((rows, shaped))
+
+    # The batch holds all candidates; the fixed parts go with it where every row has one.
     if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
         groups = [(slice(None), groups[0][1])]
     columns = {"total_size": total, **lengths}

@@ -8,22 +8,24 @@ taken for a record of the log. This is the slow path: it runs once per damaged s
 
 from __future__ import annotations
 
-import re
-import struct
-
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import (
     BLANK_SIZE,
+    FRAME_PATTERN,
     HOST_BITS,
     MAGIC_BLANK,
+    MAGIC_OFFSET,
     MAGIC_V1,
-    MAGIC_V2,
     MIN_SIZE,
+    PROPERTIES_LENGTH_SIZE,
     START_SIZE,
+    VERSIONS,
     Blank,
     Message,
     decode,
+    is_magic,
+    properties_length_at,
     variant,
 )
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Span, used_length
@@ -34,9 +36,6 @@ MAX_RECORD = 128 << 20
 limit is 4 MiB)."""
 _FIRST_WINDOW = 64 << 10
 _WINDOW = 4 << 20
-_MAGICS = re.compile(b"|".join(
-    re.escape(struct.pack(">I", magic)) for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)))
-_MAGIC_AT = layout.field(Message, "magic").offset
 _BLANK = layout.reader(Blank)
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
 
@@ -53,7 +52,7 @@ def _self_located(source: Source, at: int) -> bytes | None:
     if len(head) < _LOCATED.size:
         return None
     total, magic, physical, _ = _LOCATED.unpack_from(head)
-    if magic not in (MAGIC_V1, MAGIC_V2) or physical != source.base + at:
+    if not is_magic(magic) or physical != source.base + at:
         return None
     if not MIN_SIZE <= total <= min(MAX_RECORD, source.size - at):
         return None
@@ -66,13 +65,15 @@ def _self_located(source: Source, at: int) -> bytes | None:
 def extent(source: Source, at: int, magic: int | None = None) -> int | None:
     """The record size which the length fields at ``at`` add up to, read without the body.
 
-    None when they lead out of the file or are negative. ``magic`` overrides the stored one.
+    None when they lead out of the file or are negative. ``magic`` overrides the stored one; a
+    stored one that is none is taken for the oldest.
     """
     head = source.read(at, START_SIZE)
     if len(head) < START_SIZE:
         return None
     _, stored, _, sys_flag = _LOCATED.unpack_from(head)
-    shape = variant(sys_flag & HOST_BITS, MAGIC_V2 if (magic or stored) == MAGIC_V2 else MAGIC_V1)
+    magic = magic or stored
+    shape = variant(sys_flag & HOST_BITS, magic if is_magic(magic) else MAGIC_V1)
     head = source.read(at, shape.head_size)
     if len(head) < shape.head_size:
         return None
@@ -86,10 +87,10 @@ def extent(source: Source, at: int, magic: int | None = None) -> int | None:
     topic = shape.topic_length.unpack(raw)[0]
     if topic < 0:
         return None
-    raw = source.read(topic_at + shape.topic_length.size + topic, 2)
-    if len(raw) < 2:
+    raw = source.read(topic_at + shape.topic_length.size + topic, PROPERTIES_LENGTH_SIZE)
+    if len(raw) < PROPERTIES_LENGTH_SIZE:
         return None
-    properties = int.from_bytes(raw, "big", signed=True)
+    properties = properties_length_at(raw)
     if properties < 0:
         return None
     size: int = shape.fixed_size + body + topic + properties
@@ -114,13 +115,13 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
     """The first position in ``[start, end)`` where a record or blank provably starts."""
     window, at = _FIRST_WINDOW, start
     while at < end:
-        at = max(at, source.next_data(at) - _MAGIC_AT)
+        at = max(at, source.next_data(at) - MAGIC_OFFSET)
         data = source.read(at, min(window, end - at) + BLANK_SIZE)
         if len(data) > BLANK_SIZE and not used_length(data):
             at, window = at + len(data) - BLANK_SIZE, _WINDOW
             continue
-        for found in _MAGICS.finditer(data):
-            candidate = at + found.start() - _MAGIC_AT
+        for match in FRAME_PATTERN.finditer(data):
+            candidate = at + match.start() - MAGIC_OFFSET
             if start <= candidate < end and provable(source, candidate):
                 return candidate
         if len(data) <= BLANK_SIZE:
@@ -166,11 +167,11 @@ def _own_extent(source: Source, at: int) -> int | None:
         return None
     total, magic, physical, _ = _LOCATED.unpack_from(head)
     if MIN_SIZE <= total <= min(MAX_RECORD, source.size - at):
-        known = (magic,) if magic in (MAGIC_V1, MAGIC_V2) else (MAGIC_V1, MAGIC_V2)
-        if any(extent(source, at, one) == total for one in known):
+        possible = (magic,) if is_magic(magic) else VERSIONS
+        if any(extent(source, at, version) == total for version in possible):
             return int(total)
     # Nothing after it: the size that lands on unused space is the record's.
-    if magic in (MAGIC_V1, MAGIC_V2) or (physical == source.base + at and any(head)):
+    if is_magic(magic) or (physical == source.base + at and any(head)):
         for length in (total, extent(source, at)):
             if length is None or not MIN_SIZE <= length <= min(MAX_RECORD, source.size - at):
                 continue
@@ -189,7 +190,7 @@ def _diagnose(source: Source, at: int) -> tuple[str, str]:
     if magic == MAGIC_BLANK:
         return f"blank record says {total} bytes to the end, there are {source.size - at}", \
             "total_size"
-    if magic not in (MAGIC_V1, MAGIC_V2):
+    if not is_magic(magic):
         return ("zeros where a record should start" if not any(head)
                 else f"no message magic: {magic:08x}"), "magic"
     if total < MIN_SIZE:

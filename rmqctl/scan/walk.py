@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rmqctl.formats import layout
-from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, MIN_SIZE, START_SIZE, Message
+from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, VERSIONS, Message
 from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.scan.resync import MAX_RECORD, classify, is_blank, next_provable
 from rmqctl.scan.source import Source
@@ -95,7 +95,7 @@ class Walk:
         if at + START_SIZE > filled:
             return filled > 0 and filled_from + filled >= self.source.size and at < filled
         total, magic, physical = _HEAD.unpack_from(buffer, at)
-        return not (magic in (MAGIC_V1, MAGIC_V2)
+        return not (magic in VERSIONS
                     and physical == self.source.base + filled_from + at
                     and at + total > filled
                     and total <= min(MAX_RECORD, self.source.size - filled_from - at))

@@ -15,15 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.formats import layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import (
     HOST_BITS,
-    MAGIC_V2,
     VERSIONS,
-    Message,
     Record,
     decode,
+    fixed_field,
     host_text,
 )
 from rmqctl.scan.frames import Batch, gather
@@ -168,10 +166,9 @@ class BatchPage(Page):
         found: Array = np.empty(len(kinds), object)
         for bits in np.unique(kinds).tolist():
             rows = np.flatnonzero(kinds == bits)
-            # The version decides the topic's length field, which lies behind the hosts.
-            at = layout.field(Message, f"{name}.address", sys_flag=bits, magic=MAGIC_V2)
-            width = at.size + _PORT_SIZE
-            here = gather(self.batch.data, self.batch.start[rows] + at.offset, width).tolist()
+            address = fixed_field(f"{name}.address", bits)
+            width = address.size + _PORT_SIZE
+            here = gather(self.batch.data, self.batch.start[rows] + address.offset, width).tolist()
             if len(rows) == len(kinds):
                 return list(here)
             found[rows] = here

@@ -12,7 +12,8 @@ from itertools import repeat
 from typing import Any
 
 from rmqctl.errors import UsageError
-from rmqctl.store.objects import FIELDS, encode_body, plain_body
+from rmqctl.formats.bodies import encode
+from rmqctl.store.objects import FIELDS, plain_body
 from rmqctl.store.pages import Page
 from rmqctl.store.query.conditions import PROPERTY
 
@@ -83,7 +84,7 @@ class Projection:
             shown = [_preview(one, ok, self.preview)
                      for one, ok in zip(contents, page.column("crc_ok"), strict=True)]
             return {"body": shown, "body_encoding": ["utf-8"] * len(shown)}
-        pairs = [encode_body(one, self.body) for one in contents]
+        pairs = [encode(one, self.body) for one in contents]
         found: dict[str, list[Any]] = {"body": [one for one, _ in pairs],
                                        "body_encoding": [how for _, how in pairs]}
         if problems is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from datetime import tzinfo
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,6 +21,7 @@ from rmqctl.commands.shared.parsing import (
     parse_size,
     parse_zone,
 )
+from rmqctl.formats import bodies
 from rmqctl.output import Output
 
 STORE_VARIABLE = "RMQCTL_STORE"
@@ -174,7 +175,10 @@ Sample = Annotated[
     ),
 ]
 
-BodyForm = Literal["auto", "utf-8", "base64", "none"]
+if TYPE_CHECKING:
+    BodyForm = str
+else:
+    BodyForm = Literal[tuple(bodies.FORMS)]
 Body = Annotated[
     BodyForm,
     typer.Option(
@@ -183,9 +187,10 @@ Body = Annotated[
         "always one way, or not at all.",
     ),
 ]
+_CODECS = f"{', '.join(bodies.CODEC_NAMES[:-1])} or {bodies.CODEC_NAMES[-1]}"
 Decompress = Annotated[
     bool,
-    typer.Option("--decompress", help="Undo zlib, lz4 or zstd where the sys_flag says so."),
+    typer.Option("--decompress", help=f"Undo {_CODECS} where the sys_flag says so."),
 ]
 
 Jobs = Annotated[

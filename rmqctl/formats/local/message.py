@@ -8,6 +8,7 @@ refuse the same bytes; `build` is the inverse of both.
 from __future__ import annotations
 
 import ipaddress
+import re
 import struct as _struct
 import zlib
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
 MAGIC_BLANK = 0xCBD43194
 VERSIONS = {MAGIC_V1: "v1", MAGIC_V2: "v2"}
+"""Every magic of a message and its name in output, shortest topics first. All readers ask this
+table: a magic which is not in it is damage (CONTRIBUTING.md says what a new one needs)."""
 
 HostV4 = Struct("address" / Bytes(4), "port" / Int32sb)
 HostV6 = Struct("address" / Bytes(16), "port" / Int32sb)
@@ -72,6 +75,23 @@ BLANK_SIZE = layout.size_of(Blank)
 MIN_SIZE = layout.fixed_total(Message, sys_flag=0, magic=MAGIC_V1)
 """Bytes of the smallest record: v1, IPv4, no body, no topic, no properties."""
 CRC_MASK = 0x7FFFFFFF
+HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
+VARIANTS = tuple((born | store, magic) for magic in VERSIONS
+                 for store in (0, STORE_HOST_V6) for born in (0, BORN_HOST_V6))
+"""The shapes a record can have, as (``sys_flag & HOST_BITS``, magic)."""
+
+MAGIC_OFFSET = layout.field(Message, "magic").offset
+"""Bytes from a record's start to its magic; a blank's magic lies at the same place."""
+
+
+def _pattern(*magics: int) -> re.Pattern[bytes]:
+    return re.compile(b"|".join(re.escape(_struct.pack(">I", magic)) for magic in magics))
+
+
+MAGIC_PATTERN = _pattern(*VERSIONS)
+"""Finds the magics of messages in bytes; `MAGIC_OFFSET` before a hit the record would start."""
+FRAME_PATTERN = _pattern(*VERSIONS, MAGIC_BLANK)
+"""The same for messages and blanks."""
 
 
 @dataclass(slots=True)
@@ -137,10 +157,60 @@ def variant(sys_flag_bits: int, magic: int) -> Variant:
     )
 
 
-HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
 _START = layout.reader(Message, "total_size", "magic", "sys_flag")
 START_SIZE = _START.size
+_TOTAL_SIZE = layout.reader(Message, "total_size")
+_MAGIC = layout.reader(Message, "magic")
 _PROPERTIES_LENGTH = _struct.Struct(">" + layout.width_of(Message, "properties_length")[1])
+PROPERTIES_LENGTH_SIZE = _PROPERTIES_LENGTH.size
+_LONGEST_TOPICS = {magic: (1 << 8 * layout.width_of(Message, "topic_length", magic=magic)[0] - 1)
+                   - 1 for magic in VERSIONS}
+
+
+def is_magic(value: int) -> bool:
+    """Whether a number (unsigned) is the magic of a message."""
+    return value in VERSIONS
+
+
+def total_size_at(data: bytes | bytearray | memoryview, at: int = 0) -> int:
+    """The size in bytes that a record (or blank) at ``data[at:]`` gives itself; may be negative.
+
+    0, which no record has, where the data ends before it.
+    """
+    if len(data) < at + _TOTAL_SIZE.size:
+        return 0
+    size: int = _TOTAL_SIZE.unpack_from(data, at)[0]
+    return size
+
+
+def magic_at(data: bytes | bytearray | memoryview, at: int = 0) -> int:
+    """The magic (unsigned) of a record at ``data[at:]``; 0 where the data ends before it."""
+    if len(data) < at + _MAGIC.size:
+        return 0
+    magic: int = _MAGIC.unpack_from(data, at)[0]
+    return magic
+
+
+def properties_length_at(data: bytes | memoryview, at: int = 0) -> int:
+    """The length of the properties, from their length field at ``data[at:]``."""
+    length: int = _PROPERTIES_LENGTH.unpack_from(data, at)[0]
+    return length
+
+
+def fixed_field(name: str, host_bits: int = 0) -> layout.Field:
+    """The place of a field before the body; it depends on the hosts' widths, not on the magic."""
+    return layout.field(Message, name, sys_flag=host_bits, magic=next(iter(VERSIONS)))
+
+
+def longest_topic(magic: int) -> int:
+    """Bytes of the longest topic that records of this magic can hold."""
+    return _LONGEST_TOPICS[magic]
+
+
+def magic_for(topic: bytes) -> int:
+    """The oldest magic whose records can hold a topic; the newest where none can."""
+    return next((magic for magic, most in _LONGEST_TOPICS.items() if len(topic) <= most),
+                list(VERSIONS)[-1])
 
 
 def _refuse(path: str, reason: str, offset: int | None) -> FormatError:

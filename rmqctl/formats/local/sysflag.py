@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rmqctl.formats.bodies import CODECS
+
 COMPRESSED = 0x1
 MULTI_TAGS = 0x2
 TRANSACTION_MASK = 0xC
@@ -16,7 +18,6 @@ INNER_BATCH = 0x80
 COMPRESSION_MASK = 0x700
 COMPRESSION_SHIFT = 8
 
-_COMPRESSION = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
 _TRANSACTION = {TRANSACTION_NONE: "none", TRANSACTION_PREPARED: "prepared",
                 TRANSACTION_COMMIT: "commit", TRANSACTION_ROLLBACK: "rollback"}
 
@@ -31,7 +32,7 @@ def compression(sys_flag: int) -> str | None:
     if not sys_flag & COMPRESSED:
         return None
     kind = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT
-    return _COMPRESSION.get(kind, f"unknown-{kind}")
+    return CODECS[kind].name if kind in CODECS else f"unknown-{kind}"
 
 
 def has_consume_queue_row(sys_flag: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from rmqctl.errors import FormatError
@@ -18,10 +17,7 @@ from rmqctl.store.objects import message_object
 
 _SEARCHED = 64 << 20
 """Bytes searched for a first record that says where a file without a telling name begins."""
-_MAGICS = re.compile(b"|".join(
-    re.escape(magic.to_bytes(4, "big")) for magic in message.VERSIONS))
 _START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
-_MAGIC_AT = layout.field(message.Message, "magic").offset
 _PEEK = 1 << 16
 
 
@@ -31,7 +27,7 @@ def _implied_base(source: FileSource, at: int) -> int | None:
     if len(raw) < message.START_SIZE:
         return None
     total, magic, physical = _START.unpack_from(raw)
-    if magic not in message.VERSIONS or physical < at or extent(source, at) != total:
+    if not message.is_magic(magic) or physical < at or extent(source, at) != total:
         return None
     return int(physical - at)
 
@@ -44,11 +40,11 @@ def find_base(source: FileSource) -> int | None:
         data = source.read(position, CHUNK)
         if not data:
             return None
-        for found in _MAGICS.finditer(data, _MAGIC_AT):
-            base = _implied_base(source, position + found.start() - _MAGIC_AT)
+        for match in message.MAGIC_PATTERN.finditer(data, message.MAGIC_OFFSET):
+            base = _implied_base(source, position + match.start() - message.MAGIC_OFFSET)
             if base is not None:
                 return base
-        position += max(len(data) - 2 * _MAGIC_AT, 1)
+        position += max(len(data) - 2 * message.MAGIC_OFFSET, 1)
     return None
 
 
@@ -143,7 +139,7 @@ def _entry(target: Target, raw: bytes, at: int, number: int) -> tuple[Iterator[R
         return _end_row(target, raw, at, number), source.size
     if framing == dledger.PLAIN:
         size = extent(source, at)
-        if size is not None and size == int.from_bytes(raw[:_MAGIC_AT], "big"):
+        if size is not None and size == message.total_size_at(raw):
             return _inner(target, at, at + size, number), at + size
     try:
         head = dledger.parse(raw, 0, at)

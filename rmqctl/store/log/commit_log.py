@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode
+from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.resync import MAX_RECORD, is_blank, next_provable
 from rmqctl.scan.source import FileSource
@@ -101,7 +101,7 @@ class CommitLog:
             head = source.read(at, size if size and MIN_SIZE <= size <= MAX_RECORD else 1024)
             if len(head) < START_SIZE:
                 return None
-            total = int.from_bytes(head[:4], "big", signed=True)
+            total = total_size_at(head)
             if not MIN_SIZE <= total <= min(MAX_RECORD, source.size - at):
                 return None
             return head[:total] if total <= len(head) else source.read(at, total)

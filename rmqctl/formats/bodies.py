@@ -1,0 +1,115 @@
+"""Payloads: what undoes their compression, and the forms in which they are shown.
+
+Both are closed tables. A codec has the number that ``sys_flag`` gives it (spec: commitlog.md §4);
+a form is a choice of ``--body``. CONTRIBUTING.md says how to add one.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+MAX_DECOMPRESSED = 64 << 20
+"""Bytes a body may grow to: a damaged or hostile body must not eat the memory."""
+
+
+def _bounded(data: bytes, more: bool) -> bytes:
+    if more:
+        raise ValueError(f"it grows beyond {MAX_DECOMPRESSED >> 20} MiB")
+    return data
+
+
+def _zlib(body: bytes) -> bytes:
+    codec = zlib.decompressobj()
+    data = codec.decompress(body, MAX_DECOMPRESSED)
+    if not codec.eof and not codec.unconsumed_tail:
+        raise ValueError("the stream is cut")
+    return _bounded(data, bool(codec.unconsumed_tail))
+
+
+def _lz4(body: bytes) -> bytes:
+    from lz4.frame import LZ4FrameDecompressor
+
+    codec = LZ4FrameDecompressor()
+    data: bytes = codec.decompress(body, max_length=MAX_DECOMPRESSED)
+    if not codec.eof and codec.needs_input:
+        raise ValueError("the frame is cut")
+    return _bounded(data, not codec.eof)
+
+
+def _zstd(body: bytes) -> bytes:
+    import zstandard
+
+    with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as stream:
+        data = stream.read(MAX_DECOMPRESSED + 1)
+    return _bounded(data, len(data) > MAX_DECOMPRESSED)
+
+
+class Codec(NamedTuple):
+    """``decompress`` gives the body as the producer handed it in, or raises anything."""
+
+    name: str
+    decompress: Callable[[bytes], bytes]
+
+
+CODECS = {
+    0: Codec("zlib", _zlib),
+    1: Codec("lz4", _lz4),
+    2: Codec("zstd", _zstd),
+    3: Codec("zlib", _zlib),
+}
+"""By the number in the compression bits of ``sys_flag``."""
+_BY_NAME = {codec.name: codec for codec in CODECS.values()}
+CODEC_NAMES = tuple(_BY_NAME)
+
+
+def decompressed(codec_name: str | None, body: bytes) -> tuple[bytes, str | None]:
+    """(body, problem): the body as the producer handed it in.
+
+    ``codec_name`` as `sysflag.compression` says it, None for a plain body. A body whose flag says
+    compressed while it is not (seen in the field, #1375, #9953) comes back as it is stored, with
+    the problem in words. Bounded by `MAX_DECOMPRESSED`.
+    """
+    if codec_name is None or not body:
+        return body, None
+    codec = _BY_NAME.get(codec_name)
+    if codec is None:
+        return body, f"marked with {codec_name} compression"
+    try:
+        return codec.decompress(body), None
+    except Exception as error:  # noqa: BLE001  # each codec has its own family of errors
+        return body, f"marked as {codec_name}, but {error}"
+
+
+def _utf8(content: bytes) -> tuple[str, str]:
+    return content.decode("utf-8", "replace"), "utf-8"
+
+
+def _base64(content: bytes) -> tuple[str, str]:
+    return base64.b64encode(content).decode("ascii"), "base64"
+
+
+def _auto(content: bytes) -> tuple[str, str]:
+    try:
+        return content.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        return _base64(content)
+
+
+FORMS: dict[str, Callable[[bytes], tuple[str, str]] | None] = {
+    "auto": _auto,
+    "utf-8": _utf8,
+    "base64": _base64,
+    "none": None,
+}
+"""Body to (``body``, ``body_encoding``) of a message object; None leaves both out."""
+
+
+def encode(content: bytes, form: str) -> tuple[str, str]:
+    """(``body``, ``body_encoding``) of a message object. KeyError for a form that shows none."""
+    to_text = FORMS[form]
+    if to_text is None:
+        raise KeyError(form)
+    return to_text(content)
