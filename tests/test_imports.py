@@ -13,8 +13,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "rmqctl"
 
-# The ground everybody stands on: rmqctl/__init__.py (the version), errors.py and parse_values.py.
-GROUND = {"", "errors", "parse_values"}
+# The ground everybody stands on: rmqctl/__init__.py (the version), actions.py, errors.py and
+# parse_values.py.
+GROUND = {"", "actions", "errors", "parse_values"}
 LIBRARY = {"formats", "scan", "store"}
 MAY_IMPORT: dict[str, set[str]] = {
     "formats": set(),

@@ -72,7 +72,7 @@ def command(
     """
     from rmqctl.commands.shared import applying
     from rmqctl.engine.clock import now_ms
-    from rmqctl.repair.expire.expire import Expiry, Limits, expire
+    from rmqctl.repair.expire import Expiry, Limits, expire
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
 

@@ -75,7 +75,9 @@ def command(
     """
     from rmqctl.commands.shared.confirm import agreed
     from rmqctl.errors import UsageError
-    from rmqctl.repair.executor.executor import Repair, history, preview
+    from rmqctl.repair.executor.executor import Repair
+    from rmqctl.repair.executor.journal import history
+    from rmqctl.repair.executor.undo import preview
 
     out = open_output(output, quiet, verbose, no_progress)
     known = history(store)
@@ -137,7 +139,7 @@ def _count(files: int) -> str:
 
 
 def _list(out: Output, store: str) -> None:
-    from rmqctl.repair.executor.executor import history
+    from rmqctl.repair.executor.journal import history
 
     out.rows((one.as_dict() for one in reversed(history(store))),
              ("id", "time", "command", "state", "actions", "files"),

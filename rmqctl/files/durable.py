@@ -74,14 +74,8 @@ def give_to_owner_of(folder: str, made: int | str) -> None:
             os.chown(made, owner.st_uid, owner.st_gid)
 
 
-def copy_mode_and_owner(fd: int, path: str) -> None:
-    """Gives a new file the mode and, where the system lets us, the owner of the file at ``path``
-    which it will replace; nothing happens where there is none.
-    """
-    try:
-        old = os.stat(path)
-    except OSError:
-        return
+def copy_mode_and_owner(fd: int, old: os.stat_result) -> None:
+    """Gives a new file the mode and, where the system lets us, the owner of the one it replaces."""
     with contextlib.suppress(OSError):
         os.fchmod(fd, stat.S_IMODE(old.st_mode))
     with contextlib.suppress(OSError):
@@ -256,7 +250,8 @@ def replace_file(path: str, data: bytes, *, staged: str | None = None, doing: st
     try:
         try:
             if like_old:
-                copy_mode_and_owner(fd, path)
+                with contextlib.suppress(OSError):  # nothing is there yet
+                    copy_mode_and_owner(fd, os.stat(path))
             _write_rest(fd, data, 0, 0)
             step = "force to disk"
             if durable:

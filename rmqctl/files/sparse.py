@@ -1,4 +1,4 @@
-"""Files with holes: where their data lies, and copies in which holes stay holes."""
+"""Files with holes: where their data lies, copies in which holes stay holes; equal files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator
 
 from rmqctl.errors import StoreIOError
-from rmqctl.files.durable import FILE_MODE, write_all
+from rmqctl.files.durable import FILE_MODE, open_file, write_all
 
-_BLOCK = 1 << 20
+BLOCK = 1 << 20
+"""Bytes read at once."""
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -45,7 +46,7 @@ def copy_sparse(source: str, target: str) -> None:
             for start, end in data_ranges(reading, 0, about.st_size):
                 position = start
                 while position < end:
-                    part = os.pread(reading, min(_BLOCK, end - position), position)
+                    part = os.pread(reading, min(BLOCK, end - position), position)
                     if not part:
                         raise StoreIOError(f"{source}: became shorter while it was copied")
                     write_all(writing, part, position, target)
@@ -55,3 +56,20 @@ def copy_sparse(source: str, target: str) -> None:
             os.close(writing)
     finally:
         os.close(reading)
+
+
+def same_content(one: str, other: str) -> bool:
+    """Whether two files have the same bytes. StoreIOError, also for what is no regular file."""
+    try:
+        with (open(open_file(one, os.O_RDONLY), "rb", buffering=0) as first,
+              open(open_file(other, os.O_RDONLY), "rb", buffering=0) as second):
+            if os.fstat(first.fileno()).st_size != os.fstat(second.fileno()).st_size:
+                return False
+            while True:
+                left, right = first.read(BLOCK), second.read(BLOCK)
+                if left != right:
+                    return False
+                if not left:
+                    return True
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, one, "compare") from None

@@ -17,8 +17,8 @@ from rmqctl.formats.local import names
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step
-from rmqctl.repair.rebuild.compare import kind_of
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
+from rmqctl.repair.rebuild.steps import kind_of
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import listing
 from rmqctl.store.log.end import find_end, last_dispatched

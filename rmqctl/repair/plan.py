@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmqctl.checks.actions import Action
+from rmqctl.actions import Action
 from rmqctl.scan.overlay import Piece
 
 __all__ = ["Action", "Content", "Create", "FileContent", "Lost", "MakeFolder", "MoveAside", "Patch",
@@ -26,8 +26,6 @@ class FileContent:
 
     path: str
     movable: bool = True
-
-
 Content = bytes | FileContent | Piece
 """A whole file's bytes; a `Piece` (its ``at`` 0) says them sparsely."""
 
@@ -76,8 +74,6 @@ class MakeFolder:
     """An empty folder (and those above it)."""
 
     target: str
-
-
 Step = Create | Replace | Patch | MoveAside | MakeFolder
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rmqctl.checks.actions import Action
+from rmqctl.actions import Action
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names

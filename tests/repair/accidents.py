@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from rmqctl.errors import RmqctlError
-from rmqctl.repair.executor.executor import Repair, history
+from rmqctl.repair.executor.executor import Repair
+from rmqctl.repair.executor.journal import history
 from tests.engine_write.files_support import failing
 from tests.support import snapshot
 

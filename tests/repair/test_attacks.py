@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.sparse import same_content
 from rmqctl.formats.local import message
-from rmqctl.repair.executor import staging_dirs
+from rmqctl.repair import targets
+from rmqctl.repair.executor import staging
 from rmqctl.repair.executor.staging import clear
-from rmqctl.repair.rebuild.compare import same
 from rmqctl.repair.scratch import Scratch
 from tests.support import snapshot
 from tests.support.cli import Result
@@ -106,7 +107,7 @@ def test_files_that_are_none_are_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for one, other in (("file", "fifo"), ("fifo", "file")):
         with pytest.raises(StoreIOError, match="not a regular file"):
-            same(str(tmp_path / one), str(tmp_path / other))
+            same_content(str(tmp_path / one), str(tmp_path / other))
 
 
 def test_a_log_of_actions_that_cannot_be_written_stops_the_repair_first(rmqctl: Run,
@@ -285,7 +286,7 @@ def test_a_copy_of_a_store_leaves_the_homes_of_the_original_alone(tmp_path: Path
     id = "20260101T000000Z-1"  # noqa: A001
     made = []
     for root in (original, copy):
-        home = tmp_path / "disk/.rmqctl/repairs" / staging_dirs._home_name(str(root), id)
+        home = tmp_path / "disk/.rmqctl/repairs" / staging._home_name(str(root), id)
         home.mkdir(parents=True)
         made.append(home)
     folder = copy / ".rmqctl/repairs" / id
@@ -302,11 +303,11 @@ def test_foreign_links_are_refused_only_to_the_administrator(tmp_path: Path,
     (tmp_path / "link").symlink_to("/")
     mine = os.lstat(tmp_path / "link").st_uid
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    staging_dirs.refuse_foreign_links(str(tmp_path), "link/x")
+    targets.refuse_foreign_links(str(tmp_path), "link/x")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     if mine:
         with pytest.raises(RefusedError):
-            staging_dirs.refuse_foreign_links(str(tmp_path), "link/x")
+            targets.refuse_foreign_links(str(tmp_path), "link/x")
 
 
 @pytest.mark.parametrize(("old", "new", "copied"), [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.formats.local.message import decode
-from rmqctl.repair.carve.order import Order
+from rmqctl.repair.carve.store import Order
 from tests.conftest import GoldenFolder, Runner
 from tests.repair.carving import carve, log, places, record, saved
 from tests.support import snapshot

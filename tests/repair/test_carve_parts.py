@@ -17,8 +17,7 @@ from rmqctl.formats.local.message import CRC_MASK
 from rmqctl.repair.carve import sources
 from rmqctl.repair.carve.carve import IN_PLACE, Wanted
 from rmqctl.repair.carve.scan import Scan
-from rmqctl.repair.carve.seen import Seen
-from rmqctl.repair.carve.spool import PLACE, Majority, Spool
+from rmqctl.repair.carve.spool import PLACE, Majority, Seen, Spool
 from rmqctl.repair.carve.window import Checksums, Window
 from rmqctl.scan.source import BytesSource
 from tests.repair.carving import carve, log, places, record, saved

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.formats.local import batch_consume_queue, consume_queue
-from rmqctl.repair.expire.expire import Expiry, Limits, expire
+from rmqctl.repair.expire import Expiry, Limits, expire
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store

@@ -59,7 +59,7 @@ ALLOWED = {
     ("repair/rebuild/seed.py", "_cut_files", "truncate"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "O_TRUNC"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "ftruncate"): SCRATCH,
-    ("repair/rebuild/state.py", "StateFile.save", "open for writing"): SCRATCH,
+    ("repair/rebuild/rebuild.py", "StateFile.save", "open for writing"): SCRATCH,
     ("repair/scratch.py", "Scratch.clear", "rmtree"): SCRATCH,
     ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
     ("files/sparse.py", "copy_sparse", "O_TRUNC"): SCRATCH,

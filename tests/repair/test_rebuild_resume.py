@@ -13,8 +13,8 @@ import pytest
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files import durable
-from rmqctl.repair.rebuild import parallel
-from rmqctl.repair.rebuild import state as rebuild_state
+from rmqctl.repair.rebuild import part_ranges
+from rmqctl.repair.rebuild import rebuild as rebuild_state
 from rmqctl.repair.rebuild.rebuild import Rebuilt, log_size
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
@@ -29,7 +29,7 @@ HEAD = 1
 @pytest.fixture(autouse=True)
 def small_stretches(monkeypatch):
     """Many stretches in a small log."""
-    monkeypatch.setattr(parallel, "STRETCH", 6000)
+    monkeypatch.setattr(part_ranges, "STRETCH", 6000)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def whole(case, tmp_path) -> tuple[dict[str, bytes], dict[str, Any]]:
 def test_interrupted_between_two_stretches(case, jobs, tmp_path):
     store, settings, parts = case
     wanted = whole(case, tmp_path)
-    stretches = len(list(parallel.cut(parts)))
+    stretches = len(list(part_ranges.cut(parts)))
     assert stretches > 12
     for stop in {0, 1, stretches // 2, stretches - 2}:
         told: list[int] = []
@@ -202,7 +202,7 @@ def test_results_do_not_depend_on_stretches_or_jobs(golden, golden_copy, tmp_pat
         shutil.rmtree(store / name)
     made = []
     for stretch, jobs in ((1000, 1), (7777, 3), (1 << 20, 2)):
-        monkeypatch.setattr(parallel, "STRETCH", stretch)
+        monkeypatch.setattr(part_ranges, "STRETCH", stretch)
         with Scratch(str(tmp_path), f"{stretch}") as scratch:
             rebuilt = run(store, settings, scratch, jobs=jobs)
             steps, actions = derived_steps(rebuilt)

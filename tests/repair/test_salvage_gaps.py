@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmqctl.formats.local.message import decode
-from rmqctl.repair.salvage.fields import dispatched
+from rmqctl.repair.salvage.records import dispatched
 from rmqctl.repair.salvage.salvage import salvage
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.files.lock import StoreLock
-from rmqctl.repair.executor import locks
-from rmqctl.repair.executor.executor import pending
+from rmqctl.repair.executor import executor
+from rmqctl.repair.executor.journal import pending
 from tests.conftest import GoldenFolder
 from tests.repair.accidents import faults_of, kills_of
 from tests.support import cli
@@ -113,20 +113,20 @@ def test_note_of_the_brokers_root(tmp_path):
     tier.mkdir(parents=True)
     other = tmp_path / "other"
     other.mkdir()
-    with_note = locks.Holding(str(tier), [str(home), str(other), str(tmp_path / "nothing")])
+    with_note = executor.Holding(str(tier), [str(home), str(other), str(tmp_path / "nothing")])
     with_note.acquire()
     with_note.note()
     assert with_note.held
     with_note.release()
     assert not with_note.held
-    assert locks.noted(str(tier)) == [str(home), str(other)]
+    assert executor.noted(str(tier)) == [str(home), str(other)]
     moved = tmp_path / "moved"
     home.rename(moved)
-    assert locks.noted(str(moved / "tier")) == [str(moved), str(other)]
-    note = moved / "tier/.rmqctl" / locks.NOTE
+    assert executor.noted(str(moved / "tier")) == [str(moved), str(other)]
+    note = moved / "tier/.rmqctl" / executor.NOTE
     for text in ("", "[]", '{"homes": 1}', '{"homes": [1, "a\\u0000b"]}', "[" * 9999):
         note.write_text(text)
-        assert locks.noted(str(moved / "tier")) == []
+        assert executor.noted(str(moved / "tier")) == []
 
 
 # -- undo -----------------------------------------------------------------------------------------

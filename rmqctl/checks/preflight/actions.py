@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from rmqctl.checks.actions import Action
+from rmqctl.actions import Action
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import DELETE, Load, relative
 from rmqctl.checks.preflight.queue import LAST_FILES, PLAIN, QueueState

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rmqctl.checks.actions import Action
+from rmqctl.actions import Action
 from rmqctl.checks.preflight.queue import batch_topics
 from rmqctl.checks.preflight.types import Rules
 from rmqctl.checks.verify.topics import known_topics

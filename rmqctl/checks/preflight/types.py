@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rmqctl.checks.actions import Action
+from rmqctl.actions import Action
 from rmqctl.errors import UsageError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.store.files import StoreFile

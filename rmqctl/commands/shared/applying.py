@@ -94,7 +94,7 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
     if apply:
         return _apply(shown, store_root, name, make_plan, yes=yes, resume=resume, tier=tier)
     from rmqctl.repair.executor.check_plan import check
-    from rmqctl.repair.executor.executor import pending
+    from rmqctl.repair.executor.journal import pending
     from rmqctl.repair.scratch import Scratch
 
     unfinished = pending(store_root)
@@ -227,7 +227,7 @@ def _nothing(shown: _Shown, plan: Plan) -> None:
 
 
 def _say_interrupted(out: Output, store_root: str) -> None:
-    from rmqctl.repair.executor.executor import pending
+    from rmqctl.repair.executor.journal import pending
 
     with contextlib.suppress(RmqctlError, OSError):
         id = pending(store_root)  # noqa: A001

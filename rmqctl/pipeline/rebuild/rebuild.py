@@ -26,10 +26,10 @@ from rmqctl.pipeline.rebuild.groups import Grouping
 from rmqctl.pipeline.rebuild.index_tasks import Index, index_tasks, shape_of
 from rmqctl.pipeline.rebuild.tasks import Group, Job, Made, Spooled, make, spool
 from rmqctl.repair.plan import Plan
-from rmqctl.repair.rebuild import index, parallel, seed
+from rmqctl.repair.rebuild import index, part_ranges, seed
 from rmqctl.repair.rebuild.index import Expired
+from rmqctl.repair.rebuild.part_ranges import Damage
 from rmqctl.repair.rebuild.rebuild import BOTH, CONSUMEQUEUE, INDEX, Rebuilt, log_size, wanted_parts
-from rmqctl.repair.rebuild.work import Damage
 from rmqctl.repair.recover import Watch, Wishes, plan_recover
 from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan.derived import QueueKey
@@ -76,7 +76,7 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
 def default_range_size(size: int, jobs: int) -> int:
     """Bytes of log for each task: some tasks for each worker, none too small or too large."""
     wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
-    step = parallel.STRETCH
+    step = part_ranges.STRETCH
     return max(_SMALLEST, min(_LARGEST, -(-wished // step) * step))
 
 
@@ -155,10 +155,10 @@ class _Run:
         size = range_size or default_range_size(log_size(self._parts, self._log_end),
                                                 self._pool.jobs)
         total = Spooled(0, 0, Damage(), 0, -1, -1, 0, 0, 0, "", 0, [])
-        stretches = parallel.cut(self._parts, self._log_min, self._log_end, size)
+        stretches = part_ranges.cut(self._parts, self._log_min, self._log_end, size)
         try:
             with open(self._job.manifest, "x", encoding="ascii") as manifest, closing(
-                    parallel.in_order(partial(spool, self._job), stretches,
+                    part_ranges.in_order(partial(spool, self._job), stretches,
                                       pool=self._pool)) as results:
                 for one, found in results:
                     _refuse_blind(found.refused)

@@ -29,9 +29,8 @@ from rmqctl.pipeline.rebuild.groups import (
 from rmqctl.pipeline.rebuild.index_tasks import Index, Segment, begin, write_index
 from rmqctl.pipeline.rebuild.spool import Array, SpoolWriter, refuse_unseen, segments
 from rmqctl.repair.rebuild import seed
-from rmqctl.repair.rebuild.ext import OldUnits
-from rmqctl.repair.rebuild.parallel import Stretch
-from rmqctl.repair.rebuild.work import Damage, derive
+from rmqctl.repair.rebuild.part_ranges import Damage, Stretch, derive
+from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.files import StoreFile

@@ -14,7 +14,7 @@ from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.files.durable import make_folders
 from rmqctl.formats.local import properties as props
 from rmqctl.repair.plan import MoveAside, Step
-from rmqctl.repair.rebuild.compare import compare
+from rmqctl.repair.rebuild.steps import compare
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, TagsCodes

@@ -1,1 +1,1 @@
-"""carve."""
+"""Messages out of any bytes, and a new store made of them."""

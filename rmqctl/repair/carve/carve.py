@@ -18,9 +18,8 @@ import numpy as np
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.carve.scan import Scan
-from rmqctl.repair.carve.seen import Seen, identity
 from rmqctl.repair.carve.sources import CarveSource, Input
-from rmqctl.repair.carve.spool import Spool
+from rmqctl.repair.carve.spool import Seen, Spool, identity
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Array
 from rmqctl.store.pages import BatchPage, Page, RecordPage

@@ -1,19 +1,30 @@
-"""Places of records that are kept for later, outside of memory: 32 bytes each in a nameless file.
+"""What a carving keeps of records outside of memory: where they lie, and which were met before.
 
-What is said of a record at once and what is only known at the end of its source, or of all, part
-here.
+Places take 32 bytes each in a nameless file (`Spool`): what is only known at the end of a source,
+or of all, is said of them later. Which records were met before takes 16 bytes of memory a record,
+up to a limit, then of disk (`Seen`).
+
+Two records are the same if they agree in store host, physical offset, size, CRC of the body,
+queue offset and store time (a log that was cut and went on has the same offsets again, and so
+have the stores of two brokers whose host is called the same). The physical offset is compared as
+it is, the others by one 64-bit number: a new record is taken for a known one by mistake with a
+chance of 2^-64 for each that has its physical offset.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rmqctl.errors import StoreIOError
-from rmqctl.scan.frames import Array
+from rmqctl.formats import layout
+from rmqctl.formats.local.message import HOST_BITS, MAGIC_V1, Message
+from rmqctl.scan.frames import Array, gather
+from rmqctl.store.pages import BatchPage, Page
 
 PLACE = np.dtype([("position", "<i8"), ("physical", "<i8"), ("size", "<i4"), ("source", "<i4"),
                   ("late", "<i8")])
@@ -21,6 +32,16 @@ PLACE = np.dtype([("position", "<i8"), ("physical", "<i8"), ("size", "<i4"), ("s
 the number of its source. ``late`` is the user's (a time, an order)."""
 _STEP = 1 << 12
 _HELD = 1 << 14
+HELD = 8 << 20
+"""Records whose numbers are kept in memory (128 MiB)."""
+_RUN = 1 << 22
+_FEW = 4
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+_OTHER = np.uint64(0xC2B2AE3D27D4EB4F)
+_SHIFT = np.uint64(32)
+_PORT = 4
+_IDENTITY = ("total_size", "body_crc", "queue_offset", "store_timestamp")
+_WIDTH = 24
 
 
 class Spool:
@@ -121,3 +142,157 @@ class Majority:
             return None
         key = max(self._counts, key=self._counts.__getitem__)
         return key if self._counts[key] >= least else None
+
+
+# -- which records were met before ----------------------------------------------------------------
+
+
+def identity(page: Page) -> Array:
+    """One number (uint64) for all of each record's identity but the physical offset."""
+    found: Array = np.full(len(page), _OTHER, np.uint64)
+    for column in (_hosts(page), *map(page.numbers, _IDENTITY)):
+        found = (found ^ column.astype(np.int64, copy=False).view(np.uint64)) * _PRIME
+        found ^= found >> _SHIFT
+    return found
+
+
+def _hosts(page: Page) -> Array:
+    """A number (int64) for each store host, the same from whatever kind of page."""
+    if not isinstance(page, BatchPage):
+        joined = b"".join(one.ljust(_WIDTH, b"\0") for one in page.hosts("store_host"))
+        return _folded(np.frombuffer(joined, np.uint8).reshape(-1, _WIDTH))
+    batch = page.batch
+    kinds = batch.column("sys_flag") & HOST_BITS
+    out: Array = np.zeros(len(page), np.int64)
+    for bits in np.unique(kinds).tolist() if len(page) and kinds.any() else [0]:
+        rows: Any = slice(None) if (kinds == bits).all() else np.flatnonzero(kinds == bits)
+        at = layout.field(Message, "store_host.address", sys_flag=bits, magic=MAGIC_V1)
+        raw = gather(batch.data, batch.start[rows] + at.offset, at.size + _PORT)
+        table: Array = np.zeros((len(raw), _WIDTH), np.uint8)
+        table[:, :raw.itemsize] = raw.view(np.uint8).reshape(-1, raw.itemsize)
+        out[rows] = _folded(table)
+    return out
+
+
+def _folded(table: Array) -> Array:
+    """One number for each row of bytes."""
+    words = table.view("<u8")
+    found: Array = (words[:, 0] + words[:, 1] * _PRIME + words[:, 2] * _OTHER).view(np.int64)
+    return found
+
+
+@dataclass(slots=True)
+class _Run:
+    """Sorted by physical offset, then by the other number."""
+
+    physical: Array
+    rest: Array
+
+    @property
+    def low(self) -> int:
+        return int(self.physical[0])
+
+    @property
+    def high(self) -> int:
+        return int(self.physical[-1])
+
+    def __len__(self) -> int:
+        return len(self.physical)
+
+
+class Seen:
+    """A growing set of records. ``held``: how many are kept in memory."""
+
+    def __init__(self, held: int = HELD) -> None:
+        self._limit = held
+        self._most = min(_RUN, max(held // 2, 1))
+        self._runs: list[_Run] = []
+        self._stored: list[_Run] = []
+        self._in_memory = 0
+        self.count = 0
+
+    def take(self, physical: Array, rest: Array) -> Array:
+        """Which of these records (int64, uint64) are known already (bool); all are from now on.
+
+        Of several equal ones the first is new. StoreIOError.
+        """
+        known: Array = np.zeros(len(physical), bool)
+        if not len(physical):
+            return known
+        if len(physical) == 1 or (physical[1:] > physical[:-1]).all():
+            run = _Run(physical.copy(), rest)
+        else:
+            order = np.lexsort((rest, physical))  # stable: the first of equal ones stays first
+            run = _Run(physical[order], rest[order])
+            same = (run.physical[1:] == run.physical[:-1]) & (run.rest[1:] == run.rest[:-1])
+            known[order[1:][same]] = True
+        low, high = run.low, run.high
+        for other in (*self._runs, *self._stored):
+            if other.low <= high and low <= other.high:
+                known |= _inside(other, physical, rest)
+        self.count += len(known) - int(known.sum())
+        if known.any():
+            new = ~known
+            if not new.any():
+                return known
+            order = np.lexsort((rest[new], physical[new]))
+            run = _Run(physical[new][order], rest[new][order])
+        self._add(run)
+        return known
+
+    def _add(self, run: _Run) -> None:
+        """Runs are joined like the digits of a counter: each record is moved log n times."""
+        self._in_memory += len(run)
+        runs = self._runs
+        while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= self._most:
+            run = _joined(runs.pop(), run)
+        runs.append(run)
+        if self._in_memory > self._limit:
+            largest = max(runs, key=len)
+            self._runs = [one for one in runs if one is not largest]
+            self._stored.append(_to_disk(largest))
+            self._in_memory -= len(largest)
+
+
+def _inside(run: _Run, physical: Array, rest: Array) -> Array:
+    """Which records are in a run (bool)."""
+    left = np.searchsorted(run.physical, physical, "left")
+    right = np.searchsorted(run.physical, physical, "right")
+    found: Array = np.zeros(len(physical), bool)
+    width = right - left
+    rows = np.flatnonzero(width)
+    for step in range(_FEW):
+        if not len(rows):
+            return found
+        found[rows] |= run.rest[left[rows] + step] == rest[rows]
+        rows = rows[width[rows] > step + 1]
+    for row in rows.tolist():  # hostile: many records that say they lie at the same place
+        part = run.rest[left[row]:right[row]]
+        at = int(np.searchsorted(part, rest[row]))
+        found[row] |= at < len(part) and bool(part[at] == rest[row])
+    return found
+
+
+def _joined(one: _Run, other: _Run) -> _Run:
+    if other.high < one.low:
+        one, other = other, one
+    physical = np.concatenate([one.physical, other.physical])
+    rest = np.concatenate([one.rest, other.rest])
+    if one.high < other.low:
+        return _Run(physical, rest)
+    order = np.lexsort((rest, physical))
+    return _Run(physical[order], rest[order])
+
+
+def _to_disk(run: _Run) -> _Run:
+    columns = []
+    for column in (run.physical, run.rest):
+        try:
+            with tempfile.TemporaryFile(prefix="rmqctl-") as file:
+                file.write(np.ascontiguousarray(column).data.cast("B"))
+                file.flush()
+                columns.append(np.memmap(file, column.dtype, "r", shape=(len(column),)))
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, tempfile.gettempdir(),
+                                            "keep what was met in") from None
+    return _Run(*columns)

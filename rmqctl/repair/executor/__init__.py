@@ -1,1 +1,1 @@
-"""executor."""
+"""The one executor of all plans: staging, journal, steps, undo."""

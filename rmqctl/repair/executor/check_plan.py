@@ -11,14 +11,15 @@ from itertools import pairwise
 
 from rmqctl.errors import InternalError, RefusedError
 from rmqctl.files.durable import failed
-from rmqctl.repair.executor.staging_dirs import (
+from rmqctl.files.sparse import same_content
+from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
+from rmqctl.repair.targets import (
     checked,
     is_alias,
     real_path,
     refuse_foreign_links,
     up,
 )
-from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
 from rmqctl.scan.overlay import Piece
 
 
@@ -223,10 +224,8 @@ def _only(path: str, made: set[str]) -> bool:
 
 def _is_content(path: str, content: bytes | FileContent | Piece) -> bool:
     if isinstance(content, FileContent):
-        from rmqctl.repair.rebuild.compare import same
-
         return (os.path.isfile(content.path) and os.path.isfile(path)
-                and same(content.path, path))
+                and same_content(content.path, path))
     piece = Piece.of(0, content) if isinstance(content, bytes) else content
     return _has(path, piece, whole=True)
 

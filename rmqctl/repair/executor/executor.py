@@ -3,54 +3,56 @@
 A repair is staged, committed by its journal, carried out step by step, and noted as done. A kill
 before the commit leaves the old store; after it, the next `Repair` of the store completes it, or
 `Repair.undo` takes it back. Nothing of the store is deleted by either.
+
+While a root is repaired, others are kept out. A store's lock lies in its root. What a broker
+uploaded to a tier lies elsewhere than the broker's own root, which has the lock that a running
+broker holds: such further roots are noted below ``.rmqctl``, so that who completes or takes back
+a repair later keeps the same ones out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from rmqctl.engine.clock import now_ms
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
-from rmqctl.files.durable import STAGING
+from rmqctl.files.durable import STAGING, make_folders, open_file, publish
+from rmqctl.files.lock import StoreLock
 from rmqctl.repair.executor import undo as undoing
-from rmqctl.repair.executor.actions_log import NAME as LOG
-from rmqctl.repair.executor.actions_log import check as check_log
-from rmqctl.repair.executor.actions_log import note
-from rmqctl.repair.executor.apply_step import Carrier
+from rmqctl.repair.executor.apply_step import Carrier, ChangedError
 from rmqctl.repair.executor.check_plan import is_fulfilled
 from rmqctl.repair.executor.journal import (
+    ACTIONS_LOG,
     FOLDER,
-    Entry,
     Journal,
+    check_actions_log,
     commit,
-    history,
     is_committed,
+    kept_folder,
     load,
+    note_actions,
     pending,
     refuse_damaged,
     repair_folder,
     set_state,
     state_of,
 )
-from rmqctl.repair.executor.locks import NOTE, Holding
 from rmqctl.repair.executor.staging import Staging, clear, clear_abandoned
-from rmqctl.repair.executor.staging_dirs import refuse_foreign_links
-from rmqctl.repair.executor.step_state import ChangedError
-from rmqctl.repair.executor.undo import Preview, Progress, Undone, preview
+from rmqctl.repair.executor.undo import Progress, Undone
 from rmqctl.repair.plan import Plan
+from rmqctl.repair.targets import refuse_foreign_links
 from rmqctl.store.store import Store
 
-__all__ = ["Applied", "Entry", "Preview", "Repair", "Undone", "history", "kept_folder", "pending",
-           "preview"]
-
 SCRATCH = "scratch"
+NOTE = "held.json"
 _WRITTEN = ("lock", os.path.join(STAGING, FOLDER), os.path.join(STAGING, SCRATCH),
-            os.path.join(STAGING, LOG), os.path.join(STAGING, NOTE))
+            os.path.join(STAGING, ACTIONS_LOG), os.path.join(STAGING, NOTE))
 """What every repair writes to."""
 
 
@@ -68,11 +70,6 @@ class Applied:
     kept: str
     already: bool = False
     undone: bool = False
-
-
-def kept_folder(id: str) -> str:  # noqa: A002
-    """Where a repair keeps what it moved aside, relative to the store root."""
-    return os.path.join(STAGING, FOLDER, id)
 
 
 class Repair:
@@ -144,7 +141,7 @@ class Repair:
                                "taken back first")
         if plan.empty or is_fulfilled(self.root, plan.steps):
             return Applied("", 0, "", already=True)
-        check_log(self.root)
+        check_actions_log(self.root)
         self._lock.note()
         staging = Staging(self.root, plan, self._clock())
         try:
@@ -172,7 +169,7 @@ class Repair:
             for one in journal.records:
                 carrier.forward(one)
                 self._progress(1)
-            note(self.root, journal, "applied", self._clock(), maybe=maybe)
+            note_actions(self.root, journal, "applied", self._clock(), maybe=maybe)
             set_state(self.root, journal.id, "applied", self._clock())
         return Applied(journal.id, len(journal.records), kept_folder(journal.id))
 
@@ -275,3 +272,75 @@ class Repair:
     def _check_held(self) -> None:
         if not self._lock.held:
             raise InternalError("a repair needs the store's lock")
+
+
+# -- who is kept out ------------------------------------------------------------------------------
+
+
+class Holding:
+    """The locks of a root and of the broker's roots ``homes`` (None: those that were noted)."""
+
+    def __init__(self, root: str, homes: Sequence[str] | None = None) -> None:
+        self.root = root
+        self._given = homes
+        self._lock = StoreLock(root)
+        self._more = ExitStack()
+
+    @property
+    def held(self) -> bool:
+        return self._lock.held
+
+    @property
+    def homes(self) -> list[str]:
+        """The further roots, as real paths; a folder that is not there is nobody's root."""
+        wanted = noted(self.root) if self._given is None else self._given
+        here = os.path.realpath(self.root)
+        return [one for one in dict.fromkeys(map(os.path.realpath, wanted))
+                if one != here and os.path.isdir(one)]
+
+    def acquire(self) -> None:
+        """Takes all locks or none. StoreHeldError, StoreIOError."""
+        with ExitStack() as stack:
+            for home in self.homes:
+                lock = StoreLock(home)
+                lock.acquire()
+                stack.callback(lock.release)
+            self._lock.acquire()
+            self._more = stack.pop_all()
+
+    def release(self) -> None:
+        try:
+            self._lock.release()
+        finally:
+            self._more.close()
+
+    def note(self) -> None:
+        """Notes the further roots for later runs, where there are any. StoreIOError."""
+        if not self._given:
+            return
+        root = os.path.realpath(self.root)
+        named = [_named(root, home) for home in self.homes]
+        if noted(self.root) == [os.path.realpath(os.path.join(root, one)) for one in named]:
+            return
+        folder = os.path.join(root, STAGING)
+        make_folders(folder)
+        publish(os.path.join(folder, NOTE), json.dumps({"homes": named}).encode(), store=root,
+                staging=folder)
+
+
+def _named(root: str, home: str) -> str:
+    """Relative where the root lies below it: the two are moved together."""
+    return os.path.relpath(home, root) if root.startswith(os.path.join(home, "")) else home
+
+
+def noted(root: str) -> list[str]:
+    """The broker's roots that a repair of ``root`` noted; none where there is no such note."""
+    path = os.path.join(root, STAGING, NOTE)
+    try:
+        with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
+            found = json.load(file)["homes"]
+    except (StoreIOError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    here = os.path.realpath(root)
+    return [os.path.realpath(os.path.join(here, one)) for one in found
+            if isinstance(one, str) and "\0" not in one] if isinstance(found, list) else []

@@ -5,6 +5,8 @@ there in one piece, by rename, when everything is staged: that commits the repai
 lines: a header, then the plan's actions, then the steps; the header counts both and has the
 CRC-32 of all that follows it. It never changes again; how far the repair is says ``state.json``
 beside it (missing: committed, the steps have not all been carried out).
+
+``STORE/.rmqctl/log.jsonl`` has one line of JSON for every action that was done or taken back.
 """
 
 from __future__ import annotations
@@ -14,17 +16,18 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.files.durable import STAGING, failed, open_file, publish
+from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp
 
 FOLDER = "repairs"
 JOURNAL = "journal.jsonl"
 STATE = "state.json"
+ACTIONS_LOG = "log.jsonl"
 _FORMAT = 1
 _ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
 _MOST_HEADER = 1 << 24
@@ -34,6 +37,9 @@ StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", 
 """``interrupted``: committed, not all carried out. ``undoing``: being taken back. ``abandoned``:
 was interrupted, and given up as it is. ``damaged``: its journal cannot be read."""
 PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
+
+
+# -- the records ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +69,9 @@ class Record:
     def as_dict(self) -> dict[str, Any]:
         found = {name: value for name, value in asdict(self).items() if value or name == "kind"}
         for name in ("old", "new"):
-            mark = getattr(self, name)
-            if mark is not None:
-                found[name] = [mark.size, mark.mtime_ns, mark.inode]
+            stamp = getattr(self, name)
+            if stamp is not None:
+                found[name] = [stamp.size, stamp.mtime_ns, stamp.inode]
         return found
 
     @classmethod
@@ -150,6 +156,11 @@ def repairs_folder(root: str) -> str:
 def repair_folder(root: str, id: str) -> str:  # noqa: A002
     """Where one repair lies."""
     return os.path.join(repairs_folder(root), id)
+
+
+def kept_folder(id: str) -> str:  # noqa: A002
+    """Where a repair keeps what it moved aside, relative to the store root."""
+    return os.path.join(STAGING, FOLDER, id)
 
 
 def order(id: str) -> tuple[str, int]:  # noqa: A002
@@ -303,3 +314,77 @@ def refuse_damaged(root: str, id: str) -> RefusedError:  # noqa: A002
     return RefusedError(
         f"repair {id} was interrupted and its journal is damaged: look at what is kept in "
         f"{repair_folder(root, id)}; `rmqctl undo {root} {id} --abandon` gives it up as it is")
+
+# -- the log of actions ---------------------------------------------------------------------------
+
+
+def note_actions(root: str, journal: Journal, state: str, now: int, *, maybe: bool = False) -> None:
+    """Appends the actions of a repair, durably.
+
+    ``maybe``: a run that was killed may have written some of them already; these are not written
+    again. StoreIOError.
+    """
+    path = os.path.join(root, STAGING, ACTIONS_LOG)
+    new = not os.path.lexists(path)
+    lines = [_action_line(now, journal, dict(action), state) for action in journal.actions]
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, "open")
+    try:
+        if maybe and not new:
+            lines = lines[_count(path, journal.id, state):]
+        if not lines:
+            return
+        _append(fd, path, lines)
+        sync(fd, path, whole=True)
+        if new:
+            sync_folder(os.path.dirname(path))
+    finally:
+        os.close(fd)
+
+
+def check_actions_log(root: str) -> None:
+    """StoreIOError if nothing could be noted: better refused than done and not noted."""
+    path = os.path.join(root, STAGING, ACTIONS_LOG)
+    if os.path.lexists(path):
+        os.close(open_file(path, os.O_RDWR | os.O_APPEND, "open"))
+
+
+def _action_line(now: int, journal: Journal, action: dict[str, object], state: str) -> bytes:
+    row = {"time": now, "id": journal.id, "command": journal.command,
+           "action": action.get("action"), "target": action.get("target"),
+           "from": action.get("from"), "to": action.get("to"),
+           "reason": action.get("reason"), "state": state}
+    return json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _append(fd: int, path: str, lines: Sequence[bytes]) -> None:
+    data = b"".join(lines)
+    try:
+        size = os.fstat(fd).st_size
+        # A power failure may have left half a line: it shall not spoil the next one.
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        view = memoryview(data)
+        while view:
+            done = os.write(fd, view)
+            if not done:
+                raise StoreIOError(f"cannot write to {path}: the system takes no more bytes")
+            view = view[done:]
+    except OSError as error:
+        raise failed(error, path, "write to") from None
+
+
+def _count(path: str, id: str, state: str) -> int:  # noqa: A002
+    """How many whole lines there are of a repair in a state."""
+    needle, count = json.dumps(id).encode(), 0
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if needle in line and line.endswith(b"\n"):
+                    try:
+                        row = json.loads(line)
+                        count += row["id"] == id and row["state"] == state
+                    except (ValueError, KeyError, TypeError):
+                        continue
+    except OSError as error:
+        raise failed(error, path, "read") from None
+    return count

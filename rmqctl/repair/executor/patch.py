@@ -12,10 +12,9 @@ from typing import Literal
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed, open_file, sync, write_all
-from rmqctl.files.sparse import data_ranges
+from rmqctl.files.sparse import BLOCK, data_ranges
 from rmqctl.scan.overlay import Piece
 
-BLOCK = 1 << 20
 _ZEROS = bytes(BLOCK)
 Spans = tuple[tuple[int, int], ...]
 """(position, size) in the target, ascending and not overlapping."""

@@ -1,16 +1,23 @@
 """Making ready: all that a repair will put into the store is written and forced to disk below
 ``.rmqctl`` before a byte elsewhere changes.
+
+Renaming works only within one mount, and a log's folder may be another disk, by a link or as one
+of several. What is staged and kept for such a target lies in a ``.rmqctl`` folder beside that
+folder: never in it, because a broker refuses to start on strange names there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import shutil
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from rmqctl.errors import InternalError, StoreIOError
+from rmqctl.errors import InternalError, RefusedError, StoreIOError
 from rmqctl.files.disk_usage import free_bytes
 from rmqctl.files.durable import (
     STAGING,
@@ -19,6 +26,7 @@ from rmqctl.files.durable import (
     give_to_owner_of,
     make_folders,
     open_file,
+    publish,
     sync,
     sync_folder,
 )
@@ -26,6 +34,7 @@ from rmqctl.files.file_stamp import FileStamp, stamp_of, stat_file
 from rmqctl.files.sparse import copy_sparse, data_ranges
 from rmqctl.repair.executor.check_plan import Checked, check
 from rmqctl.repair.executor.journal import (
+    FOLDER,
     Journal,
     Record,
     ids,
@@ -34,7 +43,6 @@ from rmqctl.repair.executor.journal import (
     repair_folder,
 )
 from rmqctl.repair.executor.patch import save_spans, write_pieces
-from rmqctl.repair.executor.staging_dirs import Homes, below, nearest_folder, noted_homes, up
 from rmqctl.repair.plan import (
     Content,
     Create,
@@ -45,8 +53,10 @@ from rmqctl.repair.plan import (
     Plan,
     Replace,
 )
+from rmqctl.repair.targets import below, nearest_folder, up
 from rmqctl.scan.overlay import Piece
 
+HOMES = "homes.json"
 NEW, BYTES, ASIDE, UNDONE = "new", "bytes", "aside", "undone"
 """Folders of a home: new files, bytes of patches, what was moved aside, what undo took away."""
 _RESERVE = 1 << 20
@@ -200,7 +210,7 @@ class Staging:
         fd = open_file(path, os.O_RDWR)
         try:
             if like is not None:
-                copy_mode_and_owner(fd, like)
+                copy_mode_and_owner(fd, os.stat(like))
             else:
                 give_to_owner_of(near, fd)
             wanted = step.mtime_ns if step.mtime_ns is not None else self._now * 1_000_000
@@ -321,3 +331,103 @@ def clear_abandoned(root: str) -> None:
 def homes_of(root: str, journal: Journal) -> Sequence[str]:
     """The homes of a repair, as the store lies now."""
     return repair_folder(root, journal.id), *journal.homes
+
+
+# -- where things are kept ------------------------------------------------------------------------
+
+
+def reachable(one: str, other: str) -> bool:
+    """Whether files can be renamed between two folders. StoreIOError.
+
+    Asked of the system itself: a bind mount has the same device number and yet is another mount.
+    A name that does not exist is "renamed": mounts are compared before names are looked up.
+    """
+    probe = f".rmqctl-probe-{os.getpid()}"
+    try:
+        os.rename(os.path.join(one, probe), os.path.join(other, probe))
+    except FileNotFoundError:
+        return os.stat(one).st_dev == os.stat(other).st_dev
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return False
+        raise failed(error, other, "rename in") from None
+    raise InternalError(f"a file {probe} was there")
+
+
+class Homes:
+    """The folders in which one repair stages and keeps things, made as they are needed.
+
+    The first lies in the store's ``.rmqctl``, further ones on other file systems.
+    """
+
+    def __init__(self, root: str, id: str) -> None:  # noqa: A002
+        self.root, self.id = root, id
+        self.folders: list[str] = [repair_folder(root, id)]
+        self._found: dict[str, int] = {}
+
+    def of(self, target: str, path: str) -> int:
+        """The number of the home for what lies, or will lie, at the real ``path``.
+
+        RefusedError where there is none on its file system.
+        """
+        near = nearest_folder(path)
+        if near not in self._found:
+            self._found[near] = self._find(target, path, near)
+        return self._found[near]
+
+    def _find(self, target: str, path: str, near: str) -> int:
+        for number, folder in enumerate(self.folders):
+            if reachable(folder, near):
+                return number
+        top = os.path.dirname(path) if os.path.isabs(target) else _top(self.root, target)
+        beside = os.path.dirname(top)
+        if not os.path.isdir(beside) or not reachable(beside, near):
+            raise RefusedError(
+                f"{target}: {top} is a mount of its own: there is no place on it where files "
+                "could be kept out of a broker's sight")
+        home = os.path.join(beside, STAGING, FOLDER, _home_name(self.root, self.id))
+        note = json.dumps([*self.folders[1:], home]).encode()
+        # Noted before it is made: so it is found again if this run is killed.
+        publish(os.path.join(self.folders[0], HOMES), note, store=self.root,
+                staging=self.folders[0])
+        if os.path.lexists(home):
+            raise StoreIOError(f"{home}: is there already")
+        make_folders(home)
+        self.folders.append(home)
+        return len(self.folders) - 1
+
+
+def _top(root: str, target: str) -> str:
+    """The folder on whose file system a target lies: that of its last link, or of its structure."""
+    at, top = root, ""
+    for part in target.split(os.sep):
+        at = os.path.join(at, part)
+        if not top or os.path.islink(at):
+            real = os.path.realpath(at)
+            top = real if os.path.isdir(real) or not top else os.path.dirname(real)
+    return top
+
+
+def _home_name(root: str, id: str) -> str:  # noqa: A002
+    """Several stores may have their logs side by side, and repairs of the same second."""
+    return f"{id}-{zlib.crc32(os.fsencode(os.path.realpath(root))):08x}"
+
+
+def noted_homes(root: str, id: str) -> list[str]:  # noqa: A002
+    """The further homes of a repair that was never committed.
+
+    A copy of a store has the notes of the original: whose homes these are is in their names.
+    """
+    folder = repair_folder(root, id)
+    try:
+        path = os.path.join(folder, HOMES)
+        with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
+            found = json.load(file)
+    except (StoreIOError, OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(found, list):
+        return []
+    mark = os.path.join(STAGING, FOLDER)
+    return [one for one in found if isinstance(one, str) and os.path.isabs(one)
+            and os.path.dirname(one).endswith(mark)
+            and os.path.basename(one) == _home_name(root, id)]

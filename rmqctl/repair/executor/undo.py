@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
-from rmqctl.repair.executor.actions_log import note
-from rmqctl.repair.executor.apply_step import Carrier
+from rmqctl.repair.executor.apply_step import Carrier, ChangedError
 from rmqctl.repair.executor.journal import (
     Entry,
     Journal,
     entry,
     ids,
     is_committed,
+    kept_folder,
     load,
+    note_actions,
     order,
     overlapping,
     set_state,
     state_of,
 )
-from rmqctl.repair.executor.step_state import ChangedError
 
 Progress = Callable[[int], object]
 """Called with 1 after every step."""
@@ -134,13 +134,11 @@ def carry_on(root: str, id: str, clock: Callable[[], int], progress: Progress, *
         carrier.backward(journal.records[number], force=force, mtime_ns=times.get(str(number)))
         progress(1)
     carrier.restore_times()
-    note(root, journal, "undone", clock(), maybe=maybe)
+    note_actions(root, journal, "undone", clock(), maybe=maybe)
     set_state(root, id, "undone", clock())
     return undone(journal)
 
 
 def undone(journal: Journal, *, already: bool = False) -> Undone:
     """The result for a repair that has been taken back."""
-    from rmqctl.repair.executor.executor import kept_folder
-
     return Undone(journal.id, len(journal.records), kept_folder(journal.id), already)

@@ -16,8 +16,8 @@ from itertools import filterfalse
 from rmqctl.checks.preflight.load import load
 from rmqctl.checks.preflight.types import rules_of
 from rmqctl.formats.local import names
-from rmqctl.repair.log_positions import target
 from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.repair.targets import target
 from rmqctl.store.files import Listing, listing
 from rmqctl.store.store import Store
 

@@ -16,11 +16,15 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, build
 from rmqctl.repair.salvage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, holes_with
-from rmqctl.repair.salvage.fields import batch_range_of, dispatched, unless_sealed, with_fields
 from rmqctl.repair.salvage.lost import indexed_keys
-from rmqctl.repair.salvage.records import Records
-from rmqctl.repair.salvage.runs import Run
-from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.repair.salvage.records import (
+    Records,
+    batch_range_of,
+    dispatched,
+    unless_sealed,
+    with_fields,
+)
+from rmqctl.repair.salvage.survey import Region, Run, Survey
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 

@@ -13,18 +13,29 @@ Nothing is changed without such proof, and a mended record must be accepted by t
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rmqctl.errors import FormatError
+from rmqctl.formats import layout
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, MIN_SIZE, START_SIZE, Record, decode
+from rmqctl.formats.local.message import (
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_SIZE,
+    START_SIZE,
+    Message,
+    Record,
+    decode,
+)
 from rmqctl.repair.plan import Action
 from rmqctl.repair.salvage.contradict import Contradictions
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
-from rmqctl.repair.salvage.fields import (
+from rmqctl.repair.salvage.records import (
     MOST_BODY,
+    Records,
     bent_heads,
     body_crc,
     extent,
@@ -33,8 +44,6 @@ from rmqctl.repair.salvage.fields import (
     whole_record,
     with_fields,
 )
-from rmqctl.repair.salvage.moved import located, moved_bytes
-from rmqctl.repair.salvage.records import Records
 from rmqctl.repair.salvage.survey import Region, Survey
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.source import Source
@@ -42,6 +51,12 @@ from rmqctl.store.store import Store
 
 _BUDGET = 2 << 30
 """Bytes of candidates that are looked at in one round: crafted damage must not take for ever."""
+PAGES = (4096, 512)
+_WINDOW = 1 << 20
+_MOST_RECORD = 8 << 20
+_LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
+_MAGIC_AT = layout.field(Message, "magic").offset
+_MAGICS = re.compile(b"|".join(re.escape(one.to_bytes(4, "big")) for one in (MAGIC_V1, MAGIC_V2)))
 
 
 @dataclass(slots=True)
@@ -220,3 +235,119 @@ class _Mender:
                 crc = body_crc(record.body)
                 if (crc ^ record.body_crc).bit_count() == 1:
                     yield with_fields(whole, body_crc=crc)
+
+
+# -- bytes at another place -----------------------------------------------------------------------
+
+
+def moved_bytes(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int, list[Piece]]:
+    """Pieces by number of the part, all inside of damaged regions. StoreIOError."""
+    found: dict[int, list[Piece]] = {}
+    done: set[tuple[int, int]] = set()
+    moves: dict[tuple[int, int], int] = {}
+    starts = [one.start for one in regions]
+    for region in regions:
+        if not region.dirty:
+            continue
+        part = parts[region.file]
+        with part.open() as source:
+            for place, record in _misplaced(source, region.start - part.base,
+                                            region.end - part.base):
+                _put_back(parts, regions, starts, source, place, record, found, done, moves)
+    # What lay at a page's right place belongs, if two were swapped, where the page was found.
+    for (start, page), came_from in moves.items():
+        if (came_from, page) not in moves:
+            _page(parts, regions, starts, came_from, start, page, found, done)
+    return found
+
+
+def _page(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int], to: int,
+          source_at: int, page: int, found: dict[int, list[Piece]],
+          done: set[tuple[int, int]]) -> None:
+    """Lays the page at ``source_at`` over the damaged bytes of the page at ``to``."""
+    number = next((n for n, part in enumerate(parts) if part.base <= source_at < part.end), None)
+    if number is None:
+        return
+    with parts[number].open() as source:
+        data = source.read(source_at - parts[number].base, page)
+    for region in regions[max(0, bisect_right(starts, to) - 1):bisect_right(starts, to + page)]:
+        _clipped(parts, region, to, data, found, done)
+
+
+def located(source: Source, start: int, end: int) -> Iterator[int]:
+    """Physical offsets in ``[start, end)`` (positions) where a record says that it lies there."""
+    at = start
+    while at < end:
+        data = source.read(at, min(_WINDOW, end - at) + START_SIZE)
+        for hit in _MAGICS.finditer(data):
+            position = at + hit.start() - _MAGIC_AT
+            if start <= position < end and hit.start() < _WINDOW:
+                head = source.read(position, START_SIZE)
+                if len(head) >= _LOCATED.size and (
+                        _LOCATED.unpack_from(head)[2] == source.base + position):
+                    yield source.base + position
+        at += _WINDOW
+
+
+def _misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Record | int]]:
+    """(position, the record there) for whole records which say that they belong elsewhere.
+
+    For one that is not whole just the physical offset it says.
+    """
+    at = start
+    while at < end:
+        data = source.read(at, min(_WINDOW, end - at) + START_SIZE)
+        for hit in _MAGICS.finditer(data):
+            position = at + hit.start() - _MAGIC_AT
+            if not start <= position < end or hit.start() >= _WINDOW:
+                continue
+            head = source.read(position, START_SIZE)
+            if len(head) < START_SIZE:
+                continue
+            total, _, physical = _LOCATED.unpack_from(head)
+            if physical < 0 or physical == source.base + position or total < MIN_SIZE:
+                continue
+            if total <= min(_MOST_RECORD, end - position):
+                try:
+                    record = decode(source.read(position, total))
+                except FormatError:
+                    record = None
+                if record is not None and record.crc_ok and record.body:
+                    yield position, record
+                    continue
+            yield position, physical
+        at += _WINDOW
+
+
+def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int],
+              source: Source, position: int, record: Record | int,
+              found: dict[int, list[Piece]], done: set[tuple[int, int]],
+              moves: dict[tuple[int, int], int]) -> None:
+    target = record if isinstance(record, int) else record.physical_offset
+    at = bisect_right(starts, target) - 1
+    if at < 0 or target >= regions[at].end:
+        return
+    region = regions[at]  # where it belongs
+    delta = target - (source.base + position)
+    page = next((one for one in PAGES if delta % one == 0), None)
+    if page is not None:
+        first = position - position % page
+        start = source.base + first + delta
+        moves[start, page] = source.base + first
+        data = source.read(first, page)
+        for one in regions[max(0, bisect_right(starts, start) - 1):
+                           bisect_right(starts, start + page)]:
+            _clipped(parts, one, start, data, found, done)
+    elif not isinstance(record, int) and target + record.total_size <= region.end:
+        _clipped(parts, region, target, source.read(position, record.total_size), found, done)
+
+
+def _clipped(parts: Sequence[LogPart], region: Region, start: int, data: bytes,
+             found: dict[int, list[Piece]], done: set[tuple[int, int]]) -> None:
+    """Adds the part of the bytes that lies in the region."""
+    low, high = max(start, region.start), min(start + len(data), region.end)
+    if low >= high or (low, high) in done:
+        return
+    done.add((low, high))
+    found.setdefault(region.file, []).append(
+        Piece.of(low - parts[region.file].base, data[low - start:high - start]))

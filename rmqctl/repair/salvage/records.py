@@ -1,17 +1,33 @@
-"""The records of a log by place, and what a round of mending changes of them."""
+"""Single records of a log as bytes: their fields, what they may have been, what replaces them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
-from rmqctl.formats.local.message import MIN_SIZE, Message, Record, decode
-from rmqctl.repair.salvage.fields import with_fields
+from rmqctl.formats.local import append_crc, sysflag
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import (
+    CRC_MASK,
+    HOST_BITS,
+    MIN_SIZE,
+    Message,
+    Record,
+    decode,
+    variant,
+)
+from rmqctl.scan.frames import PROPERTIES_LENGTH_SIZE
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.source import Source
 
 _SIZE = layout.reader(Message, "total_size")
+_HEAD = {name: layout.field(Message, name) for name in (
+    "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")}
+MOST_BODY = 8 << 20
+"""Larger records are not mended: it bounds memory on damaged lengths."""
 
 
 class Records:
@@ -60,3 +76,127 @@ class Records:
         _, record, raw = self.read(physical, None)
         if record is not None:
             self.replace(physical, with_fields(raw, **{name: value}))
+
+
+# -- the bytes of one record ----------------------------------------------------------------------
+
+
+def dispatched(properties: bytes) -> set[tuple[str, int]]:
+    """(queue name, queue offset) of a message's further rows."""
+    values = props.parse(properties.decode("utf-8", "surrogateescape"))
+    names = values.get(props.MULTI_DISPATCH, "").split(",")
+    numbers = values.get(props.MULTI_QUEUE_OFFSET, "").split(",")
+    if len(names) != len(numbers):
+        return set()
+    return {(name, int(number)) for name, number in zip(names, numbers, strict=True)
+            if name and number.isascii() and number.isdigit() and len(number) < 19}
+
+
+def batch_range_of(properties: bytes) -> tuple[int, int] | None:
+    """(first queue offset, how many) of an inner batch."""
+    values = props.parse(properties.decode("utf-8", "surrogateescape"))
+    try:
+        return int(values[props.INNER_BASE]), int(values[props.INNER_NUM])
+    except (KeyError, ValueError):
+        return None
+
+
+def whole_record(raw: bytes, start: int, sealed: bool) -> Record | None:
+    """The record, if it is one beyond doubt but for what its queue says."""
+    try:
+        record = decode(raw)
+    except FormatError:
+        return None
+    good = record.total_size == len(raw) and record.physical_offset == start and record.crc_ok
+    if good and sealed and append_crc.verify(raw) is False:
+        return None
+    return record if good else None
+
+
+def strayed(said: int, start: int, file_size: int) -> bool:
+    """Whether the physical offset a record says is rather its own than a damaged one.
+
+    Damage to the field alone is believed where it is one bit. Records of a file's earlier life
+    (files are used again) say a place some files away, which may be one bit too.
+    """
+    return said != start and ((said ^ start).bit_count() > 1 or (said - start) % file_size == 0)
+
+
+def unless_sealed(raw: bytes) -> bytes | None:
+    """The record, unless its appended CRC says that it never was so."""
+    return None if append_crc.verify(raw) is False else raw
+
+
+def field_of(raw: bytes, name: str) -> int:
+    """A field of the head of a record; signed."""
+    where = _HEAD[name]
+    return int.from_bytes(raw[where.offset:where.offset + where.size], "big", signed=True)
+
+
+def with_fields(raw: bytes, **values: int) -> bytes:
+    """The record with some fields of its head changed."""
+    made = bytearray(raw)
+    for name, value in values.items():
+        where = _HEAD[name]
+        made[where.offset:where.offset + where.size] = (
+            value & (1 << 8 * where.size) - 1).to_bytes(where.size, "big")
+    return bytes(made)
+
+
+def body_crc(body: bytes) -> int:
+    """The CRC that a record of this body has in its head."""
+    return zlib.crc32(body) & CRC_MASK
+
+
+def extent(source: Source, at: int, head: bytes, magic: int) -> int | None:
+    """The size which the lengths of a record add up to; ``head`` are its first bytes as meant."""
+    def read(position: int, length: int) -> bytes:
+        if position + length <= len(head):
+            return head[position:position + length]
+        return source.read(at + position, length)
+
+    flags = field_of(head, "sys_flag")
+    shape = variant(flags & HOST_BITS, magic)
+    if len(head) < shape.head_size:
+        return None
+    body = shape.head.unpack_from(head)[-1]
+    if not 0 <= body <= MOST_BODY:
+        return None
+    topic_at = shape.head_size + body
+    raw = read(topic_at, shape.topic_length.size)
+    if len(raw) < shape.topic_length.size:
+        return None
+    topic = shape.topic_length.unpack(raw)[0]
+    raw = read(topic_at + shape.topic_length.size + max(topic, 0),
+               PROPERTIES_LENGTH_SIZE)
+    if topic < 0 or len(raw) < PROPERTIES_LENGTH_SIZE:
+        return None
+    properties = int.from_bytes(raw, "big", signed=True)
+    return None if properties < 0 else int(shape.fixed_size + body + topic + properties)
+
+
+def bent_heads(head: bytes, magic: int) -> Iterator[bytes]:
+    """The head as it is, then with each single bit of its widths and lengths turned."""
+    yield head
+    for bit in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6):
+        yield with_fields(head, sys_flag=field_of(head, "sys_flag") ^ bit)
+    shape = variant(field_of(head, "sys_flag") & HOST_BITS, magic)
+    if len(head) < shape.head_size:
+        return
+    yield from _turned(head, shape.head_size - 4, 4)
+    body = shape.head.unpack_from(head)[-1]
+    topic_at = shape.head_size + body
+    width = shape.topic_length.size
+    if not 0 <= body or topic_at + width > len(head):
+        return
+    yield from _turned(head, topic_at, width)
+    topic = shape.topic_length.unpack_from(head, topic_at)[0]
+    if topic >= 0 and topic_at + width + topic + 2 <= len(head):
+        yield from _turned(head, topic_at + width + topic, 2)
+
+
+def _turned(head: bytes, at: int, width: int) -> Iterator[bytes]:
+    for bit in range(8 * width):
+        made = bytearray(head)
+        made[at + bit // 8] ^= 1 << bit % 8
+        yield bytes(made)

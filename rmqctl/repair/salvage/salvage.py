@@ -21,11 +21,9 @@ from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.evidence import Evidence, Gatherer
 from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import Carried, Filling, Mode, Span
-from rmqctl.repair.salvage.log import laid_over, log_parts, padded, without_empty_end
-from rmqctl.repair.salvage.lost import lost_messages
+from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
+from rmqctl.repair.salvage.lost import Collector, Known, lost_messages
 from rmqctl.repair.salvage.mend import Mended, mend, put_back
-from rmqctl.repair.salvage.rows import Collector, Known
-from rmqctl.repair.salvage.steps import Files
 from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart, Piece

@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import MAGIC_V2, decode
-from rmqctl.repair.salvage.property_crc import seals
-from rmqctl.repair.salvage.runs import Runs
 from rmqctl.scan import text
-from rmqctl.scan.derived import QueueTable, batch_ranges
-from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine
+from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
+from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine, gather
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.queue_reach import dispatched_rows
 from rmqctl.scan.source import Source
@@ -33,6 +31,88 @@ _LONG_PAUSE = 30 * 24 * 3600 * 1000
 """Milliseconds behind the others that make the last store time worth a look."""
 _MOST_KEPT, _MOST_ODD = 1_000_000, 1000
 _LMQ = props.LMQ_PREFIX.encode()
+_SEAL = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
+
+
+# -- how the queue offsets of a queue follow each other -------------------------------------------
+
+
+@dataclass(slots=True)
+class Run:
+    """Messages of one queue with consecutive queue offsets ``[first, end)``, in log order.
+
+    ``low`` and ``high`` are the physical offsets of the first and the last of them.
+    """
+
+    first: int
+    end: int
+    low: int
+    high: int
+
+
+class Runs:
+    """The queue offsets of every queue as they follow in the log."""
+
+    def __init__(self) -> None:
+        self.keys: list[QueueKey] = []
+        self._numbers: dict[QueueKey, int] = {}
+        self._closed: dict[int, list[Run]] = {}
+        self._first: Array = np.zeros(0, np.int64)
+        self._end: Array = np.zeros(0, np.int64)
+        self._low: Array = np.zeros(0, np.int64)
+        self._high: Array = np.zeros(0, np.int64)
+
+    def number(self, key: QueueKey) -> int:
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.keys)
+            self.keys.append(key)
+            if found >= len(self._end):
+                room = np.full(max(64, found), -1, np.int64)
+                self._first, self._end, self._low, self._high = (
+                    np.concatenate([one, room])
+                    for one in (self._first, self._end, self._low, self._high))
+        return found
+
+    def of(self, key: QueueKey) -> list[Run]:
+        """The runs of a queue, in log order."""
+        number = self._numbers.get(key)
+        if number is None:
+            return []
+        found = list(self._closed.get(number, ()))
+        if self._end[number] >= 0:
+            found.append(Run(int(self._first[number]), int(self._end[number]),
+                             int(self._low[number]), int(self._high[number])))
+        return found
+
+    def add(self, queue: Array, first: Array, count: Array, physical: Array) -> None:
+        """Rows in log order: queue number, first queue offset, how many, place (all int64)."""
+        if not len(queue):
+            return
+        order = np.argsort(queue, kind="stable")
+        queue, first, physical = queue[order], first[order], physical[order]
+        end = first + count[order]
+        fresh = np.ones(len(queue), bool)
+        fresh[1:] = (queue[1:] != queue[:-1]) | (first[1:] != end[:-1])
+        start = np.flatnonzero(fresh)
+        last = np.append(start[1:], len(queue)) - 1
+        runs = queue[start]
+        other = np.ones(len(runs), bool)
+        other[1:] = runs[1:] != runs[:-1]
+        goes_on = other & (first[start] == self._end[runs])
+        self._end[runs[goes_on]] = end[last[goes_on]]
+        self._high[runs[goes_on]] = physical[last[goes_on]]
+        for at in np.flatnonzero(~goes_on).tolist():
+            number, a, b = int(runs[at]), int(start[at]), int(last[at])
+            if self._end[number] >= 0:
+                self._closed.setdefault(number, []).append(Run(
+                    int(self._first[number]), int(self._end[number]), int(self._low[number]),
+                    int(self._high[number])))
+            self._first[number], self._end[number] = first[a], end[b]
+            self._low[number], self._high[number] = physical[a], physical[b]
+
+
+# -- the survey -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -318,3 +398,32 @@ class Surveyor:
                           for name, queue_id in zip(names.to_pylist(), ids, strict=True)],
                          np.int64)
         return queue, offset, np.ones(len(message), np.int64), batch.offset[message]
+
+
+# -- appended CRCs (spec: commitlog.md §5.4) ------------------------------------------------------
+
+
+def seals(batch: Batch) -> tuple[Array, Array]:
+    """(whether a record ends with an appended CRC, whether that is wrong), both bool."""
+    size = batch.column("total_size")
+    wrong: Array = np.zeros(len(batch), bool)
+    sealed = batch.column("properties_length") >= append_crc.SIZE
+    rows = np.flatnonzero(sealed)
+    sealed[:] = False
+    if not len(rows):
+        return sealed, wrong
+    end = (batch.start + size)[rows]
+    tail = gather(batch.data, end - append_crc.SIZE, append_crc.SIZE).view(np.uint8).reshape(
+        -1, append_crc.SIZE)
+    has = (tail[:, :len(_SEAL)] == _SEAL).all(axis=1)
+    rows, end, tail = rows[has], end[has], tail[has]
+    if not len(rows):
+        return sealed, wrong
+    sealed[rows] = True
+    digits = tail[:, len(_SEAL):-1].astype(np.int64) - ord("0")
+    stored = digits @ (10 ** np.arange(append_crc.DIGITS, dtype=np.int64))
+    start = batch.start[rows]
+    good = ((digits >= 0) & (digits <= 9)).all(axis=1)
+    good &= batch.crc(start, end - append_crc.SIZE - start) == stored
+    wrong[rows] = ~good
+    return sealed, wrong

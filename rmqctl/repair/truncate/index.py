@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -16,15 +15,15 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord
-from rmqctl.repair.log_positions import target
 from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.repair.targets import target
+from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.files import StoreFile
 from rmqctl.store.index.index_files import IndexFile
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _PAGE_ENTRIES = 1 << 17
 _PAGE_SLOTS = 1 << 10
 

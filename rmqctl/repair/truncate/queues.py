@@ -16,16 +16,16 @@ import numpy as np
 
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext
-from rmqctl.repair.log_positions import target
 from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.repair.targets import target
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
-Array = np.ndarray[Any, np.dtype[Any]]
-QueueKey = tuple[str, int]
 _PAGE_ROWS = 1 << 16
 _EXT = "consumequeue_ext"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +19,9 @@ from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
 from rmqctl.formats.timer.timer_check import TimerCheckRecord
 from rmqctl.formats.timer.timer_log import UNIT_SIZE
 from rmqctl.formats.timer.timer_wheel import SLOT_SIZE
-from rmqctl.repair.log_positions import target
 from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.repair.targets import target
+from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import TIMERCHECK, load_one
@@ -29,7 +29,6 @@ from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _PAGE_UNITS = 1 << 15
 _PAGE_SLOTS = 128
 

@@ -6,28 +6,41 @@ little however large the store is. spec: recovery.md §3, consumequeue.md §6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import numpy as np
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import RefusedError
 from rmqctl.formats.local import checkpoint as layout
+from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CheckpointRecord
-from rmqctl.formats.local.properties import TIMER_TOPIC
-from rmqctl.repair.groups import Progress
-from rmqctl.repair.plan import Action, Patch, Plan, Step
+from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
+from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
+from rmqctl.repair.groups import Progress, named
+from rmqctl.repair.plan import Action, Lost, MoveAside, Patch, Plan, Step
+from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.index import cut_index
-from rmqctl.repair.truncate.log import Border, border, cut_log
-from rmqctl.repair.truncate.lost import messages_behind, warnings
 from rmqctl.repair.truncate.queues import cut_queues
 from rmqctl.repair.truncate.timer import cut_timer
-from rmqctl.scan.frames import BLANK
+from rmqctl.scan import text
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
-from rmqctl.store.files import listing
+from rmqctl.store.files import StoreFile, listing
+from rmqctl.store.log.end import find_end, used_size
 from rmqctl.store.store import Store
 
 _RECOVERED = 3
 """Files at the end of a log which recovery after a clean end walks, at most."""
+MOST_LISTED = 100_000
+"""Messages that a plan names one by one; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +142,244 @@ def _damage_before(store: Store, to: int) -> int | None:
             if places:
                 return min(places)
     return None
+
+
+# -- the log: where it may be cut, and what is left of its files ----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A physical offset at which the log may end.
+
+    ``before`` is the physical offset of the last record in front of it (None: there is none) and
+    ``store_timestamp`` that record's store time; ``log_end`` is where the log ends now.
+    """
+
+    offset: int
+    log_end: int
+    before: int | None
+    store_timestamp: int | None
+
+
+def border(store: Store, to: int) -> Border:
+    """Checks that a frame of the log (record, blank, unused or damaged part) begins at ``to``.
+
+    Walks the file from its start: a record that only lies in another one's body is no border.
+    RefusedError names the borders around an offset that is none, and says why others cannot be
+    the end of a log. StoreIOError.
+    """
+    log = store.log
+    refuse_overlaps(store)
+    if not log.files:
+        raise RefusedError(f"{store.root}: the store has no commitlog files, there is nothing to "
+                           "truncate")
+    if to < log.min_offset:
+        raise RefusedError(f"physical offset {to} lies before the log, which begins at "
+                           f"{log.min_offset}")
+    found = find_end(store)
+    for trouble in found.troubles:
+        raise RefusedError(f"{trouble.path}: {trouble.reason}; where the log ends is unknown")
+    if to > found.offset:
+        raise RefusedError(f"physical offset {to} lies behind the end of the log at "
+                           f"{found.offset}")
+    number = next((at for at, one in enumerate(log.files) if one.base <= to < one.end), None)
+    if number is None:
+        number = next((at for at, one in enumerate(log.files) if one.end == to), None)
+    if number is None:
+        raise RefusedError(f"physical offset {to} lies in a part of the log that has no file")
+    source = log.source(number)
+    below, above, last = _around_log(Walk(source, 0, min(to + 1 - source.base, source.size)), to,
+                                 log.files[number])
+    if below != to:
+        raise RefusedError(f"physical offset {to} is no border between records: the one before it "
+                           f"is {below}, the one after it {above}")
+    while last is None and number > 0:
+        number -= 1
+        source = log.source(number)
+        for batch in Walk(source, 0, used_size(source)):
+            if len(batch):
+                last = int(batch.offset[-1]), int(batch.column("store_timestamp")[-1])
+    before, when = last if last is not None else (None, None)
+    return Border(to, found.offset, before, when)
+
+
+def refuse_overlaps(store: Store) -> None:
+    """RefusedError where two files of the log claim the same physical offsets.
+
+    Which of them a broker reads depends on the order of its folders, so no cut is safe.
+    """
+    files = store.log.files
+    for one, other in pairwise(files):
+        if one.end > other.base:
+            raise RefusedError(f"{other.path}: begins at {other.base}, but {one.path} ends at "
+                               f"{one.end}; which of the two belongs to the log is unclear")
+
+
+def _around_log(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, tuple[int, int] | None]:
+    """(greatest border up to ``to``, least behind it, last record before it and its store time)."""
+    below, above = file.base, file.end
+    last: tuple[int, int] | None = None
+    for batch in walk:
+        places = [side for span in batch.spans for side in (span.offset, span.end)]
+        if len(batch):
+            at = int(np.searchsorted(batch.offset, to))
+            places += batch.offset[max(at - 1, 0):at + 1].tolist()
+            if at:
+                start = int(batch.offset[at - 1])
+                places.append(start + int(batch.column("total_size")[at - 1]))
+                last = start, int(batch.column("store_timestamp")[at - 1])
+        below = max([below, *(one for one in places if one <= to)])
+        above = min([above, *(one for one in places if one > to)])
+    return below, above, last
+
+
+def cut_log(store: Store, to: int) -> tuple[list[Step], list[Action]]:
+    """The log's files behind ``to`` go aside, and the rest of the file that holds it is wiped.
+
+    A file that begins exactly at ``to`` stays, as with a broker, but empty: without it the blank
+    that closes the file before would be the log's end, and what is appended would overwrite it.
+    A file that is too short gets its full size again, as a broker takes no other.
+    """
+    moved: list[Step] = []
+    wiped: list[Step] = []
+    actions: list[Action] = []
+    size = store.log.file_size
+    for one in store.log.files:
+        name = target(store, one.path)
+        if one.base > to:
+            moved.append(MoveAside(name))
+            actions.append(Action("move aside", name, one.size, None,
+                                  f"begins behind physical offset {to}"))
+            continue
+        if not one.base <= to < one.base + size:
+            continue
+        at = to - one.base
+        source = store.log.source(store.log.files.index(one))
+        used = max(used_size(source), at)
+        until = max(used, size if one.size < size else 0)
+        if until > at:
+            wiped.append(Patch(name, (Piece(at, until - at),)))
+            actions.append(Action("truncate", name, used, at, "what follows is wiped"))
+    # The last file goes first: what an interruption leaves is a log without a hole.
+    return [*reversed(moved), *wiped], actions
+
+
+# -- the messages behind the cut: what is lost, and who should know -------------------------------
+
+
+@dataclass(slots=True)
+class Cut:
+    """What lies behind the cut: ``listed`` are the first of ``count`` intact messages."""
+
+    listed: list[Lost] = field(default_factory=list)
+    count: int = 0
+    by_topic: Counter[str] = field(default_factory=Counter)
+    damaged: int = 0
+    pending_delay: int = 0
+    delivered_delay: int = 0
+    commits: int = 0
+
+
+def messages_behind(store: Store, to: int, progress: Progress,
+                    step: Callable[[int], None] | None = None) -> Cut:
+    """Reads the log from ``to`` (a border) on. ``step`` hears of the bytes read. StoreIOError."""
+    cut = Cut()
+    topics = text.Dictionary()
+    for batch in _frames(store, to):
+        cut.damaged += sum(one.kind == DAMAGED for one in batch.spans)
+        if len(batch):
+            _take(cut, batch, topics, progress)
+            if step is not None:
+                step(int(batch.column("total_size").sum()))
+    return cut
+
+
+def _frames(store: Store, to: int) -> Iterator[Batch]:
+    """All frames from the border ``to`` on, damage right behind it included."""
+    for number, one in enumerate(store.log.files):
+        if one.end > to:
+            yield from Walk(store.log.source(number), max(0, to - one.base))
+
+
+def _take(cut: Cut, batch: Batch, topics: text.Dictionary, progress: Progress) -> None:
+    intact = batch.crc_ok()
+    cut.damaged += int(len(batch) - np.count_nonzero(intact))
+    topic = topics.encode_places(batch.data, batch.column("topic_start"),
+                                 batch.column("topic_length"))
+    names = [os.fsdecode(one) for one in topics.texts]
+    for number, count in zip(*np.unique(topic[intact], return_counts=True), strict=True):
+        cut.by_topic[names[int(number)]] += int(count)
+    cut.count += int(np.count_nonzero(intact))
+    queue_id, offset = batch.column("queue_id"), batch.column("queue_offset")
+    if SCHEDULE_TOPIC in cut.by_topic:
+        mine = intact & (topic == topics.number(SCHEDULE_TOPIC.encode()))
+        next_due = np.array([progress.delayed.get(one, 0) for one in queue_id.tolist()], np.int64)
+        cut.pending_delay += int(np.count_nonzero(mine & (offset >= next_due)))
+    if progress.delayed:
+        cut.delivered_delay += _from_delay(batch, intact, topic, topics)
+    kind = batch.column("sys_flag") & TRANSACTION_MASK
+    cut.commits += int(np.count_nonzero(intact & (kind == TRANSACTION_COMMIT)))
+    columns = [column.tolist() for column in (
+        topic, queue_id, offset, batch.offset, batch.column("total_size"),
+        batch.column("store_timestamp"))]
+    room = MOST_LISTED - len(cut.listed)
+    for at in np.flatnonzero(intact)[:room].tolist():
+        number, queue, row, physical, size, when = (column[at] for column in columns)
+        cut.listed.append(Lost(names[number], queue, row, physical, size, when, when,
+                               by="record"))
+
+
+def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictionary) -> int:
+    """Messages the delay service delivered: they carry the level they once had."""
+    rows = text.Properties(batch).places(props.DELAY)[0]
+    scheduled = topics.number(SCHEDULE_TOPIC.encode())
+    return int(np.count_nonzero(intact[rows] & (topic[rows] != scheduled)))
+
+
+def warnings(cut: Cut, progress: Progress, next_offsets: dict[QueueKey, int],
+             restarted: list[QueueKey]) -> list[str]:
+    """What somebody should know before the messages are cut, one sentence each."""
+    said = []
+    if cut.count > len(cut.listed):
+        said.append(f"{plural(cut.count, 'message is', 'messages are')} cut; the first "
+                    f"{len(cut.listed)} are listed")
+    if cut.damaged:
+        said.append(f"{plural(cut.damaged, 'damaged part')} of the log behind the cut "
+                    "may hold messages, too")
+    topics = cut.by_topic
+    if topics[SCHEDULE_TOPIC]:
+        said.append(f"{SCHEDULE_TOPIC}: {plural(cut.pending_delay, 'delayed message')} not yet "
+                    f"delivered will never be (of {topics[SCHEDULE_TOPIC]} that are cut)")
+    if cut.delivered_delay:
+        said.append(f"{plural(cut.delivered_delay, 'message')} that the delay service had "
+                    "delivered: where only the delivered copy is cut, it is not delivered again")
+    half, op = topics[props.HALF_TOPIC], topics[props.OP_HALF_TOPIC]
+    if half:
+        said.append(f"{props.HALF_TOPIC}: {plural(half, 'half message')} cut, whose transactions "
+                    "can neither be committed nor rolled back any more")
+    if op:
+        said.append(f"{props.OP_HALF_TOPIC}: {plural(op, 'op message')} cut: half messages before "
+                    "the cut that were decided on are checked again, and may be committed twice"
+                    + (f" ({plural(cut.commits, 'committed message')} cut)" if cut.commits else ""))
+    if topics[TIMER_TOPIC]:
+        said.append(f"{TIMER_TOPIC}: {plural(topics[TIMER_TOPIC], 'timer message')} cut, which "
+                    "will not be delivered if they are still pending")
+    said += _too_far(progress, next_offsets)
+    if restarted:
+        names = named([f"{topic}/{queue}" for topic, queue in restarted])
+        said.append(f"no row is left of {names}: queue offsets begin at 0 again there, where older "
+                    "messages had expired")
+    return said
+
+
+def _too_far(progress: Progress, next_offsets: dict[QueueKey, int]) -> list[str]:
+    """Consumers that are ahead of what is left of their queue."""
+    ahead: dict[str, list[str]] = {}
+    for one in progress.everybody():
+        end = next_offsets.get((one.topic, one.queue_id))
+        if end is not None and one.offset > end:
+            ahead.setdefault(f"{one.group}, {one.topic}", []).append(
+                f"queue {one.queue_id}: {one.offset} of {end}")
+    return [f"the offset of {who} is then ahead of the queue ({named(places)}): messages that "
+            "come there are skipped until the offset is reached, or reset"
+            for who, places in sorted(ahead.items())]

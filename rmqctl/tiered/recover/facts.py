@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rmqctl.checks.actions import Action
+from rmqctl.actions import Action
 from rmqctl.repair.plan import Lost, Step
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.recover.shifted import Shifted

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rmqctl.checks.actions import Action
+from rmqctl.actions import Action
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.files.durable import failed, make_folders
 from rmqctl.formats.local import message

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rmqctl.checks.actions import Action
+from rmqctl.actions import Action
 from rmqctl.files.durable import failed, make_folders
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda

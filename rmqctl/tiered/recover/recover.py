@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 
-from rmqctl.checks.actions import Action
+from rmqctl.actions import Action
 from rmqctl.engine.clock import now_ms
 from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.files.durable import make_folders

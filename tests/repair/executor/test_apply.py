@@ -19,7 +19,8 @@ from rmqctl.errors import (
     RefusedError,
     StoreIOError,
 )
-from rmqctl.repair.executor.executor import Applied, Repair, history, pending
+from rmqctl.repair.executor.executor import Applied, Repair
+from rmqctl.repair.executor.journal import history, pending
 from rmqctl.repair.plan import (
     Action,
     Create,
@@ -302,7 +303,7 @@ def test_a_folder_that_is_a_mount_of_its_own(tmp_path, elsewhere):
     """A broker looks at all names in it, so nothing can be kept there."""
     root = samples.make(tmp_path / "store")
     before = state(root)
-    with (mock.patch("rmqctl.repair.executor.staging_dirs.reachable",
+    with (mock.patch("rmqctl.repair.executor.staging.reachable",
                      lambda one, other: one == other),
           pytest.raises(RefusedError, match="is a mount of its own")):
         apply(root, MoveAside("commitlog/00000000000000018000"))

@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from rmqctl.errors import StoreIOError
-from rmqctl.repair.executor.executor import Repair, pending
+from rmqctl.repair.executor.executor import Repair
+from rmqctl.repair.executor.journal import pending
 from tests.engine_write.files_support import failing, short_writes
 from tests.repair.accidents import Trial, bytes_of, differences, faults_of, state, undo_all
 from tests.repair.executor import samples

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import RefusedError
-from rmqctl.repair.executor.executor import Repair, history
+from rmqctl.repair.executor.executor import Repair
+from rmqctl.repair.executor.journal import history
 from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Plan, Replace
 from rmqctl.scan.overlay import Piece
 from tests.repair.accidents import bytes_of, differences, state, undo_all

@@ -14,7 +14,9 @@ from unittest import mock
 import pytest
 
 from rmqctl.errors import RefusedError, StoreHeldError, StoreIOError, UsageError
-from rmqctl.repair.executor.executor import Repair, history, pending, preview
+from rmqctl.repair.executor.executor import Repair
+from rmqctl.repair.executor.journal import history, pending
+from rmqctl.repair.executor.undo import preview
 from rmqctl.repair.plan import Create, MoveAside, Patch, Replace
 from rmqctl.scan.overlay import Piece
 from tests.engine_write.files_support import failing

@@ -9,7 +9,7 @@ import pytest
 
 from rmqctl.commands.shared import confirm
 from rmqctl.errors import StoreIOError
-from rmqctl.repair.executor.executor import history
+from rmqctl.repair.executor.journal import history
 from rmqctl.repair.plan import Replace
 from tests.engine_write.files_support import failing
 from tests.repair.accidents import differences, state

@@ -11,10 +11,15 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+import numpy as np
+
+from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.dispatch.derive import Derived, deriver_for
 from rmqctl.errors import JobError
+from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
@@ -23,6 +28,9 @@ from rmqctl.store.log.ranges import Pool, end_workers, leave_signals_to_parent, 
 
 STRETCH = 8 << 20
 _QUEUED = 4
+MOST_SPANS = 100
+"""Damaged spans that are kept one by one; of the others only number and length."""
+_BAD_BODY = "the body does not match its CRC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +56,6 @@ class Result(Protocol):
 
     first: int
     position: int
-
-
 P = TypeVar("P", bound=Result)
 T = TypeVar("T")
 R = TypeVar("R")
@@ -150,3 +156,92 @@ def shared(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tu
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+# -- what a rebuild takes from a range ------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Damage:
+    """Bytes of the log that were passed over: ``spans`` are the first ones (physical offsets).
+
+    A whole record with a wrong body CRC is a span too.
+    """
+
+    count: int = 0
+    length: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, one: Span) -> None:
+        self.count += 1
+        self.length += one.length
+        if len(self.spans) < MOST_SPANS:
+            self.spans.append(one)
+
+    def merge(self, other: Damage) -> None:
+        self.count += other.count
+        self.length += other.length
+        self.spans += other.spans[:MOST_SPANS - len(self.spans)]
+
+
+@dataclass(slots=True)
+class Found:
+    """Of one stretch. ``first`` and ``position``: what it covered (positions in the part).
+
+    ``last`` and ``end``: physical offsets of the last intact message and behind it, -1 without
+    any; ``newest`` the greatest store time (ms), 0 without any.
+    """
+
+    first: int = 0
+    position: int = 0
+    derived: list[Derived] = field(default_factory=list)
+    damage: Damage = field(default_factory=Damage)
+    messages: int = 0
+    last: int = -1
+    end: int = -1
+    newest: int = 0
+
+
+def derive(settings: Settings, rows: bool, limit: int | None, one: Stretch,
+           sink: Callable[[Derived], None] | None = None) -> Found:
+    """The intact messages of a stretch that end at or before physical offset ``limit``.
+
+    ``rows``: columns for the consumequeues are wanted. ``sink`` takes what was derived, batch by
+    batch and with one numbering of topics, instead of the result. StoreIOError.
+    """
+    deriver = deriver_for(settings, rows=rows)
+    found = Found()
+    take = found.derived.append if sink is None else sink
+    with one.part.open() as source:
+        walk = one.walk(source)
+        for batch in walk:
+            intact = _intact(batch, limit, found.damage) if len(batch) else batch
+            if len(intact):
+                size = intact.column("total_size")
+                take(deriver.derive(intact))
+                found.messages += len(intact)
+                found.last = int(intact.offset[-1])
+                found.end = found.last + int(size[-1])
+                found.newest = max(found.newest, int(intact.column("store_timestamp").max()))
+            for span in batch.spans:
+                if span.kind == DAMAGED:
+                    found.damage.add(span)
+        found.first, found.position = walk.first, walk.position
+    return found
+
+
+def _intact(batch: Batch, limit: int | None, damage: Damage) -> Batch:
+    """The messages that may be dispatched; bodies that were changed are noted as damage."""
+    good = batch.crc_ok()
+    if limit is not None:
+        inside = batch.offset + batch.column("total_size") <= limit
+        if not inside.all():
+            batch = batch.select(np.flatnonzero(inside))
+            good = good[inside]
+    if good.all():
+        return batch
+    size = batch.column("total_size")
+    for row in np.flatnonzero(~good).tolist():
+        damage.add(Span(DAMAGED, int(batch.offset[row]), int(size[row]), _BAD_BODY, "body_crc",
+                        located=True))
+    return batch.select(np.flatnonzero(good))

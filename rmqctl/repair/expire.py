@@ -1,0 +1,415 @@
+"""What a broker's cleaner takes away: the oldest files of the log, then what only leads there.
+
+spec: recovery.md §12, consumequeue.md §5, index.md §9. The log goes file by file from the first
+on, and stops at the first that is kept; the last one always stays. Nothing is deleted: a plan
+moves the files aside.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqctl.checks.verify.common import plural
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext
+from rmqctl.formats.local.consume_queue import UNIT_SIZE as ROW_SIZE
+from rmqctl.formats.local.index_file import HEADER
+from rmqctl.formats.local.properties import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from rmqctl.formats.timer import timer_log
+from rmqctl.formats.timer.timer_log import TAIL, UNIT_SIZE
+from rmqctl.repair.groups import Progress, named
+from rmqctl.repair.plan import Action, MoveAside, Plan, Step
+from rmqctl.repair.targets import target
+from rmqctl.repair.truncate.truncate import refuse_overlaps
+from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile, common_size, listing
+from rmqctl.store.log.end import used_size
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.store import Store
+
+HOUR = 3_600_000
+_PAGE_ROWS = 1 << 16
+_PAGE_UNITS = 1 << 15
+_WAITING = {SCHEDULE_TOPIC: "delayed messages not yet delivered",
+            HALF_TOPIC: "half messages not yet decided on"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Which files of the log expire.
+
+    ``older_than`` (ms): as with a broker's ``fileReservedTime``, files that were last written
+    (modification time) so long ago. ``keep_bytes``: further ones, whatever their age, until the
+    log has no more bytes than these; a broker does so when its disk is full. A file that meets
+    either goes. None: no such limit.
+    """
+
+    older_than: int | None = None
+    keep_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """The plan; the log's first physical offset before and after; rows that expire, by topic.
+
+    ``bytes`` are the lengths of all files that go.
+    """
+
+    plan: Plan
+    min_before: int
+    min_after: int
+    bytes: int
+    rows: dict[str, int] = field(default_factory=dict)
+
+
+def expire(store: Store, now: int, limits: Limits) -> Expiry:
+    """The plan that takes expired files of ``store`` away. ``now`` in epoch ms.
+
+    Queues, timer log and index are also rid of what an earlier deletion of log files left, as a
+    broker does when it starts. Writes nothing. RefusedError where files of the log overlap,
+    StoreIOError.
+    """
+    refuse_overlaps(store)
+    log = store.log
+    before = log.min_offset
+    gone = list(_expired_files(store, now, limits))
+    rest = log.files[len(gone):]
+    after = rest[0].base if rest else before
+    steps: list[Step] = [MoveAside(target(store, one.path)) for one, _ in gone]
+    actions = [Action("move aside", target(store, one.path), one.size, None, reason)
+               for one, reason in gone]
+    size = sum(one.size for one, _ in gone)
+    notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
+    queues = QueuesExpired()
+    if after > 0:
+        progress = Progress.of(store)
+        queues = expire_queues(store, before, after)
+        timer = expire_timer(store, before, after, progress.timer_read)
+        follow = [*queues.files, *timer.files, *_expired_index(store, after)]
+        size += sum(one.size for one in follow)
+        steps += [MoveAside(target(store, one.path)) for one in follow]
+        actions += [Action("move aside", target(store, one.path), one.size, None,
+                           "all its messages have expired") for one in follow]
+        notes += [*queues.notes, *_unread(queues, progress), *timer.notes]
+    if not gone and limits.older_than is not None:
+        notes += _younger_than_messages(store, now, limits.older_than)
+    plan = Plan("expire", store.root, tuple(actions), tuple(steps), notes=tuple(notes))
+    return Expiry(plan, before, after, size, queues.by_topic())
+
+
+def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[StoreFile, str]]:
+    """The files of the log that go, oldest first, and why."""
+    files = store.log.files
+    last = len(files) - 1
+    # Files laid out ahead hold nothing yet: a running broker's last file is the one in use.
+    while last > 0 and not used_size(store.log.source(last)):
+        last -= 1
+    left = sum(one.size for one in files)
+    for one in files[:max(last, 0)]:
+        try:
+            written = os.stat(one.path).st_mtime_ns // 1_000_000
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, one.path, "look at") from None
+        if limits.older_than is not None and written + limits.older_than <= now:
+            reason = f"last written {_hours(now - written)} ago"
+        elif limits.keep_bytes is not None and left > limits.keep_bytes:
+            reason = f"more than {limits.keep_bytes} bytes of log"
+        else:
+            return
+        left -= one.size
+        yield one, reason
+
+
+def _hours(span: int) -> str:
+    return f"{span // HOUR} h" if span >= HOUR else f"{span // 60_000} min"
+
+
+def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
+    """Index files all of whose messages have expired, never the last one (index.md §9)."""
+    for one in store.index_listing.files[:-1]:
+        with FileSource(one.path) as source:
+            raw = source.read(0, HEADER.size)
+        if len(raw) < HEADER.size or HEADER.decode(raw).end_phy_offset >= after:
+            return
+        yield one
+
+
+def _unread(queues: QueuesExpired, progress: Progress) -> Iterator[str]:
+    """Messages that expire before those who wait for them have seen them."""
+    unread: dict[tuple[str, str], list[str]] = {}
+    total: dict[tuple[str, str], int] = {}
+    for one in progress.everybody():
+        span = queues.rows.get((one.topic, one.queue_id))
+        if span is None:
+            continue
+        lost = span.after - max(span.before, one.offset)
+        if lost > 0:
+            key = one.group, one.topic
+            unread.setdefault(key, []).append(f"queue {one.queue_id}: {lost}")
+            total[key] = total.get(key, 0) + lost
+    for (group, topic), places in sorted(unread.items()):
+        what = _WAITING.get(topic, "messages not yet consumed")
+        yield f"{total[group, topic]} {what} expire: {group}, {topic} ({named(places)})"
+    for queue_id, span in sorted(queues.of_topic(SCHEDULE_TOPIC)):
+        if queue_id not in progress.delayed and span.after > span.before:
+            yield (plural(span.after - span.before, "delayed message expires",
+                          "delayed messages expire")
+                   + f", and no progress of the delay service is known: {SCHEDULE_TOPIC} (queue "
+                   f"{queue_id})")
+
+
+def _younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[str]:
+    """Copying a store without its times makes all files young: worth a word."""
+    log = store.log
+    if len(log.files) < 2:
+        return
+    try:
+        record = log.record_at(log.files[1].base)
+    except StoreIOError:
+        return
+    if record is not None and record.store_timestamp + older_than <= now:
+        yield ("all messages of the first file are older than that, but the file was written "
+               "later (a copy that did not keep its time?); like a broker, this goes by the time "
+               "of the file")
+
+
+# -- queue files ----------------------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """The first queue offset with a message in the log, ``before`` and ``after``."""
+
+    before: int
+    after: int
+
+
+@dataclass(slots=True)
+class QueuesExpired:
+    """The files that go, and how far the beginning of each queue moves."""
+
+    files: list[StoreFile] = field(default_factory=list)
+    rows: dict[QueueKey, Span] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def by_topic(self) -> dict[str, int]:
+        """How many queue offsets expire, by topic; topics without any left out."""
+        out: dict[str, int] = {}
+        for (topic, _), span in self.rows.items():
+            if span.after > span.before:
+                out[topic] = out.get(topic, 0) + span.after - span.before
+        return dict(sorted(out.items(), key=lambda one: -one[1]))
+
+    def of_topic(self, topic: str) -> Iterator[tuple[int, Span]]:
+        """(queue id, span) of a topic's queues."""
+        return ((queue_id, span) for (name, queue_id), span in self.rows.items() if name == topic)
+
+
+def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:
+    """What goes of all queues when the log, which began at ``before``, begins at ``after``.
+
+    A file goes when its last row leads to before ``after``, the first ones only, never the last
+    one in use: it keeps the queue's next offset. StoreIOError.
+    """
+    out = QueuesExpired()
+    for key, queue in store.queues.items():
+        with closing(queue):
+            gone = _gone(out, queue.files, queue.file_size, consume_queue.dtype(), after)
+            if after > before:
+                out.rows[key] = Span(_first_row(queue, before), _first_row(queue, after))
+        out.files += gone
+        out.files += _gone_ext(store, key, queue.files[len(gone):], after)
+    for key, batch in store.batch_queues.items():
+        out.files += _gone(out, batch.files, batch.file_size, batch_consume_queue.dtype(), after)
+        if after > before:
+            out.rows[key] = Span(_first_of_batch(batch, before), _first_of_batch(batch, after))
+    return out
+
+
+def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, dtype: np.dtype[Any],
+          after: int) -> list[StoreFile]:
+    last = _last_used(files)
+    gone: list[StoreFile] = []
+    for one in files[:max(last, 0)]:
+        if one.size < file_size or not _ends_before(one, file_size, dtype, after):
+            break
+        if _leads_behind(one, dtype, after):
+            out.notes.append(f"{one.path}: its last row leads to an expired message, but others do "
+                             "not; it stays (a broker would delete it), see `rmqctl verify`")
+            break
+        gone.append(one)
+    return gone
+
+
+def _last_used(files: list[StoreFile]) -> int:
+    """The number of the last file that holds anything; 0 where none does."""
+    for number in range(len(files) - 1, 0, -1):
+        with FileSource(files[number].path) as source:
+            if used_size(source):
+                return number
+    return 0
+
+
+def _ends_before(file: StoreFile, file_size: int, dtype: np.dtype[Any], after: int) -> bool:
+    """The broker's test: where the last unit of the file leads to."""
+    with FileSource(file.path) as source:
+        raw = source.read(file_size - dtype.itemsize, dtype.itemsize)
+    return int(np.frombuffer(raw, dtype)[0]["physical_offset"]) < after
+
+
+def _leads_behind(file: StoreFile, dtype: np.dtype[Any], after: int) -> bool:
+    """Whether any row of the file leads to a message that stays (only in a damaged one)."""
+    size = dtype.itemsize
+    with FileSource(file.path) as source:
+        at, end = 0, source.size - source.size % size
+        while at < end:
+            at = max(at, source.next_data(at) // size * size)
+            rows = np.frombuffer(source.read(at, min(_PAGE_ROWS * size, max(end - at, 0))), dtype)
+            if not len(rows):
+                return False
+            if ((rows["physical_offset"] >= after) & (rows["size"] > 0)).any():
+                return True
+            at += len(rows) * size
+    return False
+
+
+def _first_row(queue: ConsumeQueue, physical: int) -> int:
+    """The first row at or behind a physical offset, by bisection; the end where none is.
+
+    Fillers lead to 0 and are no rows, so they count as before everything.
+    """
+    low, high = queue.first_index, queue.written
+    while low < high:
+        middle = (low + high) // 2
+        unit = queue.unit(middle)
+        if unit is not None and not unit.is_filler and unit.physical_offset >= physical:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _first_of_batch(batch: BatchQueue, physical: int) -> int:
+    """The first queue offset of the first row at or behind a physical offset."""
+    end = 0
+    for number in range(len(batch.files)):
+        rows = batch.used(number)
+        kept = np.flatnonzero(rows["physical_offset"] >= physical)
+        if len(kept):
+            return int(rows[kept[0]]["msg_base_offset"])
+        if len(rows):
+            end = int(rows[-1]["msg_base_offset"]) + int(rows[-1]["batch_size"])
+    return end
+
+
+def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
+              after: int) -> list[StoreFile]:
+    """Extension files that end before the unit of the queue's first row (spec §8).
+
+    As with a broker only the first queue file left is asked, and a file that ends exactly where
+    that unit begins stays.
+    """
+    files = listing(store.path("consumequeue_ext", key[0], str(key[1]))).files
+    if not files or not queue_files:
+        return []
+    code = _first_code(queue_files[0], after)
+    if code is None or not consume_queue_ext.is_address(code):
+        return []
+    offset = consume_queue_ext.byte_offset(code)
+    size = common_size(files) or files[0].size
+    return [one for one in files[:-1] if one.base + size < offset]
+
+
+def _first_code(file: StoreFile, after: int) -> int | None:
+    """The tags code of the file's first row that leads to ``after`` or behind."""
+    dtype = consume_queue.dtype()
+    with FileSource(file.path) as source:
+        at = 0
+        end = min(source.size, -(-used_size(source) // ROW_SIZE) * ROW_SIZE)
+        while at < end:
+            data = source.read(at, min(_PAGE_ROWS * ROW_SIZE, end - at))
+            rows = np.frombuffer(data[:len(data) - len(data) % ROW_SIZE], dtype)
+            if not len(rows):
+                return None
+            found = np.flatnonzero((rows["physical_offset"] >= after) & (rows["size"] > 0))
+            if len(found):
+                return int(rows[found[0]]["tags_code"])
+            at += len(rows) * ROW_SIZE
+    return None
+
+
+# -- files of the timer log (5.x) -----------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TimerExpired:
+    """The files that go, and who should know."""
+
+    files: list[StoreFile] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def expire_timer(store: Store, before: int, after: int, read_until: int | None) -> TimerExpired:
+    """What goes of the timer log when the log begins at ``after`` instead of ``before``.
+
+    The first files go as long as their last unit leads to an expired message, never the last in
+    use. ``read_until`` (ms): up to when timer messages were delivered; later ones that expire are
+    told. StoreIOError.
+    """
+    out = TimerExpired()
+    files = listing(store.path("timerlog")).files
+    size = common_size(files) or 0
+    last = len(files) - 1
+    while last > 0:
+        with FileSource(files[last].path) as source:
+            if used_size(source):
+                break
+        last -= 1
+    for one in files[:max(last, 0)]:
+        unit = _last_unit(one, size)
+        if unit is None or not unit.is_valid or unit.physical_offset >= after:
+            break
+        out.files.append(one)
+    if after > before and read_until is not None:
+        pending = sum(_pending(one, before, after, read_until) for one in files)
+        if pending:
+            out.notes.append(f"{pending} timer message{'s' if pending != 1 else ''} not yet "
+                             f"delivered expire: {TIMER_TOPIC}")
+    return out
+
+
+def _last_unit(file: StoreFile, size: int) -> timer_log.UnitRecord | None:
+    """The unit in the last place of a full file, as a broker looks for it."""
+    at = (size - TAIL.size) // UNIT_SIZE * UNIT_SIZE - UNIT_SIZE
+    if at < 0:
+        return None
+    with FileSource(file.path) as source:
+        raw = source.read(at, UNIT_SIZE)
+    return timer_log.decode(raw) if len(raw) == UNIT_SIZE else None
+
+
+def _pending(file: StoreFile, before: int, after: int, read_until: int) -> int:
+    """Units in a file for messages that expire now and whose time is still to come."""
+    count = 0
+    with FileSource(file.path) as source:
+        at, end = 0, used_size(source)
+        while at < end:
+            data = source.read(at, min(_PAGE_UNITS * UNIT_SIZE, source.size - at))
+            units = np.frombuffer(data[:len(data) - len(data) % UNIT_SIZE], timer_log.dtype())
+            if not len(units):
+                break
+            physical = units["physical_offset"].astype(np.int64)
+            due = units["curr_write_time"].astype(np.int64) + units["delay_time"]
+            count += int(np.count_nonzero(
+                (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
+                & ((units["magic"] & timer_log.MAGIC_DELETE) == 0)
+                & (physical >= before) & (physical < after) & (due > read_until)))
+            at += len(units) * UNIT_SIZE
+    return count

@@ -1,0 +1,98 @@
+"""Names of files and folders as the steps of a plan have them, and where these really lie."""
+
+from __future__ import annotations
+
+import os
+
+from rmqctl.errors import InternalError, RefusedError
+from rmqctl.files.durable import STAGING
+from rmqctl.store.store import Store
+
+_OUTSIDE = "_outside"
+
+
+def target(store: Store, path: str) -> str:
+    """``path`` relative to the store root; absolute where it lies outside (multi-path log)."""
+    root, full = os.path.abspath(store.root), os.path.abspath(path)
+    if full.startswith(root.rstrip(os.sep) + os.sep):
+        return os.path.relpath(full, root)
+    return full
+
+
+def checked(root: str, target: str) -> str:
+    """The target in the one form a journal has: relative to the root if it lies below it."""
+    if os.path.isabs(target):
+        target = os.path.normpath(target)
+        inside = os.path.relpath(target, os.path.abspath(root))
+        target = target if inside.startswith(os.pardir) else inside
+    else:
+        target = os.path.normpath(target)
+    first = target.split(os.sep)[0]
+    if "\0" in target or first in (os.pardir, os.curdir, STAGING, "lock") or target == os.sep:
+        raise InternalError(f"{target!r} is no target of a repair")
+    return target
+
+
+def real_path(root: str, target: str, *, follow: bool) -> str:
+    """Where a target lies really.
+
+    A link as the target itself is followed only with ``follow``: to change a file's content
+    changes what a link leads to; to move it moves the link.
+    """
+    path = os.path.join(root, target)
+    if follow:
+        return os.path.realpath(path)
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
+def is_alias(root: str, path: str) -> bool:
+    """Whether ``path`` is a link to something else of the store itself: to change its content
+    would change that.
+    """
+    if not os.path.islink(path):
+        return False
+    return os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), ""))
+
+
+def refuse_foreign_links(root: str, target: str) -> None:
+    """RefusedError where a link that somebody else made leads to what is not theirs.
+
+    The administrator repairs stores of other users: their links must not lead into what only the
+    administrator may change. The system's rule for links in ``/tmp`` (protected_symlinks).
+    """
+    if os.geteuid() != 0:
+        return
+    at = root
+    for part in target.split(os.sep):
+        at = os.path.join(at, part)
+        if not os.path.islink(at):
+            continue
+        try:
+            maker, owner = os.lstat(at).st_uid, os.stat(at).st_uid
+        except OSError:
+            continue  # it leads nowhere
+        if maker not in (0, owner):
+            raise RefusedError(f"{target}: {at} is a link that user {maker} made to what user "
+                               f"{owner} owns; it is not followed")
+
+
+def below(target: str) -> str:
+    """The name of a target below a folder like ``aside``."""
+    return os.path.join(_OUTSIDE, target.lstrip(os.sep)) if os.path.isabs(target) else target
+
+
+def up(path: str) -> list[str]:
+    """The path and all that are above it."""
+    found = [path]
+    while (above := os.path.dirname(path)) != path:
+        found.append(above)
+        path = above
+    return found
+
+
+def nearest_folder(path: str) -> str:
+    """The innermost folder above ``path`` that is there."""
+    while not os.path.isdir(path := os.path.dirname(path)):
+        if path == os.path.dirname(path):
+            break
+    return path
