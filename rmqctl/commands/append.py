@@ -44,8 +44,7 @@ from rmqctl.errors import ExitCode, RefusedError, UsageError
 from rmqctl.output import FLUSH, Output, Progress
 
 if TYPE_CHECKING:
-    from rmqctl.engine.input.append_session import Session
-    from rmqctl.engine.input.append_stream import Fault, Feed
+    from rmqctl.engine.input.append_stream import AppendSession, LineAppender, LineFault
     from rmqctl.engine.input.lines import LineReader
     from rmqctl.output import Human
 
@@ -150,8 +149,7 @@ def command(
 
         rmqctl read OLD -o jsonl --body base64 | rmqctl append NEW --as-recorded
     """
-    from rmqctl.engine.input.append_session import open_session
-    from rmqctl.engine.input.append_stream import Feed, converter
+    from rmqctl.engine.input.append_stream import LineAppender, converter, open_session
     from rmqctl.engine.input.lines import open_lines
 
     if warm and not mapped:
@@ -182,10 +180,11 @@ def command(
             with open_session(store, settings, commitlog_dir or (), dry_run=dry_run,
                               auto_create_topic=auto_create_topic,
                               keep_queue_offsets=keep_queue_offsets) as session:  # fmt: skip
-                feed = Feed(session, converter(settings, as_recorded=as_recorded, replay=replay),
-                            stop=manner == "stop", obey_topics=not (as_recorded or replay),
-                            batch=batch_size if batch else 0)  # fmt: skip
-                run = _Run(out, session, feed, reader, gently, keep, dry_run=dry_run)
+                appender = LineAppender(
+                    session, converter(settings, as_recorded=as_recorded, replay=replay),
+                    stop=manner == "stop", obey_topics=not (as_recorded or replay),
+                    batch=batch_size if batch else 0)  # fmt: skip
+                run = _Run(out, session, appender, reader, gently, keep, dry_run=dry_run)
                 run.go()
         finally:
             # Whatever ended it: what was written stays, and the user has to know of it.
@@ -193,7 +192,7 @@ def command(
                 run.report()
     if run.stopped_by is not None:
         raise RefusedError(run.stopped_by)
-    return ExitCode.FINDINGS if feed.tally.refused else ExitCode.OK
+    return ExitCode.FINDINGS if appender.tally.refused else ExitCode.OK
 
 
 def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, str | None]:
@@ -217,9 +216,9 @@ def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, st
 class _Run:
     """One run over the input: rows or a summary, notes, progress."""
 
-    def __init__(self, out: Output, session: Session, feed: Feed, reader: LineReader,
-                 gently: Gently, keep: Kept, *, dry_run: bool) -> None:
-        self._out, self._session, self._feed, self._reader = out, session, feed, reader
+    def __init__(self, out: Output, session: AppendSession, appender: LineAppender,
+                 reader: LineReader, gently: Gently, keep: Kept, *, dry_run: bool) -> None:
+        self._out, self._session, self._appender, self._reader = out, session, appender, reader
         self._gently, self._keep, self._dry_run = gently, keep, dry_run
         self._told = 0
         self.stopped_by: str | None = None
@@ -242,28 +241,28 @@ class _Run:
         self._reader.wake = self._gently.wake
         groups = self._reader.groups()
         done = 0
-        while not self._feed.stopped:
+        while not self._appender.stopped:
             lines = self._gently.wait_for(lambda: next(groups, None))
             if lines is None:
                 break
-            results = self._feed.put(lines)
+            results = self._appender.put(lines)
             if make:
                 for number, result in results:
                     yield {"line": number, **result.as_dict()}
                 yield FLUSH
-            for fault in self._feed.faults:
+            for fault in self._appender.faults:
                 self._tell(fault)
             if self._reader.waits:  # time enough to let consumers and queries see it
                 self._session.engine.reput()
             progress.advance(self._reader.taken - done)
             done = self._reader.taken
 
-    def _tell(self, fault: Fault) -> None:
+    def _tell(self, fault: LineFault) -> None:
         if isinstance(fault.raw, bytes):
             self._keep.add(fault.raw)
         status = f"{fault.status}: " if fault.status else ""
         text = f"line {fault.line}: {status}{fault.reason}"
-        if self._feed.stopped:
+        if self._appender.stopped:
             self.stopped_by = f"{text}; stopped here, {self._before()}"
             return
         self._told += 1
@@ -272,7 +271,7 @@ class _Run:
 
     def _before(self) -> str:
         """What became of the lines before the one that ended the run."""
-        count = self._feed.tally.messages
+        count = self._appender.tally.messages
         if not count:
             return "nothing was written"
         many = "the message" if count == 1 else f"the {count} messages"
@@ -281,7 +280,7 @@ class _Run:
 
     def report(self) -> None:
         """The summary, and what the user should know besides."""
-        tally, engine = self._feed.tally, self._session.engine
+        tally, engine = self._appender.tally, self._session.engine
         if self._told > _NAMED:
             self._out.warn(f"and {self._told - _NAMED} more bad lines")
         if engine.renumbered:

@@ -139,7 +139,7 @@ def command(
 
         rmqctl write STORE --topic orders --body 'hello' --tag A --key order-17
     """
-    from rmqctl.engine.input.append_session import open_session
+    from rmqctl.engine.input.append_stream import open_session
     from rmqctl.formats.local.message import HOST_BITS
     from rmqctl.formats.local.properties import SCHEDULE_TOPIC
     from rmqctl.formats.local.sysflag import has_consume_queue_row
@@ -197,8 +197,8 @@ def _show(page: Human, result: dict[str, Any], *, has_row: bool) -> None:
 
 
 def _is_delayed(message: Outgoing) -> bool:
-    from rmqctl.engine.put.delay import delay_level_of
     from rmqctl.formats.local import properties as props
+    from rmqctl.formats.local.delay import delay_level_of
     from rmqctl.formats.local.sysflag import has_consume_queue_row
 
     return has_consume_queue_row(message.sys_flag) and delay_level_of(

@@ -23,17 +23,15 @@ from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.log.flush import FlushService, GroupCommit
 from rmqctl.engine.log.log_files import LogFiles
-from rmqctl.engine.opening import LogState, catch_up_start, examine, stretches
+from rmqctl.engine.opening import LogState, catch_up_start, examine, recorded_runs
 from rmqctl.engine.put import admission
-from rmqctl.engine.put.backlog import Backlog
-from rmqctl.engine.put.cursor import Stretch
-from rmqctl.engine.put.message import OutgoingBatch
+from rmqctl.engine.put.cursor import Backlog, RecordRun
+from rmqctl.engine.put.message import FLUSH_DISK_TIMEOUT, OutgoingBatch, PutResult
 from rmqctl.engine.put.put import Message, PutPath
-from rmqctl.engine.put.result import FLUSH_DISK_TIMEOUT, PutResult
 from rmqctl.engine.recovering import done_again, set_right
-from rmqctl.engine.state import abort_file
+from rmqctl.engine.state import small_files
 from rmqctl.engine.state.aside import AsideFolder
-from rmqctl.engine.state.checkpoint_file import CheckpointFile
+from rmqctl.engine.state.small_files import CheckpointFile
 from rmqctl.errors import RefusedError, RmqctlError
 from rmqctl.files import disk_usage
 from rmqctl.files.lock import StoreLock
@@ -224,7 +222,8 @@ class Engine:
         """Before the first byte: the store is marked as one in use."""
         if self._running:
             return
-        abort_file.create(self.root, os.getpid() if self.settings.profile.abort_has_pid else None)
+        small_files.create_abort(
+            self.root, os.getpid() if self.settings.profile.abort_has_pid else None)
         self._running = True
         self._plan_checkpoint()
         if self.settings.flush == "sync":
@@ -239,10 +238,10 @@ class Engine:
         """
         start = min(index_from, catch_up_start(self.state, self._dispatcher.max_physic()))
         if not self._running and not any(
-                one.last_row for one in stretches(self._store, start, self.state.end)):
+                one.last_row for one in recorded_runs(self._store, start, self.state.end)):
             return
         self._begin()
-        for one in stretches(self._store, start, self.state.end):
+        for one in recorded_runs(self._store, start, self.state.end):
             self._dispatcher.dispatch(one.data, one.base)
             self.recovered += one.count
             self._path.last_timestamp = one.last_timestamp
@@ -252,7 +251,7 @@ class Engine:
         self._next_checkpoint = (time.monotonic()
                                  + self.settings.flush_consumequeue_thorough_interval / 1000)
 
-    def _dispatch(self, one: Stretch) -> None:
+    def _dispatch(self, one: RecordRun) -> None:
         self._dispatcher.dispatch(one.data, one.base, one.bit_maps, one.starts)
 
     def reput(self) -> None:
@@ -306,7 +305,7 @@ class Engine:
             if self._running and not self._failed:
                 self._flush()
                 self.log.remove_unused()
-                abort_file.remove(self.root)
+                small_files.remove_abort(self.root)
 
     def _give_up_services(self) -> None:
         """Ends the threads, if they still run; what went wrong in them has been told."""
@@ -317,12 +316,12 @@ class Engine:
 
     @property
     def renumbered(self) -> int:
-        """Recorded messages that got another queue offset than the recorded one."""
+        """RecordedRun messages that got another queue offset than the recorded one."""
         return self._path.renumbered
 
     @property
     def misplaced(self) -> int:
-        """Recorded messages that kept a queue offset at which their queue does not go on."""
+        """RecordedRun messages that kept a queue offset at which their queue does not go on."""
         return self._path.misplaced
 
     @property

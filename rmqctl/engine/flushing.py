@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.engine.config.settings import Settings
-from rmqctl.engine.opening import examine, stretches
-from rmqctl.engine.state.checkpoint_file import CheckpointFile
+from rmqctl.engine.opening import examine, recorded_runs
+from rmqctl.engine.state.small_files import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
 from rmqctl.files.durable import open_file, sync, sync_folder
 from rmqctl.files.lock import StoreLock
@@ -127,7 +127,7 @@ def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
                           "because a recovery relies on it")
         return
     physic = logics = 0
-    for one in stretches(store, state.start, state.end):
+    for one in recorded_runs(store, state.start, state.end):
         physic = one.last_timestamp
         logics = one.last_timestamp if _has_last_row(store, one.last_row) else logics
     checkpoint.advance(physic=physic, logics=logics, index=_full_until(store))

@@ -73,7 +73,7 @@ def _intact_behind(store: Store, end: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRun:
     """Whole records behind each other, read from the log: ``count`` of them from ``base`` on.
 
     ``last_row``: (topic, queue id, queue offset, physical offset) of the last one that has a row
@@ -87,7 +87,7 @@ class Recorded:
     last_timestamp: int
 
 
-def stretches(store: Store, start: int, end: int) -> Iterator[Recorded]:
+def recorded_runs(store: Store, start: int, end: int) -> Iterator[RecordedRun]:
     """The records of ``[start, end)``, a few MiB at a time."""
     for batch in store.log.walk(start, end):
         if not len(batch):
@@ -97,7 +97,7 @@ def stretches(store: Store, start: int, end: int) -> Iterator[Recorded]:
         data = batch.data[first:int(batch.start[last] + batch.column("total_size")[last])]
         kind = batch.column("sys_flag") & TRANSACTION_MASK
         rows = ((kind == TRANSACTION_NONE) | (kind == TRANSACTION_COMMIT)).nonzero()[0]
-        yield Recorded(int(batch.offset[0]), data.tobytes(), len(batch),
+        yield RecordedRun(int(batch.offset[0]), data.tobytes(), len(batch),
                        _row(batch, int(rows[-1])) if len(rows) else None,
                        int(batch.column("store_timestamp")[last]))
 

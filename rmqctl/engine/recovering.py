@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from rmqctl.engine.opening import LogState
 from rmqctl.engine.state.aside import AsideFolder
-from rmqctl.engine.state.checkpoint_file import CheckpointFile
+from rmqctl.engine.state.small_files import CheckpointFile
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, write_all
 from rmqctl.scan.source import FileSource

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rmqctl.engine.dispatch.index_file import newest_full_end
+from rmqctl.engine.dispatch.index import newest_full_end
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local import names

@@ -211,7 +211,6 @@ def _serve() -> None:
     import rmqctl.cli
     import rmqctl.commands.append
     import rmqctl.commands.write
-    import rmqctl.engine.input.append_session
     import rmqctl.engine.input.append_stream
     import rmqctl.tiered.dispatch.session
     import rmqctl.tiered.index.writer  # noqa: F401

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqctl.engine.config import create
 from rmqctl.engine.config.profile import PROFILES
 from rmqctl.engine.config.resolve import resolve
 from rmqctl.engine.config.settings import DELAY_LEVELS, Settings
-from rmqctl.engine.state import store_json
 from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local.index_file import HEADER, Shape
 from rmqctl.store import Sizes, Store
@@ -52,7 +52,7 @@ def test_the_keys_are_those_of_the_settings() -> None:
     max_size=3))
 def test_what_is_written_is_read(settings: Settings, folders: list[str],
                                  tmp_path_factory: pytest.TempPathFactory) -> None:
-    root = note(tmp_path_factory.getbasetemp() / "one", store_json.content(settings, folders))
+    root = note(tmp_path_factory.getbasetemp() / "one", create.store_json(settings, folders))
     values = {name: getattr(settings, name) for name in KEYS if name != LOG_FOLDERS}
     assert recall(str(root)).notes == ()
     assert remembered(str(root)) == values | ({LOG_FOLDERS: folders} if folders else {})
@@ -118,14 +118,14 @@ def test_odd_places(tmp_path: Path) -> None:
 
 
 def test_writing_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    store_json.write(str(tmp_path), Settings(index_slots=4))
+    create.write_store_json(str(tmp_path), Settings(index_slots=4))
     with failing(None) as counter:
-        store_json.write(str(tmp_path), Settings(index_slots=5))
+        create.write_store_json(str(tmp_path), Settings(index_slots=5))
     assert counter.calls > 4
     for number in range(counter.calls):
-        store_json.write(str(tmp_path), Settings(index_slots=5))
+        create.write_store_json(str(tmp_path), Settings(index_slots=5))
         with failing(number), pytest.raises(StoreIOError, match=r"\.rmqctl"):
-            store_json.write(str(tmp_path), Settings(index_slots=6))
+            create.write_store_json(str(tmp_path), Settings(index_slots=6))
         assert remembered(str(tmp_path))["index_slots"] in (5, 6)
 
 
@@ -133,7 +133,7 @@ def test_writing_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 
 
 def remember(root: Path, folders: list[str] | tuple[str, ...] = (), **values: object) -> None:
-    note(root, store_json.content(Settings(**values), folders))
+    note(root, create.store_json(Settings(**values), folders))
 
 
 def test_a_multi_path_log_is_found_again(golden_copy: GoldenFolder, rmqctl) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.engine.dispatch import index_file
+from rmqctl.engine.dispatch import index as index_file
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.engine.state.aside import AsideFolder

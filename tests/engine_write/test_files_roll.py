@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from rmqctl.engine.log import create as creating
 from rmqctl.engine.log.create import is_all_zero
 from rmqctl.engine.log.log_files import LogFiles
-from rmqctl.engine.state import abort_file
-from rmqctl.engine.state.checkpoint_file import CheckpointFile
+from rmqctl.engine.state import small_files
+from rmqctl.engine.state.small_files import CheckpointFile
 from rmqctl.errors import InternalError, RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.lock import StoreLock
 from rmqctl.store.files import listing
@@ -289,17 +289,17 @@ def test_a_roll_that_fails_can_be_tried_again(tmp_path, changed, error):
             log.append([b"a"])
         assert (log.current, log.position) == (None, 0)
         log.append([b"a"])
-        if log._ahead is not None:
+        if log._allocator is not None:
             wait_for(tmp_path / f"{FILE_SIZE:020d}")
         log.close_with_blank()
         log.commit()
         log.roll()
         log.append([b"b"])
-        if log._ahead is not None:
+        if log._allocator is not None:
             wait_for(tmp_path / f"{2 * FILE_SIZE:020d}")
         log.close_with_blank()
         log.commit()
-        if log._ahead is None:
+        if log._allocator is None:
             with (failing(1, error, ("open", "link", "ftruncate"), for_ever=True),
                   pytest.raises(StoreIOError, match=str(tmp_path))):
                 log.roll()
@@ -323,7 +323,7 @@ def test_what_failed_in_the_background_comes_when_the_file_is_needed(tmp_path):
           closing(open_log(tmp_path, preallocate=True)) as log):
         log.append([b"a"])
         log.close_with_blank()
-        while not log._ahead._made:
+        while not log._allocator._made:
             threading.Event().wait(0.005)
         with pytest.raises(StoreIOError, match="no space for it"):
             log.roll()
@@ -445,7 +445,7 @@ def test_appending_and_forcing_at_the_same_time(tmp_path):
 def run(root: Path, changed: dict, acknowledged: list[tuple[int, bytes]]) -> None:
     """An engine's life; what is forced is acknowledged."""
     with StoreLock(root):
-        abort_file.create(str(root), 1)
+        small_files.create_abort(str(root), 1)
         checkpoint = CheckpointFile(root, 5)
         log = open_log(root / "commitlog", **changed)
         try:
@@ -457,7 +457,7 @@ def run(root: Path, changed: dict, acknowledged: list[tuple[int, bytes]]) -> Non
             checkpoint.advance(physic=7)
             checkpoint.flush()
             log.remove_unused()
-            abort_file.remove(str(root))
+            small_files.remove_abort(str(root))
         finally:
             log.close()
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.state import abort_file
-from rmqctl.engine.state.checkpoint_file import CheckpointFile
+from rmqctl.engine.state import small_files
+from rmqctl.engine.state.small_files import CheckpointFile
 from rmqctl.errors import StoreIOError
 from rmqctl.files import disk_usage
 from rmqctl.formats.local import checkpoint as page
@@ -26,19 +26,19 @@ def content(folder):
 
 
 def test_abort_of_4x(tmp_path):
-    abort_file.create(str(tmp_path), None)
+    small_files.create_abort(str(tmp_path), None)
     assert content(tmp_path) == {"abort": b""}
-    abort_file.remove(str(tmp_path))
+    small_files.remove_abort(str(tmp_path))
     assert content(tmp_path) == {}
 
 
 def test_abort_of_5x_as_in_the_golden_stores(tmp_path, golden):
-    abort_file.create(str(tmp_path), 12345)
+    small_files.create_abort(str(tmp_path), 12345)
     assert content(tmp_path) == {"abort": b"12345", "abort.bak": b""}
-    abort_file.create(str(tmp_path), 7)  # the run before crashed
+    small_files.create_abort(str(tmp_path), 7)  # the run before crashed
     assert content(tmp_path) == {"abort": b"7", "abort.bak": b"12345"}
-    abort_file.remove(str(tmp_path))
-    abort_file.remove(str(tmp_path))
+    small_files.remove_abort(str(tmp_path))
+    small_files.remove_abort(str(tmp_path))
     assert content(tmp_path) == {"abort.bak": b"12345"}
     assert (golden("5.3.3/basic/store") / "abort.bak").read_bytes() == b""
     crashed = golden("5.3.3/crash-cqlag")
@@ -48,7 +48,7 @@ def test_abort_of_5x_as_in_the_golden_stores(tmp_path, golden):
 
 def test_abort_of_4x_leaves_what_a_5x_broker_wrote(tmp_path):
     (tmp_path / "abort").write_bytes(b"99")
-    abort_file.create(str(tmp_path), None)
+    small_files.create_abort(str(tmp_path), None)
     assert content(tmp_path) == {"abort": b"99"}
 
 
@@ -62,7 +62,7 @@ def test_abort_at_every_call(tmp_path, error, old):
             (root / "abort").write_bytes(old)
         with failing(number, error) as faults:
             try:
-                abort_file.create(str(root), 1234)
+                small_files.create_abort(str(root), 1234)
                 failed = False
             except StoreIOError as caught:
                 failed = True
@@ -78,22 +78,22 @@ def test_abort_at_every_call(tmp_path, error, old):
 
 def test_abort_is_made_and_removed_for_good(tmp_path):
     with watched() as seen:
-        abort_file.create(str(tmp_path), 5)
+        small_files.create_abort(str(tmp_path), 5)
     assert seen == ["fsync abort.bak", "pwrite abort", "fsync abort", f"fsync {tmp_path.name}"]
     with watched() as seen:
-        abort_file.remove(str(tmp_path))
-        abort_file.remove(str(tmp_path))
+        small_files.remove_abort(str(tmp_path))
+        small_files.remove_abort(str(tmp_path))
     assert seen == ["unlink abort", f"fsync {tmp_path.name}", "unlink abort"]
 
 
 def test_abort_that_cannot_be_removed(tmp_path):
-    abort_file.create(str(tmp_path), None)
+    small_files.create_abort(str(tmp_path), None)
     with failing(1, ERRORS[0], ("unlink",)), pytest.raises(StoreIOError, match="cannot remove"):
-        abort_file.remove(str(tmp_path))
+        small_files.remove_abort(str(tmp_path))
     (tmp_path / "abort").unlink()
     (tmp_path / "abort").mkdir()
     with pytest.raises(StoreIOError):
-        abort_file.create(str(tmp_path), 1)
+        small_files.create_abort(str(tmp_path), 1)
 
 
 # -- checkpoint ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rmqctl.engine.input import objects
 from rmqctl.engine.input.lines import parse
 from rmqctl.engine.input.objects import InputError, Plain, Recorded, Replay, joined
 from rmqctl.engine.put.encoder import Encoder, raw_text
-from rmqctl.engine.put.grouping import batches
+from rmqctl.engine.put.ingest import batches
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import HOST_BITS, MAGIC_V2, Record

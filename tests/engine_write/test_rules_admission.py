@@ -13,8 +13,7 @@ from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.admission import StoreState
 from rmqctl.engine.put.encoder import Encoder
-from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
-from rmqctl.engine.put.result import PutResult
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, decode
 
 V493, V533 = Settings(version="4.9.3"), Settings(version="5.3.3")

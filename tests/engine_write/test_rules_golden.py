@@ -18,8 +18,7 @@ import pytest
 from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.encoder import Encoder
-from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
-from rmqctl.engine.put.result import PutResult
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
 from rmqctl.engine.put.rewrite import Rewriter, Rewritten, batch_properties
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import append_crc

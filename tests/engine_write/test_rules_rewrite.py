@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.engine.config.settings import Settings
-from rmqctl.engine.put.delay import delay_level_of, delay_table
-from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
-from rmqctl.engine.put.result import PutResult
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
 from rmqctl.engine.put.rewrite import (
     Rewriter,
     Rewritten,
@@ -20,6 +18,7 @@ from rmqctl.engine.put.rewrite import (
     is_blank,
 )
 from rmqctl.errors import UsageError
+from rmqctl.formats.local.delay import delay_level_of, delay_table
 from rmqctl.formats.local.properties import build, parse
 
 V493, V533 = Settings(version="4.9.3"), Settings(version="5.3.3")

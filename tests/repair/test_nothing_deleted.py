@@ -23,12 +23,13 @@ ALLOWED = {
     ("commands/shared/applying.py", "_apply", "rmdir"): "the empty scratch folder",
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
-    ("engine/state/abort_file.py", "_replace", "ftruncate"):
+    ("engine/state/small_files.py", "_replace", "ftruncate"):
         "abort gets the content a broker writes",
-    ("engine/state/abort_file.py", "create", "unlink"): "the abort file of a start that failed",
-    ("engine/state/abort_file.py", "remove", "unlink"):
+    ("engine/state/small_files.py", "create_abort", "unlink"):
+        "the abort file of a start that failed",
+    ("engine/state/small_files.py", "remove_abort", "unlink"):
         "the mark of a running writer, at its clean end",
-    ("engine/state/checkpoint_file.py", "CheckpointFile.flush", "ftruncate"): "only ever longer",
+    ("engine/state/small_files.py", "CheckpointFile.flush", "ftruncate"): "only ever longer",
     ("engine/config/create.py", "_unmark", "unlink"): "the mark of an init that is not finished",
     ("engine/log/log_files.py", "_remove_unused", "unlink"):
         "a log file made ahead, never written to",

@@ -7,6 +7,7 @@ alone.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,6 @@ from typing import Any
 
 from rmqctl.engine.config.limits import checked
 from rmqctl.engine.config.settings import Settings
-from rmqctl.engine.state import store_json
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import STAGING, make_folders, publish, sync_folder
 from rmqctl.files.lock import StoreLock
@@ -23,7 +23,7 @@ from rmqctl.formats.local import checkpoint as checkpoint_format
 from rmqctl.formats.local import lock as lock_format
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.scan.source import FileSource
-from rmqctl.store.store_settings import KEYS, LOG_FOLDERS, NAME
+from rmqctl.store.store_settings import CURRENT_FORMAT, FORMAT, KEYS, LOG_FOLDERS, NAME, path_of
 
 LOG = "commitlog"
 FOLDERS = ("consumequeue", "index", "config")
@@ -88,9 +88,23 @@ def create_store(root: str | os.PathLike[str], settings: Settings,
         page = checkpoint_format.build(CheckpointRecord(0, 0, 0))
         publish(os.path.join(plan.root, CHECKPOINT), page, store=plan.root)
         named = () if plan.commitlog_dirs == (LOG,) else plan.commitlog_dirs
-        store_json.write(plan.root, plan.settings, named)
+        write_store_json(plan.root, plan.settings, named)
         _unmark(plan.root)
     return plan
+
+
+def write_store_json(root: str, settings: Settings, commitlog_dirs: Iterable[str] = ()) -> None:
+    """Writes ``.rmqctl/store.json``: the configuration a store was made for. StoreIOError."""
+    publish(path_of(root), store_json(settings, commitlog_dirs), store=root)
+
+
+def store_json(settings: Settings, commitlog_dirs: Iterable[str] = ()) -> bytes:
+    """The text of that file, which `rmqctl.store.store_settings` reads."""
+    values: dict[str, object] = {FORMAT: CURRENT_FORMAT}
+    values |= {name: getattr(settings, name) for name in KEYS if name != LOG_FOLDERS}
+    if folders := list(commitlog_dirs):
+        values[LOG_FOLDERS] = folders
+    return (json.dumps(values, indent=2) + "\n").encode()
 
 
 def _unmark(root: str) -> None:

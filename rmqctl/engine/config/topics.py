@@ -2,21 +2,24 @@
 
 Everything in the file that is not the changed topic stays as it is, in its order; a new topic
 comes last. A broker would write its table in the order of a ConcurrentHashMap instead, which
-means nothing to whoever reads it.
+means nothing to whoever reads it. What a broker lets a topic be, its name and attributes, and the
+topics it has by itself are here, too (§4.2; `TopicValidator`, `TopicAttributes`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmqctl.engine.config import topic_rules as rules
 from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.state.aside import save_file
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import publish
 from rmqctl.formats.config import fastjson
+from rmqctl.formats.local.delay import java_int
+from rmqctl.formats.local.properties import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
 from rmqctl.store.config.config import (
     BACKUP,
     EMPTY,
@@ -39,7 +42,93 @@ _BEAN_QUEUES = 16
 """What a broker takes where a configuration does not say how many queues there are."""
 _MAX_QUEUES = (1 << 31) - 1
 
+MAX_LENGTH = 127
+WRITE, READ, INHERIT = 2, 4, 1
+READ_WRITE = READ | WRITE
+MAX_PERM = 7
+RETRY_PREFIX = "%RETRY%"
+DEFAULT_TOPIC = "TBW102"
+"""The topic whose configuration new ones are made after."""
+
+QUEUE_TYPE = "queue.type"
+BATCH_QUEUE = "BatchCQ"
+_ALLOWED = "%|a-zA-Z0-9_-"
+_NAME = re.compile(f"[{_ALLOWED}]+")
+_SYSTEM_PREFIX = "rmq_sys_"
+_HALF, _OP_HALF = HALF_TOPIC, OP_HALF_TOPIC
+_CHECK_MAX_TIME = "TRANS_CHECK_MAX_TIME_TOPIC"
+_SELF_TEST, _OFFSET_MOVED = "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"
+_SYSTEM = frozenset({DEFAULT_TOPIC, SCHEDULE_TOPIC, "BenchmarkTest", _HALF, "RMQ_SYS_TRACE_TOPIC",
+                     _OP_HALF, _CHECK_MAX_TIME, _SELF_TEST, _OFFSET_MOVED})
+_SYSTEM_SINCE_5 = frozenset({"CHECKPOINT_TOPIC"})
+_REPLY_SUFFIX = "_REPLY_TOPIC"
+_NO_SENDING = frozenset({SCHEDULE_TOPIC})
+_NO_SENDING_SINCE_5 = _NO_SENDING | {_HALF, _OP_HALF, _CHECK_MAX_TIME, _SELF_TEST, _OFFSET_MOVED}
+_ENUMS = {
+    QUEUE_TYPE: ("SimpleCQ", BATCH_QUEUE),
+    "cleanup.policy": ("DELETE", "COMPACTION"),
+    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"),
+}
+_RESERVE_TIME = "reserve.time"
+_FIXED = frozenset({QUEUE_TYPE, "cleanup.policy"})
+
 Config = dict[str, Any]
+
+
+# -- what a broker lets a topic be --------------------------------------------------------------
+
+
+def name_problem(name: str) -> str | None:
+    """Why no broker takes ``name`` for a topic; None when it does."""
+    if not name.strip():
+        return "the topic is blank"
+    if not _NAME.fullmatch(name):
+        return f"topic {name!r} has characters other than {_ALLOWED}"
+    if len(name) > MAX_LENGTH:
+        return f"the topic has {len(name)} characters, a broker allows {MAX_LENGTH}"
+    return None
+
+
+def is_system(name: str, generation: int, cluster: str) -> bool:
+    """Whether a broker of the cluster has this topic by itself."""
+    return (name in _SYSTEM or name.startswith(_SYSTEM_PREFIX)
+            or (generation >= 5 and name in _SYSTEM_SINCE_5)
+            or name in (cluster, cluster + _REPLY_SUFFIX))
+
+
+def takes_no_messages(name: str, generation: int) -> bool:
+    """Whether clients may not send to this topic."""
+    return name in (_NO_SENDING_SINCE_5 if generation >= 5 else _NO_SENDING)
+
+
+def attributes_problem(new: Mapping[str, str]) -> str | None:
+    """Why these are no attributes to a 5.x broker."""
+    for name, value in new.items():
+        if name not in _ENUMS and name != _RESERVE_TIME:
+            known = ", ".join([*_ENUMS, _RESERVE_TIME])
+            return f"there is no topic attribute {name!r}; there are {known}"
+        allowed = _ENUMS.get(name)
+        if allowed is not None and value not in allowed:
+            return f"{name} is one of {', '.join(allowed)}, not {value!r}"
+        if allowed is None and not _is_reserve_time(value):
+            return f"{name} is -1 or a number of milliseconds, not {value!r}"
+    return None
+
+
+def fixed_attribute(new: Mapping[str, str], old: Mapping[str, str]) -> str | None:
+    """The first attribute that would change although a topic keeps it for life."""
+    return next((name for name, value in new.items()
+                 if name in _FIXED and old.get(name) != value), None)
+
+
+def _is_reserve_time(value: str) -> bool:
+    try:
+        return java_int(value, 64) >= -1
+    except ValueError:
+        return False
+
+
+# -- the topics of a store ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +218,7 @@ class Topics:
     def is_batch(self, topic: str) -> bool:
         """Whether a topic has ``queue.type=BatchCQ`` (5.x)."""
         return self.settings.profile.batch_queues and (
-            _attributes(self.get(topic)).get(rules.QUEUE_TYPE) == rules.BATCH_QUEUE)
+            _attributes(self.get(topic)).get(QUEUE_TYPE) == BATCH_QUEUE)
 
     def batch_topics(self) -> frozenset[str]:
         """All topics with ``queue.type=BatchCQ``."""
@@ -147,7 +236,7 @@ class Topics:
                      _number(known, "writeQueueNums", _BEAN_QUEUES))
         if not 0 <= queue_id < queues:
             return f"topic {topic} has {queues} queues, there is no queue {queue_id}"
-        if not _number(known, "perm", rules.READ_WRITE) & rules.WRITE:
+        if not _number(known, "perm", READ_WRITE) & WRITE:
             return f"topic {topic} is not writable (perm {known['perm']})"
         return None
 
@@ -162,10 +251,10 @@ class Topics:
         RefusedError for a name that a broker does not take, UsageError for other values.
         """
         generation = self.settings.profile.generation
-        problem = rules.name_problem(name)
+        problem = name_problem(name)
         if problem is not None:
             raise RefusedError(problem)
-        if rules.is_system(name, generation, self.settings.cluster):
+        if is_system(name, generation, self.settings.cluster):
             raise RefusedError(f"{name} is a system topic: a broker makes it by itself")
         if name in self._table and self.get(name) is None:
             raise RefusedError(f"{self._path()}: the entry of {name} is no object")
@@ -175,19 +264,19 @@ class Topics:
             if count is not None and not 1 <= count <= _MAX_QUEUES:
                 raise UsageError(f"a topic has 1 to {_MAX_QUEUES} queues, not {count}")
             after[what] = count if count is not None else after.get(what, _BEAN_QUEUES)
-        if perm is not None and not 1 <= perm <= rules.MAX_PERM:
+        if perm is not None and not 1 <= perm <= MAX_PERM:
             raise UsageError(f"perm is 2 (write), 4 (read) or 6 (both), not {perm}")
-        after["perm"] = perm if perm is not None else after.get("perm", rules.READ_WRITE)
+        after["perm"] = perm if perm is not None else after.get("perm", READ_WRITE)
         if order is not None:
             after["order"] = order
         if attributes:
             if generation < 5:
                 raise UsageError("topics have attributes from 5.0.0 on; this store is for "
                                  f"{self.settings.version}")
-            problem = rules.attributes_problem(attributes)
+            problem = attributes_problem(attributes)
             if problem is not None:
                 raise UsageError(problem)
-            fixed = before and rules.fixed_attribute(attributes, _attributes(before))
+            fixed = before and fixed_attribute(attributes, _attributes(before))
             if fixed:
                 raise RefusedError(f"{fixed} of topic {name} cannot be changed any more")
             after["attributes"] = {**_attributes(after), **attributes}
@@ -208,11 +297,11 @@ class Topics:
 
     def creation_problem(self, name: str) -> str | None:
         """Why a broker would not make this topic when a message comes for it."""
-        problem = rules.name_problem(name)
-        if problem is None and rules.takes_no_messages(name, self.settings.profile.generation):
+        problem = name_problem(name)
+        if problem is None and takes_no_messages(name, self.settings.profile.generation):
             return f"sending to topic {name} is forbidden"
         if problem is None and self.get(name) is None and self._made_by_sending(name) is None:
-            return (f"topic {name} does not exist, and the topic {rules.DEFAULT_TOPIC} lets none "
+            return (f"topic {name} does not exist, and the topic {DEFAULT_TOPIC} lets none "
                     "be made")
         return problem
 
@@ -233,25 +322,25 @@ class Topics:
             return known
         config = self._made_by_sending(name)
         assert config is not None
-        if not rules.is_system(name, self.settings.profile.generation, self.settings.cluster):
+        if not is_system(name, self.settings.profile.generation, self.settings.cluster):
             self._put(name, config)
         return config
 
     def _made_by_sending(self, name: str) -> Config | None:
-        model = self.get(rules.DEFAULT_TOPIC) or {
-            **self._bean(rules.DEFAULT_TOPIC, DEFAULT_QUEUES),
-            "perm": rules.READ_WRITE | rules.INHERIT}
-        perm = _number(model, "perm", rules.READ_WRITE)
-        if perm & rules.INHERIT:
+        model = self.get(DEFAULT_TOPIC) or {
+            **self._bean(DEFAULT_TOPIC, DEFAULT_QUEUES),
+            "perm": READ_WRITE | INHERIT}
+        perm = _number(model, "perm", READ_WRITE)
+        if perm & INHERIT:
             queues = min(CLIENT_QUEUES, _number(model, "writeQueueNums", _BEAN_QUEUES))
-            return {**self._bean(name, max(queues, 0)), "perm": perm & ~rules.INHERIT,
+            return {**self._bean(name, max(queues, 0)), "perm": perm & ~INHERIT,
                     "topicFilterType": model.get("topicFilterType", "SINGLE_TAG")}
-        return self._bean(name, 1) if name.startswith(rules.RETRY_PREFIX) else None
+        return self._bean(name, 1) if name.startswith(RETRY_PREFIX) else None
 
     def _bean(self, name: str, queues: int) -> Config:
         """A new topic's properties in the order fastjson writes them."""
         bean: Config = {} if self.settings.profile.generation < 5 else {"attributes": {}}
-        return bean | {"order": False, "perm": rules.READ_WRITE, "readQueueNums": queues,
+        return bean | {"order": False, "perm": READ_WRITE, "readQueueNums": queues,
                        "topicFilterType": "SINGLE_TAG", "topicName": name, "topicSysFlag": 0,
                        "writeQueueNums": queues}
 

@@ -1,29 +1,282 @@
-"""Writer of the index files of a store root (spec: index.md §5-§7)."""
+"""Writer of the index files of a store root (spec: index.md §2-§7).
+
+An index file is written from time to time: entries, then slots, then header. The slot table (20 MB
+in the default configuration), the header and new entries are kept in memory, so a process that
+dies leaves a file which only lacks what was added since the last `IndexFile.sync_to_file`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import MAXYEAR, datetime, timedelta
 from typing import Any
 
 import numpy as np
 
 from rmqctl.engine.dispatch.consume_queue import refuse_unreadable
-from rmqctl.engine.dispatch.index_file import (
-    IndexFile,
-    header_of,
-    last_hashes,
-    newest_full_end,
-)
-from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.errors import UsageError
+from rmqctl.engine.dispatch.queue_files import FilePool, wrong_size
+from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
-from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord, Shape
+from rmqctl.scan.source import FileSource
 from rmqctl.store.files import listing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FOLDER = "index"
+MOST_PENDING = 1 << 18
+"""Entries added before the slots are written without being asked."""
+_PAGE_BITS = 12
+_PAGE = 1 << _PAGE_BITS
+_INT_MAX = (1 << 31) - 1
+_ENTRIES = layout.dtype()
+_SLOTS = layout.slot_dtype()["entry"]
+
+
+@dataclass(slots=True)
+class Header:
+    """The header as a broker has it in memory: ``index_count`` starts at 1."""
+
+    begin_timestamp: int = 0
+    end_timestamp: int = 0
+    begin_phy_offset: int = 0
+    end_phy_offset: int = 0
+    hash_slot_count: int = 0
+    index_count: int = 1
+
+    def record(self, *, counted: bool) -> HeaderRecord:
+        """What stands on disk: no count before the first entry, unless ``counted``."""
+        count = self.index_count if counted or self.index_count > 1 else 0
+        return HeaderRecord(self.begin_timestamp, self.end_timestamp, self.begin_phy_offset,
+                            self.end_phy_offset, self.hash_slot_count, count)
+
+
+class IndexFile:
+    """The file at ``path``. Made by `create` or `load`."""
+
+    def __init__(self, path: str, shape: Shape, pool: FilePool, header: Header,
+                 table: Array) -> None:
+        self.path, self.shape, self.header = path, shape, header
+        self._pool, self._table = pool, table
+        pages = (shape.entry_position(0) + _PAGE - 1) >> _PAGE_BITS
+        self._dirty: Array = np.zeros(pages, bool)
+        self._header_dirty = False
+        self._entries: list[Array] = []
+        self._pending = 0
+        self.most_pending = MOST_PENDING
+        self.touched = False
+        """Whether anything was written since it was opened."""
+
+    @classmethod
+    def create(cls, path: str, shape: Shape, pool: FilePool, before: Header | None) -> IndexFile:
+        """A new file; its header starts with the end of the file ``before`` (spec §7)."""
+        pool.create(path, shape.file_size)
+        made = cls(path, shape, pool, Header(), np.zeros(shape.slots, _SLOTS))
+        made._header_dirty = made.touched = True
+        if before is not None:
+            made.follow(before)
+            made.sync_to_file()  # else, after a crash, nobody knew what is indexed already
+        return made
+
+    def follow(self, before: Header) -> None:
+        """Starts an empty file's header with the end of the file before it."""
+        if before.end_phy_offset > 0:
+            self.header.begin_phy_offset = self.header.end_phy_offset = before.end_phy_offset
+        if before.end_timestamp > 0:
+            self.header.begin_timestamp = self.header.end_timestamp = before.end_timestamp
+        self._header_dirty = True
+
+    @classmethod
+    def load(cls, path: str, shape: Shape, pool: FilePool, *, heal: bool) -> IndexFile:
+        """A file from disk. RefusedError when its size is not that of ``shape``.
+
+        ``heal``: slots that lead behind the header's count (the process died between writing the
+        two) are led back along their chains, to where they stood when the header was written.
+        """
+        with FileSource(path) as source:
+            if source.size not in {0, shape.file_size}:
+                raise wrong_size(path, source.size, shape.file_size)
+            raw = source.read(0, HEADER.size)
+            header = Header(*HEADER.decode(raw)) if len(raw) == HEADER.size else Header()
+            header.index_count = max(header.index_count, 1)
+            table = np.zeros(shape.slots, _SLOTS)
+            source.read_into(memoryview(table.view(np.uint8).data), HEADER.size)
+            if source.size == 0:
+                pool.create(path, shape.file_size)
+            made = cls(path, shape, pool, header, table)
+            if heal:
+                made._heal(source)
+        return made
+
+    def _heal(self, source: FileSource) -> None:
+        count = self.header.index_count
+        over = np.flatnonzero(self._table >= count)
+        if not len(over):
+            return
+        behind = self._table[over].astype(np.int64)
+        most = min(int(behind.max()), self.shape.capacity)
+        raw = source.read(self.shape.entry_position(count), (most + 1 - count) * ENTRY.size)
+        previous = np.frombuffer(raw[:len(raw) - len(raw) % ENTRY.size], _ENTRIES)[
+            "previous"].astype(np.int64)
+        while True:
+            behind[behind - count >= len(previous)] = 0
+            at = np.flatnonzero(behind >= count)
+            if not len(at):
+                break
+            linked = previous[behind[at] - count]
+            behind[at] = np.where((linked >= 0) & (linked < behind[at]), linked, 0)
+        self._table[over] = behind
+        self._mark(over)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the process that made it died before its header was written."""
+        return self.header == Header()
+
+    @property
+    def room(self) -> int:
+        """How many entries it still takes."""
+        return max(0, self.shape.max_entries - self.header.index_count)
+
+    @property
+    def full(self) -> bool:
+        return self.header.index_count >= self.shape.max_entries
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def extend(self, key_hash: Array, physical: Array, store_timestamp: Array) -> None:
+        """Adds entries (int64 columns in put order, not empty, not more than there is room)."""
+        header, many = self.header, len(key_hash)
+        count = header.index_count
+        body, slots, newest, fresh, begin = self._link(key_hash, store_timestamp)
+        body["physical_offset"] = physical
+        self._entries.append(body)
+        self._table[slots] = newest
+        self._mark(slots)
+        if count <= 1:
+            header.begin_phy_offset, header.begin_timestamp = int(physical[0]), begin
+        header.hash_slot_count += fresh
+        header.index_count = count + many
+        header.end_phy_offset = int(physical[-1])
+        header.end_timestamp = int(store_timestamp[-1])
+        self._header_dirty = self.touched = True
+        self._pending += many
+        if self._pending >= self.most_pending:
+            self.sync_to_file()
+
+    def _link(self, key_hash: Array, store_timestamp: Array) -> tuple[
+            Array, Array, Array, int, int]:
+        """(entries without place, slots used, their new values, how many were empty, begin)."""
+        count, many = self.header.index_count, len(key_hash)
+        bits = many.bit_length()
+        # By slot, then by number: neighbours of one slot are linked to each other.
+        ranked = np.sort((key_hash % self.shape.slots) << bits | np.arange(many))
+        slot, place = ranked >> bits, ranked & ((1 << bits) - 1)
+        first = np.empty(many, bool)
+        first[0] = True
+        np.not_equal(slot[1:], slot[:-1], out=first[1:])
+        linked = np.empty(many, np.int64)
+        linked[1:] = place[:-1] + count
+        used = slot[first]
+        old = self._table[used].astype(np.int64)
+        # Each was put when the file had as many entries as stand before it.
+        old[(old <= 0) | (old > place[first] + count)] = 0
+        linked[first] = old
+        last = np.append(first[1:], True)
+        body = np.empty(many, _ENTRIES)
+        body["key_hash"] = key_hash
+        body["previous"][place] = linked
+        begin = self.header.begin_timestamp
+        head = 1 if count <= 1 else 0
+        if head:
+            # The first entry counts from the end of the file before; then the begin is its own.
+            body["time_diff"][:1] = _seconds(store_timestamp[:1], begin)
+            begin = int(store_timestamp[0])
+        body["time_diff"][head:] = _seconds(store_timestamp[head:], begin)
+        return body, used, place[last] + count, int(np.count_nonzero(old == 0)), begin
+
+    def _mark(self, slots: Array) -> None:
+        self._dirty[(slots * SLOT.size + HEADER.size) >> _PAGE_BITS] = True
+
+    def sync_to_file(self, *, counted: bool = False) -> None:
+        """Writes new entries, the slots that changed and then the header. Fsyncs nothing.
+
+        So a reader, and whoever comes after a kill, finds a file that is whole but for an instant.
+        ``counted``: the header of an empty file says 1, not 0, as after a 5.x shutdown.
+        """
+        if self._entries:
+            # Joined as bytes: numpy would put them together in the machine's byte order.
+            body = b"".join([one.view(np.uint8).data for one in self._entries])
+            first = self.header.index_count - self._pending
+            self._pool.write(self.path, body, self.shape.entry_position(first))
+            self._entries = []
+        pages = np.flatnonzero(self._dirty)
+        if len(pages):
+            if 2 * len(pages) > len(self._dirty):
+                self._write_pages(0, len(self._dirty))
+            else:
+                breaks = (np.flatnonzero(np.diff(pages) > 1) + 1).tolist()
+                for start, stop in zip([0, *breaks], [*breaks, len(pages)], strict=True):
+                    self._write_pages(int(pages[start]), int(pages[stop - 1]) + 1)
+        if self._header_dirty or (counted and self.header.index_count <= 1):
+            raw = layout.build_header(self.header.record(counted=counted))
+            self._pool.write(self.path, raw, 0)
+            self._header_dirty = False
+        self._pending = 0
+
+    def _write_pages(self, first: int, stop: int) -> None:
+        """Slots in pages ``[first, stop)`` of the file."""
+        start = max(0, first * _PAGE - HEADER.size) // SLOT.size
+        end = (stop * _PAGE - HEADER.size) // SLOT.size
+        part = self._table[start:end].view(np.uint8).data
+        self._pool.write(self.path, part, self.shape.slot_position(start))
+        self._dirty[first:stop] = False
+
+
+def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
+    """The key hashes of the last entries that lead to ``physical``, oldest first.
+
+    ``paths``: the index files, oldest first; a message's entries may lie in several.
+    """
+    out: list[int] = []
+    for path in reversed(paths):
+        with FileSource(path) as source:
+            header = HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0"))
+            number = min(header.entries, shape.capacity)
+            while number > 0:
+                raw = source.read(shape.entry_position(number), ENTRY.size)
+                if len(raw) < ENTRY.size:
+                    raise StoreIOError(f"{path}: shorter than its header says")
+                entry = ENTRY.decode(raw)
+                if entry.physical_offset != physical:
+                    return out[::-1]
+                out.append(entry.key_hash)
+                number -= 1
+    return out[::-1]
+
+
+def newest_full_end(paths: list[str], shape: Shape) -> int:
+    """The end timestamp of the newest file that is full, 0 if none is."""
+    for path in reversed(paths):
+        header = header_of(path)
+        if header.index_count >= shape.max_entries:
+            return header.end_timestamp
+    return 0
+
+
+def header_of(path: str) -> Header:
+    """The header of a file on disk; that of an unused one where it is too short for any."""
+    with FileSource(path) as source:
+        return Header(*HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0")))
+
+
+def _seconds(store_timestamp: Array, begin: int) -> Array:
+    if begin <= 0:
+        return np.zeros(len(store_timestamp), np.int64)
+    found: Array = np.clip((store_timestamp - begin) // 1000, 0, _INT_MAX)
+    return found
 
 
 class IndexWriter:

@@ -1,4 +1,6 @@
-"""Many messages from lines of text: what `append` does with each group of its input.
+"""Many messages from lines of text: what `append` does with each group of its input, on a store
+that is opened for it: the engine, and what a broker does around it. Topics of config/topics.json
+are obeyed and created, and an unclean end is told of.
 
 A line that cannot be read, or whose message the store may not take, ends the run or is left
 out, as the caller chose; what was written before stays.
@@ -7,25 +9,137 @@ out, as the caller chose; what was written before stays.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rmqctl.engine.clock import now_ms
 from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.config.topics import Topics
+from rmqctl.engine.engine import Engine
 from rmqctl.engine.input import objects
-from rmqctl.engine.input.append_session import Session
+from rmqctl.engine.input.dry_run import DryRunEngine
 from rmqctl.engine.input.lines import InputError, Line
 from rmqctl.engine.put import ingest
-from rmqctl.engine.put.grouping import MAX_BATCH, batches
-from rmqctl.engine.put.message import OutgoingBatch
+from rmqctl.engine.put.ingest import MAX_BATCH, batches
+from rmqctl.engine.put.message import MESSAGE_ILLEGAL, Outgoing, OutgoingBatch, PutResult, refused
 from rmqctl.engine.put.put import Message
-from rmqctl.engine.put.result import PutResult
 from rmqctl.formats.local.message import BLANK_SIZE
+
+
+class AppendSession:
+    """An engine (or a dry run of it) with the store's topics."""
+
+    def __init__(self, engine: Engine | DryRunEngine, topics: Topics, *,
+                 auto_create_topic: bool = False) -> None:
+        self.engine, self.topics = engine, topics
+        self.settings = topics.settings
+        self.auto_create_topic = auto_create_topic
+        self.created: list[str] = []
+        self.unknown: set[str] = set()
+        """Topics which a broker would not know: config/topics.json is there and lacks them."""
+        self._seen: set[str] = set()
+        self._allowed: set[tuple[str, int]] = set()
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What the user should know of the store before anything is written."""
+        if self.engine.recovered:
+            why = ("consumequeues or index lacked some of the log" if self.engine.state.clean
+                   else "the last run did not end cleanly")
+            yield (f"{why}: the last {self.engine.recovered} messages of the log were looked at "
+                   "again, and what was missing of their rows and keys was written")
+        if isinstance(self.engine, Engine) and self.engine.aside.used:
+            yield f"what was replaced by that is kept in {self.engine.aside.folder}"
+
+    def put(self, messages: Sequence[Message], *, stop: bool = False,
+            obey_topics: bool = True) -> list[PutResult]:
+        """Puts a group; see `Engine.put_many`.
+
+        With ``obey_topics`` a message which a broker's topic configuration does not allow is
+        refused, and new topics are entered there if the session creates topics.
+        """
+        if not obey_topics:
+            return self.engine.put_many(messages, stop=stop)
+        queues = {(one.topic, one.queue_id) for one in messages}
+        if queues <= self._allowed:
+            return self._put(messages, stop)
+        results: list[PutResult] = []
+        start = 0
+        for number, message in enumerate(messages):
+            wrong = self._forbidden(message)
+            if wrong is None:
+                continue
+            results += self._put(messages[start:number], stop)
+            if stop and results and not results[-1].stored:
+                return results
+            results.append(wrong)
+            start = number + 1
+            if stop:
+                return results
+        return results + self._put(messages[start:], stop)
+
+    def _put(self, messages: Sequence[Message], stop: bool) -> list[PutResult]:
+        if not messages:
+            return []
+        results = self.engine.put_many(messages, stop=stop)
+        if not {one.topic for one in messages} <= self._seen:
+            for message, result in zip(messages, results, strict=False):
+                if result.stored:
+                    self._note_topic(message)
+        return results
+
+    def _forbidden(self, message: Message) -> PutResult | None:
+        if not isinstance(message, Outgoing | OutgoingBatch):
+            return None
+        queue = message.topic, message.queue_id
+        if queue in self._allowed:
+            return None
+        reason = self.topics.allows(message.topic, message.queue_id)
+        if reason is None and self.auto_create_topic and message.topic not in self._seen:
+            reason = self.topics.creation_problem(message.topic)
+        if reason is not None:
+            return refused(MESSAGE_ILLEGAL, reason)
+        self._allowed.add(queue)
+        return None
+
+    def _note_topic(self, message: Message) -> None:
+        topic = message.topic
+        if not isinstance(topic, str) or topic in self._seen:
+            return
+        self._seen.add(topic)
+        if self.topics.get(topic) is not None:
+            return
+        if self.auto_create_topic:
+            if isinstance(self.engine, Engine):
+                self.topics.auto_create(topic)
+            self.created.append(topic)
+        elif self.topics.exists:
+            self.unknown.add(topic)
+
+
+@contextmanager
+def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (), *,
+                 dry_run: bool = False, auto_create_topic: bool = False,
+                 keep_queue_offsets: bool = False,
+                 clock: Callable[[], int] = now_ms) -> Iterator[AppendSession]:
+    """Opens a store for writing and closes it, cleanly where nothing failed.
+
+    ``dry_run`` opens it read-only: every answer is what a real run would give.
+    """
+    opener = DryRunEngine.open if dry_run else Engine.open
+    engine = opener(root, settings, commitlog_dirs=commitlog_dirs, clock=clock,
+                    keep_queue_offsets=keep_queue_offsets)
+    with engine:
+        yield AppendSession(engine, Topics(root, settings, clock),
+                            auto_create_topic=auto_create_topic)
+
 
 Convert = Callable[[Line], Message]
 
 
-class Fault(NamedTuple):
+class LineFault(NamedTuple):
     """A line that led to no message. ``status`` is the engine's, None where it never came."""
 
     line: int
@@ -35,7 +149,7 @@ class Fault(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tally:
+class AppendTally:
     """What a run has done so far; offsets are physical, sizes in bytes."""
 
     messages: int = 0
@@ -88,18 +202,18 @@ def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = F
                          batch=ingest.preparer(settings, ingest.unique_ids(), batch=True)).line
 
 
-class Feed:
+class LineAppender:
     """Puts groups of lines through a session."""
 
-    def __init__(self, session: Session, convert: Convert, *, stop: bool = True,
+    def __init__(self, session: AppendSession, convert: Convert, *, stop: bool = True,
                  obey_topics: bool = True, batch: int = 0) -> None:
         self._session, self._convert = session, convert
         self._stop, self._obey_topics, self._batch = stop, obey_topics, batch
         settings = session.settings
         self._room = min(MAX_BATCH, settings.max_message_size,
                          settings.commitlog_file_size - BLANK_SIZE)
-        self.tally = Tally()
-        self.faults: list[Fault] = []
+        self.tally = AppendTally()
+        self.faults: list[LineFault] = []
         """What the last group led to no message by."""
 
     @property
@@ -123,7 +237,8 @@ class Feed:
         if len(stored) < len(results):
             for (number, raw), result in zip(sources, results, strict=False):
                 if result.physical_offset is None:
-                    self._fault(Fault(number, result.reason or result.status, result.status, raw))
+                    reason = result.reason or result.status
+                    self._fault(LineFault(number, reason, result.status, raw))
         if not self.stopped or not self._stop:
             for one in broken:
                 self._fault(one)
@@ -131,14 +246,14 @@ class Feed:
         return ((source[0], result) for source, result in zip(sources, results, strict=False))
 
     def _read(self, lines: Sequence[tuple[int, Line]]) -> tuple[
-            list[Message], list[tuple[int, Line]], list[Fault]]:
+            list[Message], list[tuple[int, Line]], list[LineFault]]:
         """(messages, the line of each, lines that are none)."""
         messages, sources, broken = [], [], []
         for one in lines:
             try:
                 messages.append(self._convert(one[1]))
             except InputError as error:
-                broken.append(Fault(one[0], str(error), None, one[1]))
+                broken.append(LineFault(one[0], str(error), None, one[1]))
                 if self._stop:
                     break
             else:
@@ -158,7 +273,7 @@ class Feed:
             at += len(one.messages) if made_here else 1  # type: ignore[union-attr]
         return joined, first
 
-    def _fault(self, fault: Fault) -> None:
+    def _fault(self, fault: LineFault) -> None:
         self.faults.append(fault)
         self.tally.refused += 1
         if self._stop:

@@ -13,8 +13,8 @@ from typing import Self
 from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.opening import LogState, catch_up_start, dispatched_to, examine
+from rmqctl.engine.put.message import PutResult
 from rmqctl.engine.put.put import Message, PutPath
-from rmqctl.engine.put.result import PutResult
 from rmqctl.errors import StoreHeldError
 from rmqctl.scan.queue_reach import QueueReach
 from rmqctl.store.log.bounds import View
@@ -23,7 +23,7 @@ from rmqctl.store.queue.topic_queue_table import consumequeue_ends
 from rmqctl.store.store import Sizes, Store
 
 
-class RehearsedLog:
+class DryRunLog:
     """Stands for the log's files: knows positions, keeps no bytes."""
 
     def __init__(self, state: LogState, log: CommitLog, file_size: int) -> None:
@@ -55,7 +55,7 @@ class RehearsedLog:
         self.position = physical
 
 
-class Rehearsal:
+class DryRunEngine:
     """What `Engine` is, without effect. Use `open`."""
 
     recovered = 0
@@ -65,7 +65,7 @@ class Rehearsal:
                  clock: Callable[[], int], keep_queue_offsets: bool) -> None:
         batch = settings.batch_topics | Topics(root, settings, clock).batch_topics()
         table = _table(store, settings, state)
-        self.log = RehearsedLog(state, store.log, settings.commitlog_file_size)
+        self.log = DryRunLog(state, store.log, settings.commitlog_file_size)
         self._store, self.state = store, state
         self._path = PutPath(
             settings, self.log, table,
@@ -75,7 +75,7 @@ class Rehearsal:
     @classmethod
     def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
              commitlog_dirs: Iterable[str] = (), clock: Callable[[], int],
-             keep_queue_offsets: bool = False) -> Rehearsal:
+             keep_queue_offsets: bool = False) -> DryRunEngine:
         """Opens the store read-only; refuses where `Engine.open` would."""
         settings = settings or Settings()
         sizes = Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,

@@ -1,15 +1,15 @@
 """Making and opening the files of a commitlog: where they go and how they come to be
-(spec: commitlog.md §1).
+(spec: commitlog.md §1), the next one in the background before it is needed (recovery.md §7).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 
-from rmqctl.engine.log.log_file import ChannelFile, LogFile, MappedFile, PooledFile
-from rmqctl.engine.log.pool import BufferPool
-from rmqctl.errors import RefusedError
+from rmqctl.engine.log.log_file import BufferPool, ChannelFile, LogFile, MappedFile, PooledFile
+from rmqctl.errors import InternalError, RefusedError, RmqctlError
 from rmqctl.files.durable import lay_out, make_folders, new_file, open_file
 from rmqctl.scan.source import FileSource
 
@@ -113,3 +113,74 @@ class Maker:
 
     def _lay_out(self, fd: int, path: str) -> None:
         lay_out(fd, path, self.file_size, self.mapped)
+
+
+class FileAllocator:
+    """One thread that makes files by their base offsets. It starts with the first request."""
+
+    def __init__(self, make: Callable[[int], LogFile]) -> None:
+        self._make = make
+        self._change = threading.Condition()
+        self._wanted: list[int] = []
+        self._made: dict[int, LogFile | RmqctlError] = {}
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def ask(self, base: int) -> None:
+        """Wants the file that starts at ``base``; does not wait."""
+        with self._change:
+            if self._stopping:
+                raise InternalError("the files of a closed log are asked for")
+            if base in self._made or base in self._wanted:
+                return
+            self._wanted.append(base)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="log-ahead", daemon=True)
+                self._thread.start()
+            self._change.notify_all()
+
+    def take(self, base: int) -> LogFile:
+        """The file that starts at ``base``, waited for. The error that kept it from being made.
+
+        What failed earlier, in the background, is tried once more: the disk may have room now.
+        """
+        with self._change:
+            if isinstance(self._made.get(base), RmqctlError):
+                del self._made[base]
+        self.ask(base)
+        with self._change:
+            self._change.wait_for(lambda: base in self._made)
+            found = self._made.pop(base)
+        if isinstance(found, RmqctlError):
+            raise found
+        return found
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._wanted or self._stopping)
+                if self._stopping:
+                    return
+                base = self._wanted[0]
+            found: LogFile | RmqctlError
+            try:
+                found = self._make(base)
+            except RmqctlError as error:
+                found = error
+            except Exception as error:  # noqa: BLE001  # whoever waits must get an answer
+                found = InternalError(f"the file at {base} could not be made: {error!r}")
+            with self._change:
+                self._wanted.remove(base)
+                self._made[base] = found
+                self._change.notify_all()
+
+    def close(self) -> list[LogFile]:
+        """Ends the thread; the files nobody took."""
+        with self._change:
+            self._stopping = True
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        left = [one for one in self._made.values() if isinstance(one, LogFile)]
+        self._made.clear()
+        return left

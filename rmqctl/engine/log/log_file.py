@@ -2,7 +2,8 @@
 (spec: commitlog.md §1, recovery.md §7 and §11).
 
 All three leave the same bytes. `ChannelFile` hands them to the system as they come, `MappedFile`
-copies them into a mapping, `PooledFile` gathers them in memory until `commit`.
+copies them into a mapping, `PooledFile` gathers them in a buffer of the transient store pool until
+`commit`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from rmqctl.engine.log.pool import BufferPool
 from rmqctl.errors import InternalError, StoreIOError
 from rmqctl.files.durable import Part, failed, sync, sync_folder, write_all, write_parts
 
@@ -111,6 +111,50 @@ class ChannelFile(LogFile):
         write_parts(self._fd, parts, at, self.path)
         self.wrote = at + size
         return size
+
+
+class BufferPool:
+    """At most ``count`` anonymous buffers of ``size`` bytes, made when first needed.
+
+    A buffer that comes back is handed out again as it is: nobody reads what he has not written.
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size = count, size
+        self._lock = threading.Lock()
+        self._idle: list[mmap.mmap] = []
+        self._out = 0
+
+    @property
+    def free(self) -> int:
+        """Buffers that can still be taken."""
+        return self.count - self._out
+
+    def take(self) -> mmap.mmap:
+        """A buffer. InternalError when all are out, StoreIOError when there is no memory."""
+        with self._lock:
+            if self._out >= self.count:
+                raise InternalError("all buffers of the transient store pool are in use")
+            try:
+                found = self._idle.pop() if self._idle else mmap.mmap(-1, self.size)
+            except (OSError, ValueError, OverflowError):
+                raise StoreIOError(f"cannot get a buffer of {self.size} bytes for the transient "
+                                   "store pool: out of memory") from None
+            self._out += 1
+            return found
+
+    def give(self, buffer: mmap.mmap) -> None:
+        """Takes a buffer back."""
+        with self._lock:
+            self._out -= 1
+            self._idle.append(buffer)
+
+    def close(self) -> None:
+        """Gives the idle buffers back to the system."""
+        with self._lock:
+            for one in self._idle:
+                one.close()
+            self._idle.clear()
 
 
 class PooledFile(LogFile):

@@ -10,10 +10,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from rmqctl.engine.config.settings import Settings
-from rmqctl.engine.log.ahead import Ahead
-from rmqctl.engine.log.create import Maker, is_all_zero, place
-from rmqctl.engine.log.log_file import LogFile
-from rmqctl.engine.log.pool import BufferPool
+from rmqctl.engine.log.create import FileAllocator, Maker, is_all_zero, place
+from rmqctl.engine.log.log_file import BufferPool, LogFile
 from rmqctl.errors import InternalError, RefusedError, RmqctlError
 from rmqctl.files.disk_usage import full_folders
 from rmqctl.files.durable import Part, failed, sync_folder
@@ -65,7 +63,7 @@ class LogFiles:
         self._syncing = threading.Lock()
         self._pool = BufferPool(buffers, size) if buffers else None
         self._maker = Maker(size, mapped=settings.mapped, warm=settings.warm, pool=self._pool)
-        self._ahead = Ahead(self._make) if settings.preallocate else None
+        self._allocator = FileAllocator(self._make) if settings.preallocate else None
         self._open()
 
     def _open(self) -> None:
@@ -131,12 +129,12 @@ class LogFiles:
             raise InternalError("the log is closed")
         base = self.position
         self._free_buffer()
-        if self._ahead is None:
+        if self._allocator is None:
             new = self._make(base)
         else:
-            new = self._ahead.take(base)
+            new = self._allocator.take(base)
             # Only now: if this one could not be made, the next would leave a hole before it.
-            self._ahead.ask(base + self.file_size)
+            self._allocator.ask(base + self.file_size)
         with self._lock:
             if self.current is not None:
                 self._waiting.append(self.current)
@@ -212,9 +210,9 @@ class LogFiles:
         """At a clean end: removes the file that was laid out ahead and not used, as a broker
         does. Afterwards the log can only be closed. StoreIOError.
         """
-        if self._ahead is None:
+        if self._allocator is None:
             return
-        for file in self._ahead.close():
+        for file in self._allocator.close():
             file.close()
             _remove_unused(file)
 
@@ -224,8 +222,8 @@ class LogFiles:
         """
         failures: list[RmqctlError] = []
         steps = [self.commit, *(file.close for file in self._unforced())]
-        if self._ahead is not None:
-            steps += [file.close for file in self._ahead.close()]
+        if self._allocator is not None:
+            steps += [file.close for file in self._allocator.close()]
         for step in steps:
             try:
                 step()

@@ -19,16 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from construct import Int16sb, Int32sb, Struct
-
 from rmqctl.engine.config.settings import Settings
-from rmqctl.engine.put.delay import Properties, delay_level_of
 from rmqctl.engine.put.encoder import host_flags, raw_text
-from rmqctl.engine.put.message import Outgoing, OutgoingBatch
-from rmqctl.engine.put.result import (
+from rmqctl.engine.put.message import (
     MESSAGE_ILLEGAL,
     PROPERTIES_SIZE_EXCEEDED,
     SERVICE_NOT_AVAILABLE,
+    Outgoing,
+    OutgoingBatch,
     PutResult,
     refused,
 )
@@ -44,25 +42,18 @@ from rmqctl.engine.put.validation import (
     text_fault,
     topic_fault,
 )
-from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.delay import java_int
-from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.delay import Properties, delay_level_of, java_int
+from rmqctl.formats.local.message import BATCH_ITEM_SIZE, Record
 from rmqctl.formats.local.sysflag import INNER_BATCH, TRANSACTION_MASK
 
 UNKNOWN_ERROR = "UNKNOWN_ERROR"
 _LOCK_STUCK = 10_000_000
 
-BatchRequestItem = Struct(
-    "total_size" / Int32sb, "magic" / Int32sb, "crc" / Int32sb, "flag" / Int32sb,
-    "body_length" / Int32sb, "properties_length" / Int16sb)
-"""What a message of a batch has in the request beside its body and properties."""
-_ITEM = layout.size_of(BatchRequestItem)
-
-
 
 # -- the store --------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
@@ -101,6 +92,7 @@ def check_store(state: StoreState, settings: Settings,
 
 
 # -- a message --------------------------------------------------------------------------------
+
 
 def check_message(message: Outgoing, settings: Settings, *,
                   hooks: bool = True) -> PutResult | None:
@@ -203,9 +195,11 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
 
 # -- batches and records ----------------------------------------------------------------------
 
+
 def request_size(batch: OutgoingBatch) -> int:
     """Bytes of a batch as its producer sends it."""
-    return sum(_ITEM + len(one.body) + len(raw_text(one.properties)) for one in batch.messages)
+    return sum(BATCH_ITEM_SIZE + len(one.body) + len(raw_text(one.properties))
+               for one in batch.messages)
 
 
 def check_batch(batch: OutgoingBatch, settings: Settings, *,

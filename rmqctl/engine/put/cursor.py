@@ -1,12 +1,17 @@
-"""Where the log stands while a group of messages is put, and what of it is yet to be written."""
+"""Where the log stands while a group of messages is put, what of it is yet to be written, and what
+was written and is yet to be dispatched (reput; spec: recovery.md §6).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rmqctl.formats.local.message import BLANK_SIZE
+
+DISPATCH_BYTES = 1 << 20
+"""Bytes of records that are dispatched together: each round has a cost of its own."""
 
 
 class AppendLog(Protocol):
@@ -41,7 +46,7 @@ class AppendLog(Protocol):
 
 
 @dataclass(slots=True)
-class Stretch:
+class RecordRun:
     """Whole records that lie behind each other in one file, from physical offset ``base`` on."""
 
     base: int
@@ -58,8 +63,18 @@ class Cursor:
     where the current file ends. ``begin`` is called before the first byte is written.
     """
 
-    __slots__ = ("_begin", "base", "bit_maps", "end", "last_timestamp", "log", "parts",
-                 "position", "starts", "stretches")
+    __slots__ = (
+        "_begin",
+        "base",
+        "bit_maps",
+        "end",
+        "last_timestamp",
+        "log",
+        "parts",
+        "position",
+        "runs",
+        "starts",
+    )
 
     def __init__(self, log: AppendLog, begin: Callable[[], None]) -> None:
         self.log, self._begin = log, begin
@@ -69,13 +84,13 @@ class Cursor:
         self.parts: list[bytes] = []
         self.starts: list[int] = []
         self.bit_maps: dict[int, bytes | None] = {}
-        self.stretches: list[Stretch] = []
+        self.runs: list[RecordRun] = []
 
     def start(self) -> None:
         """Begins a group where the log ends."""
         self.base = self.position = self.log.position
         self.end = self.position + self.log.room()
-        self.parts, self.starts, self.bit_maps, self.stretches = [], [], {}, []
+        self.parts, self.starts, self.bit_maps, self.runs = [], [], {}, []
 
     @property
     def is_new(self) -> bool:
@@ -118,6 +133,53 @@ class Cursor:
         self._begin()
         data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.log.append([data])
-        self.stretches.append(Stretch(self.base, data, self.starts, self.bit_maps))
+        self.runs.append(RecordRun(self.base, data, self.starts, self.bit_maps))
         self.parts, self.starts, self.bit_maps = [], [], {}
         self.base = self.position
+
+
+class Backlog:
+    """Stretches of records in the order of the log. The put lock guards it."""
+
+    def __init__(self, dispatch: Callable[[RecordRun], None]) -> None:
+        self._dispatch = dispatch
+        self._waiting: list[RecordRun] = []
+        self._bytes = 0
+
+    def add(self, written: list[RecordRun]) -> bool:
+        """Takes what was written; whether it is time to `clear`."""
+        self._waiting += written
+        self._bytes += sum([len(one.data) for one in written])
+        return self._bytes >= DISPATCH_BYTES
+
+    def clear(self) -> None:
+        """Dispatches everything."""
+        for one in joined(self._waiting):
+            self._dispatch(one)
+        self._waiting, self._bytes = [], 0
+
+
+def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
+    """The runs, those that lie right behind each other as one.
+
+    Single puts leave one for each message. None goes on over the end of a file: there is always
+    a blank between.
+    """
+    at = 0
+    while at < len(runs):
+        first = runs[at]
+        end, stop = first.base + len(first.data), at + 1
+        while stop < len(runs) and runs[stop].base == end:
+            end += len(runs[stop].data)
+            stop += 1
+        run = runs[at:stop]
+        at = stop
+        if len(run) == 1:
+            yield first
+            continue
+        maps: dict[int, bytes | None] = {}
+        for one in run:
+            maps |= one.bit_maps
+        yield RecordRun(first.base, b"".join([one.data for one in run]),
+                      [one.base - first.base + start for one in run for start in one.starts],
+                      maps)

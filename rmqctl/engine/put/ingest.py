@@ -2,7 +2,8 @@
 `TransactionalMessageBridge`; spec: commitlog.md §3 and §5.3, recovery.md §10).
 
 Single messages get ``CLUSTER`` and, from a 5.x broker, ``UNIQ_KEY``; the string is rebuilt in
-the order of the broker's map. 5.x drops ``POP_CK``; 4.9.3 leaves ``WAIT`` out.
+the order of the broker's map. 5.x drops ``POP_CK``; 4.9.3 leaves ``WAIT`` out. Or they are put
+together to batches by `batches`, as a producer does.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from operator import itemgetter
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from rmqctl.engine.clock import now_ms
 from rmqctl.engine.config.settings import LOCALHOST, Settings
-from rmqctl.engine.put.delay import delay_level_of
-from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
 from rmqctl.engine.put.rewrite import WAIT, moved
 from rmqctl.formats.config.java_map import JavaMap, ordered
+from rmqctl.formats.local import append_crc, message
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.sysflag import TRANSACTION_MASK
+from rmqctl.formats.local.delay import delay_level_of
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.sysflag import INNER_BATCH, NEED_UNWRAP, TRANSACTION_MASK
 
+MAX_BATCH = 4 << 20
+"""Bytes of records that `batches` puts together: what every version takes as one batch."""
 CLUSTER = "CLUSTER"
 POP_CHECKPOINT = "POP_CK"
 TRANSACTION_ID = "__transactionId__"
@@ -37,12 +42,14 @@ _MOVING = Struct(">iH")
 _CLOCK_SET_BACK = 1_000_000
 _PLANS = 1024
 
+_ALONE = TRANSACTION_MASK | INNER_BATCH | NEED_UNWRAP
+_RETRY = "%RETRY%"
+_MOST_AROUND = message.size_of(message.HOST_BITS, message.MAGIC_V2, 0, 0, append_crc.SIZE + 1)
+"""Bytes of a record beside body, topic and properties, at most."""
+_Put = TypeVar("_Put", bound=Outgoing | OutgoingBatch | Record)
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
-
-def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = _now_ms,
+def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = now_ms,
                process: int | None = None, loader: int | None = None, counter: int = 0,
                zone: tzinfo = UTC) -> Callable[[], str]:
     """A maker of client unique ids: address, process id, hash of a class loader, milliseconds
@@ -219,3 +226,67 @@ def half_message(message: Outgoing, settings: Settings) -> Outgoing:
         found.put(TRANSACTION_ID, key)
     return replace(moved(message, found, props.HALF_TOPIC, 0, settings),
                    sys_flag=message.sys_flag & ~TRANSACTION_MASK)
+
+
+# -- batches ------------------------------------------------------------------------------------
+
+
+def batches(items: Iterable[_Put], limit: int,
+            room: int = MAX_BATCH) -> Iterator[_Put | Outgoing | OutgoingBatch]:
+    """Runs of messages that may share a batch, as batches of at most ``limit`` messages.
+
+    The order stays, a run of one stays the message it is, and the records of a batch take no
+    more than ``room`` bytes. What a broker refuses in a batch, or treats in its own way, stays
+    single; so does what is a batch or a record already.
+    """
+    run: list[Outgoing] = []
+    shared: tuple[object, ...] | None = None
+    size = 0
+    for item in items:
+        common = _common(item) if isinstance(item, Outgoing) else None
+        if not isinstance(item, Outgoing) or common is None:
+            if run:
+                yield _together(run)
+                run, size = [], 0
+            yield item
+            continue
+        more = _at_most(item)
+        if run and (common != shared or len(run) >= limit or size + more > room):
+            yield _together(run)
+            run, size = [], 0
+        run.append(item)
+        shared, size = common, size + more
+    if run:
+        yield _together(run)
+
+
+def _common(item: Outgoing) -> tuple[object, ...] | None:
+    """What messages of one batch have in common; None for one that stays alone."""
+    text = item.properties
+    if (item.sys_flag & _ALONE or item.prepared_transaction_offset
+            or item.topic.startswith(_RETRY)):
+        return None
+    if (props.DELAY in text or "INNER_" in text or "TIMER_" in text) and any(
+            name == props.DELAY or name.startswith(("INNER_", "TIMER_"))
+            for name in props.parse(text)):
+        return None
+    return (item.topic, item.queue_id, item.sys_flag, item.born_timestamp, item.born_host,
+            item.store_timestamp, item.store_host, item.reconsume_times)
+
+
+def _at_most(item: Outgoing) -> int:
+    """A bound for the bytes of a message's record: with an appended CRC and its separator."""
+    texts = item.topic, item.properties
+    return _MOST_AROUND + len(item.body) + sum(
+        len(one) if one.isascii() else 4 * len(one) for one in texts)
+
+
+def _together(run: list[Outgoing]) -> Outgoing | OutgoingBatch:
+    first = run[0]
+    if len(run) == 1:
+        return first
+    return OutgoingBatch(
+        first.topic,
+        [BatchItem(one.body, one.properties, one.flag, one.filter_bit_map) for one in run], "",
+        first.queue_id, first.sys_flag, first.born_timestamp, first.born_host,
+        first.store_timestamp, first.store_host, first.reconsume_times)

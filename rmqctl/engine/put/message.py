@@ -1,11 +1,26 @@
-"""What is handed to the put path: single messages and batches, before they become records."""
+"""What is handed to the put path, single messages and batches, and what comes back: a broker's
+status and where the message went (spec: recovery.md §8).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from rmqctl.engine.config.settings import Host
-from rmqctl.formats.local.message import Record
+from rmqctl.formats.local.message import Record, message_id
+
+PUT_OK = "PUT_OK"
+FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
+PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
+LMQ_NUMBER_EXCEEDED = "LMQ_CONSUME_QUEUE_NUM_EXCEEDED"
+TIMER_ILLEGAL = "WHEEL_TIMER_MSG_ILLEGAL"
+FIELDS = ("status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset", "msg_num",
+          "store_timestamp", "reason")
 
 
 @dataclass(slots=True)
@@ -66,3 +81,42 @@ class MappedRecord(Record):
     """A recorded message with the filter bit map of its ConsumeQueueExt unit."""
 
     filter_bit_map: bytes | None = None
+
+
+class PutResult(msgspec.Struct, gc=False):
+    """What one put led to. Offsets are None when nothing was written; then ``reason`` says why.
+
+    For a batch ``physical_offsets`` holds the place of every message, ``wrote_bytes`` their sum.
+    """
+
+    status: str
+    physical_offset: int | None = None
+    wrote_bytes: int | None = None
+    queue_offset: int | None = None
+    msg_num: int = 1
+    store_timestamp: int | None = None
+    store_host: Host | None = None
+    reason: str | None = None
+    physical_offsets: tuple[int, ...] = ()
+
+    @property
+    def stored(self) -> bool:
+        """Whether the message is in the log (also when its flush or replication timed out)."""
+        return self.physical_offset is not None
+
+    @property
+    def msg_id(self) -> str | None:
+        """The offset message id; of a batch all of them, joined by commas."""
+        if self.physical_offset is None or self.store_host is None:
+            return None
+        places = self.physical_offsets or (self.physical_offset,)
+        return ",".join(message_id(*self.store_host, one) for one in places)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result object of the command line."""
+        return {name: getattr(self, name) for name in FIELDS}
+
+
+def refused(status: str, reason: str) -> PutResult:
+    """A put that wrote nothing."""
+    return PutResult(status, msg_num=0, reason=reason)

@@ -1,9 +1,9 @@
 """Single messages become records: admission, rewriting, encoding, the queue's counter.
 
-`Singles.run` takes the ordinary ones in a loop of their own: what has been seen to be right
-before, with numbers and texts that can only be right, needs no further look. `Singles.put` is the
-whole way, for everything else. A message that the one takes leads to the same bytes as by the
-other; a test holds this.
+`SingleMessages.run` takes the ordinary ones in a loop of their own: what has been seen to be right
+before, with numbers and texts that can only be right, needs no further look. `SingleMessages.put`
+is the whole way, for everything else. A message that the one takes leads to the same bytes as by
+the other; a test holds this.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from rmqctl.engine.config.settings import Host, Settings
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.cursor import Cursor
 from rmqctl.engine.put.encoder import Encoder, host_flags
-from rmqctl.engine.put.message import Outgoing, OutgoingBatch
-from rmqctl.engine.put.result import MESSAGE_ILLEGAL, PUT_OK, PutResult, refused
+from rmqctl.engine.put.message import (
+    MESSAGE_ILLEGAL,
+    PUT_OK,
+    Outgoing,
+    OutgoingBatch,
+    PutResult,
+    refused,
+)
 from rmqctl.engine.put.rewrite import Rewriter
 from rmqctl.engine.put.validation import INT, LONG, MAX_PROPERTIES
 from rmqctl.formats.local import append_crc
@@ -56,7 +62,7 @@ class Kind(NamedTuple):
 KindKey = tuple[str, int, Host | None, Host | None]
 
 
-class Singles:
+class SingleMessages:
     """Puts single messages of one configuration. Not thread-safe."""
 
     def __init__(self, settings: Settings, encoder: Encoder, cursor: Cursor,

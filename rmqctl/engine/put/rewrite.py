@@ -16,14 +16,19 @@ from typing import TypeVar
 
 from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.put import admission
-from rmqctl.engine.put.delay import delay_level_of, delay_table
 from rmqctl.engine.put.encoder import Encoder, host_flags, raw_text
-from rmqctl.engine.put.message import Outgoing, OutgoingBatch
-from rmqctl.engine.put.result import MESSAGE_ILLEGAL, TIMER_ILLEGAL, PutResult, refused
+from rmqctl.engine.put.message import (
+    MESSAGE_ILLEGAL,
+    TIMER_ILLEGAL,
+    Outgoing,
+    OutgoingBatch,
+    PutResult,
+    refused,
+)
 from rmqctl.engine.put.validation import RETRY_PREFIX, folder_fault
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.delay import java_int
+from rmqctl.formats.local.delay import delay_level_of, delay_table, java_int
 from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
 
 WAIT = "WAIT"

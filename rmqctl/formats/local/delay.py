@@ -1,14 +1,20 @@
-"""Delay levels and the deliver time they give (spec: consumequeue.md §3)."""
+"""Delay levels and the deliver time they give (spec: consumequeue.md §3, recovery.md §9)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
+from typing import Protocol
+
+from rmqctl.errors import UsageError
+from rmqctl.formats.local import properties as props
 
 Levels = Mapping[int, int]
 """Delay level -> milliseconds."""
-
+_I64 = 1 << 63
 DEFAULT_TEXT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNKNOWN_LEVEL = 1000
@@ -35,6 +41,53 @@ def java_int(text: str, bits: int = 32) -> int:
         if -(1 << bits - 1) <= value < 1 << bits - 1:
             return value
     raise ValueError(f"no {bits}-bit number: {text[:40]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayTable:
+    """Level -> milliseconds; ``max_level`` is the highest a message may have."""
+
+    levels: Mapping[int, int]
+    max_level: int
+
+
+@lru_cache(maxsize=16)
+def delay_table(text: str) -> DelayTable:
+    """The table of a ``messageDelayLevel`` setting (``1s 5s 10s``; units s, m, h, d).
+
+    UsageError where a broker would not start, or would put messages into queue -1, for want
+    of any level.
+    """
+    try:
+        # Java's split drops empty parts at the end, so spaces there do no harm.
+        levels = parse_levels(text.rstrip(" "))
+    except ValueError as error:
+        raise UsageError(f"messageDelayLevel {text!r}: {error}") from None
+    for level, milliseconds in levels.items():
+        if not -_I64 <= milliseconds < _I64:
+            raise UsageError(f"messageDelayLevel {text!r}: level {level} is beyond 64 bits")
+    return DelayTable(levels, max(levels))
+
+
+class Properties(Protocol):
+    """Anything that is asked for a property by name: a dict, a `JavaMap`."""
+
+    def get(self, key: str, /) -> str | None: ...
+
+
+def delay_level_of(found: Properties) -> int:
+    """The delay level a message asks for; 0 for none.
+
+    ValueError when ``DELAY`` is no number: a broker then fails with an exception, and stores
+    nothing.
+    """
+    text = found.get(props.DELAY)
+    if text is None:
+        return 0
+    try:
+        return java_int(text)
+    except ValueError:
+        raise ValueError(f"the property {props.DELAY} is no delay level: {text[:40]!r}") from None
 
 
 def deliver_time(level: str, store_timestamp: int, levels: Levels = DEFAULT_LEVELS) -> int | None:

@@ -71,6 +71,12 @@ Message = Struct(
 MessageId4 = Struct("address" / Bytes(4), "port" / Int32sb, "physical_offset" / Int64sb)
 MessageId6 = Struct("address" / Bytes(16), "port" / Int32sb, "physical_offset" / Int64sb)
 
+BatchRequestItem = Struct(
+    "total_size" / Int32sb, "magic" / Int32sb, "crc" / Int32sb, "flag" / Int32sb,
+    "body_length" / Int32sb, "properties_length" / Int16sb)
+"""What a message of a batch has in the producer's request beside its body and properties."""
+
+BATCH_ITEM_SIZE = layout.size_of(BatchRequestItem)
 BLANK_SIZE = layout.size_of(Blank)
 MIN_SIZE = layout.fixed_total(Message, sys_flag=0, magic=MAGIC_V1)
 """Bytes of the smallest record: v1, IPv4, no body, no topic, no properties."""

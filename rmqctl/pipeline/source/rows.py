@@ -17,7 +17,7 @@ from rmqctl.engine.config.settings import Host, Settings
 from rmqctl.engine.put.admission import check_record
 from rmqctl.engine.put.encoder import assemble, body_crc, raw_text
 from rmqctl.engine.put.message import Outgoing
-from rmqctl.engine.put.recorded import V1_TOPIC_BYTES
+from rmqctl.engine.put.put import V1_TOPIC_BYTES
 from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.local import message
 from rmqctl.formats.local import properties as props

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.dispatch.index_file import Header, header_of
+from rmqctl.engine.dispatch.index import Header, header_of
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.formats.local import index_file as layout

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rmqctl.checks.verify.common import plural
-from rmqctl.engine.dispatch.index_file import header_of
+from rmqctl.engine.dispatch.index import header_of
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed
 from rmqctl.files.sparse import same_content

@@ -1,18 +1,25 @@
-"""The ``checkpoint`` page, kept in memory and written in place
-(spec: checkpoint-and-small-files.md §1).
+"""The small files a broker keeps of its own state, written in place as it does: the ``checkpoint``
+page, and ``abort``, which is there while a store is open for writing, so that a crash is known of
+(spec: checkpoint-and-small-files.md §1-§2).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Collection
 
+from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed, open_file, sync, sync_folder, write_all
+from rmqctl.formats.local import abort as abort_format
 from rmqctl.formats.local import checkpoint as page
 from rmqctl.formats.local.checkpoint import CHECKPOINT, CheckpointRecord
 
-NAME = "checkpoint"
+CHECKPOINT_NAME = "checkpoint"
+ABORT = "abort"
+ABORT_BACKUP = ABORT + ".bak"
+_ABORT_MOST = 1 << 20
 
 
 class CheckpointFile:
@@ -25,7 +32,7 @@ class CheckpointFile:
     """
 
     def __init__(self, root: str | os.PathLike[str], generation: int) -> None:
-        self.path = os.path.join(os.fspath(root), NAME)
+        self.path = os.path.join(os.fspath(root), CHECKPOINT_NAME)
         self._written = page.CLASSIC_SIZE if generation < 5 else CHECKPOINT.size
         self._lock = threading.Lock()
         self._record = self._load()
@@ -99,3 +106,65 @@ class CheckpointFile:
                 os.close(fd)
             if new:
                 sync_folder(os.path.dirname(self.path) or ".")
+
+
+def create_abort(root: str, pid: int | None) -> None:
+    """Makes ``abort`` last before anything else is written. StoreIOError.
+
+    ``pid`` None is 4.x: the file is made if it is missing and else left as it is. With a number
+    it is 5.x: the previous content, empty for a new file, goes to ``abort.bak`` first. An
+    ``abort`` that was not there before does not stay when this fails.
+    """
+    path, side = os.path.join(root, ABORT), os.path.join(root, ABORT_BACKUP)
+    new = not os.path.lexists(path)
+    fd = open_file(path, os.O_RDWR | os.O_CREAT, "make")
+    try:
+        if pid is not None:
+            _replace_side(side, _read(fd, path))
+            _replace(fd, abort_format.build(pid), path)
+        sync(fd, path, whole=True)
+        sync_folder(root)
+    except StoreIOError:
+        if new:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+def remove_abort(root: str) -> None:
+    """Takes ``abort`` away after a clean end, so that it stays away. StoreIOError."""
+    path = os.path.join(root, ABORT)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise failed(error, path, "remove") from None
+    sync_folder(root)
+
+
+def _read(fd: int, path: str) -> bytes:
+    try:
+        return os.pread(fd, _ABORT_MOST, 0)
+    except OSError as error:
+        raise failed(error, path, "read") from None
+
+
+def _replace_side(side: str, data: bytes) -> None:
+    fd = open_file(side, os.O_WRONLY | os.O_CREAT, "make")
+    try:
+        _replace(fd, data, side)
+        sync(fd, side, whole=True)
+    finally:
+        os.close(fd)
+
+
+def _replace(fd: int, data: bytes, path: str) -> None:
+    """In place, as a broker does; the file's length is that of ``data`` afterwards."""
+    write_all(fd, data, 0, path)
+    try:
+        os.ftruncate(fd, len(data))
+    except OSError as error:
+        raise failed(error, path, "set the length of") from None

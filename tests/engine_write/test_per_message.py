@@ -11,7 +11,7 @@ from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.put.cursor import Cursor
 from rmqctl.engine.put.encoder import Encoder
 from rmqctl.engine.put.message import Outgoing
-from rmqctl.engine.put.per_message import Singles
+from rmqctl.engine.put.per_message import SingleMessages
 from rmqctl.engine.put.rewrite import Rewriter
 
 FILE = 2048
@@ -51,7 +51,7 @@ def made(config: Settings, messages: list[Outgoing], *, fast: bool):
     """(bytes, results, counters) of a group."""
     log, table = Log(), {}
     cursor = Cursor(log, lambda: None)
-    singles = Singles(config, Encoder(config), cursor, table, lambda topic: topic == "batch",
+    singles = SingleMessages(config, Encoder(config), cursor, table, lambda topic: topic == "batch",
                       lambda: 1_700_000_000_000, Rewriter(config))
     results, at = [], 0
     cursor.start()
@@ -96,7 +96,7 @@ def test_ordinary_messages_take_the_fast_way():
     log, results = Log(), []
     config = Settings(commitlog_file_size=1 << 20)
     cursor = Cursor(log, lambda: None)
-    singles = Singles(config, Encoder(config), cursor, {}, lambda topic: False, lambda: 1,
+    singles = SingleMessages(config, Encoder(config), cursor, {}, lambda topic: False, lambda: 1,
                       Rewriter(config))
     messages = [Outgoing("t", b"x", f"KEYS\x01{number}\x02") for number in range(15)]
     cursor.start()
