@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.engine.dispatch import batch_queue
-from rmqctl.engine.dispatch.batch_queue import BatchQueues
+from rmqctl.engine.dispatch.batch_queue import BatchQueues, BatchRows
 from rmqctl.engine.dispatch.consume_queue import ConsumeQueues, Rows
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.queue_files import FilePool
@@ -233,11 +232,11 @@ def test_extension_units_of_rows_that_are_not_there_are_written_over(tmp_path):
 # -- batch queues -----------------------------------------------------------------------------
 
 
-def batch_rows(*some: tuple[int, int, int]) -> batch_queue.Rows:
+def batch_rows(*some: tuple[int, int, int]) -> BatchRows:
     """(place, first queue offset, how many)."""
     place, base, count = (np.array(one, np.int64) for one in zip(*some, strict=True))
     same = np.zeros(len(place), np.int64)
-    return batch_queue.Rows(same, place, same + 10, same, same + 7, base, count)
+    return BatchRows(same, place, same + 10, same, same + 7, base, count)
 
 
 def test_batch_rows(tmp_path):

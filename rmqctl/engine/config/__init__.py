@@ -1,1 +1,1 @@
-"""config."""
+"""Settings of an engine, making a new store, and its topics."""

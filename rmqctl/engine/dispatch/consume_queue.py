@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
-from rmqctl.errors import StoreIOError
+from rmqctl.engine.dispatch.queue_files import UNWANTED, FilePool, Queue, QueueFiles, QueueSet
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
 from rmqctl.formats.local.consume_queue_ext import MAX_ADDRESS
 from rmqctl.scan.derived import QueueKey
-from rmqctl.store.files import Trouble, listing
+from rmqctl.store.files import Listing, listing
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Sizes, Store
 
@@ -29,8 +28,6 @@ _LONG_MAX = (1 << 63) - 1
 _SMALL = 1 << 16
 _LAST_ROWS = 1 << 16
 _UNITS = layout.dtype()
-UNWANTED = (1 << 31) - 1
-"""Stands for all queues whose rows are left out."""
 
 
 @dataclass(slots=True)
@@ -52,13 +49,8 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Queue:
+class PlainQueue(Queue):
     """One queue in memory. ``max_physic`` is the end of its last row's record, -1 for none."""
-
-    key: QueueKey
-    files: QueueFiles
-    max_physic: int = -1
-    min_offset: int = 0
 
     @property
     def end(self) -> int:
@@ -66,14 +58,14 @@ class Queue:
         return layout.queue_offset(self.files.position) if self.files.base is not None else 0
 
 
-Codes = Callable[[Queue, Array], Array]
+Codes = Callable[[PlainQueue, Array], Array]
 """Tags codes for the rows with these numbers, asked only for rows that are really written."""
 
 Positions = Mapping[QueueKey, tuple[int, int]]
 """(queue offset behind the last row, physical offset up to which the log was dispatched)."""
 
 
-class ConsumeQueues:
+class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
     """All plain consumequeues of a store root.
 
     ``gaps`` counts rows whose queue offset left a gap: they are written at the queue's end all
@@ -84,84 +76,61 @@ class ConsumeQueues:
                  log_end: int | None = None, *, as_broker: bool = False,
                  wanted: Callable[[QueueKey], bool] | None = None,
                  positions: Positions | None = None) -> None:
-        """Finds all queues on disk; rows that lead behind ``log_end`` are cut off.
+        """Finds all queues on disk; see `QueueSet`.
 
-        They are wiped out with the first `put`, unless ``as_broker``. ``wanted`` says which queues
-        are written at all (all). ``positions``: where queues stand; others find that themselves.
+        ``positions``: where queues stand; others find that themselves.
         """
+        super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
+                         as_broker=as_broker, wanted=wanted)
         self._positions = positions or {}
-        self._folder = os.path.join(root, FOLDER)
-        self._file_size, self._pool, self._log_end = layout.file_size(file_size), pool, log_end
-        self._as_broker, self._wanted = as_broker, wanted
-        self.queues: list[Queue] = []
-        self._numbers: dict[QueueKey, int] = {}
-        self._cut: list[Queue] = []
         self.gaps = 0
-        self.refused = 0
         self._greatest = (_LONG_MAX - self._file_size) // UNIT_SIZE
         self._filler = layout.build(FILLER)
-        refuse_unreadable(listing(self._folder).troubles)
         store = Store(root, [], Sizes(consumequeue_file=self._file_size))
-        for key, found in store.queues.items():
-            self._take(key, found)
+        for key, on_disk in store.queues.items():
+            self._take(key, on_disk)
 
-    def number(self, key: QueueKey) -> int:
-        """The number that stands for a queue in `Rows.queue`; `UNWANTED` for one not written."""
-        if self._wanted is not None and not self._wanted(key):
-            return UNWANTED
-        found = self._numbers.get(key)
-        if found is None:
-            folder = os.path.join(self._folder, key[0], str(key[1]))
-            there = listing(folder)
-            found = self._take(key, ConsumeQueue(*key, folder, there.files, there.troubles,
-                                                 self._file_size))
-        return found
+    def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> ConsumeQueue:
+        return ConsumeQueue(*key, folder, listed.files, listed.troubles, self._file_size)
 
-    def _take(self, key: QueueKey, found: ConsumeQueue) -> int:
-        refuse_unreadable(found.troubles)
-        queue = Queue(key, QueueFiles(found.folder, self._file_size, self._pool))
-        with closing(found):
-            self._load(queue, found)
-        number = self._numbers[key] = len(self.queues)
-        self.queues.append(queue)
-        return number
-
-    def _load(self, queue: Queue, found: ConsumeQueue) -> None:
+    def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: ConsumeQueue) -> PlainQueue:
         """The state that a broker's recovery leaves (spec §6)."""
+        queue = PlainQueue(key, files)
+        with closing(on_disk):
+            self._load(queue, on_disk)
+        return queue
+
+    def _load(self, queue: PlainQueue, on_disk: ConsumeQueue) -> None:
         known = self._positions.get(queue.key)
         if known is not None:
             end, queue.max_physic = known
-            if found.files:
-                queue.files.load(found.files, layout.byte_offset(end),
-                                 layout.byte_offset(max(end, found.disk_end)))
-                queue.min_offset = found.first_index
+            if on_disk.files:
+                queue.files.load(on_disk.files, layout.byte_offset(end),
+                                 layout.byte_offset(max(end, on_disk.disk_end)))
             return
-        if not found.files:
+        if not on_disk.files:
             return
-        end = stale = found.written
+        end = stale = on_disk.written
         kept = True
-        if self._log_end is not None and found.max_physical(end) > self._log_end:
-            end = found.truncated(self._log_end)
-            kept, stale = end > 0, found.disk_end
+        if self._log_end is not None and on_disk.max_physical(end) > self._log_end:
+            end = on_disk.truncated(self._log_end)
+            kept, stale = end > 0, on_disk.disk_end
             if not self._as_broker:
                 self._cut.append(queue)
-        queue.files.load(found.files, layout.byte_offset(end) if kept else None,
+        queue.files.load(on_disk.files, layout.byte_offset(end) if kept else None,
                          layout.byte_offset(stale))
-        queue.min_offset = found.first_index
-        last = found.unit(end - 1) if end > found.first_index else None
+        last = on_disk.unit(end - 1) if end > on_disk.first_index else None
         # A queue of fillers only would pass for dispatched up to 2 GiB, and lose its rows, as it
         # does for a broker.
         if last is not None and (self._as_broker or not last.is_filler):
-            queue.max_physic = found.max_physical(end)
+            queue.max_physic = on_disk.max_physical(end)
 
-    def last_address(self, queue: Queue) -> int | None:
+    def last_address(self, queue: PlainQueue) -> int | None:
         """The last extension address among a queue's rows (the last many thousand of them)."""
         folder = queue.files.folder
-        there = listing(folder)
-        with closing(ConsumeQueue(*queue.key, folder, there.files, there.troubles,
-                                  self._file_size)) as found:
-            first = max(found.first_index, queue.end - _LAST_ROWS)
-            codes = found.units(first, queue.end - first)["tags_code"]
+        with closing(self._on_disk(queue.key, folder, listing(folder))) as on_disk:
+            first = max(on_disk.first_index, queue.end - _LAST_ROWS)
+            codes = on_disk.units(first, queue.end - first)["tags_code"]
         linked = np.flatnonzero(codes <= MAX_ADDRESS)
         return int(codes[linked[-1]]) if len(linked) else None
 
@@ -172,9 +141,7 @@ class ConsumeQueues:
 
         StoreIOError when a file cannot be written: giving the same rows again is then harmless.
         """
-        while self._cut:
-            self._cut[-1].files.wipe()
-            self._cut.pop()
+        self._wipe_cut()
         wild = (rows.offset < 0) | (rows.offset > self._greatest)
         if self._wanted is not None:
             left_out = rows.queue == UNWANTED
@@ -209,7 +176,7 @@ class ConsumeQueues:
             self._run(self.queues[int(rows.queue[start])], run, start, stop)
             start = stop
 
-    def _run(self, queue: Queue, run: _Run, at: int, stop: int) -> None:
+    def _run(self, queue: PlainQueue, run: _Run, at: int, stop: int) -> None:
         """The put algorithm for rows ``[at, stop)`` with consecutive queue offsets."""
         files = queue.files
         while at < stop:
@@ -223,7 +190,7 @@ class ConsumeQueues:
                 room = expected % self._file_size
                 files.start(expected - room)
                 if index:
-                    queue.min_offset, blank = index, room // UNIT_SIZE
+                    blank = room // UNIT_SIZE
             elif files.full:
                 files.roll()
             current = files.position + blank * UNIT_SIZE
@@ -239,7 +206,7 @@ class ConsumeQueues:
             self._append(queue, run, at, upto, blank)
             at = upto
 
-    def _append(self, queue: Queue, run: _Run, at: int, stop: int, blank: int) -> None:
+    def _append(self, queue: PlainQueue, run: _Run, at: int, stop: int, blank: int) -> None:
         if run.codes is not None:
             run.units["tags_code"][at:stop] = run.codes(queue, run.order[at:stop])
         data = run.raw[at * UNIT_SIZE:stop * UNIT_SIZE]
@@ -267,10 +234,3 @@ class _Run:
 
 def _renumbered(codes: Codes, kept: Array) -> Codes:
     return lambda queue, rows: codes(queue, kept[rows])
-
-
-def refuse_unreadable(troubles: list[Trouble]) -> None:
-    """StoreIOError for a folder or file that could not be looked at: its queue is not empty."""
-    for one in troubles:
-        if one.unreadable:
-            raise StoreIOError(f"cannot list {one.path}: {one.reason}")

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.dispatch.consume_queue import refuse_unreadable
-from rmqctl.engine.dispatch.queue_files import FilePool, wrong_size
+from rmqctl.engine.dispatch.queue_files import FilePool, refuse_unreadable, wrong_size
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names

@@ -1,4 +1,5 @@
-"""Files that are written by position: bounded descriptors, what must be fsynced, queues of files.
+"""Files that are written by position: bounded descriptors, what must be fsynced, queues of files,
+and what writers of plain and of batch queues have in common.
 
 Every failed call becomes a StoreIOError which names the file and what was attempted.
 """
@@ -6,7 +7,11 @@ Every failed call becomes a StoreIOError which names the file and what was attem
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import RefusedError, StoreIOError
@@ -22,7 +27,8 @@ from rmqctl.files.durable import (
     write_all,
 )
 from rmqctl.formats.local import names
-from rmqctl.store.files import StoreFile
+from rmqctl.scan.derived import QueueKey
+from rmqctl.store.files import Listing, StoreFile, Trouble, listing
 
 MOST_OPEN = 256
 
@@ -287,3 +293,89 @@ class QueueFiles:
         while self._behind:
             self._pool.set_aside(self._behind[-1])
             self._behind.pop()
+
+
+# -- all queues of one kind -----------------------------------------------------------------------
+
+UNWANTED = (1 << 31) - 1
+"""Stands for all queues whose rows are left out."""
+
+
+@dataclass(slots=True)
+class Queue:
+    """One queue in memory. ``max_physic``: how far its rows lead in the log, -1 without a row."""
+
+    key: QueueKey
+    files: QueueFiles
+    max_physic: int = -1
+
+
+class OnDisk(Protocol):
+    """A queue as `rmqctl.store` reads it."""
+
+    folder: str
+    troubles: list[Trouble]
+
+
+Q = TypeVar("Q", bound=Queue)
+D = TypeVar("D", bound=OnDisk)
+
+
+class QueueSet(ABC, Generic[Q, D]):
+    """All queues of one kind in a folder of a store root, numbered as they are met.
+
+    ``refused`` counts rows that no queue can have.
+    """
+
+    def __init__(self, folder: str, file_size: int, pool: FilePool, log_end: int | None, *,
+                 as_broker: bool, wanted: Callable[[QueueKey], bool] | None) -> None:
+        """Rows of records behind ``log_end`` are cut off on opening, as a broker's recovery does.
+
+        They are wiped out with the first rows that are put, unless ``as_broker``. ``wanted`` says
+        which queues are written at all (all).
+        """
+        self._folder, self._file_size, self._pool = folder, file_size, pool
+        self._log_end, self._as_broker, self._wanted = log_end, as_broker, wanted
+        self.queues: list[Q] = []
+        self._numbers: dict[QueueKey, int] = {}
+        self._cut: list[Q] = []
+        self.refused = 0
+        refuse_unreadable(listing(folder).troubles)
+
+    @abstractmethod
+    def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> D:
+        """What is there of a queue."""
+
+    @abstractmethod
+    def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: D) -> Q:
+        """The queue in the state that a broker's recovery leaves."""
+
+    def number(self, key: QueueKey) -> int:
+        """The number that stands for a queue in the rows; `UNWANTED` for one not written."""
+        if self._wanted is not None and not self._wanted(key):
+            return UNWANTED
+        number = self._numbers.get(key)
+        if number is None:
+            folder = os.path.join(self._folder, key[0], str(key[1]))
+            number = self._take(key, self._on_disk(key, folder, listing(folder)))
+        return number
+
+    def _take(self, key: QueueKey, on_disk: D) -> int:
+        refuse_unreadable(on_disk.troubles)
+        files = QueueFiles(on_disk.folder, self._file_size, self._pool)
+        self.queues.append(self._loaded(key, files, on_disk))
+        number = self._numbers[key] = len(self.queues) - 1
+        return number
+
+    def _wipe_cut(self) -> None:
+        """Takes away the rows that were cut off on opening."""
+        while self._cut:
+            self._cut[-1].files.wipe()
+            self._cut.pop()
+
+
+def refuse_unreadable(troubles: list[Trouble]) -> None:
+    """StoreIOError for a folder or file that could not be looked at: its queue is not empty."""
+    for one in troubles:
+        if one.unreadable:
+            raise StoreIOError(f"cannot list {one.path}: {one.reason}")

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from rmqctl.engine.config.settings import Settings
-from rmqctl.engine.dispatch import batch_queue
-from rmqctl.engine.dispatch.batch_queue import BatchQueues
-from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, Positions, Queue, Rows
+from rmqctl.engine.dispatch.batch_queue import BatchQueues, BatchRows
+from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, PlainQueue, Positions, Rows
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.derive import Derived, Further, deriver_for
 from rmqctl.engine.dispatch.index import IndexWriter
@@ -230,7 +229,7 @@ class Dispatcher:
     def _put_batches(self, what: Derived, topic: Array, which: Array) -> None:
         offset = what.queue_offset
         first, count = what.inner or (offset, np.ones(len(offset), np.int64))
-        self._batches.put(batch_queue.Rows(
+        self._batches.put(BatchRows(
             self._batch_numbers.encode(topic[which], what.queue_id[which]),
             what.physical[which], what.size[which], what.tags[which],
             what.store_timestamp[which], first[which], count[which]))
@@ -238,7 +237,7 @@ class Dispatcher:
     # -- rows that only some messages have --------------------------------------------------------
 
     def _ext_codes(self, tags: Array, when: Array, physical: Array, bit_maps: BitMaps) -> Codes:
-        def codes(queue: Queue, rows: Array) -> Array:
+        def codes(queue: PlainQueue, rows: Array) -> Array:
             out: Array = np.empty(len(rows), np.int64)
             for at, row in enumerate(rows.tolist()):
                 code, stored, place = int(tags[row]), int(when[row]), int(physical[row])
@@ -253,7 +252,7 @@ class Dispatcher:
             return out
         return codes
 
-    def _ext_of(self, queue: Queue) -> ConsumeQueueExt:
+    def _ext_of(self, queue: PlainQueue) -> ConsumeQueueExt:
         found = self._ext.get(queue.key)
         if found is None:
             found = self._ext[queue.key] = ConsumeQueueExt(
@@ -285,7 +284,7 @@ class Dispatcher:
             return both, None
         own_codes = codes
 
-        def mixed(queue: Queue, asked: Array) -> Array:
+        def mixed(queue: PlainQueue, asked: Array) -> Array:
             out: Array = both.tags_code[asked]
             mine = np.flatnonzero(order[asked] < count)  # further rows have plain codes
             if len(mine):

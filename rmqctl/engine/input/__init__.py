@@ -1,1 +1,1 @@
-"""input."""
+"""Messages as text or objects, and the loop of `append` over them."""
