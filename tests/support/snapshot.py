@@ -86,12 +86,35 @@ def _entry(path: Path, inodes: bool) -> Entry:
 
 
 def _sha256(path: Path) -> str:
-    """The hash of a file; a file nobody may read is known by its size and time alone."""
+    """A hash of a file's bytes: of its chunks that are not zero, and where they lie.
+
+    So holes need not be read. A file nobody may read is known by its size and time alone.
+    """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with path.open("rb", buffering=0) as file:
+            digest = hashlib.sha256()
+            for position, piece in chunks(file.fileno()):
+                digest.update(b"%d:%d:" % (position, len(piece)))
+                digest.update(piece)
+            return digest.hexdigest()
     except PermissionError:
         return "unreadable"
+
+
+def chunks(fd: int) -> Iterator[tuple[int, bytes]]:
+    """(position, bytes) of every chunk of a file that is not all zeros; holes are passed over."""
+    position = 0
+    while True:
+        try:
+            position = os.lseek(fd, position, os.SEEK_DATA) // CHUNK * CHUNK
+        except OSError:  # ENXIO: only a hole is left
+            return
+        piece = os.pread(fd, CHUNK, position)
+        if not piece:
+            return
+        if piece.count(0) != len(piece):
+            yield position, piece
+        position += CHUNK
 
 
 @contextmanager
@@ -117,8 +140,10 @@ def copy_sparse(source: IO[bytes], target: IO[bytes]) -> None:
 
 
 def _copy_file(source: str, target: str) -> str:
-    with open(source, "rb") as read, open(target, "wb") as write:
-        copy_sparse(read, write)
+    with open(source, "rb", buffering=0) as read, open(target, "wb", buffering=0) as write:
+        os.truncate(write.fileno(), os.fstat(read.fileno()).st_size)
+        for position, piece in chunks(read.fileno()):
+            os.pwrite(write.fileno(), piece, position)
     shutil.copystat(source, target)
     return target
 
