@@ -9,6 +9,7 @@ import pytest
 from tests.checks.told import Log, run
 from tests.conftest import GoldenFolder
 from tests.support import damage, snapshot
+from tests.support.share import sample
 
 CHECKS = ("checkpoint", "files", "config", "timer", "compaction", "extras")
 SETS = {
@@ -37,7 +38,7 @@ def all_checks(root: Path, *, live: bool = False) -> None:
 @pytest.mark.parametrize("kind", [damage.fifo, damage.directory, damage.symlink,
                                   damage.symlink_to_itself, damage.huge_sparse,
                                   damage.empty_file, damage.remove])
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", sample(SETS, 4, "places of files"))
 def test_something_else_in_the_place_of_a_file(name: str, kind,
                                                golden_copy: GoldenFolder) -> None:
     set_, file = SETS[name]

@@ -19,6 +19,7 @@ from tests.engine_write.dispatching import (
     pieces,
 )
 from tests.support import replay
+from tests.support.share import every
 
 
 @pytest.mark.parametrize("error", [faults.out_of_space, faults.broken])
@@ -43,7 +44,7 @@ def test_any_call_may_fail(kind, error, golden, tmp_path):
     (tmp_path / "all").mkdir()
     calls = run(tmp_path / "all", None)
     assert calls > 100
-    for fail_at in range(0, calls, 1 + calls // 60):
+    for fail_at in every(1 + calls // 16, range(calls), f"{kind} {error.__name__}"):
         root = tmp_path / str(fail_at)
         root.mkdir()
         with pytest.raises(StoreIOError) as failed:

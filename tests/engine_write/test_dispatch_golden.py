@@ -18,12 +18,15 @@ from tests.engine_write.dispatching import (
     pieces,
 )
 from tests.support import engine, replay, snapshot
+from tests.support.share import sample
 
 each_set = pytest.mark.parametrize("each", SETS, ids=IDS)
 
 
-@pytest.mark.parametrize("most", [1, 7, 1 << 20])
-@each_set
+@pytest.mark.parametrize(("each", "most"), [
+    *((each, 1 << 20) for each in SETS),
+    *sample([(each, most) for each in SETS for most in (1, 7)], 14, "dispatched in pieces")],
+    ids=lambda one: getattr(one, "id", str(one)))
 def test_the_engines_bytes_are_written(each, most, golden, tmp_path):
     folder = golden(each.id)
     store = folder / "store"

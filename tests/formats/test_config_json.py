@@ -172,13 +172,13 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_time_is_linear(kind: str) -> None:
-    raw = HOSTILE[kind](200_000)
+    raw = HOSTILE[kind](50_000)
     start = time.process_time()
     try:
         config_json.parse(raw)
     except FormatError as error:
         assert len(str(error)) < 1000
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 1.25
 
 
 def test_many_oddities_are_cut() -> None:

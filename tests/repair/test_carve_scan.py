@@ -17,6 +17,7 @@ from rmqctl.scan.walk import Walk
 from tests.conftest import GoldenFolder
 from tests.repair.carving import carve, log, places, record, saved
 from tests.support.golden import GoldenStore, golden_stores
+from tests.support.share import sample
 from tests.support.stored import log_bytes
 
 NAME = f"{0:020d}"
@@ -184,7 +185,8 @@ def test_nothing_in_an_intact_body_is_taken_for_a_record(what: str, name: str,
 @pytest.mark.parametrize("name", [NAME, "image"])
 @pytest.mark.parametrize("where", ["body", "total_size", "magic", "physical_offset", "body_length",
                                    "sys_flag"])
-@pytest.mark.parametrize("what", ["copy", "run", "forged", "whole log"])
+@pytest.mark.parametrize("what", sample(["copy", "run", "forged", "whole log"], 1, "carve",
+                                        always={"forged"}))
 def test_in_a_damaged_body_it_is_known_as_such(what: str, where: str, name: str,
                                                tmp_path: Path) -> None:
     content = embeddings()[what]

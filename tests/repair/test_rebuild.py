@@ -10,12 +10,14 @@ from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
 from rmqctl.repair.scratch import Scratch
 from tests.repair.rebuilding import DERIVED, IDS, SETS, derived, mend, run, settings_of, unnamed
 from tests.support import engine, snapshot
+from tests.support.share import sample
 
 each_set = pytest.mark.parametrize("each", SETS, ids=IDS)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-@each_set
+@pytest.mark.parametrize(("each", "jobs"), sample(
+    [(each, jobs) for each in SETS for jobs in (1, 2)], 20, "rebuild"),
+    ids=lambda one: getattr(one, "id", str(one)))
 def test_deleted_structures_come_back_as_the_engine_wrote_them(each, jobs, golden, golden_copy,
                                                                tmp_path):
     folder = golden(each.id)

@@ -29,7 +29,7 @@ def make(tiny: Tiny) -> Callable[[Path], Path]:
 
 @both
 def test_some_failing_calls(name: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
-    assert faults_of(command(name, tiny, rmqctl), make(tiny), tmp_path / "faults", step=19) >= 5
+    assert faults_of(command(name, tiny, rmqctl), make(tiny), tmp_path / "faults", step=29) >= 5
 
 
 @both

@@ -21,6 +21,7 @@ from tests.conftest import GoldenFolder
 from tests.support import damage, forged
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
+from tests.support.share import sample
 
 COUNTS = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged", "damaged_spans")
 
@@ -71,7 +72,8 @@ def broken(root: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
-                                   for each in golden_sets.golden_stores()
+                                   for each in sample(golden_sets.golden_stores(), 8, "ranges",
+                                                      always=golden_sets.is_covering)
                                    if each.kind != "multipath"])
 def test_ranges_of_golden_stores(store: golden_sets.GoldenStore, golden: GoldenFolder,
                                  as_if_parallel: list[ranges.Range]) -> None:

@@ -25,6 +25,7 @@ from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
+from tests.support.share import sample
 from tests.support.stored import intact, object_of, puts_of
 
 STORES = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()]
@@ -71,7 +72,7 @@ def test_every_record_that_was_stored_is_shown_as_it_was(store: golden_sets.Gold
         assert not problems
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", sample(STORES, 30, "message objects"))
 def test_rows_are_message_objects(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     """Columns and single records give the same objects, whatever is asked of the body."""
     with opened(store, golden) as one:
