@@ -1,25 +1,30 @@
 # make demo    the main job on a small real store
-# make test    the whole suite, with every bit and every length (about ten minutes)
-# make quick   the suite without what is slow
+# make test    the suite, with another share of the long lists each day (at most 12 minutes)
+# make quick   one case of each test, nothing that is slow, no Spark (under 2 minutes)
+# make test-exhaustive  everything: every bit, length and call; PART=3/8 takes the third of 8 parts
 # make lint    ruff and mypy
 # make docs    docs/reference.md and the table of docs/verify.md from the program
 # make bench   figures as ratios, on stores it makes in BENCH (2.5 GiB, kept)
 # make clean   everything made here
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=dir the environment, JOBS=4 the test processes,
-# ARGS='-k verify' goes to pytest or to the benchmark.
+# SEED=N takes the tests of a run that said so again, ARGS='-k verify' goes to pytest or to the
+# benchmark. Times are those of two cores; tests/README.md says what each suite holds.
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 BENCH ?= benchmarks/data
 ARGS ?=
+SEED ?=
+PART ?=
 
+PYTEST = $(if $(SEED),RMQCTL_SEED=$(SEED) )$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick lint docs bench clean
+.PHONY: help venv demo test quick test-exhaustive lint docs bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -49,10 +54,13 @@ demo: $(VENV)/.installed
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
 
 test: venv
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --exhaustive $(ARGS)
+	$(PYTEST) $(ARGS)
 
 quick: venv
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m 'not slow' $(ARGS)
+	$(PYTEST) --quick $(ARGS)
+
+test-exhaustive: venv
+	$(PYTEST) --exhaustive $(if $(PART),--part $(PART)) $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

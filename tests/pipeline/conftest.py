@@ -1,17 +1,30 @@
 """One Spark session for all tests of the pipeline, on two threads of this machine.
 
-Tests that use it carry ``pytestmark = pytest.mark.xdist_group("spark")``, so that only one
-process of a parallel run starts it. A process has one session at a time: another kind takes its
-place (`Sessions`).
+Tests that use it are of one xdist group, so that only one process of a parallel run starts it (and
+starts with it: it is the largest group). `make test` takes one or two of each kind; that all golden
+stores give the same on Spark is for `make test-exhaustive`. A process has one session at a time:
+another kind takes its place (`Sessions`).
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from rmqctl.store.log.ranges import Processes
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Before pytest-xdist writes the groups into the names of the tests."""
+    for item in items:
+        if (HERE in item.path.parents and "sessions" in getattr(item, "fixturenames", ())
+                and item.get_closest_marker("xdist_group") is None):
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 class Sessions:

@@ -31,7 +31,7 @@ from tests.repair.rebuilding import DERIVED, carry_out, derived, settings_of, un
 from tests.support import damage, snapshot
 from tests.support import golden as golden_sets
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.exhaustive]
+pytestmark = pytest.mark.exhaustive
 COUNTS = (1, 7, 64)
 DAMAGED = ("4.9.3/basic/store", "5.3.3/basic/store", "5.3.3/v2topic/store", "4.9.3/batch/store",
            "5.3.3/ipv6/store", "5.3.3/appendcrc/store")

@@ -21,11 +21,10 @@ from tests.pipeline.exporting import (
     write_log,
 )
 from tests.support import damage
+from tests.support.share import sample
 
-pytestmark = pytest.mark.xdist_group("spark")
 
-
-@pytest.mark.parametrize("count", [1, 7, 64])
+@pytest.mark.parametrize("count", sample([1, 7, 64], 1, "export on Spark"))
 def test_files_are_those_of_processes(count, spark_pool, golden_copy, tmp_path):
     root = golden_copy("5.3.3/basic/store")
     damage.zero(root, f"commitlog/{65536:020d}", 20_000, 9_000)
@@ -40,7 +39,7 @@ def test_files_are_those_of_processes(count, spark_pool, golden_copy, tmp_path):
     assert beside(there) == ["copy-0", "here"]
 
 
-@pytest.mark.parametrize("form", ["json", "csv", "avro"])
+@pytest.mark.parametrize("form", sample(["json", "csv", "avro"], 1, "formats on Spark"))
 def test_other_formats_too(form, spark_pool, golden, tmp_path):
     root = golden("4.9.3/basic/store")
     run([root], tmp_path / "here", form, count=3)
@@ -63,6 +62,7 @@ def test_spark_reads_what_was_exported(spark, golden, tmp_path):
     assert {str(row["day"]) for row in rows} == {row["day"] for row in table(out)}
 
 
+@pytest.mark.exhaustive
 def test_spark_reads_odd_topics(spark, tmp_path):
     topics = [b"%RETRY%group", b"a/b", b"x=y", "größe".encode(), b"quote'\"{[^]}", b"", b"a b"]
     root, out = write_log(tmp_path / "store", topics), tmp_path / "out"
@@ -73,6 +73,7 @@ def test_spark_reads_odd_topics(spark, tmp_path):
     assert once == 1
 
 
+@pytest.mark.exhaustive
 def test_spark_reads_lines_of_json(spark, golden, tmp_path):
     root, out = golden("5.3.3/basic/store"), tmp_path / "out"
     run([root], out, "json", count=3, partition_by=["day"], compression="gzip")

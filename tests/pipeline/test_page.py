@@ -96,7 +96,7 @@ def test_the_bounds_are_those_of_the_program():
     assert times.CLOCK_SKEW == 3_600_000
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.exhaustive
 def test_the_programs_run(spark, tmp_path, capfd):
     for name in ("a", "b"):
         snapshot.copy_tree(STORE, tmp_path / "brokers" / name / "store")

@@ -22,6 +22,7 @@ from tests.pipeline import reading
 from tests.support import damage
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
+from tests.support.share import sample
 
 TABLES = ("messages", "frames", "consumequeue", "index")
 
@@ -85,7 +86,7 @@ def test_an_empty_store_has_one_empty_partition(tmp_path: Path) -> None:
         assert not reading.rows(tmp_path, table)
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", sample(TABLES, 1, "twenty thousand files"))
 def test_twenty_thousand_files(table: str, tmp_path: Path) -> None:
     """Few partitions, in seconds, whatever they weigh."""
     files = 20_000
@@ -130,11 +131,11 @@ def test_the_unused_end_of_a_log_is_one_frame(tmp_path: Path) -> None:
         assert sum(one["length"] for one in rows) == 4 * 1024
 
 
-STORES = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()
-          if each.set.version == "5.3.3"]
+STORES = sample((each for each in golden_sets.golden_stores() if each.set.version == "5.3.3"), 6,
+                "partitions of golden stores", always=golden_sets.is_covering)
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", STORES, ids=lambda one: one.id)
 def test_golden_stores(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     """All tables, cut anywhere, are what the local readers have."""
     root = golden(store.id)

@@ -16,7 +16,6 @@ from rmqctl.errors import FormatError, JobError, UsageError
 from rmqctl.pipeline.session import NO_JAVA, package_zip, workers_of
 from tests.support import snapshot
 
-pytestmark = pytest.mark.xdist_group("spark")
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,6 +52,7 @@ def test_a_killed_worker_is_replaced(spark_pool, tmp_path):
     assert (tmp_path / "4").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_worker_killed_again_and_again_is_an_error_with_the_log(spark_pool, spark):
     def dies(number):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,6 +74,7 @@ def test_progress_hears_of_every_task(spark):
     assert any(0 < done < 6 for done, _ in heard)
 
 
+@pytest.mark.exhaustive
 def test_an_interruption_cancels_the_job(spark, tmp_path):
     from rmqctl.pipeline.pool import SparkPool
 
@@ -129,6 +130,8 @@ def test_without_java_one_sentence(golden, tmp_path):
                   JAVA_HOME="").returncode == 0
 
 
+@pytest.mark.exhaustive
+@pytest.mark.xdist_group("spark-cluster")
 def test_a_run_is_quiet_and_leaves_nothing(golden, tmp_path):
     root = golden("4.9.3/basic/store")
     before = snapshot.take(root)
@@ -139,6 +142,8 @@ def test_a_run_is_quiet_and_leaves_nothing(golden, tmp_path):
     assert snapshot.take(root) == before
 
 
+@pytest.mark.exhaustive
+@pytest.mark.xdist_group("spark-cluster")
 def test_ctrl_c_ends_it_at_once(golden, tmp_path):
     """SIGINT while the job runs: exit 130, no traceback, no process of Spark's left."""
     slow, mark = tmp_path / "slow.py", tmp_path / "on"

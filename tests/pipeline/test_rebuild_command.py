@@ -15,6 +15,7 @@ from tests.repair.accidents import bytes_of
 from tests.repair.rebuilding import derived
 from tests.support import snapshot
 from tests.support.cli import Result
+from tests.support.share import sample
 
 Run = Callable[..., Result]
 Folder = Callable[[str], Path]
@@ -37,7 +38,7 @@ def harm(store: Path) -> None:
                 path.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sample(NAMES, 2, "rebuilt by command"))
 def test_the_plan_of_recover_carried_out_and_taken_back(rmqctl: Run, golden_copy: Folder,
                                                         name: str) -> None:
     root = golden_copy(f"{name}/store")

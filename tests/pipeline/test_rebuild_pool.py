@@ -44,9 +44,9 @@ from tests.repair.rebuilding import (
 )
 from tests.support import snapshot
 from tests.support.golden import all_sets
+from tests.support.share import sample
 
 DAMAGED = [each for each in all_sets() if each.is_damaged]
-each_set = pytest.mark.parametrize("each", SETS, ids=IDS)
 SOME = ["4.9.3/basic", "5.3.3/cqext", "5.3.3/batchcq", "5.3.3/lmq"]
 
 
@@ -61,9 +61,9 @@ def local(store, settings, kind, folder, **more):
         return outcome(run(store, settings, scratch, kind, **more))
 
 
-@pytest.mark.parametrize(("jobs", "ranges"), [(2, 7), pytest.param(
-    1, 1, marks=pytest.mark.exhaustive)])
-@each_set
+@pytest.mark.parametrize(("jobs", "ranges"), sample(
+    [(1, 1), (2, 7)], 0, "processes", always=[(2, 7)]))
+@pytest.mark.parametrize("each", sample(SETS, 7, "deleted structures"), ids=lambda one: one.id)
 def test_deleted_structures_come_back_as_the_engine_wrote_them(each, jobs, ranges, golden,
                                                                golden_copy, tmp_path):
     folder = golden(each.id)
@@ -103,8 +103,7 @@ def test_the_same_as_the_local_rebuild(each, golden, tmp_path):
 @pytest.mark.parametrize("pool", [Processes(1), Processes(2), Unruly(1)],
                          ids=["1-process", "2-processes", "unruly"])
 @pytest.mark.parametrize("cut", [(1, 1), (2, 5), (64, 13)], ids=str)
-@pytest.mark.parametrize("name", ["5.3.3/lmq", *(pytest.param(
-    each.id, marks=pytest.mark.exhaustive) for each in SETS if each.id != "5.3.3/lmq")])
+@pytest.mark.parametrize("name", sample(IDS, 1, "ranges and groups"))
 def test_any_number_of_ranges_and_groups(name, cut, pool, golden, tmp_path):
     folder = golden(name)
     kind = name.partition("/")[2]
@@ -112,9 +111,9 @@ def test_any_number_of_ranges_and_groups(name, cut, pool, golden, tmp_path):
                          pool, *cut) == ([], [])
 
 
-@pytest.mark.parametrize("ranges", [23, *(pytest.param(
-    one, marks=pytest.mark.exhaustive) for one in (2, 64, 200))])
-@pytest.mark.parametrize("each", DAMAGED, ids=lambda one: one.id)
+@pytest.mark.parametrize(("each", "ranges"), sample(
+    [(each, ranges) for each in DAMAGED for ranges in (2, 23, 64, 200)], 14, "damaged logs"),
+    ids=lambda one: getattr(one, "id", one))
 def test_damaged_logs(each, ranges, golden, tmp_path):
     """Damage is counted and passed over alike; ranges begin inside of it."""
     folder = golden(each.id)
@@ -149,7 +148,7 @@ def test_one_topic_or_queue(name, golden, tmp_path):
                                        range_size=30_000, topic=topic, queue=number)) == wanted
 
 
-@each_set
+@pytest.mark.parametrize("each", sample(SETS, 8, "expired heads"), ids=lambda one: one.id)
 def test_expired_heads(each, golden, tmp_path):
     """Rows, units and entries of expired messages are taken over; batch queues go on from them."""
     folder = golden(each.id)
@@ -164,10 +163,10 @@ def test_expired_heads(each, golden, tmp_path):
             assert derived_steps(rebuilt) == ([], [])
 
 
-@pytest.mark.parametrize(("name", "capacity", "ending"), [
-    ("4.9.3/basic", 53, None), ("5.3.3/lmq", 31, 150_000), *(pytest.param(
-        "5.3.3/basic", count, end, marks=pytest.mark.exhaustive)
-        for count in (1, 2, 3, 16) for end in (None, 150_000))])
+@pytest.mark.parametrize(("name", "capacity", "ending"), sample([
+    ("4.9.3/basic", 53, None), ("5.3.3/lmq", 31, 150_000), *(
+        ("5.3.3/basic", count, end) for count in (1, 2, 3, 16) for end in (None, 150_000))], 1,
+    "index files by many tasks", always=lambda one: one[1] > 16))
 def test_index_files_by_many_tasks(name, capacity, ending, golden, tmp_path):
     """Files of any size: a message's keys may lie in several, and in those of several tasks."""
     folder = golden(name)

@@ -22,11 +22,11 @@ from tests.pipeline.pools import on_pool, outcome
 from tests.pipeline.test_rebuild_pool import local
 from tests.repair.rebuilding import DERIVED, carry_out, derived, settings_of, unnamed
 from tests.support import snapshot
+from tests.support.share import sample
 
-pytestmark = pytest.mark.xdist_group("spark")
 
-
-@pytest.mark.parametrize("name", ["4.9.3/basic", "5.3.3/lmq", "5.3.3/batchcq", "5.3.3/cqext"])
+@pytest.mark.parametrize("name", sample(
+    ["4.9.3/basic", "5.3.3/lmq", "5.3.3/batchcq", "5.3.3/cqext"], 1, "rebuilt on Spark"))
 def test_deleted_structures_come_back_as_the_engine_wrote_them(name, golden, golden_copy, tmp_path,
                                                                spark_pool):
     folder = golden(name)

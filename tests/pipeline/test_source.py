@@ -14,8 +14,7 @@ from rmqctl.pipeline.source import schema
 from tests.conftest import GoldenFolder
 from tests.pipeline import reading
 from tests.support import damage, snapshot
-
-pytestmark = pytest.mark.xdist_group("spark")
+from tests.support.share import sample
 
 TABLES = ("messages", "frames", "consumequeue", "index")
 STORES = ["4.9.3/basic/store", "5.3.3/transaction/store", "5.3.3/batchcq/store",
@@ -36,7 +35,8 @@ def load(spark):
     return loaded
 
 
-@pytest.fixture(params=["true", "false"], ids=["push-down", "no push-down"])
+@pytest.fixture(params=sample(["true", "false"], 0, "push-down", always=["true"]),
+                ids={"true": "push-down", "false": "no push-down"}.get)
 def pushdown(request, spark):
     before = spark.conf.get(PUSHDOWN)
     spark.conf.set(PUSHDOWN, request.param)
@@ -76,7 +76,7 @@ def shattered(root: Path, seed: int) -> None:
                 damage.garbage_tail(root, name, at, seed + number, rng.randrange(1, 4000))
 
 
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("name", sample(STORES, 1, "tables on Spark"))
 def test_all_tables_are_the_local_readers(name: str, load, golden: GoldenFolder) -> None:
     """`test_planning` has more stores and numbers of partitions, without Spark."""
     root = golden(name)
@@ -87,6 +87,7 @@ def test_all_tables_are_the_local_readers(name: str, load, golden: GoldenFolder)
             assert found == wanted, (table, count)  # partitions are in the order of the files
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["5.3.3/basic/store", "5.3.3/crash-base/store"])
 def test_damaged_copies(name: str, load, golden_copy: GoldenFolder, seed: int) -> None:
     root = golden_copy(name)
@@ -139,6 +140,7 @@ def test_body_none(load, golden: GoldenFolder) -> None:
     assert frame.count() == len(reading.local(root, "messages"))
 
 
+TABLES_AND_WAYS = [(table, way) for table in TABLES for way in ("gone", "shorter")]
 CONDITIONS = [
     "topic = '{topic}'",
     "topic in ('{topic}', 'none', null) and queue_id in (0, 2)",
@@ -155,7 +157,7 @@ CONDITIONS = [
 ]
 
 
-@pytest.mark.parametrize("table", ["messages", "frames"])
+@pytest.mark.parametrize("table", sample(["messages", "frames"], 1, "conditions on Spark"))
 def test_conditions(table: str, pushdown: bool, load, golden: GoldenFolder, spark) -> None:
     root = golden("5.3.3/basic/store")
     every = load(root, table=table).toArrow()
@@ -201,6 +203,7 @@ def test_options_and_conditions_together(pushdown: bool, load, golden: GoldenFol
     assert frame.where("topic = 'another'").count() == 0
 
 
+@pytest.mark.exhaustive
 def test_several_stores(load, golden: GoldenFolder) -> None:
     roots = [golden("4.9.3/basic/store"), golden("5.3.3/basic/store")]
     wanted = {str(root): len(reading.local(root, "messages")) for root in roots}
@@ -243,8 +246,7 @@ def test_refusals_are_sentences(options, schema, words, spark, golden: GoldenFol
         (source if schema is None else source.schema(schema)).load().collect()
 
 
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("how", ["gone", "shorter"])
+@pytest.mark.parametrize(("table", "how"), sample(TABLES_AND_WAYS, 1, "a file that changes"))
 def test_a_file_that_changes_ends_the_job(table: str, how: str, load,
                                           golden_copy: GoldenFolder) -> None:
     """Planned, then gone: Spark keeps the plan of a DataFrame once it has made it."""
@@ -279,6 +281,8 @@ spark.stop()
 """
 
 
+@pytest.mark.exhaustive
+@pytest.mark.xdist_group("spark-cluster")
 def test_found_by_name_where_it_is_installed(golden: GoldenFolder) -> None:
     """No import, no registration: only the package in the path, in a session of one's own."""
     root = golden("5.3.3/basic/store")
@@ -291,6 +295,7 @@ def test_found_by_name_where_it_is_installed(golden: GoldenFolder) -> None:
                                            for table in ("consumequeue", "messages")]
 
 
+@pytest.mark.exhaustive
 def test_the_stores_stay_as_they_were(load, golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic/store")
     with snapshot.assert_unchanged(root):

@@ -21,8 +21,8 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.objects import message_object
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
+from tests.support.share import sample
 
-pytestmark = pytest.mark.xdist_group("spark")
 VIEWS = ("messages", "frames", "consumequeue", "index")
 
 
@@ -118,7 +118,7 @@ QUERIES = {
 }
 
 
-@pytest.mark.parametrize("text", QUERIES)
+@pytest.mark.parametrize("text", sample(QUERIES, 3, "queries"))
 def test_answers_are_those_of_the_whole_tables(text, spark, root, whole):
     from rmqctl.pipeline.sql import sql
 
@@ -162,6 +162,7 @@ def test_messages_are_the_message_objects(spark, root, stored):
         assert mine == {name: theirs[name] for name in mine}
 
 
+@pytest.mark.exhaustive
 def test_joins_hold_the_local_truth(spark, root, stored):
     """Every message has its row and its index entries, and no more."""
     from rmqctl.pipeline.sql import sql
@@ -246,6 +247,7 @@ def test_what_is_wrong_with_values_is_the_querys(spark, root):
         list(sql.rows(asked(spark, root, "SELECT 1 / (queue_id - queue_id) FROM messages")))
 
 
+@pytest.mark.exhaustive
 def test_a_failing_job_is_no_mistake_of_the_query(spark, golden_copy: GoldenFolder):
     from rmqctl.pipeline.sql import sql
 
@@ -265,7 +267,7 @@ def test_what_shows_is_run(spark, root):
     assert [one["col_name"] for one in rows][:3] == ["store", "file", "topic"]
 
 
-@pytest.mark.parametrize("form", ["parquet", "json", "csv"])
+@pytest.mark.parametrize("form", sample(["parquet", "json", "csv"], 1, "files of SQL"))
 def test_files(form, spark, root, stored, tmp_path):
     from rmqctl.pipeline.sql import sql
 
@@ -295,6 +297,7 @@ def test_files(form, spark, root, stored, tmp_path):
         sql.write(asked(spark, root, text), str(out), form)
 
 
+@pytest.mark.exhaustive
 def test_a_failed_query_leaves_nothing(spark, root, tmp_path):
     from rmqctl.pipeline.sql import sql
 
@@ -351,6 +354,7 @@ def test_a_dry_run_shows_the_pieces_and_starts_nothing(count, root, golden: Gold
                                          "--dry-run").expect(0).err
 
 
+@pytest.mark.xdist_group("spark")
 def test_the_command(root, stored, tmp_path, rmqctl_process: Runner):
     """In a process of its own, as it starts Spark itself."""
     query = tmp_path / "q.sql"
@@ -362,6 +366,8 @@ def test_the_command(root, stored, tmp_path, rmqctl_process: Runner):
         one["topic"] for one in stored)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.xdist_group("spark")
 def test_the_command_says_what_is_wrong(root, tmp_path, rmqctl_process: Runner):
     done = rmqctl_process("pipeline", "sql", root, "SELECT nothing FROM messages", "--master",
                           "local[2]", "--out", tmp_path / "out", timeout=300).expect(2)

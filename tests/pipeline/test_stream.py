@@ -10,8 +10,6 @@ import pytest
 
 from tests.pipeline.growing import FILE_SIZE, Writer
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 COLUMNS = "store string, queue_offset long, physical_offset long"
 
 
@@ -105,6 +103,7 @@ def test_stopped_and_started_again(following, writer):
     assert following.offsets()[-1] == {following.path: writer.position}
 
 
+@pytest.mark.exhaustive
 def test_a_limit_makes_many_batches_and_a_batch_replayed_is_the_same(following, writer):
     writer.append(100)
     first = following.run(maxBytesPerTrigger="3000")
@@ -119,6 +118,7 @@ def test_a_limit_makes_many_batches_and_a_batch_replayed_is_the_same(following, 
     assert following.again == [last]
 
 
+@pytest.mark.exhaustive
 def test_it_ends_at_what_was_there_when_it_started(following, writer):
     """Messages that come while it runs are for the next run, also those in a new store."""
     writer.append(50)
@@ -138,6 +138,7 @@ def test_it_ends_at_what_was_there_when_it_started(following, writer):
     assert numbers(following.run()) == more
 
 
+@pytest.mark.exhaustive
 def test_two_stores_and_one_that_comes_later(rocketmq, tmp_path, writer):
     following = Following(rocketmq, tmp_path, tmp_path / "[a-z]")
     second = Writer(tmp_path / "b", base=2 * FILE_SIZE)
@@ -160,6 +161,7 @@ def test_two_stores_and_one_that_comes_later(rocketmq, tmp_path, writer):
         a: writer.position, b: second.position, c: third.position}
 
 
+@pytest.mark.exhaustive
 def test_a_running_query_follows(following, writer):
     """Also a torn record that becomes whole, the next file, and a head that expires."""
     import time
@@ -205,6 +207,7 @@ def test_columns_and_conditions(rocketmq, tmp_path, writer):
     assert all(b"message %d " % row[0] in row[2] for row in rows)
 
 
+@pytest.mark.exhaustive
 def test_rows_are_those_of_reading_at_once(rocketmq, tmp_path, golden):
     """All columns, many parts, on what an engine wrote, damaged."""
     store = golden("5.3.3/crash-crc-prev/before")

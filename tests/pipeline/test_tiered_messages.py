@@ -22,6 +22,7 @@ from rmqctl.tiered.files.writer import open_feeder
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.pipeline import reading
+from tests.support.share import sample
 
 TABLE = "tiered_messages"
 STORE, LIVE = "5.3.3/tiered/store", "5.3.3/tiered/store-live"
@@ -142,7 +143,7 @@ def test_it_is_the_loop_over_the_queues(name, count, golden: GoldenFolder):
     assert [(one["file"], one["physical_offset"]) for one in with_orphans] == walked(root)
 
 
-@pytest.mark.parametrize("coda", ["", "behind", "to"])
+@pytest.mark.parametrize("coda", sample(["", "behind", "to"], 1, "codas"))
 def test_many_segments(coda, golden: GoldenFolder, tmp_path):
     with Tier.open(str(golden(STORE))) as tier:
         queue = max(tier.queues(), key=lambda one: one.commit_offset)
@@ -195,7 +196,7 @@ def test_what_lies_in_the_wrong_folder_is_left_out(golden: GoldenFolder, tmp_pat
             assert rows(tmp_path, orphans=orphans, **filters) == []
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", sample(range(6), 2, "damaged tiers"))
 def test_damaged_copies(number: int, golden_copy: GoldenFolder, seed: int):
     """Bits flipped, ends torn, ranges overwritten: cut anyhow, it stays what the loop finds."""
     rng = random.Random(seed)
@@ -361,7 +362,6 @@ def _key(one: tuple) -> tuple:
     return one[:4], one[5:]
 
 
-@pytest.mark.xdist_group("spark")
 def test_in_a_session(spark, golden: GoldenFolder, tmp_path):
     root = golden(STORE)
     expected = wanted(root)
@@ -380,7 +380,7 @@ def test_in_a_session(spark, golden: GoldenFolder, tmp_path):
     assert every.count() == 60
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pushing", ["true", "false"])
 def test_answers_do_not_depend_on_push_down(pushing, spark, golden: GoldenFolder):
     root = golden(STORE)
@@ -406,7 +406,7 @@ def test_answers_do_not_depend_on_push_down(pushing, spark, golden: GoldenFolder
         spark.conf.set(name, before)
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.exhaustive
 def test_a_view_of_sql(spark, golden: GoldenFolder):
     from rmqctl.pipeline.sql import sql
 

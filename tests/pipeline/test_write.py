@@ -10,14 +10,11 @@ import pytest
 from rmqctl.store import Store
 from rmqctl.store.objects import message_object
 from tests.support import replay
+from tests.support.share import sample
 
-pytestmark = pytest.mark.xdist_group("spark")
-
-QUICK = ["4.9.3/basic", "4.9.3/transaction", "5.3.3/basic", "5.3.3/ipv6", "5.3.3/lmq",
-         "5.3.3/v2topic", "5.3.3/batchcq"]
-MORE = ["4.9.3/delay", "4.9.3/ipv6", "4.9.3/batch", "4.9.3/lmq", "5.3.3/delay", "5.3.3/batch",
-        "5.3.3/transaction", "5.3.3/appendcrc"]
-SETS = [*QUICK, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in MORE)]
+SETS = ["4.9.3/basic", "4.9.3/transaction", "5.3.3/basic", "5.3.3/ipv6", "5.3.3/lmq",
+        "5.3.3/v2topic", "5.3.3/batchcq", "4.9.3/delay", "4.9.3/ipv6", "4.9.3/batch", "4.9.3/lmq",
+        "5.3.3/delay", "5.3.3/batch", "5.3.3/transaction", "5.3.3/appendcrc"]
 NEEDED = ("topic string, body binary, queue_id int, queue_offset long, sys_flag int, "
           "born_timestamp long, born_host string, store_timestamp long, store_host string, "
           "properties_raw string, physical_offset long, magic string, flag int, "
@@ -64,7 +61,7 @@ def leftovers(target: Path) -> list[str]:
     return [one for one in os.listdir(target.parent) if one.startswith(f"{target.name}.rmqctl")]
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", sample(SETS, 2, "stores written by Spark"))
 def test_a_store_read_and_written_is_the_engines(rocketmq, golden, tmp_path, name):
     folder, target = golden(name), tmp_path / "new"
     frame = read(rocketmq, folder / "store", schema=NEEDED)
@@ -122,6 +119,7 @@ def test_the_new_store_is_sound(rocketmq, tmp_path, rmqctl):
     rmqctl("verify", tmp_path / "new").expect(0)
 
 
+@pytest.mark.exhaustive
 def test_no_row_at_all_makes_an_empty_store(rocketmq, tmp_path, rmqctl):
     write(rocketmq.createDataFrame([], "topic string, body string"), tmp_path / "new")
     assert messages(tmp_path / "new") == []
@@ -139,7 +137,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", sample(REFUSED, 1, "refused by df.write"))
 def test_what_cannot_be_is_refused_before_any_task_runs(rocketmq, tmp_path, case):
     schema, options, words = REFUSED[case]
     with pytest.raises(Exception, match=words):
@@ -147,7 +145,7 @@ def test_what_cannot_be_is_refused_before_any_task_runs(rocketmq, tmp_path, case
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("mode", ["append", "overwrite", "errorifexists"])
+@pytest.mark.parametrize("mode", sample(["append", "overwrite", "errorifexists"], 1, "modes"))
 def test_an_existing_store_is_never_touched(rocketmq, golden_copy, mode):
     store = golden_copy("4.9.3/basic/store")
     before = replay.contents(store)
@@ -157,6 +155,7 @@ def test_an_existing_store_is_never_touched(rocketmq, golden_copy, mode):
     assert not leftovers(store)
 
 
+@pytest.mark.exhaustive
 def test_a_task_that_fails_leaves_nothing(rocketmq, golden, tmp_path):
     from pyspark.sql import functions as f
 

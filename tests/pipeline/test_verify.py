@@ -1,4 +1,4 @@
-"""verify on Spark says what verify says: on every golden store, for any number of ranges."""
+"""pipeline verify says what verify says: on every golden store, for any number of ranges."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rmqctl.pipeline.verify import verify_stores
 from rmqctl.store.log.ranges import Processes
 from rmqctl.store.store import Store
 from tests.support import damage, forged, golden
+from tests.support.share import sample
 
-pytestmark = pytest.mark.xdist_group("spark")
 COUNTS = (1, 2, 7, 64)
 MOST = 500
 
@@ -31,17 +31,27 @@ def on_pool(root, pool, count, dirs=()):
     return found.verdict.as_dict()
 
 
-@pytest.mark.parametrize("each", golden.golden_stores(), ids=lambda one: one.id)
-def test_every_golden_store(each, golden, spark_pool):
+def all_counts_say_the_same(each, golden, pool):
     root = str(golden(each.id))
     wanted = local(root, each.commitlog_dirs)
     for count in COUNTS:
-        assert on_pool(root, spark_pool, count, each.commitlog_dirs) == wanted, count
+        assert on_pool(root, pool, count, each.commitlog_dirs) == wanted, count
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_damage_with_borders_inside_it(seed, golden_copy, spark_pool):
-    chance = random.Random(seed)
+@pytest.mark.parametrize("each", sample(golden.golden_stores(), 15, "verify in ranges",
+                                        always=golden.is_covering), ids=lambda one: one.id)
+def test_every_golden_store(each, golden):
+    all_counts_say_the_same(each, golden, Processes(1))
+
+
+@pytest.mark.parametrize("each", sample(golden.golden_stores(), 1, "verify on Spark"),
+                         ids=lambda one: one.id)
+def test_every_golden_store_on_spark(each, golden, spark_pool):
+    all_counts_say_the_same(each, golden, spark_pool)
+
+
+def damaged(chance, golden_copy):
+    """A store with damage in any of its files."""
     store = golden_copy(chance.choice(["4.9.3/basic/store", "5.3.3/basic/store",
                                        "5.3.3/v2topic/store", "4.9.3/batch/store"]))
     files = sorted((store / "commitlog").iterdir())
@@ -50,11 +60,24 @@ def test_random_damage_with_borders_inside_it(seed, golden_copy, spark_pool):
         at = chance.randrange(file.stat().st_size)
         length = min(chance.choice([1, 40, 3000]), file.stat().st_size - at)
         damage.write(store, f"commitlog/{file.name}", at, chance.randbytes(length))
+    return store
+
+
+@pytest.mark.parametrize("seed", sample(range(12), 5, "damage"))
+def test_random_damage_with_borders_inside_it(seed, golden_copy):
+    chance = random.Random(seed)
+    store = damaged(chance, golden_copy)
     wanted = local(str(store))
     assert wanted["ok"] is False
     for count in (*COUNTS, chance.randint(3, 300)):
         assert on_pool(str(store), Processes(1), count) == wanted, count
-    assert on_pool(str(store), spark_pool, chance.randint(2, 64)) == wanted
+
+
+@pytest.mark.parametrize("seed", sample(range(12), 1, "damage on Spark"))
+def test_random_damage_on_spark(seed, golden_copy, spark_pool):
+    chance = random.Random(seed)
+    store = damaged(chance, golden_copy)
+    assert on_pool(str(store), spark_pool, chance.randint(2, 64)) == local(str(store))
 
 
 class Strange:
