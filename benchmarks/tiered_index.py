@@ -43,10 +43,10 @@ def _fill(folder: Path, items: int) -> Path:
 
     from rmqctl.formats.tiered import index as fmt
     from rmqctl.tiered.index.keys import Keys
-    from rmqctl.tiered.index.writer import IndexFeed
+    from rmqctl.tiered.index.writer import IndexWriter
 
     draw = np.random.default_rng(items)
-    with IndexFeed(str(folder), fmt.DEFAULT_SHAPE, lambda: BEGIN) as feed:
+    with IndexWriter(str(folder), fmt.DEFAULT_SHAPE, lambda: BEGIN) as feed:
         for start in range(0, items, BLOCK):
             count = min(BLOCK, items - start)
             keys = Keys(np.arange(count), draw.integers(0, (1 << 31) - 1, count, dtype=np.int32))
@@ -83,7 +83,7 @@ def feed_messages(where: Path) -> Figures:
     from rmqctl.formats.tiered import index as fmt
     from rmqctl.scan.source import BytesSource
     from rmqctl.scan.walk import Walk
-    from rmqctl.tiered.index.writer import IndexFeed
+    from rmqctl.tiered.index.writer import IndexWriter
 
     log = _messages(200_000)
     batches = list(Walk(BytesSource(log), chunk=len(log)))  # one, so its bytes stay
@@ -92,7 +92,7 @@ def feed_messages(where: Path) -> Figures:
     shutil.rmtree(folder, ignore_errors=True)
     items = 0
     started = time.perf_counter()
-    with IndexFeed(str(folder), fmt.DEFAULT_SHAPE, lambda: BEGIN) as made:
+    with IndexWriter(str(folder), fmt.DEFAULT_SHAPE, lambda: BEGIN) as made:
         for batch in batches:
             items += made.put(batch, "TopicA", 1, 2)
         put = time.perf_counter() - started

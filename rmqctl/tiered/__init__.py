@@ -1,1 +1,1 @@
-"""Tiered storage: read, verify, feed and heal what a broker moved out of its store."""
+"""Tiered storage: reads, verifies, writes and recovers what a broker moves out of its store."""

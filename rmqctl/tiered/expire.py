@@ -18,12 +18,10 @@ from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.old_metadata import read as read_metadata
 from rmqctl.formats.tiered.units import CODA, CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import MoveAside, Plan, Replace, Step
-from rmqctl.scan.walk import Walk
-from rmqctl.tiered.files.reader import close_source
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
-from rmqctl.tiered.recover.items import end_of
+from rmqctl.tiered.recover.index_items import end_of
 from rmqctl.tiered.recover.scope import Scope
 from rmqctl.tiered.tier import Tier
 
@@ -239,18 +237,13 @@ class _Expiring:
 
 def _newest(queue: FlatQueue, one: Segment) -> int | None:
     """The largest store time of a segment's messages; None where there is no message."""
-    reader = queue.commit_log.reader
-    source = reader.source(one.path, one.base)
     newest: int | None = None
-    try:
-        for batch in Walk(source, 0, one.usable):
-            if len(batch):
-                last = int(batch.column("store_timestamp").max())
-                newest = last if newest is None else max(newest, last)
-    finally:
-        close_source(source)
+    for batch in queue.commit_log.batches(one):
+        if len(batch):
+            last = int(batch.column("store_timestamp").max())
+            newest = last if newest is None else max(newest, last)
     if newest is None and one.usable >= CODA_SIZE:
-        tail = reader.read(one.path, one.usable - CODA_SIZE, CODA_SIZE)
+        tail = queue.commit_log.reader.read(one.path, one.usable - CODA_SIZE, CODA_SIZE)
         if is_coda(tail) and CODA.decode(tail).max_store_timestamp != NEVER:
             return int(CODA.decode(tail).max_store_timestamp)
     return newest

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from rmqctl.formats.tiered import names
 from rmqctl.scan.source import Source
-from rmqctl.tiered.files.reader import Reader
+from rmqctl.tiered.files.reader import Reader, close_source
+
+if TYPE_CHECKING:
+    from rmqctl.scan.frames import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,18 @@ class FlatFile:
             offset += len(part)
             length -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def batches(self, segment: Segment, start: int = 0) -> Iterator[Batch]:
+        """What lies in a segment from position ``start`` on: messages, and spans of what is none.
+        StoreIOError.
+        """
+        from rmqctl.scan.walk import Walk
+
+        source = self.reader.source(segment.path, segment.base)
+        try:
+            yield from Walk(source, start, segment.usable)
+        finally:
+            close_source(source)
 
     def sources(self) -> Iterator[tuple[Segment, Source]]:
         """Every segment that holds bytes, to walk over; to be closed by `close_source`."""

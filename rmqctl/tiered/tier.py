@@ -17,8 +17,9 @@ from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.old_metadata import read as read_metadata
-from rmqctl.tiered.files.metadata_location import exists, find_metadata, home_of, tier_root
-from rmqctl.tiered.files.reader import Reader, is_url, open_reader
+from rmqctl.tiered.files.metadata_file import broker_root_of, exists, find_metadata, tier_root
+from rmqctl.tiered.files.opening import open_reader
+from rmqctl.tiered.files.reader import Reader, is_url
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 
@@ -45,15 +46,15 @@ class Tier:
     """A tier root. Use as a context manager.
 
     ``metadata_path``: the file that is used, None where none was found; ``metadata`` its content,
-    empty where it cannot be read (``metadata_error`` says why). ``home``: the broker's local root,
-    which has ``config/`` and ``tiered_index_file/``; None where it is not known.
+    empty where it cannot be read (``metadata_error`` says why). ``broker_root``: the broker's
+    local root, which has ``config/`` and ``tiered_index_file/``; None where it is not known.
     """
 
-    def __init__(self, reader: Reader, metadata_path: str | None, home: str | None) -> None:
+    def __init__(self, reader: Reader, metadata_path: str | None, broker_root: str | None) -> None:
         self.reader = reader
         self.name = reader.name
         self.metadata_path = metadata_path
-        self.home = home
+        self.broker_root = broker_root
         self.metadata = meta.Metadata()
         self.metadata_error: str | None = None
         self.metadata_bytes: bytes | None = None
@@ -70,7 +71,7 @@ class Tier:
         if metadata is not None and not exists(metadata):
             reader.close()
             raise UsageError(f"{metadata}: no such file")
-        tier = cls(reader, path, home_of(path))
+        tier = cls(reader, path, broker_root_of(path))
         try:
             if not any(names.parse_cluster(one.name) for one in reader.list("") if one.is_folder):
                 raise NotAStoreError(f"{root}: no tier: no folder with the name of a cluster "
@@ -142,9 +143,9 @@ class Tier:
         """The broker's folder of index files that are not uploaded; None where not known or not
         there.
         """
-        if self.home is None:
+        if self.broker_root is None:
             return None
-        folder = os.path.join(self.home, names.LOCAL_INDEX_FOLDER)
+        folder = os.path.join(self.broker_root, names.LOCAL_INDEX_FOLDER)
         return folder if os.path.isdir(folder) else None
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.planning import plan
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
-from rmqctl.tiered.files.writer import open_feeder
+from rmqctl.tiered.files.opening import open_writer
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.pipeline import reading
@@ -264,7 +264,7 @@ def test_partitions_are_about_equal(golden: GoldenFolder):
 
 def test_a_tier_behind_a_url(rmqctl, golden: GoldenFolder):
     root, url = golden(STORE) / "tieredstore", f"memory://tiered-messages-{os.getpid()}/tier"
-    with closing(open_feeder(url)) as feeder:
+    with closing(open_writer(url)) as feeder:
         for path in sorted(one for one in root.rglob("*") if one.is_file()):
             name = path.relative_to(root).as_posix()
             feeder.create(name)

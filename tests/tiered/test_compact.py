@@ -18,15 +18,14 @@ from rmqctl.files.lock import StoreLock
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry, parse
-from rmqctl.tiered.files.reader import open_reader
-from rmqctl.tiered.files.writer import open_feeder
-from rmqctl.tiered.index import compaction, compaction_form
-from rmqctl.tiered.index.writer import IndexFeed
+from rmqctl.tiered.files.opening import open_reader, open_writer
+from rmqctl.tiered.index import compacted_form, compaction
+from rmqctl.tiered.index.writer import IndexWriter
 from tests.engine_write.crashing import MODES, Crasher
 from tests.engine_write.faults import broken, failing, out_of_space
 from tests.tiered.index_model import Clock
 from tests.tiered.test_compact_form import DONE, INDEX, LIVE, model
-from tests.tiered.test_index_feed import feed_all, some
+from tests.tiered.test_index_writer import feed_all, some
 
 OWNER = ("DefaultCluster", "broker-a")
 SHAPE = fmt.Shape(64, 180)
@@ -64,7 +63,7 @@ def stands_as_the_engine_left_it(store: Path, golden) -> None:
 
 def fed(store: Path, seed: int) -> list[str]:
     """More files behind the golden one; the paths of all."""
-    with IndexFeed(str(store / "tiered_index_file"), SHAPE, Clock(1_795_300_000_000)) as feed:
+    with IndexWriter(str(store / "tiered_index_file"), SHAPE, Clock(1_795_300_000_000)) as feed:
         feed_all(feed, some(random.Random(seed), 300))
         feed.commit()
         return [*feed.full_files(), feed.open_file]
@@ -122,7 +121,7 @@ def test_many_files_go_one_behind_the_other(golden_copy, rmqctl, seed) -> None:
 def test_files_without_items_only_go_aside(golden_copy, rmqctl) -> None:
     store = golden_copy(LIVE)
     rmqctl("tiered", "compact", store, "--all").expect(0)
-    IndexFeed(str(store / "tiered_index_file"), SHAPE, Clock(1_795_300_000_000)).close()
+    IndexWriter(str(store / "tiered_index_file"), SHAPE, Clock(1_795_300_000_000)).close()
     before = segments(store)
     (row,) = rmqctl("tiered", "compact", store, "--all", "-o", "json").expect(0).json()
     assert (row["status"], row["segment"]) == ("empty", None)
@@ -208,7 +207,7 @@ def test_damage_of_the_file_is_told(golden_copy, rmqctl) -> None:
 # -- half done ------------------------------------------------------------------------------------
 
 def upload(root: Path, metadata: Metadata, path: Path) -> compaction.Uploaded:
-    feeder = open_feeder(str(root))
+    feeder = open_writer(str(root))
     try:
         with compaction.opened(str(path), 4, 50) as file:
             return compaction.upload(feeder, metadata, *OWNER, file, 77)
@@ -279,10 +278,10 @@ def test_a_segment_of_another_file_is_not_replaced(one) -> None:
 def test_parts_and_another_provider(one, monkeypatch, tmp_path) -> None:
     """A part is only valid until the next: whoever keeps it must copy it."""
     _, path, whole = one
-    monkeypatch.setattr(compaction_form, "PART_ITEMS", 7)
+    monkeypatch.setattr(compacted_form, "PART_ITEMS", 7)
     for url in (f"memory://compact-{os.getpid()}", f"file://{tmp_path}/behind"):
         metadata = Metadata()
-        with closing(open_feeder(url)) as feeder, compaction.opened(str(path), 4, 50) as file:
+        with closing(open_writer(url)) as feeder, compaction.opened(str(path), 4, 50) as file:
             done = compaction.upload(feeder, metadata, *OWNER, file, 77)
             assert feeder.read(done.path, 0, len(whole) + 1) == whole
         with closing(open_reader(url)) as reader:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.formats.tiered import index as fmt
-from rmqctl.tiered.index import compaction_chains as chains
-from rmqctl.tiered.index import compaction_form as form
+from rmqctl.tiered.index import compacted_form as chains
+from rmqctl.tiered.index import compacted_form as form
 from rmqctl.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, examine
 from rmqctl.tiered.index.keys import Keys, key_set
-from rmqctl.tiered.index.writer import IndexFeed
+from rmqctl.tiered.index.writer import IndexWriter
 from tests.engine_write.faults import failing
 from tests.tiered.index_model import Model, OldModel, arrays
 
@@ -63,7 +63,7 @@ ENGINE = [(1795228436874, "e10c324491de9314f6085d23511879fd", "f69c77c1c2aa42284
 
 def test_what_the_engines_classes_wrote(tmp_path) -> None:
     begin = ENGINE[0][0]
-    with IndexFeed(str(tmp_path), fmt.Shape(64, 180), lambda: begin) as feed:
+    with IndexWriter(str(tmp_path), fmt.Shape(64, 180), lambda: begin) as feed:
         offset = 0
         for i in range(260):
             unique = f"u{i * i}" if i % 5 else ""

@@ -13,7 +13,7 @@ import pytest
 from rmqctl.errors import StoreIOError
 from rmqctl.files import odirect
 from rmqctl.tiered.files import writer
-from rmqctl.tiered.files.writer import PosixFeeder
+from rmqctl.tiered.files.writer import PosixWriter
 
 PATH = "cluster/b/T/0/COMMIT_LOG/file"
 SIZES = (1, 4095, 4096, 4097, odirect.FROM - 1, odirect.FROM, odirect.FROM + odirect.BLOCK - 1,
@@ -22,7 +22,7 @@ SIZES = (1, 4095, 4096, 4097, odirect.FROM - 1, odirect.FROM, odirect.FROM + odi
 
 @pytest.fixture
 def feeder(tmp_path):
-    with PosixFeeder(str(tmp_path)) as opened:
+    with PosixWriter(str(tmp_path)) as opened:
         yield opened
 
 

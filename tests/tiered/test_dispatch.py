@@ -14,7 +14,7 @@ from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local import consume_queue
 from rmqctl.store.store import Store
 from rmqctl.tiered.dispatch import session
-from rmqctl.tiered.dispatch.settings import PLACE
+from rmqctl.tiered.files.settings import PLACE
 from tests.engine_write.durable import new_store
 from tests.support import cli, snapshot
 from tests.tiered.dispatching import (
@@ -103,8 +103,8 @@ def test_in_steps_it_is_the_same(rmqctl, tmp_path, root):
 def test_any_window_gives_the_same(rmqctl, store, root, tmp_path, monkeypatch, window):
     dispatched(rmqctl, store, tmp_path / "other", *SMALL, "--metadata",
                tmp_path / "home" / METADATA)
-    real = session.Options
-    monkeypatch.setattr(session, "Options", lambda *args: real(*args, window=window))
+    real = session.DispatchOptions
+    monkeypatch.setattr(session, "DispatchOptions", lambda *args: real(*args, window=window))
     dispatched(rmqctl, store, root, *SMALL)
     assert segments(root) == segments(tmp_path / "other")
     assert index_items(store, root, 16, 40) == wanted_items(store, root)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.tiered.dispatch import session
 from rmqctl.tiered.dispatch.dispatch import Dispatch
-from rmqctl.tiered.dispatch.group_commit import Rounds
-from rmqctl.tiered.dispatch.settings import TierSettings
+from rmqctl.tiered.dispatch.plan import GroupCommit
+from rmqctl.tiered.files.settings import TierSettings
 from rmqctl.tiered.tier import Tier
 from tests.support import cli
 from tests.tiered.dispatching import (
@@ -53,8 +53,8 @@ def root(tmp_path) -> Path:
 
 
 def small_windows(monkeypatch, window: int) -> None:
-    real = session.Options
-    monkeypatch.setattr(session, "Options", lambda *args: real(*args, window=window))
+    real = session.DispatchOptions
+    monkeypatch.setattr(session, "DispatchOptions", lambda *args: real(*args, window=window))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -179,7 +179,7 @@ def test_an_engine_tier_is_fed_on(golden_copy):
        st.integers(1, 1500))
 def test_rounds_are_those_of_a_plain_loop(pieces, most, limit):
     """However the messages come in pieces."""
-    rounds = Rounds(TierSettings(group_commit_count=most, group_commit_size=limit))
+    rounds = GroupCommit(TierSettings(group_commit_count=most, group_commit_size=limit))
     found, before = [], 0
     for piece in pieces:
         found += [before + at for at in rounds.starts(np.array(piece, np.int64))]

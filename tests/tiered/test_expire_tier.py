@@ -15,7 +15,7 @@ from rmqctl.formats.tiered.units import NEVER
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.support import cli
-from tests.tiered import healing, made
+from tests.tiered import made, recovering
 
 FIRST, LAST = 1795233792655, 1795233897296
 HOUR = 3_600_000
@@ -25,7 +25,7 @@ NOWS = [FIRST, 1795233827779, 1795233827780, 1795233840000, 1795233866668, 17952
 
 @pytest.fixture
 def root(golden_copy: GoldenFolder) -> Path:
-    return golden_copy(healing.GOLDEN)
+    return golden_copy(recovering.GOLDEN)
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,14 @@ def wanted(flat_files: list[Any], limit: int, topic: str | None = None) -> set[s
         for segment in one["commitLogSegments"][:-1]:
             if segment["maxTimestamp"] >= limit:
                 break
-            found.add(healing.place(one["topic"], one["queueId"], "COMMIT_LOG",
+            found.add(recovering.place(one["topic"], one["queueId"], "COMMIT_LOG",
                                     segment["baseOffset"]))
             start = segment["baseOffset"] + segment["size"]
         for segment in one["consumeQueueSegments"][:-1]:
             end = (segment["baseOffset"] + segment["size"]) // 20
             if one["messages"][end - 1][1] >= start:
                 break
-            found.add(healing.place(one["topic"], one["queueId"], "CONSUME_QUEUE",
+            found.add(recovering.place(one["topic"], one["queueId"], "CONSUME_QUEUE",
                                     segment["baseOffset"]))
     return found
 
@@ -75,18 +75,18 @@ def test_queues(root, flat_files, now):
     assert found == wanted(flat_files, now)
     ends = {0: 1795233831622, 5524: 1795233871103, 11076: 1795233897296}
     assert {one for one in gone(plan) if "INDEX" in one} == {
-        f"{healing.INDEX}/{healing.name_of(base)}" for base, end in ends.items() if end < now}
+        f"{recovering.INDEX}/{recovering.name_of(base)}" for base, end in ends.items() if end < now}
 
 
 def test_applied(root, flat_files):
-    before = healing.content(root)
-    all_messages = healing.messages(root)
+    before = recovering.content(root)
+    all_messages = recovering.messages(root)
     plan = expire(root, 1795233890000, apply=True)
     assert plan["applied"]
-    now = healing.content(root)
-    assert healing.changed(before, now) == gone(plan) | {healing.METADATA}
+    now = recovering.content(root)
+    assert recovering.changed(before, now) == gone(plan) | {recovering.METADATA}
     assert all(one not in now for one in gone(plan))
-    left = healing.messages(root)
+    left = recovering.messages(root)
     assert sum(map(len, all_messages.values())) - sum(map(len, left.values())) == plan[
         "messages_expired"] == 177
     for name, rows in left.items():
@@ -94,7 +94,7 @@ def test_applied(root, flat_files):
     for one in plan["queues"]:
         rows = left[one["topic"], one["queue_id"]]
         assert rows[0][0] == one["min_offset"]
-    found, was = (meta.parse(data[healing.METADATA]) for data in (now, before))
+    found, was = (meta.parse(data[recovering.METADATA]) for data in (now, before))
     count = 0
     for kind, table in was.segments.items():
         for path, entries in table.items():
@@ -106,20 +106,20 @@ def test_applied(root, flat_files):
     assert found.topics == was.topics
     assert found.queues == was.queues
     assert expire(root, 1795233890000)["actions"] == []
-    assert healing.recover(root, apply=False)["actions"] == []
-    healing.undo(root)
-    assert not healing.changed(before, healing.content(root))
+    assert recovering.recover(root, apply=False)["actions"] == []
+    recovering.undo(root)
+    assert not recovering.changed(before, recovering.content(root))
 
 
 def test_in_two_steps(root):
     """What is left after one expiry is where the next one begins."""
     expire(root, 1795233840000, apply=True)
     expire(root, 1795233890000, apply=True)
-    two = healing.content(root)
-    healing.undo(root)
-    healing.undo(root)
+    two = recovering.content(root)
+    recovering.undo(root)
+    recovering.undo(root)
     expire(root, 1795233890000, apply=True)
-    assert healing.content(root) == two
+    assert recovering.content(root) == two
 
 
 def test_age(root):
@@ -133,7 +133,7 @@ def test_reserve_time_of_a_topic(root, flat_files):
         found.topics["TP_user_Topic"] = replace(found.topics["TP_user_Topic"], reserve_time=100)
         found.topics["TP_pay_Event5"] = replace(found.topics["TP_pay_Event5"], reserve_time=1)
 
-    healing.change_metadata(root, change)
+    recovering.change_metadata(root, change)
     plan = expire(root, LAST + 50 * HOUR, older="72h")
     assert gone(plan) == wanted(flat_files, LAST + 1, "TP_pay_Event5")
     plan = expire(root, LAST + 80 * HOUR, older="72h")
@@ -168,7 +168,7 @@ def test_a_segment_without_times(root, flat_files):
         table = found.segments["COMMIT_LOG"][path]
         table[0] = replace(table[0], begin_timestamp=NEVER, end_timestamp=NEVER)
 
-    healing.change_metadata(root, change)
+    recovering.change_metadata(root, change)
     assert {one for one in gone(expire(root, 1795233827779)) if "INDEX" not in one} == wanted(
         flat_files, 1795233827779)
     assert {one for one in gone(expire(root, 1795233827780)) if "INDEX" not in one} == wanted(
@@ -182,14 +182,14 @@ def test_times_that_are_too_small(root, flat_files):
             for base, one in table.items():
                 table[base] = replace(one, begin_timestamp=0, end_timestamp=0)
 
-    healing.change_metadata(root, change)
+    recovering.change_metadata(root, change)
     assert {one for one in gone(expire(root, 1795233840000)) if "INDEX" not in one} == wanted(
         flat_files, 1795233840000)
 
 
 def test_index_header_that_lost_its_end(root):
     """After a broker opened a file again its end is its begin (§5.1); the items know better."""
-    path = root / healing.INDEX / healing.name_of(0)
+    path = root / recovering.INDEX / recovering.name_of(0)
     data = bytearray(path.read_bytes())
     data[12:20] = data[4:12]
     path.write_bytes(data)
@@ -199,23 +199,23 @@ def test_index_header_that_lost_its_end(root):
 
 def test_an_empty_index_file_takes_none_with_it(root):
     base = 16628 + 2584
-    empty = root / healing.INDEX / healing.name_of(base)
+    empty = root / recovering.INDEX / recovering.name_of(base)
     empty.write_bytes(b"")
     plan = expire(root, LAST + HOUR, apply=True)
     assert empty.exists()
-    assert f"{healing.INDEX}/{healing.name_of(16628)}" in gone(plan)
+    assert f"{recovering.INDEX}/{recovering.name_of(16628)}" in gone(plan)
 
 
 def test_a_damaged_head(root):
     """Nothing in it can be read: it goes by the time of the file."""
-    path = root / healing.place("TP_user_Topic", 0, "COMMIT_LOG", 0)
+    path = root / recovering.place("TP_user_Topic", 0, "COMMIT_LOG", 0)
     path.write_bytes(bytes(path.stat().st_size))
     plan = expire(root, LAST + 10_000 * HOUR)
     assert any("time of the file" in one for one in plan["notes"])
 
 
 def test_metadata_that_cannot_be_read(root):
-    (root / healing.METADATA).write_bytes(b"{")
+    (root / recovering.METADATA).write_bytes(b"{")
     found = cli.run("tiered", "expire", root / "tieredstore", "--older-than", "1h").expect(6)
     assert "tiered recover" in found.err
 
@@ -223,17 +223,17 @@ def test_metadata_that_cannot_be_read(root):
 def test_held(root):
     from rmqctl.files.lock import StoreLock
 
-    before = healing.content(root)
+    before = recovering.content(root)
     with StoreLock(root):
         cli.run_process("tiered", "expire", root / "tieredstore", "--older-than", "0s",
                         "--apply").expect(4)
         cli.run_process("tiered", "recover", root / "tieredstore", "--apply").expect(4)
-    assert not healing.changed(before, healing.content(root))
+    assert not recovering.changed(before, recovering.content(root))
 
 
 def test_any_unit(root):
     """A last unit that leads anywhere is no reason for its file to go."""
-    path = root / healing.place("TP_user_Topic", 0, "CONSUME_QUEUE", 0)
+    path = root / recovering.place("TP_user_Topic", 0, "CONSUME_QUEUE", 0)
     data = path.read_bytes()
     for offset in (-1, 1 << 62):
         path.write_bytes(data[:-20] + struct.pack(">q", offset) + data[-12:])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import GoldenFolder
 from tests.support import cli, snapshot
-from tests.tiered import healing
+from tests.tiered import recovering
 
 KINDS = ("metadata", "names", "COMMIT_LOG", "CONSUME_QUEUE", "INDEX")
 WORDS = ("9" * 25, "-1", "null", "true", "{}", '"', "[", ",", "}", str(1 << 63), "1e400",
@@ -17,7 +17,7 @@ WORDS = ("9" * 25, "-1", "null", "true", "{}", '"', "[", ",", "}", str(1 << 63),
 
 
 def spoil_metadata(chosen: random.Random, root: Path) -> None:
-    path = root / healing.METADATA
+    path = root / recovering.METADATA
     text = path.read_text()
     for _ in range(chosen.randint(1, 5)):
         at = chosen.randrange(len(text))
@@ -28,7 +28,7 @@ def spoil_metadata(chosen: random.Random, root: Path) -> None:
 
 
 def spoil_names(chosen: random.Random, root: Path) -> None:
-    path = chosen.choice(sorted(one for one in (root / healing.BROKER).rglob("*")
+    path = chosen.choice(sorted(one for one in (root / recovering.BROKER).rglob("*")
                                 if one.is_file()))
     match chosen.randrange(5):
         case 0:
@@ -37,7 +37,7 @@ def spoil_names(chosen: random.Random, root: Path) -> None:
             path.rename(path.with_name("strange"))
         case 2:
             base = chosen.choice([7, 20, 1000, 1 << 62, (1 << 63) - 1])
-            path.rename(path.with_name(healing.name_of(base)))
+            path.rename(path.with_name(recovering.name_of(base)))
         case 3:
             path.rename(path.with_name("01234567" + path.name[8:]))
         case _:
@@ -45,7 +45,7 @@ def spoil_names(chosen: random.Random, root: Path) -> None:
 
 
 def spoil_bytes(chosen: random.Random, root: Path, kind: str) -> None:
-    files = sorted((root / healing.BROKER).glob(f"*/*/{kind}/*"))
+    files = sorted((root / recovering.BROKER).glob(f"*/*/{kind}/*"))
     for path in chosen.sample([one for one in files if one.is_file()], min(2, len(files) // 2)):
         data = bytearray(path.read_bytes())
         for _ in range(chosen.randint(1, 4)):
@@ -64,15 +64,15 @@ def trial(chosen: random.Random, root: Path) -> None:
             spoil_names(chosen, root)
         else:
             spoil_bytes(chosen, root, kind)
-    before = healing.content(root)
-    healing.recover(root, apply=False)
-    assert not healing.changed(before, healing.content(root))
-    applied = healing.recover(root)["applied"]
-    again = healing.recover(root, apply=False)
+    before = recovering.content(root)
+    recovering.recover(root, apply=False)
+    assert not recovering.changed(before, recovering.content(root))
+    applied = recovering.recover(root)["applied"]
+    again = recovering.recover(root, apply=False)
     assert again["actions"] == []
     if applied:
-        healing.undo(root)
-    assert not healing.changed(before, healing.content(root))
+        recovering.undo(root)
+    assert not recovering.changed(before, recovering.content(root))
     cli.run("tiered", "expire", root / "tieredstore", "--older-than", "0s", "--now",
             "1795233890000", "-o", "json").expect(0, 6)
 
@@ -80,7 +80,7 @@ def trial(chosen: random.Random, root: Path) -> None:
 def test_any_tier(golden: GoldenFolder, tmp_path, seed):
     chosen = random.Random(seed)
     for number in range(6):
-        trial(chosen, snapshot.copy_tree(golden(healing.GOLDEN), tmp_path / str(number)))
+        trial(chosen, snapshot.copy_tree(golden(recovering.GOLDEN), tmp_path / str(number)))
 
 
 @pytest.mark.exhaustive
@@ -88,4 +88,4 @@ def test_any_tier(golden: GoldenFolder, tmp_path, seed):
 def test_many_tiers(golden: GoldenFolder, tmp_path, number):
     chosen = random.Random(number)
     for at in range(10):
-        trial(chosen, snapshot.copy_tree(golden(healing.GOLDEN), tmp_path / str(at)))
+        trial(chosen, snapshot.copy_tree(golden(recovering.GOLDEN), tmp_path / str(at)))

@@ -14,18 +14,18 @@ from rmqctl.formats.tiered import metadata as meta
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.tiered.read import by_key
 from rmqctl.tiered.read.by_key_files import IndexFiles
-from rmqctl.tiered.recover.items import LOST, Known, build_files, mixed
+from rmqctl.tiered.recover.index_items import LOST, Known, build_files, mixed
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.support import cli
-from tests.tiered import healing
+from tests.tiered import recovering
 
 BASES = (0, 5524, 11076, 16628)
 
 
 @pytest.fixture
 def root(golden_copy: GoldenFolder) -> Path:
-    return golden_copy(healing.GOLDEN)
+    return golden_copy(recovering.GOLDEN)
 
 
 def items(root: Path) -> set[tuple[int, ...]]:
@@ -43,27 +43,27 @@ def items(root: Path) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("base", BASES)
 def test_one_file_lost(root, base):
     before = items(root)
-    (root / healing.INDEX / healing.name_of(base)).unlink()
+    (root / recovering.INDEX / recovering.name_of(base)).unlink()
     assert items(root) < before
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert items(root) == before
     assert plan["actions"][0]["action"] == "rebuild"
 
 
 def test_all_of_it_lost(root):
     before = items(root)
-    shutil.rmtree(root / healing.INDEX)
-    plan = healing.recover(root)
+    shutil.rmtree(root / recovering.INDEX)
+    plan = recovering.recover(root)
     assert any("--only index" in one for one in plan["notes"])
-    healing.healed(root, "--only", "index", "--index-slots", "64", "--index-max", "180")
+    recovering.healed(root, "--only", "index", "--index-slots", "64", "--index-max", "180")
     assert items(root) == before
-    found = meta.parse((root / healing.METADATA).read_bytes())
+    found = meta.parse((root / recovering.METADATA).read_bytes())
     table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
     assert len(table) == 4  # 609 items, 179 in a file
     assert sorted(table) == [0, 5552, 11104, 16656]
     assert len({one.begin_timestamp for one in table.values()}) == 4
     for one in table.values():
-        path = root / healing.INDEX / healing.name_of(one.base_offset)
+        path = root / recovering.INDEX / recovering.name_of(one.base_offset)
         header = fmt.HEADER.decode(path.read_bytes())
         assert path.stat().st_size == one.size
         assert (header.begin_timestamp, header.end_timestamp) == (one.begin_timestamp,
@@ -75,11 +75,11 @@ def test_all_of_it_lost(root):
 def test_the_engines_queries(root, golden, lost):
     """Every item the engine finds for a key in all of time is found again."""
     if lost == "one":
-        (root / healing.INDEX / healing.name_of(5524)).unlink()
-        healing.recover(root)
+        (root / recovering.INDEX / recovering.name_of(5524)).unlink()
+        recovering.recover(root)
     else:
-        shutil.rmtree(root / healing.INDEX)
-        healing.recover(root, "--only", "index", "--index-slots", "64")
+        shutil.rmtree(root / recovering.INDEX)
+        recovering.recover(root, "--only", "index", "--index-slots", "64")
     expect = json.loads((golden("5.3.3/tiered") / "expect.json").read_text())
     seen = 0
     with Tier.open(str(root / "tieredstore")) as tier, IndexFiles.open(tier) as files:
@@ -97,10 +97,10 @@ def test_the_engines_queries(root, golden, lost):
 
 
 def test_local_files_count(golden_copy: GoldenFolder):
-    root = golden_copy(healing.LIVE)
-    assert healing.recover(root)["actions"] == []
+    root = golden_copy(recovering.LIVE)
+    assert recovering.recover(root)["actions"] == []
     shutil.rmtree(root / "tiered_index_file")
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert plan["actions"][0]["reason"].endswith(": 73")
 
 
@@ -109,31 +109,31 @@ def test_local_files_count(golden_copy: GoldenFolder):
     (28 + 8 * 64, b"\x7f\xff\xff\xff")])
 def test_damaged(root, at, data):
     before = items(root)
-    path = root / healing.INDEX / healing.name_of(5524)
+    path = root / recovering.INDEX / recovering.name_of(5524)
     found = bytearray(path.read_bytes())
     found[at:at + len(data)] = data
     path.write_bytes(found)
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert plan["actions"][0]["action"] == "move aside"
     assert items(root) == before
 
 
 def test_cut_short(root):
     before = items(root)
-    path = root / healing.INDEX / healing.name_of(16628)
+    path = root / recovering.INDEX / recovering.name_of(16628)
     path.write_bytes(path.read_bytes()[:-40])
-    healing.healed(root)
+    recovering.healed(root)
     assert items(root) == before
 
 
 def test_false_items_are_a_reason(root):
     """They lead to nothing: the file is made anew, and has what it had."""
     before = items(root)
-    path = root / healing.INDEX / healing.name_of(0)
+    path = root / recovering.INDEX / recovering.name_of(0)
     data = bytearray(path.read_bytes())
     data[-14:-6] = (1 << 40).to_bytes(8)
     path.write_bytes(data)
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert [one["action"] for one in plan["actions"]] == ["move aside", "rebuild", "update"]
     assert items(root) == before
 
@@ -141,12 +141,12 @@ def test_false_items_are_a_reason(root):
 def test_expired_index_files_do_not_come_back(root):
     cli.run("tiered", "expire", root / "tieredstore", "--older-than", "0s", "--now",
             "1795233890000", "--apply", "-o", "json").expect(0)
-    assert healing.recover(root)["actions"] == []
+    assert recovering.recover(root)["actions"] == []
 
 
 def test_without_the_brokers_root(root, tmp_path):
     """Where local index files may be that are not known, nothing counts as lost."""
-    (root / healing.INDEX / healing.name_of(0)).unlink()
+    (root / recovering.INDEX / recovering.name_of(0)).unlink()
     alone = tmp_path / "tier"
     shutil.copytree(root / "tieredstore", alone)
     shutil.copytree(root / "config", alone / "config")
@@ -159,7 +159,7 @@ def test_without_the_brokers_root(root, tmp_path):
 
 def test_known_items_in_runs(tmp_path, seed, monkeypatch):
     """Many more than one run holds; none is taken for another."""
-    monkeypatch.setattr("rmqctl.tiered.recover.items._RUN", 1000)
+    monkeypatch.setattr("rmqctl.tiered.recover.index_items._RUN", 1000)
     chosen = np.random.default_rng(seed)
     count = 5000
     columns = [chosen.integers(0, high, count) for high in (1 << 31, 50, 8, 1 << 40)]
@@ -184,7 +184,7 @@ def test_known_items_in_runs(tmp_path, seed, monkeypatch):
 
 def test_files_of_many_items(tmp_path, seed, monkeypatch):
     """Against the places worked out one by one."""
-    monkeypatch.setattr("rmqctl.tiered.recover.items.MOST_ITEMS", 400)
+    monkeypatch.setattr("rmqctl.tiered.recover.index_items.MOST_ITEMS", 400)
     chosen = np.random.default_rng(seed)
     lost = np.zeros(1000, LOST)
     lost["key_hash"] = chosen.integers(0, 200, 1000)
@@ -244,38 +244,38 @@ def test_old_form(tmp_path):
 @pytest.mark.parametrize("ours", [True, False])
 def test_an_interrupted_dispatch_indexes_what_it_uploaded(root, ours):
     """Else what it still has to index would be there twice; a broker that went on has not."""
-    (root / healing.INDEX / healing.name_of(0)).unlink()
+    (root / recovering.INDEX / recovering.name_of(0)).unlink()
     queues = {"TP_user_Topic": {"0": [3, 102 if ours else 101], "1": [62, 62]},
               "TP_pay_Event5": {"0": [87, 87], "1": [49, 49]}}
     note = root / ".rmqctl/tiered-index.json"
     note.parent.mkdir()
     note.write_text(json.dumps({"format": 1, "tier": "DefaultCluster/broker-a",
                                 "position": [0, 0], "queues": queues}))
-    plan = healing.recover(root, apply=False)
+    plan = recovering.recover(root, apply=False)
     assert any("tiered dispatch" in one for one in plan["notes"]) is ours
     assert any(one["action"] == "rebuild" for one in plan["actions"]) is not ours
 
 
 def test_a_local_file_of_other_bytes(golden_copy: GoldenFolder):
     """What it had comes from the messages; how many slots, other files say."""
-    root = golden_copy(healing.LIVE)
+    root = golden_copy(recovering.LIVE)
     (local,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
     local.write_bytes(b"\x01" * 100)
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert plan["actions"][0]["target"] == str(local)
     assert plan["actions"][0]["action"] == "move aside"
     assert plan["actions"][1]["reason"].endswith(": 73")
 
 
 def test_a_local_file_may_have_items_where_no_slots_are_known(golden_copy: GoldenFolder):
-    root = golden_copy(healing.LIVE)
-    shutil.rmtree(root / healing.INDEX)
+    root = golden_copy(recovering.LIVE)
+    shutil.rmtree(root / recovering.INDEX)
     (local,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
     local.write_bytes(b"\x01" * 100)
-    plan = healing.recover(root, "--only", "queues,index")
+    plan = recovering.recover(root, "--only", "queues,index")
     assert not any(one["action"] == "rebuild" for one in plan["actions"])
     assert any("--only index" in one for one in plan["notes"])
-    plan = healing.healed(root, "--index-slots", "64")
+    plan = recovering.healed(root, "--index-slots", "64")
     assert plan["actions"][0]["action"] == "move aside"
     assert plan["actions"][1]["reason"].endswith(": 609")
 
@@ -283,23 +283,24 @@ def test_a_local_file_may_have_items_where_no_slots_are_known(golden_copy: Golde
 def test_the_tiers_notes_tell_the_layout(root):
     """Where no index file is left, but metadata has some, all of it is made anew."""
     before = items(root)
-    shutil.rmtree(root / healing.INDEX)
+    shutil.rmtree(root / recovering.INDEX)
     note = root / "tieredstore/.rmqctl/tier.json"
     note.parent.mkdir()
     note.write_text(json.dumps({"format": 1, "commit_log_max": 1 << 30,
                                 "consume_queue_max": 1000, "index_slots": 64, "index_max": 180}))
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert [one["action"] for one in plan["actions"]] == ["rebuild"] * 4 + ["update"]
     assert items(root) == before
-    assert (root / healing.INDEX / healing.name_of(0)).stat().st_size == 28 + 8 * 64 + 28 * 179
+    path = root / recovering.INDEX / recovering.name_of(0)
+    assert path.stat().st_size == 28 + 8 * 64 + 28 * 179
 
 
 def test_a_local_file_tells_the_layout(golden_copy: GoldenFolder):
-    root = golden_copy(healing.LIVE)
+    root = golden_copy(recovering.LIVE)
     before = items(root)
-    shutil.rmtree(root / healing.INDEX)
-    healing.healed(root)
+    shutil.rmtree(root / recovering.INDEX)
+    recovering.healed(root)
     assert items(root) == before
-    path = root / healing.INDEX / healing.name_of(0)
+    path = root / recovering.INDEX / recovering.name_of(0)
     assert fmt.compacted_shape(fmt.HEADER.decode(path.read_bytes()),
                                path.stat().st_size).slots == 64

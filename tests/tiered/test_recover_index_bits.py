@@ -20,7 +20,7 @@ from rmqctl.tiered.read import by_key
 from rmqctl.tiered.read.by_key_files import IndexFiles
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
-from tests.tiered import healing
+from tests.tiered import recovering
 from tests.tiered.verifying import troubles, verified
 
 SLOTS, MOST = 64, 180
@@ -75,20 +75,20 @@ def damage(chosen: random.Random, root: Path, path: Path,
 
 def mended(root: Path, queries: list[Any]) -> list[str]:
     """Verify finds it and names recover, recover mends it, undo brings it back. The categories."""
-    before = healing.content(root)
+    before = recovering.content(root)
     found = troubles(verified(root))
     assert found
     assert all(str(one.next).startswith("rmqctl tiered recover ") for one in found)
-    healing.recover(root)
+    recovering.recover(root)
     after = troubles(verified(root))
     assert [(one.category, one.detail) for one in after] == []
-    assert healing.recover(root, apply=False)["actions"] == []
+    assert recovering.recover(root, apply=False)["actions"] == []
     check_keys(root, queries)
-    sound = {name for name in before if healing.INDEX in name}
-    left = healing.changed(before, healing.content(root))
+    sound = {name for name in before if recovering.INDEX in name}
+    left = recovering.changed(before, recovering.content(root))
     assert len(sound & left) <= 1
-    healing.undo(root)
-    assert not healing.changed(before, healing.content(root))
+    recovering.undo(root)
+    assert not recovering.changed(before, recovering.content(root))
     return [one.category for one in found]
 
 
@@ -135,16 +135,16 @@ SAMPLE = 5
 @pytest.mark.parametrize("number", range(SAMPLE))
 def test_uploaded(golden: GoldenFolder, golden_copy: GoldenFolder, seed: int, number: int) -> None:
     field = random.Random(seed).sample(list(UPLOADED), SAMPLE)[number]
-    chosen, root = random.Random(f"{seed}{field}"), golden_copy(healing.GOLDEN)
+    chosen, root = random.Random(f"{seed}{field}"), golden_copy(recovering.GOLDEN)
     base = chosen.choice((0, 5524, 11076, 16628))
-    damage(chosen, root, root / healing.INDEX / healing.name_of(base), UPLOADED[field])
+    damage(chosen, root, root / recovering.INDEX / recovering.name_of(base), UPLOADED[field])
     mended(root, expected(golden))
 
 
 @pytest.mark.parametrize("number", range(SAMPLE))
 def test_open(golden: GoldenFolder, golden_copy: GoldenFolder, seed: int, number: int) -> None:
     field = random.Random(seed).sample(list(LOCAL), SAMPLE)[number]
-    chosen, root = random.Random(f"{seed}{field}"), golden_copy(healing.LIVE)
+    chosen, root = random.Random(f"{seed}{field}"), golden_copy(recovering.LIVE)
     damage(chosen, root, local_file(root), LOCAL[field])
     mended(root, expected(golden))
 
@@ -153,10 +153,11 @@ def test_open(golden: GoldenFolder, golden_copy: GoldenFolder, seed: int, number
 @pytest.mark.parametrize("number", range(20))
 def test_many(golden: GoldenFolder, golden_copy: GoldenFolder, number: int) -> None:
     chosen = random.Random(number)
-    for fields, name in ((UPLOADED, healing.GOLDEN), (LOCAL, healing.LIVE)):
+    for fields, name in ((UPLOADED, recovering.GOLDEN), (LOCAL, recovering.LIVE)):
         root = golden_copy(name)
-        path = (local_file(root) if fields is LOCAL else root / healing.INDEX / healing.name_of(
-            chosen.choice((0, 5524, 11076, 16628))))
+        path = (local_file(root) if fields is LOCAL else
+                root / recovering.INDEX / recovering.name_of(
+                    chosen.choice((0, 5524, 11076, 16628))))
         damage(chosen, root, path, fields[chosen.choice(list(fields))])
         mended(root, expected(golden))
 
@@ -165,57 +166,57 @@ def test_a_file_that_is_made_anew_has_its_own_times(golden_copy: GoldenFolder) -
     """The entry of the file that was there does not stay, though base, size and begin are those
     of the new one.
     """
-    root = golden_copy(healing.GOLDEN)
-    path = root / healing.INDEX / healing.name_of(16628)
+    root = golden_copy(recovering.GOLDEN)
+    path = root / recovering.INDEX / recovering.name_of(16628)
     path.write_bytes(b"\0" + path.read_bytes()[1:])
-    healing.recover(root)
+    recovering.recover(root)
     header = fmt.HEADER.decode(path.read_bytes())
 
     def change(found: meta.Metadata) -> None:
         table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
         table[16628] = replace(table[16628], end_timestamp=header.end_timestamp + 99_000)
 
-    healing.change_metadata(root, change)
+    recovering.change_metadata(root, change)
     assert [one.category for one in troubles(verified(root))] == ["tiered-segment-time"]
     path.write_bytes(b"\0" + path.read_bytes()[1:])
-    healing.recover(root)
+    recovering.recover(root)
     assert troubles(verified(root)) == []
-    found = meta.parse((root / healing.METADATA).read_bytes())
+    found = meta.parse((root / recovering.METADATA).read_bytes())
     entry = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"][16628]
     assert (entry.begin_timestamp, entry.end_timestamp) == (header.begin_timestamp,
                                                             header.end_timestamp)
 
 
 def test_stale_times_of_a_sound_file(golden_copy: GoldenFolder) -> None:
-    root = golden_copy(healing.GOLDEN)
-    before = healing.content(root)
+    root = golden_copy(recovering.GOLDEN)
+    before = recovering.content(root)
 
     def change(found: meta.Metadata) -> None:
         table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
         table[5524] = replace(table[5524], end_timestamp=table[5524].end_timestamp - 99_000)
 
-    healing.change_metadata(root, change)
+    recovering.change_metadata(root, change)
     assert [one.category for one in troubles(verified(root))] == ["tiered-segment-time"]
-    healing.recover(root)
-    assert healing.changed(before, healing.content(root)) <= {healing.METADATA}
+    recovering.recover(root)
+    assert recovering.changed(before, recovering.content(root)) <= {recovering.METADATA}
     assert troubles(verified(root)) == []
 
 
 def test_lost_messages_are_no_fault_of_their_items(golden_copy: GoldenFolder) -> None:
-    root = golden_copy(healing.GOLDEN)
-    path = min((root / healing.BROKER).glob("TP_user_Topic/0/COMMIT_LOG/*"))
+    root = golden_copy(recovering.GOLDEN)
+    path = min((root / recovering.BROKER).glob("TP_user_Topic/0/COMMIT_LOG/*"))
     path.write_bytes(path.read_bytes()[:3000] + bytes(2000) + path.read_bytes()[5000:])
-    index = {one: one.read_bytes() for one in (root / healing.INDEX).iterdir()}
-    healing.recover(root)
-    assert {one: one.read_bytes() for one in (root / healing.INDEX).iterdir()} == index
+    index = {one: one.read_bytes() for one in (root / recovering.INDEX).iterdir()}
+    recovering.recover(root)
+    assert {one: one.read_bytes() for one in (root / recovering.INDEX).iterdir()} == index
 
 
 def test_two_neighbours_take_their_places(golden: GoldenFolder, golden_copy: GoldenFolder) -> None:
-    root = golden_copy(healing.GOLDEN)
-    names = sorted(one.name for one in (root / healing.INDEX).iterdir())
+    root = golden_copy(recovering.GOLDEN)
+    names = sorted(one.name for one in (root / recovering.INDEX).iterdir())
     for base in (0, 5524):
-        turn(root / healing.INDEX / healing.name_of(base), SHAPE.items_at + 20, 3)
-    healing.recover(root)
+        turn(root / recovering.INDEX / recovering.name_of(base), SHAPE.items_at + 20, 3)
+    recovering.recover(root)
     assert troubles(verified(root)) == []
-    assert sorted(one.name for one in (root / healing.INDEX).iterdir()) == names
+    assert sorted(one.name for one in (root / recovering.INDEX).iterdir()) == names
     check_keys(root, expected(golden))

@@ -14,7 +14,7 @@ import pytest
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.units import NEVER
 from tests.support import cli
-from tests.tiered import healing
+from tests.tiered import recovering
 from tests.tiered.made import BROKER, T0, TOPIC, Index, Queue, small_tier, upload, write_metadata
 
 PATH = f"{BROKER}/{TOPIC}/0"
@@ -35,7 +35,7 @@ def saved(home: Path, queues: list[Queue], **more: Any) -> None:
 
 def lose_units(home: Path) -> dict[str, bytes]:
     """Without any consume queue; what they were."""
-    before = healing.content(home)
+    before = recovering.content(home)
     for one in (home / "tieredstore").glob("*/*/*/*/CONSUME_QUEUE"):
         shutil.rmtree(one)
     return before
@@ -59,22 +59,22 @@ def coded() -> Queue:
 
 def test_codas(home):
     saved(home, [coded()])
-    assert healing.recover(home)["actions"] == []
+    assert recovering.recover(home)["actions"] == []
     before = lose_units(home)
-    healing.healed(home)
-    assert units_of(healing.content(home)) == units_of(before)
+    recovering.healed(home)
+    assert units_of(recovering.content(home)) == units_of(before)
 
 
 def test_codas_and_no_metadata(home):
     queue = coded()
     saved(home, [queue])
-    before = healing.content(home)
+    before = recovering.content(home)
     shutil.rmtree(home / "config")
     (home / "config").mkdir()
-    healing.healed(home)
-    now = healing.content(home)
-    assert healing.changed(before, now) == {healing.METADATA}
-    found, was = (meta.parse(data[healing.METADATA]) for data in (now, before))
+    recovering.healed(home)
+    now = recovering.content(home)
+    assert recovering.changed(before, now) == {recovering.METADATA}
+    found, was = (meta.parse(data[recovering.METADATA]) for data in (now, before))
     for kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
         assert {base: (one.size, one.begin_timestamp, one.end_timestamp)
                 for base, one in found.segments[kind][PATH].items()} == {
@@ -88,7 +88,7 @@ def test_a_coda_at_the_end_is_no_orphan(home):
     queue = coded()
     queue.coda()
     saved(home, [queue])
-    assert healing.recover(home, "--drop-orphans")["actions"] == []
+    assert recovering.recover(home, "--drop-orphans")["actions"] == []
 
 
 def test_units_that_lead_to_a_coda(home):
@@ -98,7 +98,7 @@ def test_units_that_lead_to_a_coda(home):
     queue.put(coda_first=True)
     queue.put()
     saved(home, [queue])
-    assert healing.recover(home)["actions"] == []
+    assert recovering.recover(home)["actions"] == []
 
 
 @pytest.mark.parametrize("drop", [False, True])
@@ -110,11 +110,11 @@ def test_orphans_in_the_middle(home, drop):
             queue.orphan()
     saved(home, [queue])
     options = ["--drop-orphans"] if drop else []
-    plan = healing.recover(home, *options)
+    plan = recovering.recover(home, *options)
     assert plan["actions"] == []
     before = lose_units(home)
-    healing.healed(home, *options)
-    assert units_of(healing.content(home)) == units_of(before)
+    recovering.healed(home, *options)
+    assert units_of(recovering.content(home)) == units_of(before)
 
 
 def test_garbage_at_the_end(home):
@@ -123,8 +123,8 @@ def test_garbage_at_the_end(home):
     queue.put()
     queue.orphan()
     saved(home, [queue])
-    assert healing.recover(home, apply=False)["actions"] == []
-    plan = healing.healed(home, "--drop-orphans")
+    assert recovering.recover(home, apply=False)["actions"] == []
+    plan = recovering.healed(home, "--drop-orphans")
     last = queue.records[1]
     assert plan["actions"][0]["to"] == last.physical_offset + last.total_size
 
@@ -138,10 +138,10 @@ def test_store_times_of_ipv6_hosts(home):
             queue.roll_log()
             queue.roll_units()
     saved(home, [queue])
-    assert healing.recover(home)["actions"] == []
-    (home / healing.METADATA).unlink()
-    healing.healed(home)
-    found = meta.parse((home / healing.METADATA).read_bytes())
+    assert recovering.recover(home)["actions"] == []
+    (home / recovering.METADATA).unlink()
+    recovering.healed(home)
+    found = meta.parse((home / recovering.METADATA).read_bytes())
     logs = list(found.segments["COMMIT_LOG"][PATH].values())
     assert {(one.begin_timestamp, one.end_timestamp) for one in logs} == {
         (T0, T0 + 3000), (T0 + 4000, T0 + 5000)}
@@ -150,10 +150,10 @@ def test_store_times_of_ipv6_hosts(home):
 def test_queue_without_messages(home):
     """A broker makes an empty first segment as soon as it sees a topic."""
     saved(home, [Queue()])
-    assert healing.recover(home)["actions"] == []
-    (home / healing.METADATA).unlink()
-    healing.healed(home)
-    found = meta.parse((home / healing.METADATA).read_bytes())
+    assert recovering.recover(home)["actions"] == []
+    (home / recovering.METADATA).unlink()
+    recovering.healed(home)
+    found = meta.parse((home / recovering.METADATA).read_bytes())
     entry = found.segments["COMMIT_LOG"][PATH][0]
     assert (entry.size, entry.begin_timestamp, entry.end_timestamp) == (0, NEVER, NEVER)
 
@@ -161,7 +161,7 @@ def test_queue_without_messages(home):
 def test_small_tier_with_a_local_index(home):
     small_tier(home / "tieredstore", home)
     # The index's time in metadata is as a broker leaves it that opened the file again.
-    assert healing.recover(home, "--index-slots", "7")["actions"] == []
+    assert recovering.recover(home, "--index-slots", "7")["actions"] == []
 
 
 def test_index_times_of_a_file_opened_again(home):
@@ -171,9 +171,9 @@ def test_index_times_of_a_file_opened_again(home):
         index.add(queue.put(KEYS=f"k{number}"), f"k{number}")
     upload(home / "tieredstore", index.compacted())
     saved(home, [queue], index={0: index})
-    (home / healing.METADATA).unlink()
-    healing.recover(home)
-    found = meta.parse((home / healing.METADATA).read_bytes())
+    (home / recovering.METADATA).unlink()
+    recovering.recover(home)
+    found = meta.parse((home / recovering.METADATA).read_bytes())
     entry = found.segments["INDEX"][f"{BROKER}/rmq_sys_INDEX/0"][0]
     assert entry.begin_timestamp == T0 + 500
     assert T0 + 4000 <= entry.end_timestamp < T0 + 5000
@@ -189,9 +189,9 @@ def test_topics_of_the_votes_and_others(home):
             index.add(one, "k", topic_id=number)
     upload(home / "tieredstore", index.compacted())
     saved(home, queues)
-    (home / healing.METADATA).unlink()
-    healing.recover(home, "--only", "metadata")
-    found = meta.parse((home / healing.METADATA).read_bytes())
+    (home / recovering.METADATA).unlink()
+    recovering.recover(home, "--only", "metadata")
+    found = meta.parse((home / recovering.METADATA).read_bytes())
     assert {name: one.topic_id for name, one in found.topics.items()} == {"a": 5, "b": 2, "c": 6}
     assert found.serial == 6
 
@@ -205,9 +205,9 @@ def test_messages_of_another_queue(home):
     queue.logs[0][1].extend(other.logs[0][1])
     saved(home, [queue])
     before = lose_units(home)
-    plan = healing.healed(home)
+    plan = recovering.healed(home)
     assert any("of other queues" in one for one in plan["notes"])
-    assert units_of(healing.content(home)) == units_of(before)
+    assert units_of(recovering.content(home)) == units_of(before)
 
 
 def test_many_queues(home):
@@ -219,9 +219,9 @@ def test_many_queues(home):
     before = lose_units(home)
     shutil.rmtree(home / "config")
     (home / "config").mkdir()
-    healing.recover(home)
-    assert units_of(healing.content(home)) == units_of(before)
-    found = meta.parse((home / healing.METADATA).read_bytes())
+    recovering.recover(home)
+    assert units_of(recovering.content(home)) == units_of(before)
+    found = meta.parse((home / recovering.METADATA).read_bytes())
     assert sum(map(len, found.queues.values())) == 64
 
 
@@ -234,19 +234,19 @@ def test_root_that_is_the_brokers_own(home):
     (home / "tieredstore").rmdir()
     queue.write(home)
     write_metadata(home, {TOPIC: 0}, [queue])
-    before = (home / healing.METADATA).read_bytes()
+    before = (home / recovering.METADATA).read_bytes()
     queue.units_path(home).unlink()
     found = cli.run("tiered", "recover", home, "--apply", "-o", "json").expect(0).json()
     assert found["notes"] == [one for one in found["notes"] if "index" in one]
     assert queue.units_path(home).read_bytes() == bytes(queue.units[0][1])
-    assert (home / healing.METADATA).read_bytes() == before
+    assert (home / recovering.METADATA).read_bytes() == before
     cli.run("undo", home, "--yes").expect(0)
     assert not queue.units_path(home).exists()
 
 
 def test_metadata_through_a_link_is_refused(home, tmp_path):
     saved(home, [coded()])
-    path = home / healing.METADATA
+    path = home / recovering.METADATA
     path.rename(tmp_path / "real")
     os.symlink(tmp_path / "real", path)
     (tmp_path / "real").write_bytes(b"{}")

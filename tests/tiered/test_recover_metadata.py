@@ -16,23 +16,23 @@ from rmqctl.formats.tiered.units import NEVER
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.support import cli
-from tests.tiered import healing
+from tests.tiered import recovering
 
 USER = "broker-a/TP_user_Topic/0"
 
 
-@pytest.mark.parametrize("name", [healing.GOLDEN, healing.LIVE])
+@pytest.mark.parametrize("name", [recovering.GOLDEN, recovering.LIVE])
 def test_nothing_to_do(golden_copy: GoldenFolder, name):
     root = golden_copy(name)
-    before = healing.content(root)
-    assert healing.recover(root)["actions"] == []
-    assert not healing.changed(before, healing.content(root))
+    before = recovering.content(root)
+    assert recovering.recover(root)["actions"] == []
+    assert not recovering.changed(before, recovering.content(root))
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "zeros", "torn", "no object"])
 def test_lost(golden_copy: GoldenFolder, how):
-    root = golden_copy(healing.GOLDEN)
-    path = root / healing.METADATA
+    root = golden_copy(recovering.GOLDEN)
+    path = root / recovering.METADATA
     engine = path.read_bytes()
     bad = {"empty": b"", "zeros": bytes(100), "torn": engine[:5000], "no object": b"[1]"}
     for one in (path, Path(f"{path}.bak")):
@@ -40,22 +40,22 @@ def test_lost(golden_copy: GoldenFolder, how):
             one.unlink()
         else:
             one.write_bytes(bad[how])
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert [one["action"] for one in plan["actions"]] == ["rebuild"]
-    assert healing.same_metadata(path.read_bytes(), engine)
+    assert recovering.same_metadata(path.read_bytes(), engine)
 
 
 def test_lost_with_its_folder(golden_copy: GoldenFolder):
-    root = golden_copy(healing.GOLDEN)
-    engine = (root / healing.METADATA).read_bytes()
+    root = golden_copy(recovering.GOLDEN)
+    engine = (root / recovering.METADATA).read_bytes()
     shutil.rmtree(root / "config")
-    healing.healed(root)
-    assert healing.same_metadata((root / healing.METADATA).read_bytes(), engine)
+    recovering.healed(root)
+    assert recovering.same_metadata((root / recovering.METADATA).read_bytes(), engine)
 
 
 def test_of_a_tier_that_stands_alone(golden_copy: GoldenFolder, tmp_path):
-    root = golden_copy(healing.GOLDEN)
-    engine = (root / healing.METADATA).read_bytes()
+    root = golden_copy(recovering.GOLDEN)
+    engine = (root / recovering.METADATA).read_bytes()
     alone = tmp_path / "alone" / "tier"
     shutil.copytree(root / "tieredstore", alone)
     cli.run("tiered", "recover", alone).expect(2)
@@ -64,15 +64,15 @@ def test_of_a_tier_that_stands_alone(golden_copy: GoldenFolder, tmp_path):
     found = cli.run("tiered", "recover", alone, "--metadata", path, "--apply", "-o",
                     "json").expect(0).json()
     assert found["applied"]
-    assert healing.same_metadata(path.read_bytes(), engine)
+    assert recovering.same_metadata(path.read_bytes(), engine)
     cli.run("undo", alone, "--yes").expect(0)
     assert not path.exists()
 
 
 def test_stale(golden_copy: GoldenFolder):
     """Sizes and times of before the last commit, an entry too few and one too many."""
-    root = golden_copy(healing.GOLDEN)
-    engine = (root / healing.METADATA).read_bytes()
+    root = golden_copy(recovering.GOLDEN)
+    engine = (root / recovering.METADATA).read_bytes()
 
     def change(found: meta.Metadata) -> None:
         log, rows = found.segments["COMMIT_LOG"][USER], found.segments["CONSUME_QUEUE"][USER]
@@ -81,14 +81,14 @@ def test_stale(golden_copy: GoldenFolder):
         del rows[2000]
         rows[9000] = replace(rows[500], base_offset=9000)
 
-    healing.change_metadata(root, change)
-    healing.healed(root)
-    assert healing.same_metadata((root / healing.METADATA).read_bytes(), engine)
+    recovering.change_metadata(root, change)
+    recovering.healed(root)
+    assert recovering.same_metadata((root / recovering.METADATA).read_bytes(), engine)
 
 
 def test_what_is_right_stays(golden_copy: GoldenFolder):
     """Ids, reserve times and times of creation are not to be had from files."""
-    root = golden_copy(healing.GOLDEN)
+    root = golden_copy(recovering.GOLDEN)
 
     def change(found: meta.Metadata) -> None:
         topic = found.topics["TP_user_Topic"]
@@ -98,9 +98,9 @@ def test_what_is_right_stays(golden_copy: GoldenFolder):
         found.segments["COMMIT_LOG"][USER][0] = replace(
             found.segments["COMMIT_LOG"][USER][0], size=1, create_timestamp=4711)
 
-    healing.change_metadata(root, change)
-    healing.recover(root)
-    found = meta.parse((root / healing.METADATA).read_bytes())
+    recovering.change_metadata(root, change)
+    recovering.recover(root)
+    found = meta.parse((root / recovering.METADATA).read_bytes())
     assert found.topics["TP_user_Topic"].reserve_time == 5
     assert found.topics["TP_user_Topic"].status == 3
     assert found.topics["gone"].topic_id == 7
@@ -111,18 +111,18 @@ def test_what_is_right_stays(golden_copy: GoldenFolder):
 
 def test_backup(golden_copy: GoldenFolder):
     """Of the backup comes what only it can tell, of the files the rest."""
-    root = golden_copy(healing.GOLDEN)
-    path = root / healing.METADATA
+    root = golden_copy(recovering.GOLDEN)
+    path = root / recovering.METADATA
     engine = path.read_bytes()
 
     def change(found: meta.Metadata) -> None:
         found.topics["TP_user_Topic"] = replace(found.topics["TP_user_Topic"], reserve_time=5)
         del found.segments["COMMIT_LOG"][USER][43593]
 
-    healing.change_metadata(root, change)
+    recovering.change_metadata(root, change)
     path.rename(f"{path}.bak")
     path.write_bytes(engine[:100])
-    plan = healing.recover(root)
+    plan = recovering.recover(root)
     assert any("backup" in one for one in plan["notes"])
     found = meta.parse(path.read_bytes())
     assert found.topics["TP_user_Topic"].reserve_time == 5
@@ -131,9 +131,9 @@ def test_backup(golden_copy: GoldenFolder):
 
 def test_topic_ids_by_vote(golden_copy: GoldenFolder):
     """Ids that no order of names or times would give."""
-    root = golden_copy(healing.GOLDEN)
+    root = golden_copy(recovering.GOLDEN)
     swap = {0: 41, 1: 3}
-    for path in (root / healing.INDEX).iterdir():
+    for path in (root / recovering.INDEX).iterdir():
         data = bytearray(path.read_bytes())
         count = int.from_bytes(data[24:28])
         at = len(data) - 28 * count
@@ -142,65 +142,65 @@ def test_topic_ids_by_vote(golden_copy: GoldenFolder):
             data[item + 4:item + 8] = swap[old].to_bytes(4)
         path.write_bytes(data)
     shutil.rmtree(root / "config")
-    healing.recover(root, "--only", "metadata")
-    found = meta.parse((root / healing.METADATA).read_bytes())
+    recovering.recover(root, "--only", "metadata")
+    found = meta.parse((root / recovering.METADATA).read_bytes())
     assert {one.topic: one.topic_id for one in found.topics.values()} == {
         "TP_pay_Event5": 41, "TP_user_Topic": 3}
     assert found.serial == 41
 
 
 def test_ids_without_any_index(golden_copy: GoldenFolder):
-    root = golden_copy(healing.GOLDEN)
+    root = golden_copy(recovering.GOLDEN)
     shutil.rmtree(root / "config")
-    shutil.rmtree(root / healing.BROKER / "rmq_sys_INDEX")
-    plan = healing.recover(root)
+    shutil.rmtree(root / recovering.BROKER / "rmq_sys_INDEX")
+    plan = recovering.recover(root)
     assert any("--only index" in one for one in plan["notes"])
-    found = meta.parse((root / healing.METADATA).read_bytes())
+    found = meta.parse((root / recovering.METADATA).read_bytes())
     assert sorted(one.topic_id for one in found.topics.values()) == [0, 1]
     assert found.serial == 1
 
 
 def test_only_metadata_leaves_the_rest(golden_copy: GoldenFolder):
-    root = golden_copy(healing.GOLDEN)
-    torn = root / healing.place("TP_user_Topic", 0, "CONSUME_QUEUE", 2000)
+    root = golden_copy(recovering.GOLDEN)
+    torn = root / recovering.place("TP_user_Topic", 0, "CONSUME_QUEUE", 2000)
     torn.write_bytes(torn.read_bytes()[:27])
-    before = healing.content(root)
-    healing.recover(root, "--only", "metadata")
-    assert healing.changed(before, healing.content(root)) == {healing.METADATA}
-    found = meta.parse((root / healing.METADATA).read_bytes())
+    before = recovering.content(root)
+    recovering.recover(root, "--only", "metadata")
+    assert recovering.changed(before, recovering.content(root)) == {recovering.METADATA}
+    found = meta.parse((root / recovering.METADATA).read_bytes())
     assert found.segments["CONSUME_QUEUE"][USER][2000].size == 20
 
 
 def test_index_segment_that_never_came(golden_copy: GoldenFolder):
     """Its entry has the largest of all times: a broker takes it for its newest file (§12.6)."""
-    root = golden_copy(healing.GOLDEN)
-    engine = healing.content(root)
+    root = golden_copy(recovering.GOLDEN)
+    engine = recovering.content(root)
     base = 16628 + 2584
-    (root / healing.INDEX / healing.name_of(base)).write_bytes(b"")
+    (root / recovering.INDEX / recovering.name_of(base)).write_bytes(b"")
 
     def change(found: meta.Metadata) -> None:
         table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
         table[base] = replace(table[0], base_offset=base, size=0, begin_timestamp=NEVER,
                               end_timestamp=NEVER)
 
-    healing.change_metadata(root, change)
-    plan = healing.healed(root)
+    recovering.change_metadata(root, change)
+    plan = recovering.healed(root)
     assert plan["actions"][0]["action"] == "move aside"
-    assert not healing.changed(engine, healing.content(root))
+    assert not recovering.changed(engine, recovering.content(root))
 
 
 def test_empty_upload_of_an_idle_broker_stays(golden_copy: GoldenFolder):
-    root = golden_copy(healing.GOLDEN)
+    root = golden_copy(recovering.GOLDEN)
     base = 16628 + 2584
-    (root / healing.INDEX / healing.name_of(base)).write_bytes(b"")
+    (root / recovering.INDEX / recovering.name_of(base)).write_bytes(b"")
 
     def change(found: meta.Metadata) -> None:
         table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
         table[base] = replace(table[0], base_offset=base, size=0, begin_timestamp=1,
                               end_timestamp=0)
 
-    healing.change_metadata(root, change)
-    assert healing.recover(root)["actions"] == []
+    recovering.change_metadata(root, change)
+    assert recovering.recover(root)["actions"] == []
 
 
 # -- other forms ----------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ def old_form(found: meta.Metadata) -> bytes:
 
 
 def test_metadata_of_5_1_0(golden_copy: GoldenFolder):
-    root = golden_copy(healing.GOLDEN)
-    path = root / healing.METADATA
+    root = golden_copy(recovering.GOLDEN)
+    path = root / recovering.METADATA
     engine = meta.parse(path.read_bytes())
     path.write_bytes(old_form(engine))
     found = read(path.read_bytes())
@@ -253,7 +253,7 @@ def test_metadata_of_5_1_0(golden_copy: GoldenFolder):
         for place, entries in table.items():
             for base, one in entries.items():
                 assert found.segments[kind][place][base] == replace(one, status=1)
-    assert healing.recover(root)["actions"] == []
+    assert recovering.recover(root)["actions"] == []
     with Tier.open(str(root / "tieredstore")) as tier:
         assert tier.metadata_error is None
         assert tier.metadata.topics == found.topics
@@ -261,13 +261,13 @@ def test_metadata_of_5_1_0(golden_copy: GoldenFolder):
 
 def test_metadata_of_5_1_2(golden_copy: GoldenFolder):
     """Paths as on Windows, entries in alphabetical order, quoted numbers."""
-    root = golden_copy(healing.GOLDEN)
-    path = root / healing.METADATA
+    root = golden_copy(recovering.GOLDEN)
+    path = root / recovering.METADATA
     text = path.read_text().replace("broker-a/", "broker-a\\\\")
     for topic in ("TP_user_Topic", "TP_pay_Event5", "rmq_sys_INDEX"):
         text = text.replace(f"{topic}/", f"{topic}\\\\")
     path.write_text(text)
-    assert healing.recover(root)["actions"] == []
+    assert recovering.recover(root)["actions"] == []
 
 
 @pytest.mark.parametrize("text", [
@@ -275,36 +275,36 @@ def test_metadata_of_5_1_2(golden_copy: GoldenFolder):
     '{"a":{{"brokerName":"b","topic":"t","queueId":0}:1}}', '{"commitLogFileSegmentTable":{[]:1}}',
     '{{"brokerName":"b","topic":"t","queueId":0}', "}", '{"a" {', "{:{}}", '{"'])
 def test_odd_metadata_is_no_traceback(golden_copy: GoldenFolder, text):
-    root = golden_copy(healing.GOLDEN)
-    engine = (root / healing.METADATA).read_bytes()
+    root = golden_copy(recovering.GOLDEN)
+    engine = (root / recovering.METADATA).read_bytes()
     for suffix in ("", ".bak"):
-        Path(f"{root / healing.METADATA}{suffix}").write_text(text)
-    healing.recover(root)
-    assert healing.same_metadata((root / healing.METADATA).read_bytes(), engine)
+        Path(f"{root / recovering.METADATA}{suffix}").write_text(text)
+    recovering.recover(root)
+    assert recovering.same_metadata((root / recovering.METADATA).read_bytes(), engine)
 
 
 # -- whose it is ----------------------------------------------------------------------------------
 
 
 def test_several_brokers(golden_copy: GoldenFolder):
-    root = golden_copy(healing.GOLDEN)
-    cluster = root / healing.BROKER
+    root = golden_copy(recovering.GOLDEN)
+    cluster = root / recovering.BROKER
     shutil.copytree(cluster, cluster.parent / "broker-b")
-    engine = healing.content(root)
-    assert healing.recover(root)["actions"] == []  # metadata says whose it is
-    for one in (healing.METADATA, f"{healing.METADATA}.bak"):
+    engine = recovering.content(root)
+    assert recovering.recover(root)["actions"] == []  # metadata says whose it is
+    for one in (recovering.METADATA, f"{recovering.METADATA}.bak"):
         (root / one).unlink()
     found = cli.run("tiered", "recover", root / "tieredstore").expect(2)
     assert "--broker" in found.err
-    healing.recover(root, "--broker", "broker-a")
-    made = (root / healing.METADATA).read_bytes()
-    assert healing.same_metadata(made, engine[healing.METADATA])
+    recovering.recover(root, "--broker", "broker-a")
+    made = (root / recovering.METADATA).read_bytes()
+    assert recovering.same_metadata(made, engine[recovering.METADATA])
 
 
 def test_refuses_what_it_cannot_see(golden_copy: GoldenFolder, tmp_path):
     """A folder that cannot be read must not count as empty."""
-    root = golden_copy(healing.GOLDEN)
-    folder = root / healing.place("TP_user_Topic", 1, "COMMIT_LOG")
+    root = golden_copy(recovering.GOLDEN)
+    folder = root / recovering.place("TP_user_Topic", 1, "COMMIT_LOG")
     if os.geteuid() == 0:
         pytest.skip("the administrator may read everything")
     folder.chmod(0)
@@ -315,7 +315,7 @@ def test_refuses_what_it_cannot_see(golden_copy: GoldenFolder, tmp_path):
 
 
 def test_usage(golden_copy: GoldenFolder, tmp_path):
-    root = golden_copy(healing.GOLDEN)
+    root = golden_copy(recovering.GOLDEN)
     cli.run("tiered", "recover", root / "tieredstore", "--only", "nothing").expect(2)
     cli.run("tiered", "recover", root / "tieredstore", "--yes").expect(2)
     cli.run("tiered", "recover", root / "tieredstore", "--broker", "nobody").expect(2)
@@ -326,11 +326,11 @@ def test_usage(golden_copy: GoldenFolder, tmp_path):
 
 
 def test_document(golden_copy: GoldenFolder):
-    root = golden_copy(healing.GOLDEN)
-    (root / healing.METADATA).unlink()
-    before = healing.content(root)
-    plan = healing.recover(root, apply=False)
+    root = golden_copy(recovering.GOLDEN)
+    (root / recovering.METADATA).unlink()
+    before = recovering.content(root)
+    plan = recovering.recover(root, apply=False)
     assert (plan["cluster"], plan["broker"]) == ("DefaultCluster", "broker-a")
     assert plan["applied"] is False
     assert json.dumps(plan)
-    assert not healing.changed(before, healing.content(root))
+    assert not recovering.changed(before, recovering.content(root))

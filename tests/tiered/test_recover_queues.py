@@ -16,8 +16,8 @@ from rmqctl.formats.tiered import metadata as meta
 from tests.conftest import GoldenFolder
 from tests.support import cli
 from tests.support.share import sample
-from tests.tiered import healing
-from tests.tiered.healing import place
+from tests.tiered import recovering
+from tests.tiered.recovering import place
 
 TOPIC = "TP_user_Topic"
 LAST = place(TOPIC, 0, "COMMIT_LOG", 43593)
@@ -25,22 +25,22 @@ LAST = place(TOPIC, 0, "COMMIT_LOG", 43593)
 
 @pytest.fixture
 def root(golden_copy: GoldenFolder) -> Path:
-    return golden_copy(healing.GOLDEN)
+    return golden_copy(recovering.GOLDEN)
 
 
 @pytest.fixture(scope="module")
 def engine(golden: GoldenFolder):
-    return healing.content(golden(healing.GOLDEN))
+    return recovering.content(golden(recovering.GOLDEN))
 
 
 @pytest.fixture(scope="module")
 def expected(golden: GoldenFolder):
-    return healing.expected_messages(json.loads(
+    return recovering.expected_messages(json.loads(
         (golden("5.3.3/tiered") / "expect.json").read_text()))
 
 
 def queues(root: Path) -> list[Path]:
-    return sorted((root / healing.BROKER).glob("TP*/*/CONSUME_QUEUE"))
+    return sorted((root / recovering.BROKER).glob("TP*/*/CONSUME_QUEUE"))
 
 
 # -- lost -----------------------------------------------------------------------------------------
@@ -54,20 +54,20 @@ def test_all_consume_queues_lost(root, engine, expected, metadata):
     if not metadata:
         shutil.rmtree(root / "config")
         options = ["--consumequeue-max-size", "500"]
-    healing.healed(root, *options)
-    now = healing.content(root)
-    assert healing.changed(engine, now) <= {healing.METADATA, f"{healing.METADATA}.bak"}
-    assert healing.same_metadata(now[healing.METADATA], engine[healing.METADATA])
-    assert healing.messages(root) == expected
+    recovering.healed(root, *options)
+    now = recovering.content(root)
+    assert recovering.changed(engine, now) <= {recovering.METADATA, f"{recovering.METADATA}.bak"}
+    assert recovering.same_metadata(now[recovering.METADATA], engine[recovering.METADATA])
+    assert recovering.messages(root) == expected
 
 
 def test_one_consume_queue_lost_and_no_metadata(root, engine):
     """How large files are, those of the other queues tell."""
     shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
     shutil.rmtree(root / "config")
-    healing.healed(root)
-    now = healing.content(root)
-    assert healing.changed(engine, now) <= {healing.METADATA, f"{healing.METADATA}.bak"}
+    recovering.healed(root)
+    now = recovering.content(root)
+    assert recovering.changed(engine, now) <= {recovering.METADATA, f"{recovering.METADATA}.bak"}
 
 
 def test_size_of_the_settings(root, engine):
@@ -77,18 +77,18 @@ def test_size_of_the_settings(root, engine):
     settings = root / "tieredstore/.rmqctl/tier.json"
     settings.parent.mkdir()
     settings.write_text('{"format": 1, "consume_queue_max": 511}')
-    healing.recover(root)
-    now = healing.content(root)
-    assert healing.changed(engine, now) <= {healing.METADATA, f"{healing.METADATA}.bak"}
+    recovering.recover(root)
+    now = recovering.content(root)
+    assert recovering.changed(engine, now) <= {recovering.METADATA, f"{recovering.METADATA}.bak"}
 
 
 def test_default_size(root):
     for one in queues(root):
         shutil.rmtree(one)
     shutil.rmtree(root / "config")
-    healing.recover(root)
+    recovering.recover(root)
     assert [one.name for one in (root / place(TOPIC, 0, "CONSUME_QUEUE")).iterdir()] == [
-        healing.name_of(0)]
+        recovering.name_of(0)]
 
 
 @pytest.mark.parametrize("base", [0, 500, 1000, 1500, 2000])
@@ -97,10 +97,10 @@ def test_one_file_lost(root, engine, base, metadata):
     (root / place(TOPIC, 0, "CONSUME_QUEUE", base)).unlink()
     if not metadata:
         shutil.rmtree(root / "config")
-    plan = healing.healed(root)
-    now = healing.content(root)
-    assert healing.changed(engine, now) <= {healing.METADATA, f"{healing.METADATA}.bak"}
-    assert healing.same_metadata(now[healing.METADATA], engine[healing.METADATA])
+    plan = recovering.healed(root)
+    now = recovering.content(root)
+    assert recovering.changed(engine, now) <= {recovering.METADATA, f"{recovering.METADATA}.bak"}
+    assert recovering.same_metadata(now[recovering.METADATA], engine[recovering.METADATA])
     assert len(plan["actions"]) == 1 + (not metadata)
 
 
@@ -111,16 +111,16 @@ def test_one_file_lost(root, engine, base, metadata):
 def test_torn(root, engine, cut):
     path = root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)
     path.write_bytes(path.read_bytes()[:-cut])
-    healing.healed(root)
-    assert not healing.changed(engine, healing.content(root))
+    recovering.healed(root)
+    assert not recovering.changed(engine, recovering.content(root))
 
 
 @pytest.mark.parametrize("more", [b"x", b"x" * 19, b"\0" * 20, b"\xff" * 47])
 def test_more_than_units(root, engine, more):
     path = root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)
     path.write_bytes(path.read_bytes() + more)
-    healing.healed(root)
-    assert not healing.changed(engine, healing.content(root))
+    recovering.healed(root)
+    assert not recovering.changed(engine, recovering.content(root))
 
 
 def test_misaligned_after_a_tear(root, engine):
@@ -133,9 +133,9 @@ def test_misaligned_after_a_tear(root, engine):
     path.write_bytes(torn)
     rest = root / place(TOPIC, 0, "CONSUME_QUEUE", 1000 + len(torn))
     rest.write_bytes(units[480:])
-    plan = healing.healed(root)
-    now = healing.content(root)
-    assert healing.changed(engine, now) == set()
+    plan = recovering.healed(root)
+    now = recovering.content(root)
+    assert recovering.changed(engine, now) == set()
     assert any("begins there" in one["reason"] for one in plan["actions"])
 
 
@@ -146,25 +146,25 @@ def test_wrong_units(root, engine, at):
     data = bytearray(path.read_bytes())
     data[40 + at] ^= 0x40
     path.write_bytes(data)
-    plan = healing.healed(root)
-    assert not healing.changed(engine, healing.content(root))
+    plan = recovering.healed(root)
+    assert not recovering.changed(engine, recovering.content(root))
     assert len(plan["actions"]) == 1
 
 
 def test_wrong_names(root, engine):
     """A broker finds a file by its whole name."""
     for path in (root / LAST, root / place(TOPIC, 0, "CONSUME_QUEUE", 2000),
-                 root / healing.INDEX / healing.name_of(5524)):
+                 root / recovering.INDEX / recovering.name_of(5524)):
         path.rename(path.with_name("00000000" + path.name[8:]))
-    healing.healed(root)
-    assert not healing.changed(engine, healing.content(root))
+    recovering.healed(root)
+    assert not recovering.changed(engine, recovering.content(root))
 
 
 def test_a_second_file_of_the_same_base(root, engine):
     path = root / place(TOPIC, 0, "CONSUME_QUEUE", 1000)
     path.with_name("00000000" + path.name[8:]).write_bytes(b"x" * 500)
-    healing.healed(root)
-    assert not healing.changed(engine, healing.content(root))
+    recovering.healed(root)
+    assert not recovering.changed(engine, recovering.content(root))
 
 
 # -- half done ------------------------------------------------------------------------------------
@@ -172,18 +172,18 @@ def test_a_second_file_of_the_same_base(root, engine):
 
 def test_units_of_a_half_done_commit(root, engine):
     (root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)).write_bytes(b"")
-    healing.healed(root)
-    assert not healing.changed(engine, healing.content(root))
+    recovering.healed(root)
+    assert not recovering.changed(engine, recovering.content(root))
 
 
 def test_drop_orphans(root, engine):
     (root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)).write_bytes(b"")
-    plan = healing.healed(root, "--drop-orphans")
-    now = healing.content(root)
-    ends = [at for at, _ in healing.sizes(engine[LAST])]
+    plan = recovering.healed(root, "--drop-orphans")
+    now = recovering.content(root)
+    ends = [at for at, _ in recovering.sizes(engine[LAST])]
     assert now[LAST] == engine[LAST][:ends[-2]]
     assert {one["action"] for one in plan["actions"]} == {"cut", "update"}
-    found = meta.parse(now[healing.METADATA]).segments["COMMIT_LOG"][f"broker-a/{TOPIC}/0"]
+    found = meta.parse(now[recovering.METADATA]).segments["COMMIT_LOG"][f"broker-a/{TOPIC}/0"]
     assert found[43593].size == ends[-2]
 
 
@@ -191,7 +191,7 @@ def test_orphans_written_again(root, engine, expected):
     """After a crash between the two commits the messages come once more; the last ones count."""
     rows = place(TOPIC, 0, "CONSUME_QUEUE", 2000)
     data = bytearray(engine[LAST])
-    starts = list(healing.sizes(engine[LAST]))[-2:]
+    starts = list(recovering.sizes(engine[LAST]))[-2:]
     again, units = b"", b""
     for number, (at, size) in enumerate(starts):
         position = 43593 + len(data) + len(again)
@@ -202,13 +202,13 @@ def test_orphans_written_again(root, engine, expected):
         units += struct.pack(">qi", position, size) + tags
     (root / LAST).write_bytes(bytes(data) + again)
     (root / rows).write_bytes(units)
-    healing.recover(root)  # sizes of metadata, and keys of the new places
-    assert healing.content(root)[rows] == units
-    assert healing.recover(root, apply=False)["actions"] == []
+    recovering.recover(root)  # sizes of metadata, and keys of the new places
+    assert recovering.content(root)[rows] == units
+    assert recovering.recover(root, apply=False)["actions"] == []
     shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
-    healing.recover(root)
-    assert healing.content(root)[rows] == units
-    assert healing.messages(root) == expected
+    recovering.recover(root)
+    assert recovering.content(root)[rows] == units
+    assert recovering.messages(root) == expected
 
 
 # -- the commit log -------------------------------------------------------------------------------
@@ -218,13 +218,13 @@ def test_orphans_written_again(root, engine, expected):
 def test_shifted_block(root, engine, expected, part):
     """A part of a block, then all of it: its messages say other places than theirs (§8.4)."""
     data = engine[LAST]
-    at = list(healing.sizes(data))[3][0]
+    at = list(recovering.sizes(data))[3][0]
     (root / LAST).write_bytes(data[:at] + data[at:at + part] + data[at:])
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert plan["actions"][0]["action"] == "put places right"
-    assert healing.messages(root) == expected
-    now = healing.content(root)[LAST]
-    for start, size in list(healing.sizes(now[at + part:])):
+    assert recovering.messages(root) == expected
+    now = recovering.content(root)[LAST]
+    for start, size in list(recovering.sizes(now[at + part:])):
         assert size
         assert int.from_bytes(now[at + part + start + 28:at + part + start + 36]) == (
             43593 + at + part + start)
@@ -233,46 +233,46 @@ def test_shifted_block(root, engine, expected, part):
 def test_torn_end_of_the_log(root, engine):
     """Units that lead behind it go: the next messages would come to lie there."""
     (root / LAST).write_bytes(engine[LAST][:-100])
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert plan["messages_lost_total"] == 1
     lost = plan["messages_lost"][0]
     assert (lost["topic"], lost["queue_id"], lost["queue_offset"]) == (TOPIC, 0, 101)
-    assert healing.content(root)[place(TOPIC, 0, "CONSUME_QUEUE", 2000)] == engine[
+    assert recovering.content(root)[place(TOPIC, 0, "CONSUME_QUEUE", 2000)] == engine[
         place(TOPIC, 0, "CONSUME_QUEUE", 2000)][:20]
 
 
 def test_last_segment_of_the_log_lost(root):
     (root / LAST).unlink()
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert plan["messages_lost_total"] == 33
-    assert len(healing.messages(root)[TOPIC, 0]) == 69
+    assert len(recovering.messages(root)[TOPIC, 0]) == 69
 
 
 def without_magic(root: Path, number: int) -> None:
     """One message of the last segment is none any more."""
     data = bytearray((root / LAST).read_bytes())
-    at = list(healing.sizes(bytes(data)))[number][0]
+    at = list(recovering.sizes(bytes(data)))[number][0]
     data[at + 4:at + 8] = bytes(4)
     (root / LAST).write_bytes(data)
 
 
 def test_a_hole_that_has_a_unit_is_none(root, engine):
     without_magic(root, 5)
-    plan = healing.recover(root)
+    plan = recovering.recover(root)
     assert plan["actions"] == []
     assert any("no whole message" in one for one in plan["notes"])
     (root / place(TOPIC, 0, "CONSUME_QUEUE", 0)).unlink()
-    healing.recover(root)
-    assert healing.changed(engine, healing.content(root)) == {LAST}
+    recovering.recover(root)
+    assert recovering.changed(engine, recovering.content(root)) == {LAST}
 
 
 def test_a_hole_is_never_bridged(root, engine):
     """Without units and without the message, what is newest stays readable."""
     without_magic(root, 5)  # queue offset 74
     shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert any("0 to 73" in one for one in plan["notes"])
-    now = healing.content(root)
+    now = recovering.content(root)
     there = {name: data for name, data in now.items() if name.startswith(
         place(TOPIC, 0, "CONSUME_QUEUE"))}
     assert b"".join(there[one] for one in sorted(there, key=lambda one: one[-20:])) == b"".join(
@@ -281,23 +281,24 @@ def test_a_hole_is_never_bridged(root, engine):
 
 def test_a_damaged_body_keeps_its_unit(root, engine):
     data = bytearray(engine[LAST])
-    at = next(at for at, _ in healing.sizes(engine[LAST]) if int.from_bytes(data[at + 84:at + 88]))
+    at = next(at for at, _ in recovering.sizes(engine[LAST])
+              if int.from_bytes(data[at + 84:at + 88]))
     data[at + 88] ^= 1
     (root / LAST).write_bytes(data)
     shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
-    plan = healing.recover(root)
+    plan = recovering.recover(root)
     assert any("CRC" in one for one in plan["notes"])
-    assert healing.changed(engine, healing.content(root)) == {LAST}
+    assert recovering.changed(engine, recovering.content(root)) == {LAST}
 
 
 def test_expired_messages_keep_their_units(root, engine):
     """Units live longer than what they lead to; nothing about them is wrong."""
     (root / place(TOPIC, 0, "COMMIT_LOG", 0)).unlink()
     (root / place(TOPIC, 0, "COMMIT_LOG", 21321)).unlink()
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert [one["action"] for one in plan["actions"]] == ["update"]
-    now = meta.parse(healing.content(root)[healing.METADATA])
-    was = meta.parse(engine[healing.METADATA])
+    now = meta.parse(recovering.content(root)[recovering.METADATA])
+    was = meta.parse(engine[recovering.METADATA])
     path = f"broker-a/{TOPIC}/0"
     assert now.segments["CONSUME_QUEUE"][path] == was.segments["CONSUME_QUEUE"][path]
     assert list(now.segments["COMMIT_LOG"][path]) == [43593]
@@ -314,13 +315,13 @@ def test_an_emptied_file_of_expired_units_leaves_no_gap(root, engine, left, name
     first.write_bytes(bytes(left))
     if not named:
         first = first.rename(first.with_name("deadbeef" + first.name[8:]))
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert {one["action"] for one in plan["actions"]} == {"move aside", "update"}
     assert not first.exists()
     assert json.loads(cli.run("tiered", "verify", root, "-o", "json").expect(0).out)["ok"]
     path = f"broker-a/{TOPIC}/0"
-    now = meta.parse(healing.content(root)[healing.METADATA])
-    was = meta.parse(engine[healing.METADATA])
+    now = meta.parse(recovering.content(root)[recovering.METADATA])
+    was = meta.parse(engine[recovering.METADATA])
     assert list(now.segments["CONSUME_QUEUE"][path]) == list(
         was.segments["CONSUME_QUEUE"][path])[1:]
 
@@ -333,26 +334,26 @@ def test_a_log_at_the_wrong_place(root, engine, base, by, name):
     path = root / place(TOPIC, 0, "COMMIT_LOG", base)
     other = root / place(TOPIC, 0, "COMMIT_LOG", base + by)
     path.rename(other if name == "right" else other.with_name("0" * 8 + other.name[8:]))
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert {one["action"] for one in plan["actions"]} == {"rename", "move aside"}
-    assert not healing.changed(engine, healing.content(root))
+    assert not recovering.changed(engine, recovering.content(root))
 
 
 def test_a_log_at_the_wrong_place_without_room(root, engine):
     other = root / place(TOPIC, 0, "COMMIT_LOG", 60000)
     other.write_bytes(engine[LAST][:12000])
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert [one["action"] for one in plan["actions"]] == ["move aside"]
-    assert not healing.changed(engine, healing.content(root))
+    assert not recovering.changed(engine, recovering.content(root))
 
 
 def test_a_file_that_is_none_of_the_log(root, engine):
     """It would hide the end of the segment in front of it."""
     other = root / place(TOPIC, 0, "COMMIT_LOG", 60000)
     other.write_bytes(bytes(5000))
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert [one["action"] for one in plan["actions"]] == ["move aside"]
-    assert not healing.changed(engine, healing.content(root))
+    assert not recovering.changed(engine, recovering.content(root))
 
 
 @pytest.mark.parametrize("name", ["COMMIT_LOG", "CONSUME_QUEUE"])
@@ -368,13 +369,13 @@ def test_any_bytes(root, name, seed):
                                       b"\xda\xa3\x20\xa7" * 3])
                 data[at:at + chosen.choice([0, len(what)])] = what
             path.write_bytes(data)
-        content = healing.content(root)
-        healing.recover(root, apply=False)
-        assert not healing.changed(content, healing.content(root))
-    healing.recover(root)
-    assert healing.recover(root, apply=False)["actions"] == []
-    healing.undo(root)
-    assert not healing.changed(content, healing.content(root))
+        content = recovering.content(root)
+        recovering.recover(root, apply=False)
+        assert not recovering.changed(content, recovering.content(root))
+    recovering.recover(root)
+    assert recovering.recover(root, apply=False)["actions"] == []
+    recovering.undo(root)
+    assert not recovering.changed(content, recovering.content(root))
 
 
 @pytest.mark.parametrize("part", [1, 100, 700])
@@ -385,12 +386,12 @@ def test_shifted_block_in_an_earlier_segment(root, engine, part, later):
     """
     path = place(TOPIC, 0, "COMMIT_LOG", 21321)
     data = bytearray(engine[path])
-    starts = [at for at, _ in healing.sizes(engine[path])]
+    starts = [at for at, _ in recovering.sizes(engine[path])]
     if later:
         for at in starts[20:]:
             data[at + 28:at + 36] = (21321 + at + part).to_bytes(8)
     at = starts[3]
     (root / path).write_bytes(bytes(data[:at] + data[at:at + part] + data[at:]))
-    plan = healing.healed(root)
+    plan = recovering.healed(root)
     assert [one["action"] for one in plan["actions"]] == ["close up"]
-    assert not healing.changed(engine, healing.content(root))
+    assert not recovering.changed(engine, recovering.content(root))

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
 from rmqctl.scan.source import Source
 from rmqctl.tiered.files import remote_reader, remote_writer
-from rmqctl.tiered.files.reader import ASIDE, PosixReader, Reader, close_source, open_reader
-from rmqctl.tiered.files.writer import Feeder, PosixFeeder, open_feeder
+from rmqctl.tiered.files.opening import open_reader, open_writer
+from rmqctl.tiered.files.reader import ASIDE, PosixReader, Reader, close_source
+from rmqctl.tiered.files.writer import PosixWriter, TierWriter
 
 _numbers = itertools.count()
 KINDS = ("folder", "memory", "file", "rewriting")
@@ -39,8 +40,8 @@ def roots(request, tmp_path_factory):
 
 
 def test_what_is_there(roots):
-    with closing(open_feeder(roots())) as feeder:
-        assert isinstance(feeder, Feeder)
+    with closing(open_writer(roots())) as feeder:
+        assert isinstance(feeder, TierWriter)
         assert isinstance(feeder, Reader)
         assert feeder.list("") == []
         assert feeder.list("a/b") == []
@@ -65,7 +66,7 @@ def test_what_is_there(roots):
 
 def test_errors_name_the_place(roots):
     root = roots()
-    with closing(open_feeder(root)) as feeder:
+    with closing(open_writer(root)) as feeder:
         for do in (lambda: feeder.read("x/y", 0, 1), lambda: feeder.source("x/y"),
                    lambda: feeder.put_aside("x/y")):
             with pytest.raises(StoreIOError, match="x/y") as raised:
@@ -76,7 +77,7 @@ def test_errors_name_the_place(roots):
 
 def test_a_source_is_the_file(roots):
     data = os.urandom(3 << 20)
-    with closing(open_feeder(roots())) as feeder:
+    with closing(open_writer(roots())) as feeder:
         feeder.append("x", [data], 0)
         feeder.commit("x")
         source: Source = feeder.source("x", 1000)
@@ -116,14 +117,14 @@ def test_any_operations_against_a_model(roots, operations):
     root = roots()
     model: dict[str, bytes] = {}
     kept: dict[str, bytes] = {}
-    feeder = open_feeder(root)
+    feeder = open_writer(root)
     try:
         for name, *rest in operations:
             if name == "reopen":
                 for path in model:
                     feeder.commit(path)
                 feeder.close()
-                feeder = open_feeder(root)
+                feeder = open_writer(root)
                 continue
             path, *more = rest
             _one(feeder, model, kept, name, path, *more)
@@ -182,7 +183,7 @@ def _all(reader: Reader, folder: str = "") -> dict[str, bytes]:
 
 def test_what_is_appended_and_not_committed(roots):
     root = roots()
-    with closing(open_feeder(root)) as feeder:
+    with closing(open_writer(root)) as feeder:
         feeder.append("x", [b"one"], 0)
         feeder.commit("x")
         feeder.append("x", [b"two"], 3)
@@ -191,7 +192,7 @@ def test_what_is_appended_and_not_committed(roots):
         assert [feeder.read("x", at, 3) for at in range(7)] == [
             b"one", b"net", b"etw", b"two", b"wo", b"o", b""]
         with closing(open_reader(root)) as other:
-            if isinstance(feeder, PosixFeeder):
+            if isinstance(feeder, PosixWriter):
                 assert other.read("x", 0, 9) == b"onetwo"
             else:
                 assert other.read("x", 0, 9) == b"one"
@@ -199,7 +200,7 @@ def test_what_is_appended_and_not_committed(roots):
 
 def test_somebody_else_writes(roots):
     root = roots()
-    with closing(open_feeder(root)) as feeder, closing(open_feeder(root)) as other:
+    with closing(open_writer(root)) as feeder, closing(open_writer(root)) as other:
         feeder.append("x", [b"one"], 0)
         feeder.commit("x")
         other.append("x", [b"two"], 3)
@@ -214,7 +215,7 @@ def test_a_lot_is_kept_outside_of_memory(roots, monkeypatch):
     monkeypatch.setattr(remote_writer, "_IN_MEMORY_OF_ALL", 1 << 17)
     root = roots()
     data = [os.urandom(50_000) for _ in range(8)]
-    with closing(open_feeder(root)) as feeder:
+    with closing(open_writer(root)) as feeder:
         for number, one in enumerate(data):
             feeder.append(f"x{number % 2}", [one], 50_000 * (number // 2))
         assert feeder.read("x1", 99_990, 20) == (data[3] + data[5])[49_990:50_010]
@@ -234,7 +235,7 @@ def test_a_write_that_fails_half_way_in_a_folder(tmp_path, monkeypatch):
         real(fd, [parts[0][:2]], offset)
         raise OSError(errno.ENOSPC, "full")
 
-    with closing(PosixFeeder(str(tmp_path))) as feeder:
+    with closing(PosixWriter(str(tmp_path))) as feeder:
         feeder.append("x", [b"one"], 0)
         monkeypatch.setattr(os, "pwritev", half)
         with pytest.raises(StoreIOError, match="no space left"):
@@ -296,7 +297,7 @@ def test_the_line_goes_down_at_every_call(monkeypatch, what, appending, for_good
     failures = 0
     for count in itertools.count():
         root = f"memory://flaky-{os.getpid()}-{next(_numbers)}"
-        with closing(open_feeder(root)) as feeder:
+        with closing(open_writer(root)) as feeder:
             feeder.append("q/x", [old], 0)
             feeder.commit("q/x")
             do = {"commit": lambda f=feeder: _append_and_commit(f, more, len(old)),
@@ -332,7 +333,7 @@ def test_the_line_goes_down_at_every_call(monkeypatch, what, appending, for_good
     assert failures >= 3
 
 
-def _append_and_commit(feeder: Feeder, parts: list[bytes], position: int) -> None:
+def _append_and_commit(feeder: TierWriter, parts: list[bytes], position: int) -> None:
     """Appends unless it is appended already, then commits: what a retry does."""
     if feeder.size("q/x") == position:
         feeder.append("q/x", parts, position)
@@ -348,7 +349,7 @@ def test_no_driver_is_a_usage_error(monkeypatch):
         open_reader("nosuch://bucket/tier")
     monkeypatch.setitem(known_implementations, "notyet",
                         {"class": "rmqctl_no_such_module.Driver", "err": "Install notyetfs"})
-    for opened in (open_reader, open_feeder):
+    for opened in (open_reader, open_writer):
         with pytest.raises(UsageError, match=r"notyet://.*Install notyetfs"):
             opened("notyet://bucket/tier")
 
@@ -368,7 +369,7 @@ def test_a_driver_that_reads_only(monkeypatch):
         raise NotImplementedError
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", cannot)
-    with (closing(open_feeder(f"memory://read-only-{next(_numbers)}")) as feeder,
+    with (closing(open_writer(f"memory://read-only-{next(_numbers)}")) as feeder,
           pytest.raises(RefusedError, match="its driver cannot do that")):
         feeder.create("x")
 
@@ -376,7 +377,7 @@ def test_a_driver_that_reads_only(monkeypatch):
 def test_a_driver_that_does_not_serve_ranges(monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 
-    with closing(open_feeder(f"memory://no-ranges-{next(_numbers)}")) as feeder:
+    with closing(open_writer(f"memory://no-ranges-{next(_numbers)}")) as feeder:
         feeder.append("x", [b"0123456789"], 0)
         feeder.commit("x")
         monkeypatch.setattr(MemoryFileSystem, "cat_file",
@@ -388,7 +389,7 @@ def test_a_driver_that_does_not_serve_ranges(monkeypatch):
 def test_a_rename_that_does_nothing_and_says_nothing(monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 
-    with closing(open_feeder(f"memory://no-rename-{next(_numbers)}")) as feeder:
+    with closing(open_writer(f"memory://no-rename-{next(_numbers)}")) as feeder:
         feeder.replace("x", b"old one")
         monkeypatch.setattr(MemoryFileSystem, "mv", lambda *_: None)
         with pytest.raises(StoreIOError, match=r"7 bytes are there afterwards, not 3"):
@@ -400,7 +401,7 @@ def test_a_rename_that_does_nothing_and_says_nothing(monkeypatch):
 def test_only_the_range_is_asked_for(monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 
-    with closing(open_feeder(f"memory://ranges-{next(_numbers)}")) as feeder:
+    with closing(open_writer(f"memory://ranges-{next(_numbers)}")) as feeder:
         feeder.append("f/x", [bytes(5 << 20)], 0)
         feeder.commit("f/x")
     asked = []
@@ -427,7 +428,7 @@ def test_a_file_or_nothing_is_no_tier(tmp_path):
     with pytest.raises(NotAStoreError, match="is no folder"):
         open_reader(str(tmp_path / "file"))
     with pytest.raises(NotAStoreError, match="is no folder"):
-        open_feeder(str(tmp_path / "file"))
+        open_writer(str(tmp_path / "file"))
     with pytest.raises(NotAStoreError, match="no such folder"):
         open_reader(str(tmp_path / "nothing"))
 

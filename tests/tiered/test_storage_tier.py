@@ -14,9 +14,9 @@ from rmqctl.errors import NotAStoreError, RefusedError, UsageError
 from rmqctl.formats.tiered.names import METADATA_NAME
 from rmqctl.scan.walk import Walk
 from rmqctl.tiered.files import metadata_file, remote_writer
-from rmqctl.tiered.files.metadata_location import find_metadata
-from rmqctl.tiered.files.reader import close_source, open_reader
-from rmqctl.tiered.files.writer import open_feeder
+from rmqctl.tiered.files.metadata_file import find_metadata
+from rmqctl.tiered.files.opening import open_reader, open_writer
+from rmqctl.tiered.files.reader import close_source
 from rmqctl.tiered.tier import Tier
 
 _numbers = itertools.count()
@@ -32,7 +32,7 @@ def behind_url(request, golden, tmp_path):
     else:
         url = f"file://{tmp_path / 'there'}"
         (tmp_path / "there").mkdir()
-    with closing(open_feeder(url)) as feeder:
+    with closing(open_writer(url)) as feeder:
         for folder in ("tieredstore", "config"):
             for path in sorted((store / folder).rglob("*")):
                 if path.is_file():
@@ -69,11 +69,11 @@ def test_it_reads_equal(behind_url, golden):
     metadata = str(store / "config" / METADATA_NAME)
     for root in (f"{behind_url}/tieredstore", f"{behind_url}/tieredstore/", behind_url):
         with Tier.open(root, metadata) as tier:
-            assert tier.home == str(store)
+            assert tier.broker_root == str(store)
             assert _content(tier) == wanted
         with Tier.open(root) as tier:
             assert tier.metadata_path == f"{behind_url}/config/{METADATA_NAME}"
-            assert tier.home is None
+            assert tier.broker_root is None
             assert tier.local_index_folder is None
             assert tier.metadata == wanted["metadata"]
 
@@ -87,7 +87,7 @@ def test_metadata_behind_a_url_is_read_only(behind_url):
 
 
 def test_bad_metadata_behind_a_url_is_said(behind_url):
-    with closing(open_feeder(behind_url)) as feeder:
+    with closing(open_writer(behind_url)) as feeder:
         feeder.replace(f"config/{METADATA_NAME}", b"{")
     with Tier.open(behind_url) as tier:
         assert tier.metadata_error.startswith(f"{behind_url}/config/{METADATA_NAME}")
@@ -95,7 +95,7 @@ def test_bad_metadata_behind_a_url_is_said(behind_url):
 
 def test_metadata_is_looked_for_in_three_places(behind_url):
     tier, above = f"{behind_url}/tieredstore", f"{behind_url}/config/{METADATA_NAME}"
-    with closing(open_feeder(behind_url)) as feeder:
+    with closing(open_writer(behind_url)) as feeder:
         assert find_metadata(tier) == above
         feeder.replace(f"tieredstore/config/{METADATA_NAME}.bak", b"{}")
         assert find_metadata(tier) == f"{tier}/config/{METADATA_NAME}.bak"

@@ -15,10 +15,9 @@ from rmqctl.scan.buffer_pool import Rooms
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 from rmqctl.tiered.dispatch import blocks as dispatch_blocks
-from rmqctl.tiered.dispatch import sweep
-from rmqctl.tiered.dispatch.blocks import Block
+from rmqctl.tiered.dispatch import blocks as sweep
+from rmqctl.tiered.dispatch.blocks import Block, Sweep
 from rmqctl.tiered.dispatch.local import LocalQueue
-from rmqctl.tiered.dispatch.sweep import Sweep
 from tests.support import cli
 from tests.support.golden import GoldenStore, judged_stores
 from tests.support.share import sample

@@ -15,12 +15,12 @@ from rmqctl.repair.executor.journal import pending
 from tests.conftest import GoldenFolder
 from tests.repair.accidents import faults_of, kills_of
 from tests.support import cli
-from tests.tiered import healing
+from tests.tiered import recovering
 
 
 @pytest.fixture
 def root(golden_copy: GoldenFolder) -> Path:
-    return golden_copy(healing.GOLDEN)
+    return golden_copy(recovering.GOLDEN)
 
 
 @pytest.fixture
@@ -31,15 +31,15 @@ def make(golden: GoldenFolder, monkeypatch):
     monkeypatch.setattr("rmqctl.tiered.recover.recover.now_ms", lambda: 1_800_000_000_000)
 
     def made(folder: Path) -> None:
-        shutil.copytree(golden(healing.GOLDEN) / "tieredstore", folder)
-        shutil.copytree(golden(healing.GOLDEN) / "config", folder / "config")
+        shutil.copytree(golden(recovering.GOLDEN) / "tieredstore", folder)
+        shutil.copytree(golden(recovering.GOLDEN) / "config", folder / "config")
         below = folder / "212d6b50_DefaultCluster/broker-a/TP_user_Topic"
-        (below / "0/CONSUME_QUEUE" / healing.name_of(1000)).unlink()
-        torn = below / "0/CONSUME_QUEUE" / healing.name_of(2000)
+        (below / "0/CONSUME_QUEUE" / recovering.name_of(1000)).unlink()
+        torn = below / "0/CONSUME_QUEUE" / recovering.name_of(2000)
         torn.write_bytes(torn.read_bytes()[:-7])
-        data = (below / "1/COMMIT_LOG" / healing.name_of(23336)).read_bytes()
-        at = list(healing.sizes(data))[2][0]
-        (below / "1/COMMIT_LOG" / healing.name_of(23336)).write_bytes(
+        data = (below / "1/COMMIT_LOG" / recovering.name_of(23336)).read_bytes()
+        at = list(recovering.sizes(data))[2][0]
+        (below / "1/COMMIT_LOG" / recovering.name_of(23336)).write_bytes(
             data[:at] + data[at:at + 50] + data[at:])
     return made
 
@@ -82,23 +82,23 @@ def test_faults(make, tmp_path, command):
 
 def test_both_locks(root):
     """A broker holds its own root, another rmqctl the tier."""
-    (root / healing.METADATA).unlink()
-    before = healing.content(root)
+    (root / recovering.METADATA).unlink()
+    before = recovering.content(root)
     for place in (root, root / "tieredstore"):
         with StoreLock(place):
             found = cli.run_process("tiered", "recover", root / "tieredstore", "--apply").expect(4)
             assert "held" in found.err
-    assert not healing.changed(before, healing.content(root))
+    assert not recovering.changed(before, recovering.content(root))
     cli.run("tiered", "recover", root / "tieredstore").expect(0)
 
 
 def test_undo_holds_the_brokers_root(root):
-    (root / healing.METADATA).unlink()
-    healing.recover(root)
+    (root / recovering.METADATA).unlink()
+    recovering.recover(root)
     with StoreLock(root):
         cli.run_process("undo", root / "tieredstore", "--yes").expect(4)
-    healing.undo(root)
-    assert not (root / healing.METADATA).exists()
+    recovering.undo(root)
+    assert not (root / recovering.METADATA).exists()
 
 
 def test_plan_warns_where_the_broker_runs(root):
@@ -135,8 +135,8 @@ def test_note_of_the_brokers_root(tmp_path):
 def test_undo_list(root):
     cli.run("undo", root / "tieredstore", "--list").expect(0)
     cli.run("undo", root / "tieredstore").expect(6)
-    (root / healing.METADATA).unlink()
-    healing.recover(root)
+    (root / recovering.METADATA).unlink()
+    recovering.recover(root)
     rows = cli.run("undo", root / "tieredstore", "--list", "-o", "jsonl").expect(0).jsonl()
     assert [(one["command"], one["state"]) for one in rows] == [("tiered recover", "applied")]
 
@@ -147,27 +147,27 @@ def test_undo_where_neither_store_nor_tier_is(tmp_path):
 
 def test_undo_of_a_copy_leaves_the_original_alone(root, tmp_path):
     """The copy's journal names files of the original."""
-    (root / healing.METADATA).unlink()
-    healing.recover(root)
-    before = healing.content(root)
+    (root / recovering.METADATA).unlink()
+    recovering.recover(root)
+    before = recovering.content(root)
     copy = tmp_path / "second"
     shutil.copytree(root, copy)
     cli.run("undo", copy / "tieredstore", "--yes").expect(6)
-    assert not healing.changed(before, healing.content(root))
+    assert not recovering.changed(before, recovering.content(root))
 
 
 def test_interrupted_outside_of_the_tier(root):
     """Killed between the tier's files and metadata: the next run completes it."""
-    (root / healing.METADATA).unlink()
-    (root / healing.place("TP_user_Topic", 0, "CONSUME_QUEUE", 1000)).unlink()
-    before = healing.content(root)
+    (root / recovering.METADATA).unlink()
+    (root / recovering.place("TP_user_Topic", 0, "CONSUME_QUEUE", 1000)).unlink()
+    before = recovering.content(root)
     child = os.fork()
     if not child:
         real = os.rename
 
         def rename(source: str, target: str, **more: int) -> None:
             real(source, target, **more)
-            if str(target).endswith(healing.name_of(1000)):
+            if str(target).endswith(recovering.name_of(1000)):
                 os._exit(7)
 
         os.rename = rename  # type: ignore[assignment]
@@ -177,19 +177,19 @@ def test_interrupted_outside_of_the_tier(root):
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert pending(str(root / "tieredstore"))
-    assert not (root / healing.METADATA).exists()
+    assert not (root / recovering.METADATA).exists()
     found = cli.run("tiered", "recover", root / "tieredstore", "--apply").expect(0)
     assert "completed first" in found.err
-    assert (root / healing.METADATA).exists()
-    assert healing.recover(root, apply=False)["actions"] == []
-    healing.undo(root)
-    assert not healing.changed(before, healing.content(root))
+    assert (root / recovering.METADATA).exists()
+    assert recovering.recover(root, apply=False)["actions"] == []
+    recovering.undo(root)
+    assert not recovering.changed(before, recovering.content(root))
 
 
 def test_nothing_strange_beside_segments(root):
     """While and after: only names of segments, and `.rmqctl` in the tier root."""
-    shutil.rmtree(root / healing.place("TP_user_Topic", 0, "CONSUME_QUEUE"))
-    healing.recover(root)
+    shutil.rmtree(root / recovering.place("TP_user_Topic", 0, "CONSUME_QUEUE"))
+    recovering.recover(root)
     names = {path.name for path in (root / "tieredstore").rglob("*")
              if ".rmqctl" not in path.parts and path.is_file()}
     assert all(len(one) == 28 or one == "lock" for one in names)

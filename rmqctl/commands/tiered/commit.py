@@ -39,7 +39,7 @@ def command(
 
         rmqctl tiered commit /mnt/tier --metadata STORE/config/tieredStoreMetadata.json --dry-run
     """
-    from rmqctl.tiered.dispatch.resume_tier import Committed, commit_tier
+    from rmqctl.tiered.dispatch.resume import Committed, commit_tier
 
     out = open_output(output, quiet, verbose, no_progress)
     found: list[Committed] = []

@@ -26,8 +26,7 @@ from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
-    from rmqctl.tiered.index.compaction import Compacted, Uploaded
-    from rmqctl.tiered.index.compaction_local import Wanted
+    from rmqctl.tiered.index.compaction import Compacted, CompactRequest, Uploaded
 
 NAME = ("tiered", "compact")
 EFFECT = "mutates"
@@ -100,22 +99,22 @@ def command(
     if root is None:
         raise UsageError("name the tier root DIR, or --file and --out")
     from rmqctl.output.units import count_text, size_text, time_text
-    from rmqctl.tiered.index.compaction_local import Wanted
+    from rmqctl.tiered.index.compaction import CompactRequest
 
-    wanted = Wanted(root, metadata, cluster, broker, everything, index_slots, index_max)
-    out.rows(_rows(out, wanted, dry_run=dry_run), _COLUMNS,
+    request = CompactRequest(root, metadata, cluster, broker, everything, index_slots, index_max)
+    out.rows(_rows(out, request, dry_run=dry_run), _COLUMNS,
              brief=_BRIEF, empty="no index files to upload",
              render={"timestamp": time_text, "items": count_text, "bytes": size_text})
     if dry_run:
         out.note("dry run: nothing was uploaded")
 
 
-def _rows(out: Output, wanted: Wanted, *, dry_run: bool) -> Iterator[dict[str, Any]]:
+def _rows(out: Output, request: CompactRequest, *, dry_run: bool) -> Iterator[dict[str, Any]]:
     from rmqctl.engine.clock import now_ms
-    from rmqctl.tiered.index.compaction_local import rehearse, run
+    from rmqctl.tiered.index.compaction import plan_local, upload_local
 
     with out.progress("rearranging", unit="files") as progress:
-        for done in (rehearse if dry_run else run)(wanted, now_ms, out.note):
+        for done in (plan_local if dry_run else upload_local)(request, now_ms, out.note):
             progress.advance(1)
             if not done.sound:
                 out.warn(f"{done.source}: its chains did not lead to all items; they were put to "

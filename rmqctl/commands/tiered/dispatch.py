@@ -203,9 +203,9 @@ def _start(text: str, clock: Callable[[], int]) -> Start:
 
 
 def _rehearsed(request: Request, clock: Callable[[], int]) -> Result:
-    from rmqctl.tiered.dispatch.dry_run import rehearse
+    from rmqctl.tiered.dispatch import session
 
-    return rehearse(request, clock)
+    return session.dry_run(request, clock)
 
 
 def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:

@@ -106,4 +106,4 @@ def command(
 
     applying.run(out, place, "tiered expire", make, apply=apply, yes=yes, dry_run=dry_run,
                  extra=extra, summary=summary,
-                 tier=applying.Tiered([scope.home], check_root(metadata)))
+                 tier=applying.Tiered([scope.broker_root], check_root(metadata)))

@@ -83,13 +83,13 @@ def command(
         rmqctl tiered recover DIR --metadata CONFIG/tieredStoreMetadata.json --only metadata
     """
     from rmqctl.commands.shared import applying
-    from rmqctl.tiered.recover.recover import PARTS, Wishes, check_parts, plan_recover
+    from rmqctl.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
     out = open_output(output, quiet, verbose, no_progress)
     parts = check_parts(only) if only is not None else frozenset(PARTS)
-    wishes = Wishes(parts, drop_orphans, consumequeue_max_size, index_slots, index_max,
-                    all_index=parts == {"index"})
+    options = RecoverOptions(parts, drop_orphans, consumequeue_max_size, index_slots, index_max,
+                             all_index=parts == {"index"})
     with open_tier(root, metadata) as tier:
         place, scope = tier.name, scope_of(tier, cluster, broker)
 
@@ -100,10 +100,10 @@ def command(
 
     def make(scratch: Scratch) -> Plan:
         with open_tier(root, metadata) as tier:
-            return plan_recover(tier, scope, scratch, wishes, watch)
+            return plan_recover(tier, scope, scratch, options, watch)
 
     def extra(_: Plan) -> dict[str, Any]:
         return {"cluster": scope.cluster, "broker": scope.broker, "metadata": scope.metadata_path}
 
     applying.run(out, place, "tiered recover", make, apply=apply, yes=yes, dry_run=dry_run,
-                 extra=extra, tier=applying.Tiered([scope.home], check_root(metadata)))
+                 extra=extra, tier=applying.Tiered([scope.broker_root], check_root(metadata)))

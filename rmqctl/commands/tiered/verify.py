@@ -87,11 +87,12 @@ def command(
     with ExitStack() as stack:
         tier = stack.enter_context(opened_tier(root, metadata, broker))
         store = None if local is None else stack.enter_context(Store.open(local))
-        if tier.home is not None:
-            holder = probe(os.path.join(tier.home, "lock"))
+        if tier.broker_root is not None:
+            holder = probe(os.path.join(tier.broker_root, "lock"))
             if holder.held:
                 who = f"process {holder.pid}" if holder.pid else "another process"
-                out.warn(f"{who} holds {tier.home} ({holder.kind}): this is a moving picture")
+                out.warn(f"{who} holds {tier.broker_root} ({holder.kind}): this is a moving "
+                         "picture")
         size = sum(one.usable for queue in tier.queues(broker=broker)
                    for one in queue.commit_log.segments)
         size += sum(one.size for _, flat in tier.indexes(broker) for one in flat.segments)

@@ -24,7 +24,8 @@ from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import CHUNK
-from rmqctl.tiered.files.reader import Reader, close_source, open_reader
+from rmqctl.tiered.files.opening import open_reader
+from rmqctl.tiered.files.reader import Reader, close_source
 from rmqctl.tiered.flat_file import FlatFile, Segment
 
 _BLOCK_UNITS = 1 << 14

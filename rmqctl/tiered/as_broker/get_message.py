@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.scan.resync import MAX_RECORD
-from rmqctl.tiered.as_broker.read_ahead import ReadAhead
+from rmqctl.tiered.as_broker.read_ahead import Fetched, ReadAhead
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue
 
@@ -30,15 +30,6 @@ FOUND_NULL = "OFFSET_FOUND_NULL"
 NO_MATCH = "NO_MATCHED_MESSAGE"
 
 _HEAD = layout.reader(message.Message, "total_size", "magic")
-
-
-class Fetched(NamedTuple):
-    """A message as it lies in the tier; ``offset`` is its place in the queue's commit log."""
-
-    queue_offset: int
-    offset: int
-    tags_code: int
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True)

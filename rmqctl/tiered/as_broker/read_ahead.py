@@ -11,12 +11,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmqctl.formats.tiered.units import UNIT_SIZE
 
 if TYPE_CHECKING:
-    from rmqctl.tiered.as_broker.get_message import Fetched
     from rmqctl.tiered.flat_queue import QueueName
 
 EXPIRE_MS = 15_000
@@ -27,6 +26,15 @@ MOST_BYTES = 64 << 20
 
 def _milliseconds() -> int:
     return time.monotonic_ns() // 1_000_000
+
+
+class Fetched(NamedTuple):
+    """A message as it lies in the tier; ``offset`` is its place in the queue's commit log."""
+
+    queue_offset: int
+    offset: int
+    tags_code: int
+    data: bytes
 
 
 @dataclass(slots=True)

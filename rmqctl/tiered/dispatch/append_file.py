@@ -16,23 +16,23 @@ from rmqctl.files.durable import Part
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.formats.tiered.units import NEVER
-from rmqctl.tiered.files.writer import Feeder
+from rmqctl.tiered.files.writer import TierWriter
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import QueueName
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Growing:
+class AppendFile:
     """The end of a flat file. ``limit``: the most bytes of a segment.
 
     ``entries`` is what metadata knows of its segments; what changes is given out by `changes`,
     the paths that were appended to by `dirty`.
     """
 
-    def __init__(self, feeder: Feeder, owner: QueueName, flat: FlatFile, limit: int,
+    def __init__(self, writer: TierWriter, owner: QueueName, flat: FlatFile, limit: int,
                  entries: dict[int, SegmentEntry], now: Callable[[], int]) -> None:
-        self.feeder, self.owner, self.kind = feeder, owner, flat.kind
+        self.writer, self.owner, self.kind = writer, owner, flat.kind
         self.limit, self._now = limit, now
         self._changed: dict[int, SegmentEntry] = {}
         self._dirty: dict[str, None] = {}
@@ -62,11 +62,11 @@ class Growing:
         owner = self.owner
         path = names.segment_path(owner.cluster, owner.broker, owner.topic, owner.queue_id,
                                   self.kind, base)
-        there = self.feeder.size(path)
+        there = self.writer.size(path)
         if there:
-            raise RefusedError(f"{self.feeder.where(path)}: holds {there} bytes already, although "
+            raise RefusedError(f"{self.writer.where(path)}: holds {there} bytes already, although "
                                "no segment before it ends there")
-        self.feeder.create(path)
+        self.writer.create(path)
         self._dirty[path] = None
         self.path, self.base, self.size = path, base, 0
         self.begin = self.until = NEVER
@@ -99,7 +99,7 @@ class Growing:
                 continue
             end = int(ends[stop - 1])
             assert self.path is not None
-            self.feeder.append(self.path, [view[begin:end]], self.size)
+            self.writer.append(self.path, [view[begin:end]], self.size)
             self._dirty[self.path] = None
             self.size += end - begin
             low, high = int(times[at:stop].min()), int(times[at:stop].max())
@@ -126,33 +126,10 @@ class Growing:
 
 
 def apply(metadata: Metadata, entries: Iterable[SegmentEntry]) -> None:
-    """Enters what `Growing.changes` gave; what is not known here of an entry stays."""
+    """Enters what `AppendFile.changes` gave; what is not known here of an entry stays."""
     for one in entries:
         known = metadata.segments[names.KINDS[one.type]].get(one.path, {}).get(one.base_offset)
         if known is not None:
             one = replace(known, size=one.size, begin_timestamp=one.begin_timestamp,  # noqa: PLW2901
                           end_timestamp=one.end_timestamp)
         metadata.put_segment(one)
-
-
-def committing(feeder: Feeder, paths: list[str]) -> Callable[[], None]:
-    """What makes files last when it is called, perhaps in another thread.
-
-    A feeder that cannot prepare that makes them last now.
-    """
-    later: Callable[[list[str]], Callable[[], None]] | None = getattr(feeder, "commit_later", None)
-    if later is not None:
-        return later(paths)
-    for path in paths:
-        feeder.commit(path)
-    return lambda: None
-
-
-def settle(feeder: Feeder, path: str) -> None:
-    """Makes a file last that an earlier run appended to and perhaps did not finish."""
-    own: Callable[[str], None] | None = getattr(feeder, "settle", None)
-    if own is not None:
-        own(path)
-    elif (size := feeder.size(path)) is not None:
-        feeder.append(path, [], size)  # nothing; but now the feeder takes it for written to
-        feeder.commit(path)

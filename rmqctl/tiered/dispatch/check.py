@@ -9,13 +9,12 @@ from rmqctl.checks.findings import ERROR
 from rmqctl.formats.tiered.units import UNIT_SIZE
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
-from rmqctl.tiered.dispatch.blocks import Block
+from rmqctl.tiered.dispatch.blocks import Block, Sweep
 from rmqctl.tiered.dispatch.local import LocalQueue
 from rmqctl.tiered.dispatch.plan import Upload, flat_queue
 from rmqctl.tiered.dispatch.resume import unit_rows
-from rmqctl.tiered.dispatch.settings import TierSettings
-from rmqctl.tiered.dispatch.sweep import Sweep
 from rmqctl.tiered.files.reader import Reader
+from rmqctl.tiered.files.settings import TierSettings
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.tier import Tier
 

@@ -7,48 +7,18 @@ of the next windows; each step touches files of its own only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from threading import Lock
 from types import TracebackType
-from typing import Any, Protocol, Self
-
-import numpy as np
+from typing import Any, Self
 
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
-from rmqctl.scan.frames import Batch, examine
-from rmqctl.tiered.dispatch.append_file import apply, committing
-from rmqctl.tiered.dispatch.blocks import Block
-from rmqctl.tiered.dispatch.plan import UPLOADED, Upload
-from rmqctl.tiered.dispatch.progress import IndexProgress, Key, Position
+from rmqctl.tiered.dispatch.append_file import apply
+from rmqctl.tiered.dispatch.index import IndexRun
+from rmqctl.tiered.dispatch.plan import UPLOADED, Blocks, Upload
 from rmqctl.tiered.dispatch.resume import unit_rows
 from rmqctl.tiered.files import metadata_file
-from rmqctl.tiered.flat_queue import BLOCK_UNITS, FlatQueue
-from rmqctl.tiered.index.keys import Keys, keys_of_all
-
-Array = np.ndarray[Any, np.dtype[Any]]
-_INDEX_BYTES = 1 << 30
-"""So much of commit log is uploaded between two commits of the index: one may write all slots."""
-_PIECE = 16 << 20
-
-
-class Feed(Protocol):
-    """What takes the keys of messages: `rmqctl.tiered.index.writer.IndexFeed`."""
-
-    def put(self, batch: Batch, topic: str, topic_id: int, queue_id: int) -> int: ...
-
-    def put_keys(self, keys: Keys, offset: Array, size: Array, store_timestamp: Array,
-                 topic_id: Array | int, queue_id: Array | int) -> int: ...
-
-    def commit(self) -> None: ...
-
-    def position(self) -> Position: ...
-
-    def rewind(self, timestamp: int, items: int) -> bool: ...
-
-
-Blocks = list[tuple[Upload, Block]]
 
 
 @dataclass(slots=True)
@@ -115,9 +85,9 @@ class Stages:
 class Committer:
     """Commits windows in their order: commit log, consume queue, metadata."""
 
-    def __init__(self, metadata: Metadata, metadata_path: str, home: str,
+    def __init__(self, metadata: Metadata, metadata_path: str, broker_root: str,
                  clock: Callable[[], int]) -> None:
-        self._metadata, self._path, self._home = metadata, metadata_path, home
+        self._metadata, self._path, self._broker_root = metadata, metadata_path, broker_root
         self._now = clock
 
     def __call__(self, window: Window) -> None:
@@ -131,7 +101,7 @@ class Committer:
             paths += upload.rows.dirty()
             entries += upload.rows.changes()
         if paths:
-            committing(window.blocks[0][0].rows.feeder, paths)()
+            window.blocks[0][0].rows.writer.commit_later(paths)()
         apply(self._metadata, entries)
         for upload, block in window.blocks:
             self._bounds(upload, block.offset + len(block))
@@ -152,119 +122,4 @@ class Committer:
                                        update_timestamp=self._now())
 
     def save(self) -> None:
-        metadata_file.save(self._path, self._metadata, self._home)
-
-
-class IndexRun:
-    """Feeds the index and notes how far it came. ``catch_up`` first, `close` last."""
-
-    def __init__(self, feed: Feed, progress: IndexProgress) -> None:
-        self._feed, self._progress = feed, progress
-        self._since = 0
-        self.items = 0
-        self._pending: dict[Key, int] = {}
-        self._noting = Lock()
-
-    def catch_up(self, queues: Iterable[tuple[FlatQueue, int]]) -> list[str]:
-        """Indexes what an earlier run had uploaded and not indexed; remarks.
-
-        ``queues`` are those of the tier with the ids of their topics.
-        """
-        found = {(one.name.topic, one.name.queue_id): (one, topic_id) for one, topic_id in queues}
-        ends = {key: one.commit_offset for key, (one, _) in found.items()}
-        note, notes = self._progress, []
-        behind = {key: end for key, end in ends.items() if note.upto.get(key, end) < end}
-        if not note.known:
-            behind = {}
-        elif not note.is_ours({key: end for key, end in ends.items()
-                               if end > found[key][0].cq_start}):
-            notes.append("somebody else (a broker, or a run with --no-index) uploaded since the "
-                         "index was fed last: what it had not indexed is left so")
-            behind = {}
-        elif behind and note.position is not None and not self._feed.rewind(*note.position):
-            notes.append("the index files are not those of the run before, which was interrupted: "
-                         f"up to {sum(end - note.upto[key] for key, end in behind.items())} "
-                         "messages may be missing in the index")
-            behind = {}
-        for key in behind:
-            queue, topic_id = found[key]
-            for batch in batches(queue, note.upto[key], ends[key]):
-                self.items += self._feed.put(batch, *_named(queue, topic_id))
-        if behind:
-            self._feed.commit()
-        note.upto.update(ends)
-        note.target.update(ends)
-        note.position = self._feed.position()
-        note.save()
-        return notes
-
-    def intend(self, blocks: Blocks) -> None:
-        """Notes what is uploaded next, before it is."""
-        with self._noting:
-            for upload, block in blocks:
-                key = upload.local.topic, upload.local.queue_id
-                self._progress.upto.setdefault(key, upload.outcome.start)
-                self._progress.target[key] = block.offset + len(block)
-            self._progress.save()
-
-    def put(self, blocks: Blocks) -> None:
-        """Puts the keys of messages that are uploaded."""
-        if not blocks:
-            return
-        counts = [len(block) for _, block in blocks]
-        begin, size, times = (np.concatenate(parts) for parts in zip(*(
-            (block.begin, block.size, block.times) for _, block in blocks), strict=True))
-        self.items += self._feed.put_keys(
-            keys_of_all([block.batch for _, block in blocks],
-                        [upload.local.topic for upload, _ in blocks]), begin, size, times,
-            np.repeat([upload.topic_id for upload, _ in blocks], counts),
-            np.repeat([upload.local.queue_id for upload, _ in blocks], counts))
-        for upload, block in blocks:
-            self._pending[upload.local.topic, upload.local.queue_id] = block.offset + len(block)
-            self._since += block.bytes
-        if self._since >= _INDEX_BYTES:
-            self.commit()
-
-    def commit(self) -> None:
-        """Makes the index last, then the note of it."""
-        self._feed.commit()
-        self._since = 0
-        with self._noting:
-            self._progress.upto.update(self._pending)
-            self._pending = {}
-            self._progress.position = self._feed.position()
-            self._progress.save()
-
-
-def _named(queue: FlatQueue, topic_id: int) -> tuple[str, int, int]:
-    return queue.name.topic, topic_id, queue.name.queue_id
-
-
-def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
-    """The messages of queue offsets ``[start, end)`` as the tier has them; those that are none
-    are left out.
-    """
-    at = start
-    while at < end:
-        units = queue.units(at, min(BLOCK_UNITS, end - at))
-        if not len(units):
-            return
-        begin = units["commit_log_offset"].astype(np.int64)
-        stop = begin + units["size"]
-        # A run lies together: each message begins where the one before ends.
-        cuts = (np.flatnonzero(begin[1:] != stop[:-1]) + 1).tolist()
-        for first, last in zip([0, *cuts], [*cuts, len(units)], strict=True):
-            yield from _run(queue, begin[first:last], stop[first:last])
-        at += len(units)
-
-
-def _run(queue: FlatQueue, begin: Array, stop: Array) -> Iterator[Batch]:
-    at = 0
-    while at < len(begin):
-        upto = max(at + 1, int(np.searchsorted(stop, begin[at] + _PIECE, "right")))
-        data = np.frombuffer(queue.commit_log.read(int(begin[at]), int(stop[upto - 1] - begin[at])),
-                             np.uint8)
-        batch, ok = examine(data, int(begin[at]), begin[at:upto] - begin[at])
-        if ok.any():
-            yield batch if ok.all() else batch.select(np.flatnonzero(ok))
-        at = upto
+        metadata_file.save(self._path, self._metadata, self._broker_root)

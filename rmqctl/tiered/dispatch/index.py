@@ -1,87 +1,205 @@
-"""The index side of a dispatch: what is fed, how far it came, and what goes up."""
+"""The index side of a dispatch: keys of what is uploaded, how far they came, and which index files
+go up.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
 
 from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats.tiered import names
-from rmqctl.tiered.dispatch.commit import Committer
-from rmqctl.tiered.dispatch.dispatch import Dispatch
-from rmqctl.tiered.dispatch.progress import IndexProgress
-from rmqctl.tiered.dispatch.request import Request
-from rmqctl.tiered.dispatch.settings import TierSettings
-from rmqctl.tiered.files.reader import open_reader
-from rmqctl.tiered.files.writer import open_feeder
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.formats.tiered.metadata import Metadata
+from rmqctl.scan.frames import Batch, examine
+from rmqctl.tiered.dispatch.plan import Blocks
+from rmqctl.tiered.dispatch.request import Target
+from rmqctl.tiered.files import metadata_file
+from rmqctl.tiered.files.opening import open_reader, open_writer
+from rmqctl.tiered.files.settings import TierSettings
+from rmqctl.tiered.flat_queue import BLOCK_UNITS, FlatQueue
+from rmqctl.tiered.index import compaction
 from rmqctl.tiered.index.index_file import local_names
-from rmqctl.tiered.tier import Tier
+from rmqctl.tiered.index.keys import keys_of_all
+from rmqctl.tiered.index.progress import IndexProgress, Key
+from rmqctl.tiered.index.writer import IndexWriter
 
-if TYPE_CHECKING:
-    from rmqctl.tiered.index.writer import IndexFeed
-
-
-def opened_feed(request: Request, settings: TierSettings, run: Dispatch,
-                clock: Callable[[], int]) -> IndexFeed:
-    """The broker's local index files, to be fed."""
-    from rmqctl.tiered.index.writer import IndexFeed
-
-    newest = max((entry.begin_timestamp for table in run.metadata.segments[names.INDEX].values()
-                  for entry in table.values() if entry.size), default=0)
-    return IndexFeed(os.path.join(request.home, names.LOCAL_INDEX_FOLDER), settings.shape, clock,
-                     newest)
+Array = np.ndarray[Any, np.dtype[Any]]
+_INDEX_BYTES = 1 << 30
+"""So much of commit log is uploaded between two commits of the index: one may write all slots."""
+_PIECE = 16 << 20
 
 
-def progress_of(request: Request, cluster: str, broker: str, notes: list[str]) -> IndexProgress:
-    """How far this tier's messages are indexed; what is odd about the note goes to ``notes``."""
-    # A home has one metadata file, and that is of one tier, wherever it was moved.
-    progress = IndexProgress(request.home, f"{cluster}/{broker}")
-    notes += progress.load()
-    return progress
+@dataclass(frozen=True, slots=True)
+class IndexFolder:
+    """The broker's index files that are not uploaded, and where they go up to. ``clock``: ms."""
+
+    target: Target
+    settings: TierSettings
+    metadata: Metadata
+    cluster: str
+    broker: str
+    clock: Callable[[], int]
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.target.broker_root, names.LOCAL_INDEX_FOLDER)
+
+    def open_writer(self) -> IndexWriter:
+        """Takes new items. RefusedError, StoreIOError."""
+        newest = max((entry.begin_timestamp
+                      for table in self.metadata.segments[names.INDEX].values()
+                      for entry in table.values() if entry.size), default=0)
+        return IndexWriter(self.path, self.settings.shape, self.clock, newest)
+
+    def finish_upload(self) -> int:
+        """Takes the newest file away where a killed run had already uploaded it; how many files
+        were uploaded with it. StoreIOError.
+        """
+        present = [name for name in local_names(self.path) if name not in names.OLD_INDEX_NAMES]
+        if not present:
+            return 0
+        paths = [os.path.join(self.path, name) for name in present]
+        try:
+            with (closing(open_reader(self.target.tier)) as reader,
+                  compaction.opened_as(self.settings.shape)(paths[-1]) as file):
+                if not compaction.is_uploaded(reader, self.metadata, self.cluster, self.broker,
+                                              file):
+                    return 0
+        except (FormatError, RefusedError):  # said where the file is written to or uploaded
+            return 0
+        return self.upload(paths)
+
+    def upload(self, paths: Iterable[str]) -> int:
+        """Rearranges and uploads files that receive nothing any more; how many."""
+        broker_root = self.target.broker_root
+
+        def save() -> None:
+            metadata_file.save(self.target.metadata_path, self.metadata, broker_root)
+
+        with closing(open_writer(self.target.tier)) as writer:
+            return sum(done.status != "empty" for done in compaction.upload_files(
+                writer, self.metadata, self.cluster, self.broker, paths,
+                compaction.opened_as(self.settings.shape), broker_root, self.clock, save))
 
 
-def queues_of(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int]]:
-    """All queues of the broker, with the ids of their topics."""
-    for name, queue in tier.found.queues.items():
-        topic = run.metadata.topics.get(name.topic)
-        if (name.cluster, name.broker) == (run.options.cluster, run.options.broker) and topic:
-            yield queue, topic.topic_id
+class IndexRun:
+    """Puts the keys of uploaded messages into the index and notes how far it came. `catch_up`
+    comes first, `commit` last.
+    """
+
+    def __init__(self, writer: IndexWriter, progress: IndexProgress) -> None:
+        self._writer, self._progress = writer, progress
+        self._since = 0
+        self.items = 0
+        self._pending: dict[Key, int] = {}
+        self._noting = Lock()
+
+    def catch_up(self, queues: Iterable[tuple[FlatQueue, int]]) -> list[str]:
+        """Indexes what an earlier run had uploaded and not indexed; remarks.
+
+        ``queues`` are those of the tier with the ids of their topics.
+        """
+        found = {(one.name.topic, one.name.queue_id): (one, topic_id) for one, topic_id in queues}
+        ends = {key: one.commit_offset for key, (one, _) in found.items()}
+        note, notes = self._progress, []
+        behind = {key: end for key, end in ends.items() if note.upto.get(key, end) < end}
+        if not note.known:
+            behind = {}
+        elif not note.is_ours({key: end for key, end in ends.items()
+                               if end > found[key][0].cq_start}):
+            notes.append("somebody else (a broker, or a run with --no-index) uploaded since the "
+                         "index was fed last: what it had not indexed is left so")
+            behind = {}
+        elif behind and note.position is not None and not self._writer.rewind(*note.position):
+            notes.append("the index files are not those of the run before, which was interrupted: "
+                         f"up to {sum(end - note.upto[key] for key, end in behind.items())} "
+                         "messages may be missing in the index")
+            behind = {}
+        for key in behind:
+            queue, topic_id = found[key]
+            for batch in batches(queue, note.upto[key], ends[key]):
+                self.items += self._writer.put(batch, *_named(queue, topic_id))
+        if behind:
+            self._writer.commit()
+        note.upto.update(ends)
+        note.target.update(ends)
+        note.position = self._writer.position()
+        note.save()
+        return notes
+
+    def intend(self, blocks: Blocks) -> None:
+        """Notes what is uploaded next, before it is."""
+        with self._noting:
+            for upload, block in blocks:
+                key = upload.local.topic, upload.local.queue_id
+                self._progress.upto.setdefault(key, upload.outcome.start)
+                self._progress.target[key] = block.offset + len(block)
+            self._progress.save()
+
+    def put(self, blocks: Blocks) -> None:
+        """Puts the keys of messages that are uploaded."""
+        if not blocks:
+            return
+        counts = [len(block) for _, block in blocks]
+        begin, size, times = (np.concatenate(parts) for parts in zip(*(
+            (block.begin, block.size, block.times) for _, block in blocks), strict=True))
+        self.items += self._writer.put_keys(
+            keys_of_all([block.batch for _, block in blocks],
+                        [upload.local.topic for upload, _ in blocks]), begin, size, times,
+            np.repeat([upload.topic_id for upload, _ in blocks], counts),
+            np.repeat([upload.local.queue_id for upload, _ in blocks], counts))
+        for upload, block in blocks:
+            self._pending[upload.local.topic, upload.local.queue_id] = block.offset + len(block)
+            self._since += block.bytes
+        if self._since >= _INDEX_BYTES:
+            self.commit()
+
+    def commit(self) -> None:
+        """Makes the index last, then the note of it."""
+        self._writer.commit()
+        self._since = 0
+        with self._noting:
+            self._progress.upto.update(self._pending)
+            self._pending = {}
+            self._progress.position = self._writer.position()
+            self._progress.save()
 
 
-def finish_sealing(request: Request, settings: TierSettings, run: Dispatch,
-                    clock: Callable[[], int]) -> int:
-    """Takes the newest local index file away where a killed run had already uploaded it."""
-    from rmqctl.tiered.index import compaction
-
-    folder = os.path.join(request.home, names.LOCAL_INDEX_FOLDER)
-    present = [one for one in local_names(folder) if one not in names.OLD_INDEX_NAMES]
-    if not present:
-        return 0
-    paths = [os.path.join(folder, one) for one in present]
-    try:
-        with (closing(open_reader(request.tier)) as reader,
-              compaction.opened_as(settings.shape)(paths[-1]) as file):
-            if not compaction.is_uploaded(reader, run.metadata, run.options.cluster,
-                                          run.options.broker, file):
-                return 0
-    except (FormatError, RefusedError):  # told where the file is fed or uploaded
-        return 0
-    return upload_index(request, settings, run, paths, clock)
+def _named(queue: FlatQueue, topic_id: int) -> tuple[str, int, int]:
+    return queue.name.topic, topic_id, queue.name.queue_id
 
 
-def upload_index(request: Request, settings: TierSettings, run: Dispatch, paths: list[str],
-                  clock: Callable[[], int]) -> int:
-    """Rearranges and uploads index files that receive nothing any more; how many."""
-    from rmqctl.tiered.index import compaction
+def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
+    """The messages of queue offsets ``[start, end)`` as the tier has them; those that are none
+    are left out.
+    """
+    at = start
+    while at < end:
+        units = queue.units(at, min(BLOCK_UNITS, end - at))
+        if not len(units):
+            return
+        begin = units["commit_log_offset"].astype(np.int64)
+        stop = begin + units["size"]
+        # A run lies together: each message begins where the one before ends.
+        cuts = (np.flatnonzero(begin[1:] != stop[:-1]) + 1).tolist()
+        for first, last in zip([0, *cuts], [*cuts, len(units)], strict=True):
+            yield from _run(queue, begin[first:last], stop[first:last])
+        at += len(units)
 
-    save = Committer(run.metadata, request.metadata_path, request.home, clock).save
-    count = 0
-    with closing(open_feeder(request.tier)) as feeder:
-        for one in compaction.upload_files(
-                feeder, run.metadata, run.options.cluster, run.options.broker, paths,
-                compaction.opened_as(settings.shape), request.home, clock, save):
-            count += one.status != "empty"
-    return count
+
+def _run(queue: FlatQueue, begin: Array, stop: Array) -> Iterator[Batch]:
+    at = 0
+    while at < len(begin):
+        upto = max(at + 1, int(np.searchsorted(stop, begin[at] + _PIECE, "right")))
+        data = np.frombuffer(queue.commit_log.read(int(begin[at]), int(stop[upto - 1] - begin[at])),
+                             np.uint8)
+        batch, ok = examine(data, int(begin[at]), begin[at:upto] - begin[at])
+        if ok.any():
+            yield batch if ok.all() else batch.select(np.flatnonzero(ok))
+        at = upto

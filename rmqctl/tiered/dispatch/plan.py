@@ -1,4 +1,6 @@
-"""What dispatch does with each local queue: where it begins, or why it is left alone (§7)."""
+"""What dispatch does with each local queue: where it begins, or why it is left alone, and how its
+messages are grouped into commits (tiered.md §7).
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from rmqctl.formats.tiered import names
 from rmqctl.store.log.bounds import View
 from rmqctl.store.query.time_lookup import offset_by_time
 from rmqctl.store.store import Store
-from rmqctl.tiered.dispatch.append_file import Growing
-from rmqctl.tiered.dispatch.group_commit import Rounds
+from rmqctl.tiered.dispatch.append_file import AppendFile
+from rmqctl.tiered.dispatch.blocks import Block
 from rmqctl.tiered.dispatch.local import LocalQueue, computed_tags
 from rmqctl.tiered.dispatch.resume import TagsOf
 from rmqctl.tiered.files.reader import Reader
+from rmqctl.tiered.files.settings import TierSettings
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 DEFAULT_CLUSTER = "DefaultCluster"
 _IDENTITY = "brokerIdentity"
@@ -66,15 +71,19 @@ class Upload:
 
     local: LocalQueue
     flat: FlatQueue
-    log: Growing
-    rows: Growing
-    rounds: Rounds
+    log: AppendFile
+    rows: AppendFile
+    groups: GroupCommit
     topic_id: int
     outcome: Outcome
     first_base: int = 0
     """The tiered offset of the first message of this run."""
     next_base: int = 0
     """The tiered offset of the next message, appended or not yet."""
+
+
+Blocks = list[tuple[Upload, Block]]
+"""What of a window is uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +101,31 @@ class Start:
         return min(max(found, local.first), local.end)
 
 
-def owner(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
+def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
     """(cluster, broker): what was given, else the only ones in the tier or its metadata.
 
     UsageError where the broker is not to be told.
     """
-    there = {(name.cluster, name.broker) for name in tier.found.queues}
-    there |= set(tier.found.indexes)
-    clusters = sorted({one for one, name in there if broker in (None, name)})
+    owners = {(name.cluster, name.broker) for name in tier.found.queues}
+    owners |= set(tier.found.indexes)
+    clusters = sorted({one for one, name in owners if broker in (None, name)})
     if cluster is None:
         if len(clusters) > 1:
             raise UsageError(f"{tier.name} has several clusters ({', '.join(clusters)}): name one "
                              "with --cluster")
         cluster = clusters[0] if clusters else None
-    brokers = {name for one, name in there if cluster in (None, one)}
-    brokers |= {one.broker_name for table in tier.metadata.queues.values()
-                for one in table.values()}
+    brokers = {name for one, name in owners if cluster in (None, one)}
+    brokers |= {queue.broker_name for table in tier.metadata.queues.values()
+                for queue in table.values()}
     identity = _identity(store)
     if broker is None and not brokers and identity is not None:
         brokers = {identity.broker_name}
         cluster = cluster or identity.cluster
     if broker is None:
         if len(brokers) != 1:
-            found = f"several ({', '.join(sorted(brokers))})" if brokers else "none yet"
+            known = f"several ({', '.join(sorted(brokers))})" if brokers else "none yet"
             raise UsageError(f"name the broker with --broker (its brokerName): {tier.name} has "
-                             f"{found}")
+                             f"{known}")
         broker = next(iter(brokers))
     cluster = cluster or DEFAULT_CLUSTER
     for name in (cluster, broker):
@@ -157,20 +166,20 @@ def same_message(local: LocalQueue) -> TagsOf:
 
 
 @dataclass(slots=True)
-class Places:
-    """Which local queues there are to upload; ``batch``: those with a batch
-    consumequeue, which are not.
+class LocalQueues:
+    """(topic, queue id) of the local queues to upload; ``batch``: those with a batch
+    consumequeue, which are not uploaded.
     """
 
     queues: list[tuple[str, int]] = field(default_factory=list)
     batch: list[tuple[str, int]] = field(default_factory=list)
 
 
-def places(store: Store, cluster: str, broker: str, topics: list[str]) -> Places:
+def queues_to_upload(store: Store, cluster: str, broker: str, topics: list[str]) -> LocalQueues:
     """The local queues whose topics a broker tiers. UsageError for a topic that is not there."""
     wanted = set(topics)
-    found = Places()
-    for keys, into in ((store.queues, found.queues), (store.batch_queues, found.batch)):
+    chosen = LocalQueues()
+    for keys, into in ((store.queues, chosen.queues), (store.batch_queues, chosen.batch)):
         for topic, number in keys:
             if wanted and topic not in wanted:
                 continue
@@ -179,13 +188,13 @@ def places(store: Store, cluster: str, broker: str, topics: list[str]) -> Places
                     raise UsageError(f"the topic {topic} is never tiered: it is the broker's own")
                 continue
             into.append((topic, number))
-    missing = wanted - {topic for topic, _ in (*found.queues, *found.batch)}
+    missing = wanted - {topic for topic, _ in (*chosen.queues, *chosen.batch)}
     if missing:
         raise UsageError(f"{store.root} has no topic {', '.join(sorted(missing))}")
-    return found
+    return chosen
 
 
-def judged(local: LocalQueue, current: int) -> tuple[str, str] | None:
+def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None:
     """(status, reason) of a tiered queue that the local one cannot continue; None: it can."""
     if current < local.first:
         return REFUSED, (f"the tier ends at queue offset {current}, the local queue begins at "
@@ -196,3 +205,46 @@ def judged(local: LocalQueue, current: int) -> tuple[str, str] | None:
         return SKIPPED, (f"the tier ends at queue offset {current}, the local queue already at "
                          f"{local.end}")
     return None
+
+
+class GroupCommit:
+    """Cuts one queue's messages, which come in pieces, into the groups a broker commits together.
+
+    A group ends before the message with which it would reach the size, or after the count. A
+    message that alone is larger is a group of its own; a broker stops there for ever (tiered.md
+    §7, 12).
+    """
+
+    def __init__(self, settings: TierSettings) -> None:
+        self._settings = settings
+        self._count = 0
+        self._bytes = 0
+
+    def starts(self, sizes: Array) -> list[int]:
+        """The messages of the next piece with which a group begins. ``sizes``: bytes (int64)."""
+        most, limit = self._settings.group_commit_count, self._settings.group_commit_size
+        until = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
+        starts: list[int] = []
+        row, count = 0, len(sizes)
+        while row < count:
+            if self._count:  # a group is begun: what still goes into it
+                room = limit - self._bytes + int(until[row])
+                fits = int(np.searchsorted(until, room, "left")) - 1
+                stop = max(row, min(count, row + most - self._count, fits))
+                self._count += stop - row
+                self._bytes += int(until[stop] - until[row])
+                row = stop
+                if row == count:
+                    break
+            starts.append(row)
+            self._count, self._bytes = 1, int(sizes[row])
+            row += 1
+        return starts
+
+
+def is_due(settings: TierSettings, oldest: int, waiting: int, now: int) -> bool:
+    """Whether a broker would begin a group: the oldest pending message is old enough (its store
+    time, ms), or more than the count are waiting.
+    """
+    return (oldest + settings.group_commit_timeout < now
+            or waiting > settings.group_commit_count)

@@ -1,19 +1,26 @@
-"""What a dispatch is asked for, what came of it, and who looks on."""
+"""What a dispatch is asked for, where it then writes, who looks on, and what came of it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rmqctl.errors import UsageError
+from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.tiered import names
 from rmqctl.store.store import Sizes
 from rmqctl.tiered.dispatch.check import Checked
 from rmqctl.tiered.dispatch.plan import Outcome, Start
-from rmqctl.tiered.files.metadata_location import home_of, tier_root
-from rmqctl.tiered.files.reader import is_url
+from rmqctl.tiered.files.metadata_file import broker_root_of, find_metadata, tier_root
+from rmqctl.tiered.files.opening import open_reader
+from rmqctl.tiered.files.reader import PosixReader, is_url
+from rmqctl.tiered.tier import Tier
+
+_FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index", "config",
+                       "timerlog", "timerwheel", "compaction", "transaction",
+                       names.LOCAL_INDEX_FOLDER, ".rmqctl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +42,6 @@ class Request:
     given: dict[str, int | None] = field(default_factory=dict)
     commitlog_dirs: tuple[str, ...] = ()
     sizes: Sizes | None = None
-
-    @property
-    def tier(self) -> str:
-        """The tier root: ``root``, or the ``tieredstore`` of a store that was named instead."""
-        if not is_url(self.root) and os.path.realpath(self.root) == os.path.realpath(self.store):
-            return os.path.join(self.root, names.TIER_FOLDER)
-        return tier_root(self.root)
-
-    @property
-    def metadata_path(self) -> str:
-        """Where the metadata is, or will be."""
-        return self.metadata or os.path.join(self.store, "config", names.METADATA_NAME)
-
-    @property
-    def home(self) -> str:
-        """The broker's local root."""
-        home = home_of(self.metadata_path)
-        if home is None:
-            raise UsageError("--metadata is a file of this machine: a broker has it on its own")
-        return home
 
 
 @dataclass(slots=True)
@@ -96,3 +83,108 @@ class Watch:
     advance: Callable[[int], None] = lambda _: None
     label: Callable[[str], None] = lambda _: None
     stopping: Callable[[], bool] = lambda: False
+
+
+# -- where it writes ------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a dispatch writes: the tier root, its metadata (there or not), and the broker's local
+    root, which has the index files that are not uploaded.
+    """
+
+    tier: str
+    metadata_path: str
+
+    @property
+    def broker_root(self) -> str:
+        """UsageError for metadata behind a URL."""
+        broker_root = broker_root_of(self.metadata_path)
+        if broker_root is None:
+            raise UsageError("--metadata is a file of this machine: a broker has it on its own")
+        return broker_root
+
+    def open(self) -> Tier:
+        """The tier, there or not, with this metadata or its backup."""
+        path: str | None = self.metadata_path
+        if not os.path.lexists(self.metadata_path):
+            backup = f"{self.metadata_path}.bak"
+            path = backup if os.path.lexists(backup) else None
+        reader = open_reader(self.tier) if is_url(self.tier) else PosixReader(self.tier)
+        return Tier(reader, path, self.broker_root)
+
+
+def locate(request: Request) -> tuple[Request, Target, list[str]]:
+    """(the request with the broker's name where the metadata tells it, where it writes, notes).
+
+    The metadata is the file that is given; else that of a tier which lies apart from the store
+    and has its own; else the store's. RefusedError for a tier in the store's own folders,
+    UsageError where other metadata knows the tier.
+    """
+    if not is_url(request.root) and os.path.realpath(request.root) == os.path.realpath(
+            request.store):
+        tier = os.path.join(request.root, names.TIER_FOLDER)
+    else:
+        tier = tier_root(request.root)
+    _refuse_inside_store(tier, request)
+    if request.metadata is not None:
+        return request, Target(tier, request.metadata), []
+    target = Target(tier, os.path.join(request.store, "config", names.METADATA_NAME))
+    if is_url(tier):
+        return request, target, []
+    if os.path.realpath(tier) != os.path.realpath(os.path.join(request.store, names.TIER_FOLDER)):
+        with closing(target.open()) as known:
+            path = _own_metadata(tier, request.store, known)
+            brokers = {queue.broker_name for table in known.metadata.queues.values()
+                       for queue in table.values()}
+        if path is not None:
+            broker = request.broker or (brokers.pop() if len(brokers) == 1 else None)
+            note = (f"{tier} goes by {path}, with {names.LOCAL_INDEX_FOLDER} beside it: "
+                    f"{target.metadata_path} is another tier's (--metadata names another file)")
+            return replace(request, broker=broker), Target(tier, path), [note]
+    # New metadata is not begun for a tier that has some elsewhere.
+    other = find_metadata(tier)
+    if other is not None and not os.path.lexists(target.metadata_path) and os.path.realpath(
+            broker_root_of(other) or "") != os.path.realpath(target.broker_root):
+        raise UsageError(f"{tier} has its metadata in {other}: name it with --metadata "
+                         "(or, to begin anew beside the store, name the new file)")
+    return request, target, []
+
+
+def _refuse_inside_store(tier: str, request: Request) -> None:
+    """A broker would take clusters' folders among its own for topics or files. RefusedError."""
+    if is_url(tier):
+        return
+    tier_path = os.path.realpath(tier)
+    for folder in (*_FOLDERS_OF_A_STORE, *request.commitlog_dirs):
+        path = os.path.realpath(os.path.join(request.store, folder))
+        if tier_path == path or tier_path.startswith(f"{path}{os.sep}"):
+            raise RefusedError(f"{tier}: lies in {folder} of the store itself; a tier needs a "
+                               "folder of its own, such as "
+                               f"{os.path.join(request.store, 'tieredstore')}")
+
+
+def _own_metadata(tier: str, store: str, known: Tier) -> str | None:
+    """The metadata in ``config/`` of a tier that lies apart, where that is the tier's; else None.
+
+    It is where a dispatch began it; and where the store's own metadata (``known`` has it) is of
+    another tier, which must not lose its only map: one that lies in the store, or, since nothing
+    of a tier is in ``tier`` yet, somewhere else.
+    """
+    folder = os.path.join(tier, "config")
+    path = os.path.join(folder, names.METADATA_NAME)
+    if os.path.isdir(folder):
+        return path
+    in_use = any(entry.size for tables in known.metadata.segments.values()
+                 for table in tables.values() for entry in table.values())
+    inside = os.path.join(store, names.TIER_FOLDER)
+    return path if in_use and (_is_tier(inside) or not _is_tier(tier)) else None
+
+
+def _is_tier(folder: str) -> bool:
+    try:
+        return any(names.parse_cluster(name) for name in os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, folder, "list") from error

@@ -1,4 +1,5 @@
-"""Completes what an upload that was killed left of a queue (tiered.md §8.3, §18).
+"""Completes what an upload that was killed left of a queue (tiered.md §8.3, §18); for all queues of
+a tier, without its local store, that is ``tiered commit``.
 
 A torn unit is cut off. Whole messages behind the last one the consume queue knows, which continue
 the queue, get their units, so nothing is uploaded twice and nothing shifts; a torn message behind
@@ -8,28 +9,28 @@ of them what is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from rmqctl.errors import FormatError
+from rmqctl.errors import FormatError, RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.metadata import Metadata
-from rmqctl.formats.tiered.units import UNIT, UNIT_SIZE
+from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
+from rmqctl.formats.tiered.units import NEVER, UNIT, UNIT_SIZE
 from rmqctl.scan.frames import BLANK, Batch
-from rmqctl.scan.walk import Walk
-from rmqctl.tiered.dispatch.append_file import Growing, settle
+from rmqctl.tiered.dispatch.append_file import AppendFile
 from rmqctl.tiered.dispatch.local import computed_tags
-from rmqctl.tiered.dispatch.resume_metadata import enter
-from rmqctl.tiered.files.reader import close_source
+from rmqctl.tiered.files import metadata_file
+from rmqctl.tiered.files.opening import locked, open_writer
+from rmqctl.tiered.files.settings import resolve
+from rmqctl.tiered.files.writer import TierWriter
 from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue
-
-if TYPE_CHECKING:
-    from rmqctl.tiered.files.writer import Feeder
+from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.tier import Tier
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TagsOf = Callable[[int, bytes], int | None]
@@ -37,7 +38,7 @@ TagsOf = Callable[[int, bytes], int | None]
 
 
 @dataclass(slots=True)
-class Completed:
+class Resumed:
     """What was done to a queue. ``units`` were added; ``cut`` are (file, bytes cut off, where they
     are kept); ``fault``: why the queue cannot be continued. ``entries`` of metadata changed.
     """
@@ -54,55 +55,61 @@ class Completed:
 
 @dataclass(slots=True)
 class _Tail:
-    """What lies behind the last message that has a unit."""
+    """What lies behind the last message that has a unit: the messages that continue the queue (of
+    which ``next`` is the queue offset after the last, -1 before the first), and the end of the last
+    whole frame (``whole_to``, logical offset).
+    """
 
     next: int
+    whole_to: int = 0
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     tags: list[int] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
-    whole_to: int = 0
 
 
-def complete(feeder: Feeder, queue: FlatQueue, metadata: Metadata, limit: int,
-             now: Callable[[], int], tags_of: TagsOf | None = None) -> Completed:
-    """Completes one queue; ``limit`` is the largest consume queue segment. The metadata is changed
-    but not saved.
+# -- one queue ------------------------------------------------------------------------------------
+
+def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
+           now: Callable[[], int], tags_of: TagsOf | None = None) -> Resumed:
+    """Completes one queue; ``limit`` is the largest consume queue segment (bytes), ``now`` in ms.
+    The metadata is changed but not saved.
 
     StoreIOError. A queue that cannot be continued has a ``fault`` and is left as it is.
     """
     loose = _unconfirmed(queue, metadata)
-    done, tail = _looked_at(queue, tags_of)
-    if done.fault is not None:
-        return done
+    resumed, tail = _examined(queue, tags_of)
+    if resumed.fault is not None:
+        return resumed
     rows, log = queue.consume_queue, queue.commit_log
+    # Segments that were never committed go, then torn ends.
     for segment in loose:
-        kept = feeder.put_aside(segment.path)
-        done.cut.append((segment.path, segment.size, kept))
+        kept = writer.put_aside(segment.path)
+        resumed.cut.append((segment.path, segment.size, kept))
         metadata.segments[segment.path.split("/")[-2]].get(queue.name.path, {}).pop(
             segment.base, None)
-    for number, (path, size, kept) in enumerate(done.cut):
-        if kept:
-            continue
-        there = feeder.size(path) or 0
-        done.cut[number] = path, size, feeder.cut(path, there - size) or ""
+    for number, (path, size, kept) in enumerate(resumed.cut):
+        if not kept:
+            present = writer.size(path) or 0
+            resumed.cut[number] = path, size, writer.cut(path, present - size) or ""
     # The commit log first: a unit never leads to what may be gone after a power failure.
-    for one in (*log.segments[-2:], *rows.segments[-2:]):
-        settle(feeder, one.path)
+    for segment in (*log.segments[-2:], *rows.segments[-2:]):
+        writer.settle(segment.path)
     if tail.offsets:
-        _add(feeder, queue, metadata, limit, now, tail)
-    refresh(queue, FlatFile.open(feeder, log.folder), FlatFile.open(feeder, rows.folder))
-    done.entries = enter(queue, metadata, now())
-    return done
+        _add_units(writer, queue, metadata, limit, now, tail)
+    queue.commit_log = FlatFile.open(writer, log.folder)
+    queue.consume_queue = FlatFile.open(writer, rows.folder)
+    resumed.entries = enter_segments(queue, metadata, now())
+    return resumed
 
 
-def rehearse(queue: FlatQueue, metadata: Metadata, tags_of: TagsOf | None = None) -> Completed:
-    """What `complete` would add and cut; nothing is changed but what ``queue`` sees."""
+def plan_resume(queue: FlatQueue, metadata: Metadata, tags_of: TagsOf | None = None) -> Resumed:
+    """What `resume` would add and cut; nothing is changed but what ``queue`` sees."""
     loose = _unconfirmed(queue, metadata)
-    done, _ = _looked_at(queue, tags_of)
-    if done.fault is None:
-        done.cut += [(segment.path, segment.size, "") for segment in loose]
-    return done
+    resumed, _ = _examined(queue, tags_of)
+    if resumed.fault is None:
+        resumed.cut += [(segment.path, segment.size, "") for segment in loose]
+    return resumed
 
 
 def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
@@ -127,30 +134,26 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
     return loose
 
 
-def _looked_at(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Completed, _Tail]:
-    done, tail = Completed(), _Tail(-1)
-    done.fault = _torn_inside(queue)
-    if done.fault is None:
-        end, done.fault = _known_end(queue)
-    if done.fault is not None:
-        return done, tail
+def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]:
+    """(what is to be added and cut, or why the queue cannot be continued; what to add)."""
+    resumed = Resumed(fault=_damage_inside(queue))
+    end = 0
+    if resumed.fault is None:
+        end, resumed.fault = _known_end(queue)
+    if resumed.fault is not None:
+        return resumed, _Tail(-1)
     tail = _tail(queue, end, tags_of or _computed)
     rows, log = queue.consume_queue.segments, queue.commit_log.segments
     if rows and rows[-1].size % UNIT_SIZE:
-        done.cut.append((rows[-1].path, rows[-1].size % UNIT_SIZE, ""))
+        resumed.cut.append((rows[-1].path, rows[-1].size % UNIT_SIZE, ""))
     if log and log[-1].end > tail.whole_to:
         keep = max(tail.whole_to - log[-1].base, 0)
-        done.cut.append((log[-1].path, log[-1].size - keep, ""))
-    done.units = len(tail.offsets)
-    return done, tail
+        resumed.cut.append((log[-1].path, log[-1].size - keep, ""))
+    resumed.units = len(tail.offsets)
+    return resumed, tail
 
 
-def refresh(queue: FlatQueue, log: FlatFile, rows: FlatFile) -> None:
-    """Lets a queue see its files as they are now."""
-    queue.commit_log, queue.consume_queue = log, rows
-
-
-def _torn_inside(queue: FlatQueue) -> str | None:
+def _damage_inside(queue: FlatQueue) -> str | None:
     """Whether a segment that is not the last is not what the next one's base makes it."""
     for one, other in queue.consume_queue.gaps():
         return f"units are missing between {one.name} and {other.name}"
@@ -177,48 +180,39 @@ def _known_end(queue: FlatQueue) -> tuple[int, str | None]:
     return end, None
 
 
-def _computed(_: int, raw: bytes) -> int | None:
-    try:
-        return computed_tags(raw)
-    except FormatError:
-        return None
-
-
 def _tail(queue: FlatQueue, end: int, tags_of: TagsOf) -> _Tail:
     """Goes through the commit log behind ``end``: which messages continue the queue, and where
     the last whole frame ends.
     """
     known = bool(queue.consume_queue.segments)
-    tail = _Tail(queue.commit_offset if known else -1, whole_to=end)
-    for segment in queue.commit_log.segments:
+    tail = _Tail(queue.commit_offset if known else -1, end)
+    log = queue.commit_log
+    for segment in log.segments:
         if segment.end <= end or not segment.usable:
             continue
-        source = queue.commit_log.reader.source(segment.path, segment.base)
-        try:
-            for batch in Walk(source, max(end - segment.base, 0), segment.usable):
-                _take(queue, tail, batch, tags_of)
-                for span in batch.spans:
-                    if span.kind == BLANK:  # a coda
-                        tail.whole_to = max(tail.whole_to, span.end)
-        finally:
-            close_source(source)
+        for batch in log.batches(segment, max(end - segment.base, 0)):
+            _take_messages(queue.name, tail, batch, tags_of)
+            for span in batch.spans:
+                if span.kind == BLANK:  # a coda
+                    tail.whole_to = max(tail.whole_to, span.end)
     return tail
 
 
-def _take(queue: FlatQueue, tail: _Tail, batch: Batch, tags_of: TagsOf) -> None:
+def _take_messages(name: QueueName, tail: _Tail, batch: Batch, tags_of: TagsOf) -> None:
+    """Adds the messages of a batch that continue the queue."""
     if not len(batch):
         return
     offset, size = batch.offset.tolist(), batch.column("total_size").tolist()
     number, time = batch.column("queue_offset").tolist(), batch.column("store_timestamp").tolist()
-    good = batch.crc_ok() & (batch.column("queue_id") == queue.name.queue_id)
-    topic = queue.name.topic.encode("utf-8", "surrogateescape")
+    good = batch.crc_ok() & (batch.column("queue_id") == name.queue_id)
+    topic = name.topic.encode("utf-8", "surrogateescape")
     starts, lengths = batch.column("topic_start"), batch.column("topic_length")
     tail.whole_to = max(tail.whole_to, offset[-1] + size[-1])
     for row in range(len(batch)):
         if not good[row] or (tail.next >= 0 and number[row] != tail.next):
             continue
-        at = int(starts[row])
-        if batch.data[at:at + int(lengths[row])].tobytes() != topic:
+        start = int(starts[row])
+        if batch.data[start:start + int(lengths[row])].tobytes() != topic:
             continue
         tags = tags_of(number[row], batch.bytes_at(row))
         if tags is None:
@@ -230,18 +224,24 @@ def _take(queue: FlatQueue, tail: _Tail, batch: Batch, tags_of: TagsOf) -> None:
         tail.next = number[row] + 1
 
 
-def _add(feeder: Feeder, queue: FlatQueue, metadata: Metadata, limit: int,
-         now: Callable[[], int], tail: _Tail) -> None:
+def _computed(_: int, raw: bytes) -> int | None:
+    try:
+        return computed_tags(raw)
+    except FormatError:
+        return None
+
+
+def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
+               now: Callable[[], int], tail: _Tail) -> None:
     """Appends the units of messages that had none."""
-    flat = FlatFile.open(feeder, queue.consume_queue.folder)
+    flat = FlatFile.open(writer, queue.consume_queue.folder)
     known = metadata.segments[names.CONSUME_QUEUE].get(queue.name.path, {})
-    growing = Growing(feeder, queue.name, flat, limit, known, now)
-    if growing.path is None:
-        growing.start((tail.next - len(tail.offsets)) * UNIT_SIZE)
-    growing.append(*unit_rows(tail.offsets, tail.sizes, tail.tags),
-                   np.array(tail.times, np.int64))
-    for path in growing.dirty():
-        feeder.commit(path)
+    file = AppendFile(writer, queue.name, flat, limit, known, now)
+    if file.path is None:
+        file.start((tail.next - len(tail.offsets)) * UNIT_SIZE)
+    file.append(*unit_rows(tail.offsets, tail.sizes, tail.tags), np.array(tail.times, np.int64))
+    for path in file.dirty():
+        writer.commit(path)
 
 
 def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
@@ -249,3 +249,153 @@ def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
     rows = np.empty(len(offsets), UNIT.dtype())
     rows["commit_log_offset"], rows["size"], rows["tags_code"] = offsets, sizes, tags
     return rows.tobytes(), np.arange(1, len(rows) + 1, dtype=np.int64) * UNIT_SIZE
+
+
+# -- its metadata ---------------------------------------------------------------------------------
+
+def enter_queue(metadata: Metadata, name: QueueName, now: int) -> int:
+    """Makes metadata know topic and queue, without which a broker does not open the files; how
+    many entries are new.
+    """
+    changed = 0
+    if name.topic not in metadata.topics:
+        metadata.serial += 1
+        metadata.topics[name.topic] = TopicEntry(metadata.serial, name.topic, update_timestamp=now)
+        changed += 1
+    table = metadata.queues.setdefault(name.topic, {})
+    if name.queue_id not in table:
+        table[name.queue_id] = QueueEntry(name.topic, name.broker, name.queue_id,
+                                          update_timestamp=now)
+        changed += 1
+    return changed
+
+
+def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
+    """Makes metadata say of a queue's segments what their files are; how many entries changed."""
+    changed = 0
+    for flat in (queue.commit_log, queue.consume_queue):
+        known = metadata.segments[flat.kind].get(queue.name.path, {})
+        for segment in flat.segments:
+            entry = known.get(segment.base)
+            if (entry is not None and entry.size == segment.usable
+                    and (not segment.usable or NEVER not in (entry.begin_timestamp,
+                                                             entry.end_timestamp))):
+                continue
+            begin, end = _times(queue, flat.kind, segment)
+            entry = entry or SegmentEntry(queue.name.path, names.KINDS.index(flat.kind),
+                                          segment.base, create_timestamp=now)
+            new = replace(entry, size=segment.usable, begin_timestamp=begin, end_timestamp=end)
+            if known.get(segment.base) != new:
+                metadata.put_segment(new)
+                changed += 1
+    return changed
+
+
+def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
+    """A topic that has messages and no entry: metadata was lost, or is an old one. Its id stands
+    in the index, and another one must not be given out. An entry is saved before a message goes.
+    """
+    for queue in queues:
+        if queue.name.topic not in metadata.topics and any(
+                one.size for one in queue.commit_log.segments):
+            return queue.name.topic
+    return None
+
+
+def _times(queue: FlatQueue, kind: str, segment: Segment) -> tuple[int, int]:
+    """Store times of the first and the last message of a segment that have units."""
+    if kind == names.CONSUME_QUEUE:
+        first, end = segment.base // UNIT_SIZE, segment.end // UNIT_SIZE
+    else:
+        first, end = (_first_at(queue, at) for at in (segment.base, segment.end))
+    if first >= end:
+        return NEVER, NEVER
+    begin, last = _time(queue, first), _time(queue, end - 1)
+    return (NEVER, NEVER) if begin is None or last is None else (min(begin, last),
+                                                                 max(begin, last))
+
+
+def _first_at(queue: FlatQueue, tiered_offset: int) -> int:
+    """The first queue offset whose message begins at ``tiered_offset`` or later."""
+    low, high = queue.cq_start, queue.commit_offset
+    while low < high:
+        middle = (low + high) // 2
+        unit = queue.unit(middle)
+        if unit is not None and unit.commit_log_offset < tiered_offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _time(queue: FlatQueue, queue_offset: int) -> int | None:
+    try:
+        return int(queue.record(queue_offset).store_timestamp)
+    except (FormatError, StoreIOError):
+        return None
+
+
+# -- all queues of a tier -------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What was done to a queue of a tier."""
+
+    queue: FlatQueue
+    done: Resumed
+
+    def as_dict(self) -> dict[str, Any]:
+        name, done = self.queue.name, self.done
+        return {"broker": name.broker, "topic": name.topic, "queue_id": name.queue_id,
+                "units_added": done.units, "bytes_cut": sum(size for _, size, _ in done.cut),
+                "kept": [kept for *_, kept in done.cut if kept],
+                "entries_changed": done.entries,
+                "status": ("refused" if done.fault else "completed" if done.changed else
+                           "nothing to do"),
+                "reason": done.fault}
+
+
+def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
+                dry_run: bool = False) -> Generator[Committed]:
+    """Completes the queues of a tier one after the other; the metadata is saved at the end.
+
+    NotAStoreError, UsageError (no metadata), RefusedError (metadata that would lose something),
+    StoreHeldError, StoreIOError.
+    """
+    with Tier.open(root, metadata) as tier:
+        path, broker_root, tier_root = tier.metadata_path, tier.broker_root, tier.name
+        if path is None or broker_root is None:
+            raise UsageError(f"{root}: no tieredStoreMetadata.json is found; name it with "
+                             "--metadata, or make it with `rmqctl tiered recover`")
+        if dry_run:
+            _refuse(tier, path)
+            for queue in tier.queues():
+                yield Committed(queue, plan_resume(queue, tier.metadata))
+            return
+    with locked(tier_root, broker_root), Tier.open(root, metadata) as tier, closing(
+            open_writer(tier_root)) as writer:
+        _refuse(tier, path)
+        settings, _ = resolve(writer, {})
+        try:
+            for queue in tier.queues():
+                done = resume(writer, queue, tier.metadata, settings.consume_queue_limit, clock)
+                done.entries += enter_queue(tier.metadata, queue.name, clock())
+                yield Committed(queue, done)
+        finally:  # also of what was done before an error
+            metadata_file.save(path.removesuffix(".bak"), tier.metadata, broker_root)
+
+
+def _refuse(tier: Tier, path: str) -> None:
+    """RefusedError; StoreIOError where a part of the tier cannot be looked at."""
+    for problem in tier.problems:
+        if problem.unreadable:
+            raise StoreIOError(problem.reason)
+    if tier.metadata_error is not None:
+        raise RefusedError(f"{tier.metadata_error}; `rmqctl tiered recover` rebuilds it")
+    if tier.metadata.old or tier.metadata.faults:
+        raise RefusedError(f"{path}: something in it would be lost when it is written anew; see "
+                           "`rmqctl tiered recover`")
+    topic = unknown_topic(tier.queues(), tier.metadata)
+    if topic is not None:
+        raise RefusedError(f"{path} does not know the topic {topic}, which is in the tier; "
+                           "`rmqctl tiered recover` finds its id in the index")

@@ -1,191 +1,117 @@
-"""A dispatch from its paths: names, settings, locks, index, and what came of it."""
+"""A dispatch, or a dry run of it, from a request: names, settings, locks, index, and what came of
+it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 
-from rmqctl.errors import StoreHeldError, StoreIOError, UsageError
+import numpy as np
+
+from rmqctl.errors import UsageError
 from rmqctl.files.durable import make_folders
-from rmqctl.files.lock import StoreLock
-from rmqctl.files.lock_probe import probe
-from rmqctl.formats.tiered import names
+from rmqctl.formats.local import message
+from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 from rmqctl.tiered.dispatch.check import Checked, read_back, verify_all
-from rmqctl.tiered.dispatch.commit import IndexRun
-from rmqctl.tiered.dispatch.dispatch import Dispatch, Options
-from rmqctl.tiered.dispatch.home import lies_apart, metadata_beside, refuse_inside
-from rmqctl.tiered.dispatch.index import (
-    finish_sealing,
-    opened_feed,
-    progress_of,
-    queues_of,
-    upload_index,
+from rmqctl.tiered.dispatch.dispatch import Dispatch, DispatchOptions
+from rmqctl.tiered.dispatch.index import IndexFolder, IndexRun
+from rmqctl.tiered.dispatch.local import LocalQueue
+from rmqctl.tiered.dispatch.plan import (
+    REFUSED,
+    STOPPED,
+    UPLOADED,
+    WAITING,
+    Outcome,
+    broker_of,
+    flat_queue,
+    is_due,
+    queues_to_upload,
+    same_message,
+    why_not_continued,
 )
-from rmqctl.tiered.dispatch.plan import owner
-from rmqctl.tiered.dispatch.request import Request, Result, Watch
-from rmqctl.tiered.dispatch.settings import TierSettings, recall, resolve
-from rmqctl.tiered.files import home_note
-from rmqctl.tiered.files.lock import held
-from rmqctl.tiered.files.metadata_location import find_metadata, home_of
-from rmqctl.tiered.files.reader import PosixReader, is_url, open_reader
-from rmqctl.tiered.files.writer import open_feeder
+from rmqctl.tiered.dispatch.request import Request, Result, Target, Watch, locate
+from rmqctl.tiered.dispatch.resume import plan_resume
+from rmqctl.tiered.files.metadata_file import note_path
+from rmqctl.tiered.files.opening import locked, open_writer
+from rmqctl.tiered.files.reader import is_url
+from rmqctl.tiered.files.settings import TierSettings, recall, resolve
+from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.index.index_file import LocalIndex, known_slots
+from rmqctl.tiered.index.progress import IndexProgress
 from rmqctl.tiered.tier import Tier
 
 
 def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = None) -> Result:
-    """Uploads. StoreHeldError, StoreIOError, RefusedError, UsageError, NotAStoreError."""
+    """Uploads. ``clock``: ms. StoreHeldError, StoreIOError, RefusedError, UsageError,
+    NotAStoreError.
+    """
     watch = watch or Watch()
     with ExitStack() as stack:
+        # Names first: a wrong command makes no folder.
         store = stack.enter_context(
             Store.open(request.store, request.commitlog_dirs, request.sizes))
-        request, notes = settled(request)
-        with closing(opened(request)) as tier:  # names first: a wrong command makes no folder
-            cluster, broker = owner(tier, store, request.cluster, request.broker)
-        stack.enter_context(_locked(request))
-        tier = stack.enter_context(opened(request))
-        settings, more = resolved(tier, request)
+        request, target, notes = locate(request)
+        with closing(target.open()) as tier:
+            cluster, broker = broker_of(tier, store, request.cluster, request.broker)
+        # Then the locks; what the tier holds is only believed under them.
+        stack.enter_context(_locked(request, target))
+        tier = stack.enter_context(target.open())
+        settings, more = _settings(tier, request)
         notes += more
-        options = Options(cluster, broker, request.topics, request.start, request.only_due,
-                          request.restart_queue)
-        run = Dispatch(store, tier, lambda: open_feeder(request.tier), request.metadata_path,
-                       request.home, settings, options, clock, advance=watch.advance,
+        # What each queue needs; what an earlier run left half done is completed here.
+        options = DispatchOptions(cluster, broker, request.topics, request.start,
+                                  request.only_due, request.restart_queue)
+        run = Dispatch(store, tier, lambda: open_writer(target.tier), target.metadata_path,
+                       target.broker_root, settings, options, clock, advance=watch.advance,
                        stopping=watch.stopping)
         stack.callback(run.close)
         run.prepare()
-        _note_home(request)
+        if not is_url(target.tier):
+            note_path(target.tier, target.metadata_path)
         if run.restarted:
             notes.append("the index still has items of what was in the queues that begin anew: "
                          "`rmqctl tiered recover` takes them out")
+        # Messages, and the keys of them.
         result = Result(cluster, broker, run.outcomes, notes)
-        watch.total(sum(one.size for one in store.log.files))
+        watch.total(sum(file.size for file in store.log.files))
         if request.index:
-            result.index_files = finish_sealing(request, settings, run, clock)
-            with opened_feed(request, settings, run, clock) as feed:
-                index = IndexRun(feed, progress_of(request, cluster, broker, notes))
-                notes += index.catch_up(queues_of(run, tier))
-                run.run(index)
-                result.items = index.items
-                if feed.dropped:
-                    notes.append(f"{feed.dropped} keys have no place in an index file and were "
-                                 "left out, as a broker leaves them out")
-                paths = feed.full_files()
-                if request.seal_index and not run.stopped:
-                    paths.append(feed.open_file)
-            result.index_files += upload_index(request, settings, run, paths, clock)
+            folder = IndexFolder(target, settings, run.metadata, cluster, broker, clock)
+            _run_with_index(request, run, tier, folder, result)
         else:
             run.run()
         result.stopped = run.stopped
+        # What was uploaded is read back.
         if request.verify_after and not run.stopped:
             try:
-                result.checked = _check(request, store, run, settings, watch)
+                result.checked = _check(target, store, run, settings, watch)
             except _StoppedError:
                 notes.append("all was uploaded, but the check was interrupted: `rmqctl tiered "
                              "verify` does it")
     return result
 
 
-class _StoppedError(Exception):
-    """Somebody asked to end, while nothing was written any more."""
-
-
-def _check(request: Request, store: Store, run: Dispatch, settings: TierSettings,
-           watch: Watch) -> Checked:
-    """Reads back what was uploaded and verifies the tier. StoreIOError, _StoppedError."""
-    def advance(count: int) -> None:
-        watch.advance(count)
-        if watch.stopping():
-            raise _StoppedError
-
-    done = 2 * sum(one.bytes for one in run.outcomes)
-    watch.label("reading back")
-    watch.total(done)
-    with closing(open_feeder(request.tier)) as reader:
-        found = read_back(store, reader, run.uploads, advance)
-    watch.label("verifying the tier")
-    with opened(request) as tier:
-        watch.total(done + sum(
-            segment.size for name, queue in tier.found.queues.items()
-            if name.broker == run.options.broker for segment in queue.commit_log.segments))
-        verify_all(found, tier, run.options.broker, settings, advance)
-    return found
-
-
-def opened(request: Request) -> Tier:
-    """The tier, there or not, with the metadata of its home."""
-    path: str | None = request.metadata_path
-    if not os.path.lexists(request.metadata_path):
-        backup = f"{request.metadata_path}.bak"
-        path = backup if os.path.lexists(backup) else None
-    reader = open_reader(request.tier) if is_url(request.tier) else PosixReader(request.tier)
-    return Tier(reader, path, request.home)
-
-
-def settled(request: Request) -> tuple[Request, list[str]]:
-    """The request with the metadata that is the tier's, and what to say of it.
-
-    RefusedError for a tier in the store's own folders, UsageError.
-    """
-    refuse_inside(request.tier, request.store, request.commitlog_dirs)
-    if request.metadata is None and lies_apart(request.tier, request.store):
-        with closing(opened(request)) as tier:
-            path = metadata_beside(request.tier, request.store, tier)
-            brokers = {one.broker_name for table in tier.metadata.queues.values()
-                       for one in table.values()}
-        if path is not None:
-            told = request.broker or (brokers.pop() if len(brokers) == 1 else None)
-            note = (f"{request.tier} goes by {path}, with {names.LOCAL_INDEX_FOLDER} beside it: "
-                    f"{request.metadata_path} is another tier's (--metadata names another file)")
-            return replace(request, metadata=path, broker=told), [note]
-    same_metadata(request)
-    return request, []
-
-
-def same_metadata(request: Request) -> None:
-    """Refuses to begin new metadata for a tier that has some elsewhere. UsageError."""
-    if is_url(request.tier) or request.metadata is not None:
-        return
-    other = find_metadata(request.tier)
-    if other is None or os.path.lexists(request.metadata_path):
-        return
-    if os.path.realpath(home_of(other) or "") != os.path.realpath(request.home):
-        raise UsageError(f"{request.tier} has its metadata in {other}: name it with --metadata "
-                         "(or, to begin anew beside the store, name the new file)")
-
-
 @contextmanager
-def _locked(request: Request) -> Iterator[None]:
-    if not is_url(request.tier):
-        if os.path.lexists(request.tier) and not os.path.isdir(request.tier):
-            raise UsageError(f"{request.tier}: is no folder")
-        make_folders(os.path.abspath(request.tier))
-    make_folders(os.path.abspath(request.home))
-    if request.metadata is not None and os.path.basename(
-            os.path.dirname(request.metadata)) == "config":  # the next run knows the tier by it
-        make_folders(os.path.dirname(os.path.abspath(request.metadata)))
-    with held(request.tier, request.home), ExitStack() as stack:
-        taken = {os.path.realpath(one) for one in (request.tier, request.home)}
-        if os.path.realpath(request.store) not in taken and os.path.lexists(
-                os.path.join(request.store, "lock")):
-            _hold_source(stack, request.store)
+def _locked(request: Request, target: Target) -> Iterator[None]:
+    """Makes the folders a dispatch needs and holds them, and the store it reads from."""
+    if not is_url(target.tier):
+        if os.path.lexists(target.tier) and not os.path.isdir(target.tier):
+            raise UsageError(f"{target.tier}: is no folder")
+        make_folders(os.path.abspath(target.tier))
+    make_folders(os.path.abspath(target.broker_root))
+    config = os.path.dirname(target.metadata_path)
+    if os.path.basename(config) == "config" and config != os.path.join(request.store, "config"):
+        make_folders(os.path.abspath(config))  # the next run knows the tier by it
+    with locked(target.tier, target.broker_root, request.store):
         yield
 
 
-def _hold_source(stack: ExitStack, store: str) -> None:
-    """Holds a store that is only read; on a read-only disk it is enough that nobody else does."""
-    try:
-        stack.enter_context(StoreLock(store))
-    except StoreIOError:
-        state = probe(os.path.join(store, "lock"))
-        if state.held:
-            raise StoreHeldError(f"{store}: the store is held by another process") from None
-
-
-def resolved(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
-    """The settings: given, remembered, told by index files that are there, a broker's defaults."""
+def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
+    """(the settings: given, remembered, those of index files that are there, a broker's defaults;
+    notes).
+    """
     given = dict(request.given)
     known, _ = recall(tier.reader)
     if given.get("index_slots") is None and "index_slots" not in known:
@@ -198,14 +124,122 @@ def resolved(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
     return resolve(tier.reader, given)
 
 
-def _note_home(request: Request) -> None:
-    """Notes in the tier where its metadata is, unless whoever looks will find it anyway."""
-    if is_url(request.root):
-        return
-    found = find_metadata(request.tier)
-    if found is not None and os.path.realpath(found) == os.path.realpath(request.metadata_path):
-        return
-    text = home_note.text_of(request.tier, request.metadata_path)
-    if text is not None:
-        with closing(open_feeder(request.tier)) as feeder:
-            feeder.replace(home_note.PLACE, text)
+# -- with the index -------------------------------------------------------------------------------
+
+def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFolder,
+                    result: Result) -> None:
+    """Uploads messages and index files; ``result`` gets the figures and notes."""
+    result.index_files = folder.finish_upload()
+    with folder.open_writer() as writer:
+        # A broker's root has one metadata file, and that is of one tier, wherever it was moved.
+        progress = IndexProgress(folder.target.broker_root, f"{result.cluster}/{result.broker}")
+        result.notes += progress.load()
+        index = IndexRun(writer, progress)
+        result.notes += index.catch_up(_queues_with_ids(run, tier))
+        run.run(index)
+        result.items = index.items
+        if writer.dropped:
+            result.notes.append(f"{writer.dropped} keys have no place in an index file and were "
+                                "left out, as a broker leaves them out")
+        paths = writer.full_files()
+        if request.seal_index and not run.stopped:
+            paths.append(writer.open_file)
+    result.index_files += folder.upload(paths)
+
+
+def _queues_with_ids(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int]]:
+    """All queues of the broker, with the ids of their topics."""
+    for name, queue in tier.found.queues.items():
+        topic = run.metadata.topics.get(name.topic)
+        if (name.cluster, name.broker) == (run.options.cluster, run.options.broker) and topic:
+            yield queue, topic.topic_id
+
+
+# -- reading back ---------------------------------------------------------------------------------
+
+class _StoppedError(Exception):
+    """Somebody asked to end, while nothing was written any more."""
+
+
+def _check(target: Target, store: Store, run: Dispatch, settings: TierSettings,
+           watch: Watch) -> Checked:
+    """Reads back what was uploaded and verifies the tier. StoreIOError, _StoppedError."""
+    def advance(count: int) -> None:
+        watch.advance(count)
+        if watch.stopping():
+            raise _StoppedError
+
+    uploaded = 2 * sum(outcome.bytes for outcome in run.outcomes)
+    watch.label("reading back")
+    watch.total(uploaded)
+    with closing(open_writer(target.tier)) as reader:
+        checked = read_back(store, reader, run.uploads, advance)
+    watch.label("verifying the tier")
+    with target.open() as tier:
+        watch.total(uploaded + sum(
+            segment.size for name, queue in tier.found.queues.items()
+            if name.broker == run.options.broker for segment in queue.commit_log.segments))
+        verify_all(checked, tier, run.options.broker, settings, advance)
+    return checked
+
+
+# -- dry run --------------------------------------------------------------------------------------
+
+def dry_run(request: Request, clock: Callable[[], int]) -> Result:
+    """What a dispatch would upload, from the rows alone: nothing is written and nothing locked.
+
+    With ``only_due`` a due queue counts as a whole. Errors as `dispatch`.
+    """
+    with Store.open(request.store, request.commitlog_dirs, request.sizes) as store:
+        request, target, notes = locate(request)
+        with closing(target.open()) as tier:
+            cluster, broker = broker_of(tier, store, request.cluster, request.broker)
+            settings, more = _settings(tier, request)
+            notes += more
+            if tier.metadata_error is not None:
+                notes.append(tier.metadata_error)
+            result = Result(cluster, broker, [], notes)
+            view = View(store)
+            for key in queues_to_upload(store, cluster, broker, list(request.topics)).queues:
+                local = LocalQueue(view, store.queues[key])
+                result.outcomes.append(_expected_outcome(
+                    request, settings, view, tier, QueueName(cluster, broker, *key), local,
+                    clock()))
+    return result
+
+
+def _expected_outcome(request: Request, settings: TierSettings, view: View, tier: Tier,
+                      name: QueueName, local: LocalQueue, now: int) -> Outcome:
+    outcome = Outcome(local.topic, local.queue_id)
+    # Where the queue would go on, or why it would not.
+    flat = flat_queue(tier.reader, name)
+    resumed = plan_resume(flat, tier.metadata, same_message(local))
+    tiered = bool(flat.consume_queue.segments)
+    current = flat.commit_offset + resumed.units if tiered else request.start.offset(view, local)
+    outcome.completed = resumed.units
+    verdict = ((REFUSED, resumed.fault) if resumed.fault else
+               why_not_continued(local, current) if tiered else None)
+    if verdict is not None and verdict[0] == REFUSED and request.restart_queue:
+        verdict, current = None, request.start.offset(view, local)
+    outcome.start = outcome.end = current
+    if verdict is not None:
+        outcome.status, outcome.reason = verdict
+        return outcome
+    # Whether a broker would begin now.
+    raw = local.raw(current) if request.only_due else None
+    if raw is not None and not is_due(settings, message.decode(raw).store_timestamp,
+                                      local.end - current, now):
+        outcome.status = WAITING
+        return outcome
+    # The rows up to the end, or to the first that cannot be uploaded.
+    local.seek(current)
+    while (physical := local.next_physical()) is not None:
+        first, rows = local.take(physical + (1 << 30))
+        outcome.messages += len(rows)
+        outcome.bytes += int(rows["size"].astype(np.int64).sum())
+        outcome.end = first + len(rows)
+        outcome.status = UPLOADED
+    if local.fault is not None:
+        outcome.status = STOPPED
+        outcome.reason = f"queue offset {local.fault.queue_offset}: {local.fault.reason}"
+    return outcome

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from rmqctl.errors import NotAStoreError, StoreIOError
+from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource, Source
 
 ASIDE = ".rmqctl/tiered"
@@ -149,15 +149,3 @@ def failed(error: Exception, where: str, doing: str) -> StoreIOError:
 def is_url(target: str) -> bool:
     """Whether a place is one for fsspec: ``memory://…``, ``s3://…``."""
     return "://" in target
-
-
-def open_reader(target: str) -> Reader:
-    """A tier root to read from. NotAStoreError where there is no folder."""
-    if is_url(target):
-        from rmqctl.tiered.files.remote_reader import RemoteReader
-
-        return RemoteReader(target)
-    if not os.path.isdir(target):
-        words = "is no folder" if os.path.lexists(target) else "no such folder"
-        raise NotAStoreError(f"{target}: {words}")
-    return PosixReader(target)

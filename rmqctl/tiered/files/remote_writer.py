@@ -1,4 +1,4 @@
-"""A tier behind a URL that is fed through fsspec.
+"""A tier behind a URL that is written to through fsspec.
 
 Object stores have no append. What `append` takes is therefore kept on this side (in memory, a
 lot of it in a temporary file of this machine) until `commit`, which adds it to the file where the
@@ -7,7 +7,7 @@ driver can, and else writes the file anew: old bytes and new ones go to a staged
 
 What lasts: a commit that came back means that the driver has closed the file, with what its
 service promises for that (an object store has stored the object; a file of this machine has been
-forced to disk, its name has not). Reads of the same feeder see what is not committed, as with a
+forced to disk, its name has not). Reads of the same writer see what is not committed, as with a
 local folder; other readers see it after the commit.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING
 
 from rmqctl.errors import RefusedError, StoreIOError
@@ -76,8 +76,8 @@ class _Pending:
         self._spool.close()
 
 
-class RemoteFeeder(RemoteReader):
-    """A URL that is fed. See the module for what lasts when."""
+class RemoteWriter(RemoteReader):
+    """A URL that is written to. See the module for what lasts when."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -112,7 +112,7 @@ class RemoteFeeder(RemoteReader):
             rest = kept.read(max(position, kept.base) - kept.base, length - len(data))
         return data + rest if rest else data
 
-    # -- feeding ---------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------
 
     def create(self, path: str) -> None:
         if self.size(path) is None:
@@ -150,6 +150,15 @@ class RemoteFeeder(RemoteReader):
         kept.close()
         del self._pending[path]
         self._sizes[path] = kept.base + kept.length
+
+    def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
+        """Commits at once: a driver cannot prepare it."""
+        for path in paths:
+            self.commit(path)
+        return lambda: None
+
+    def settle(self, path: str) -> None:
+        """Nothing: a file that the driver has closed lasts."""
 
     def _somebody_else(self, path: str, there: int | None, wanted: int) -> RefusedError:
         return RefusedError(f"{self.where(path)}: {there or 0} bytes are there, {wanted} were "

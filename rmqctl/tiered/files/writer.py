@@ -1,4 +1,4 @@
-"""A tier that is fed: create, append, commit, and what has to go is kept aside.
+"""A tier that is written to: create, append, commit; what has to go is kept aside.
 
 Nothing here deletes. What is appended and could not be written whole is taken back, so a block is
 never written behind a part of itself (tiered.md §8.4).
@@ -11,18 +11,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol, runtime_checkable
 
-from rmqctl.errors import NotAStoreError, RefusedError
+from rmqctl.errors import RefusedError
 from rmqctl.files import durable, odirect
 from rmqctl.files.durable import Part
 from rmqctl.scan.source import FileSource
-from rmqctl.tiered.files.reader import ASIDE, PosixReader, Reader, failed, is_url
+from rmqctl.tiered.files.reader import ASIDE, PosixReader, Reader, failed
 
 _SYNCS = 4
 
 
 @runtime_checkable
-class Feeder(Reader, Protocol):
-    """A tier that is fed. What `append` takes is safe when `commit` came back, not before."""
+class TierWriter(Reader, Protocol):
+    """A tier that is written to. What `append` takes is safe when `commit` came back, not before.
+    All raise StoreIOError.
+    """
 
     def create(self, path: str) -> None:
         """An empty file, its folders too. Nothing happens where it is there."""
@@ -36,6 +38,15 @@ class Feeder(Reader, Protocol):
     def commit(self, path: str) -> None:
         """Makes what was appended to a file last, and its name."""
 
+    def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
+        """`commit` of many files, as something to be called once, from any thread.
+
+        What is appended after this is not part of it. StoreIOError when it is called.
+        """
+
+    def settle(self, path: str) -> None:
+        """`commit` of a file that an earlier process wrote to and perhaps did not commit."""
+
     def cut(self, path: str, size: int) -> str | None:
         """Shortens a file; what is cut off is kept aside. Its place, None where nothing was."""
 
@@ -46,8 +57,8 @@ class Feeder(Reader, Protocol):
         """A whole file, published at once: old or new, never half. The old one is not kept."""
 
 
-class PosixFeeder(PosixReader):
-    """A folder that is fed. Files are written by position and forced to disk by `commit`."""
+class PosixWriter(PosixReader):
+    """A folder that is written to: by position, and forced to disk by `commit`."""
 
     _MOST_OPEN = 64
 
@@ -88,17 +99,12 @@ class PosixFeeder(PosixReader):
             self._new.discard(path)
 
     def settle(self, path: str) -> None:
-        """`commit` of a file that an earlier process wrote to and perhaps did not commit."""
         if self.size(path) is not None:
             durable.sync(self._fd(path), self.where(path))
             self._sync_names(path)
             self._dirty.discard(path)
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
-        """`commit` of many files, as something to be called once, from any thread.
-
-        What is appended after this is not part of it. StoreIOError when it is called.
-        """
         files: list[tuple[int, str]] = []
         folders: dict[str, None] = {}
         for path in paths:
@@ -169,33 +175,13 @@ class PosixFeeder(PosixReader):
 
     def put_aside(self, path: str) -> str:
         kept = self._aside(path)
-        durable.make_folders(os.path.dirname(self._full(kept)))
         self._forget(path)
-        try:
-            os.rename(self._full(path), self._full(kept))
-        except OSError as error:
-            raise failed(error, self.where(path), "move") from None
-        durable.sync_folder(os.path.dirname(self._full(kept)))
-        durable.sync_folder(os.path.dirname(self._full(path)))
+        durable.move_aside(self._full(path), self._full(kept))
         return kept
 
     def replace(self, path: str, data: bytes) -> None:
-        full = self._full(path)
-        durable.make_folders(os.path.dirname(full))
-        durable.make_folders(self._full(ASIDE))
-        staged = self._full(f"{ASIDE}/{os.path.basename(path)}.tmp")
-        fd = durable.open_file(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "create")
-        try:
-            durable.write_all(fd, data, 0, staged)
-            durable.sync(fd, staged, whole=True)
-        finally:
-            os.close(fd)
         self._forget(path)
-        try:
-            os.replace(staged, full)
-        except OSError as error:
-            raise failed(error, self.where(path), "replace") from None
-        durable.sync_folder(os.path.dirname(full))
+        durable.publish(self._full(path), data, store=self.root, staging=self._full(ASIDE))
 
     def _fd(self, path: str) -> int:
         fd = self._writing.pop(path, None)
@@ -242,15 +228,3 @@ def _truncate(fd: int, size: int, where: str) -> None:
         os.ftruncate(fd, size)
     except OSError as error:
         raise failed(error, where, "cut") from None
-
-
-def open_feeder(target: str) -> Feeder:
-    """A tier root to feed; made where it is missing."""
-    if is_url(target):
-        from rmqctl.tiered.files.remote_writer import RemoteFeeder
-
-        return RemoteFeeder(target)
-    if os.path.lexists(target) and not os.path.isdir(target):
-        raise NotAStoreError(f"{target}: is no folder")
-    durable.make_folders(os.path.abspath(target))
-    return PosixFeeder(target)

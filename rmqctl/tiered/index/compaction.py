@@ -1,4 +1,5 @@
-"""Full index files of a broker go up into its tier, rearranged (tiered.md §5.5, §18.6).
+"""Full index files of a broker go up into its tier, rearranged (tiered.md §5.5, §18.6): one file
+(`upload`), several (`upload_files`), or those that are in a broker's local root (`upload_local`).
 
 Segment first, made to last; then metadata; then the local file is moved aside. Killed anywhere in
 between, the next run finds how far it came: nothing is uploaded twice.
@@ -8,21 +9,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
 from rmqctl.engine.state.aside import AsideFolder
-from rmqctl.errors import RefusedError
+from rmqctl.errors import RefusedError, UsageError
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.scan import malloc_tuning
+from rmqctl.tiered.files import metadata_file
+from rmqctl.tiered.files.opening import locked, open_writer
 from rmqctl.tiered.files.reader import Reader
-from rmqctl.tiered.files.writer import Feeder, PosixFeeder
+from rmqctl.tiered.files.settings import recall
+from rmqctl.tiered.files.writer import TierWriter
 from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.index.compaction_form import Compacted, compact, opened, write
-from rmqctl.tiered.index.index_file import IndexFile
+from rmqctl.tiered.index.compacted_form import Compacted, compact, opened, write
+from rmqctl.tiered.index.index_file import IndexFile, known_slots, local_names
+from rmqctl.tiered.index.progress import IndexProgress
+from rmqctl.tiered.tier import Tier
 
 __all__ = ["Compacted", "Opening", "Uploaded", "compact", "is_uploaded", "opened", "opened_as",
            "plan", "upload", "upload_files", "write"]
@@ -64,7 +71,7 @@ class _Place:
     there: int | None
 
 
-def upload(feeder: Feeder, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
+def upload(writer: TierWriter, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
            now: int) -> Uploaded:
     """Uploads one open file as the next INDEX segment and enters it into ``metadata``.
 
@@ -75,24 +82,24 @@ def upload(feeder: Feeder, metadata: Metadata, cluster: str, broker: str, file: 
     """
     if not file.items:
         return Uploaded(file.where, "empty", file.timestamp, 0)
-    known = _known(feeder, metadata, cluster, broker, file)
+    known = _known(writer, metadata, cluster, broker, file)
     if known is not None:
         return known
-    place = _next_place(feeder, metadata, cluster, broker)
+    place = _next_place(writer, metadata, cluster, broker)
     found = compact(file)
     status: Status = "uploaded"
     kept = None
     if place.there:
-        if _is_there(feeder, place, found):
+        if _is_there(writer, place, found):
             status = "completed"
         else:
-            _refuse_foreign(feeder, place, file)
-            kept = feeder.put_aside(place.path)
+            _refuse_foreign(writer, place, file)
+            kept = writer.put_aside(place.path)
     if status == "uploaded":
-        _send(feeder, place.path, found)
-        feeder.commit(place.path)
-    elif isinstance(feeder, PosixFeeder):
-        feeder.settle(place.path)  # who wrote it may have been killed before it was forced
+        _send(writer, place.path, found)
+        writer.commit(place.path)
+    else:
+        writer.settle(place.path)  # who wrote it may have been killed before it was forced
     _enter(metadata, broker, place, found, now)
     return Uploaded(file.where, status, file.timestamp, found.items, place.path, place.base,
                     found.size, found.sound, kept)
@@ -102,7 +109,7 @@ def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
                 file: IndexFile) -> bool:
     """Whether a file's segment is in the tier, whole: a run was killed before the file went away.
 
-    Such a file must not be fed on: what it has would go up twice. RefusedError, StoreIOError.
+    Such a file must not be written to: what it has would go up twice. RefusedError, StoreIOError.
     """
     if not file.items:
         return False
@@ -133,18 +140,18 @@ def plan(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: In
                     found.items, place.path, place.base, found.size, found.sound)
 
 
-def upload_files(feeder: Feeder, metadata: Metadata, cluster: str, broker: str,
-                 paths: Iterable[str], opening: Opening, home: str, now: Callable[[], int],
-                 save: Callable[[], object]) -> Iterator[Uploaded]:
-    """Uploads local files, oldest first, and moves each aside (below ``home``/.rmqctl/aside).
+def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: str,
+                 paths: Iterable[str], opening: Opening, broker_root: str,
+                 now: Callable[[], int], save: Callable[[], object]) -> Iterator[Uploaded]:
+    """Uploads local files, oldest first, and moves each below ``broker_root``/.rmqctl/aside.
 
     ``opening`` opens one (`opened_as` where the shape is known), ``save`` publishes ``metadata``.
     Files without items go aside, too. Between two files is a safe point.
     """
-    aside = AsideFolder(os.path.abspath(home))
+    aside = AsideFolder(os.path.abspath(broker_root))
     for path in paths:
         with opening(path) as file:
-            done = upload(feeder, metadata, cluster, broker, file, now())
+            done = upload(writer, metadata, cluster, broker, file, now())
         if done.status in ("uploaded", "completed"):
             save()
         aside.move(os.path.abspath(path))
@@ -168,16 +175,16 @@ def _segment_path(cluster: str, broker: str, base: int) -> str:
                               base)
 
 
-def _known(feeder: Reader, metadata: Metadata, cluster: str, broker: str,
+def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
            file: IndexFile) -> Uploaded | None:
     """The segment metadata has for this file: a run was killed before the file went away."""
     for entry in _entries(metadata, broker).values():
         if entry.begin_timestamp == file.timestamp and entry.size:
             path = _segment_path(cluster, broker, entry.base_offset)
-            expected, there = file.shape.compacted_size(file.items), feeder.size(path)
+            expected, there = file.shape.compacted_size(file.items), writer.size(path)
             if not expected == entry.size == there:
                 raise RefusedError(
-                    f"{file.where}: metadata has it uploaded as {feeder.where(path)} with "
+                    f"{file.where}: metadata has it uploaded as {writer.where(path)} with "
                     f"{entry.size} bytes; there are {there or 0}, and {expected} are expected: "
                     f"{_RECOVER}")
             return Uploaded(file.where, "known", file.timestamp, file.items, path,
@@ -185,7 +192,7 @@ def _known(feeder: Reader, metadata: Metadata, cluster: str, broker: str,
     return None
 
 
-def _next_place(feeder: Reader, metadata: Metadata, cluster: str, broker: str,
+def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
                 ahead: Collection[int] = ()) -> _Place:
     """Behind the last segment, which must be as long as metadata says: a broker believes it.
 
@@ -198,49 +205,49 @@ def _next_place(feeder: Reader, metadata: Metadata, cluster: str, broker: str,
     if last is not None:
         base = last.base_offset + last.size
         path = _segment_path(cluster, broker, last.base_offset)
-        there = feeder.size(path) or 0
+        there = writer.size(path) or 0
         if last.size and there != last.size and last.base_offset not in ahead:
-            raise RefusedError(f"{feeder.where(path)}: metadata says {last.size} bytes, there are "
+            raise RefusedError(f"{writer.where(path)}: metadata says {last.size} bytes, there are "
                                f"{there}: {_RECOVER}")
     path = _segment_path(cluster, broker, base)
-    flat = FlatFile.open(feeder, path.rpartition("/")[0])
+    flat = FlatFile.open(writer, path.rpartition("/")[0])
     beyond = [one for one in flat.segments if one.base > base and one.size]
     if beyond:
-        raise RefusedError(f"{feeder.where(beyond[0].path)}: metadata does not know it, it ends at "
+        raise RefusedError(f"{writer.where(beyond[0].path)}: metadata does not know it, it ends at "
                            f"{base}: {_RECOVER}")
-    return _Place(path, base, feeder.size(path))
+    return _Place(path, base, writer.size(path))
 
 
-def _is_there(feeder: Reader, place: _Place, found: Compacted) -> bool:
+def _is_there(writer: Reader, place: _Place, found: Compacted) -> bool:
     """Whether the segment was written whole before."""
     if place.there != found.size:
         return False
     position = 0
     for part in found.parts():
-        if feeder.read(place.path, position, len(part)) != part:
+        if writer.read(place.path, position, len(part)) != part:
             return False
         position += len(part)
     return True
 
 
-def _refuse_foreign(feeder: Reader, place: _Place, file: IndexFile) -> None:
+def _refuse_foreign(writer: Reader, place: _Place, file: IndexFile) -> None:
     """What lies there may be a part of this file, or no index file; never that of another one."""
-    raw = feeder.read(place.path, 0, fmt.HEADER.size)
+    raw = writer.read(place.path, 0, fmt.HEADER.size)
     if len(raw) < fmt.HEADER.size:
         return
     header = fmt.HEADER.decode(raw)
     if header.magic in fmt.MAGICS and header.begin_timestamp != file.timestamp:
-        raise RefusedError(f"{feeder.where(place.path)}: an index file from "
+        raise RefusedError(f"{writer.where(place.path)}: an index file from "
                            f"{header.begin_timestamp} that metadata does not know: {_RECOVER}")
 
 
-def _send(feeder: Feeder, path: str, found: Compacted) -> None:
-    feeder.create(path)
+def _send(writer: TierWriter, path: str, found: Compacted) -> None:
+    writer.create(path)
     parts = found.parts()
     position = 0
     # The header goes with the first slots: it is too short for a write of its own.
     for some in chain([[next(parts), next(parts)]], ([one] for one in parts)):
-        position += feeder.append(path, some, position)
+        position += writer.append(path, some, position)
 
 
 def _enter(metadata: Metadata, broker: str, place: _Place, found: Compacted, now: int) -> None:
@@ -249,3 +256,142 @@ def _enter(metadata: Metadata, broker: str, place: _Place, found: Compacted, now
         names.metadata_path(broker, names.INDEX_TOPIC, names.INDEX_QUEUE), _INDEX, place.base,
         size=found.size, create_timestamp=before.create_timestamp if before else now,
         begin_timestamp=found.file.timestamp, end_timestamp=found.file.header.end_timestamp))
+
+
+# -- the files of a broker's local root -----------------------------------------------------------
+
+@dataclass(slots=True)
+class LocalFiles:
+    """What was asked for, and what of it is there. ``notes``: in words what is left alone."""
+
+    broker_root: str
+    metadata_path: str
+    cluster: str
+    broker: str
+    paths: list[str]
+    slots: int | None
+    max_items: int | None
+    notes: list[str] = field(default_factory=list)
+
+    def opening(self, path: str) -> AbstractContextManager[IndexFile]:
+        """One of the files. FormatError, StoreIOError."""
+        return opened(path, self.slots, self.max_items)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactRequest:
+    """What a run is to do. ``everything``: the newest file, too, as at a clean shutdown.
+
+    ``slots`` and ``max_items`` win over what is remembered beside the tier or known from uploaded
+    files. ``cluster`` and ``broker`` are needed where the tier has several, or nothing yet.
+    """
+
+    root: str
+    metadata: str | None = None
+    cluster: str | None = None
+    broker: str | None = None
+    everything: bool = False
+    slots: int | None = None
+    max_items: int | None = None
+
+
+def upload_local(request: CompactRequest, now: Callable[[], int],
+                 note: Callable[[str], None]) -> Iterator[Uploaded]:
+    """Rearranges and uploads a broker's local files, one after the other; each is done when it is
+    given out. ``now`` in ms, ``note`` gets in words what is left alone.
+
+    StoreHeldError while a broker runs; UsageError, NotAStoreError, RefusedError, FormatError,
+    StoreIOError. After any end the next run goes on where this one stopped.
+    """
+    malloc_tuning.keep()
+    with Tier.open(request.root, request.metadata) as tier:
+        root, broker_root = tier.name, _known_root(tier)
+    with locked(root, broker_root), Tier.open(request.root, request.metadata) as tier:
+        files = _files(tier, request)
+        for text in files.notes:
+            note(text)
+        metadata = tier.metadata
+        with closing(open_writer(root)) as writer:
+            yield from upload_files(
+                writer, metadata, files.cluster, files.broker, files.paths, files.opening,
+                broker_root, now,
+                lambda: metadata_file.save(files.metadata_path, metadata, broker_root))
+
+
+def plan_local(request: CompactRequest, now: Callable[[], int],
+               note: Callable[[str], None]) -> Iterator[Uploaded]:
+    """What `upload_local` would do. Nothing is changed, nothing is locked."""
+    with Tier.open(request.root, request.metadata) as tier:
+        files = _files(tier, request)
+        for text in files.notes:
+            note(text)
+        ahead: set[int] = set()
+        for path in files.paths:
+            with files.opening(path) as file:
+                yield plan(tier.reader, tier.metadata, files.cluster, files.broker, file, ahead,
+                           now())
+
+
+def _known_root(tier: Tier) -> str:
+    """The local root of the tier's broker. UsageError where it is not known."""
+    if tier.broker_root is None or tier.metadata_path is None:
+        raise UsageError(f"{tier.name}: no {names.METADATA_NAME} is found beside it, so the local "
+                         "root of its broker is not known: name the file with --metadata")
+    return tier.broker_root
+
+
+def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
+    broker_root = _known_root(tier)
+    assert tier.metadata_path is not None
+    fault = tier.metadata_error or next(
+        (f"{tier.metadata_path}: {one.path}: {one.reason}" for one in tier.metadata.faults), None)
+    if fault:
+        raise RefusedError(f"{fault}; let `rmqctl tiered recover` mend the metadata first")
+    cluster, broker = _owner(tier, request)
+    folder = os.path.join(broker_root, names.LOCAL_INDEX_FOLDER)
+    every = local_names(folder)
+    old = [name for name in every if name in names.OLD_INDEX_NAMES]
+    present = [name for name in every if name not in old]
+    if not request.everything:
+        present = present[:-1]
+    remembered, notes = recall(tier.reader)
+    waiting = _waiting_for_dispatch(tier, broker_root, (cluster, broker), present)
+    if waiting:
+        notes.append(f"a `tiered dispatch` was interrupted: {', '.join(waiting)} in {folder} stay "
+                     "until it is run again, which completes them")
+        present = [one for one in present if one not in waiting]
+    files = LocalFiles(
+        broker_root, tier.metadata_path.removesuffix(".bak"), cluster, broker,
+        [os.path.join(folder, one) for one in present],
+        request.slots or remembered.get("index_slots") or known_slots(tier, broker),
+        request.max_items or remembered.get("index_max"), notes)
+    files.notes += [f"{os.path.join(folder, one)}: of a broker of 5.1.x, left alone" for one in old]
+    return files
+
+
+def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
+                          present: list[str]) -> list[str]:
+    """The files in which an interrupted dispatch has to put right what it had begun. ``owner``:
+    cluster and broker.
+    """
+    progress = IndexProgress(broker_root, "/".join(owner))
+    progress.load()
+    ends = {(name.topic, name.queue_id): queue.commit_offset
+            for name, queue in tier.found.queues.items() if (name.cluster, name.broker) == owner}
+    if progress.position is None or not progress.is_unfinished(ends):
+        return []
+    return [one for one in present if int(one) >= progress.position[0]]
+
+
+def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
+    """The one cluster and broker that the local files can belong to. UsageError."""
+    there = {(one.cluster, one.broker) for one in tier.found.queues} | set(tier.found.indexes)
+    fitting = sorted((cluster, broker) for cluster, broker in there
+                     if request.cluster in (None, cluster) and request.broker in (None, broker))
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting and request.cluster and request.broker:
+        return request.cluster, request.broker
+    what = ", ".join(f"{broker} of {cluster}" for cluster, broker in fitting or sorted(there))
+    raise UsageError(f"{tier.name}: whose index files these are is not clear ({what or 'no broker'}"
+                     " is there): name --broker and --cluster")

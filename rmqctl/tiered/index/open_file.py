@@ -2,14 +2,17 @@
 
 What is put stays in memory until `commit`: items first, then the header that counts them, then
 the slots that lead to them, each made to last before the next begins. Killed in between, the file
-may miss ways to its last items; never more, and opening it here finds and mends that.
+may miss ways to its last items; never more, and opening it here finds and repairs that.
+
+Every item leads to the one before it in its slot. For a block of items (`link`) that is its
+neighbour after a stable sort by slot, and for the first of each slot what the slot led to before.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,10 +20,12 @@ from rmqctl.errors import FormatError, RefusedError
 from rmqctl.files import durable
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.scan.source import FileSource
-from rmqctl.tiered.index.links import link, slots_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+LOST_HASH = -(1 << 31)
+"""The one hash code that negating leaves negative."""
+_HALF = 16
 BLOCK = 1 << 17
 """Items that are read at once."""
 MOST_PENDING = 1 << 20
@@ -33,11 +38,11 @@ _WRITTEN = 1 << 17
 """Slots that are written by one call, 1 MiB."""
 
 
-class FeedFile:
+class OpenIndexFile:
     """The file at ``path``, whose name is its ``timestamp``; made where it is missing.
 
-    ``items``, ``used`` (slots) and ``end_timestamp`` count what is pending, too. ``mended``: ways
-    to items were missing when it was opened, and are there now. A new file's end is 0, as a
+    ``items``, ``used`` (slots) and ``end_timestamp`` count what is pending, too. ``repaired``:
+    ways to items were missing when it was opened, and are there now. A new file's end is 0, as a
     broker has it; an existing one's is read from where it lies, at 12 (a broker reads it from 4
     and so forgets it). RefusedError where the file is not of this shape or no index file.
     """
@@ -50,7 +55,7 @@ class FeedFile:
                                "would be larger than a broker can map (2 GiB)")
         self.path, self.timestamp, self.shape = path, timestamp, shape
         self.items = self.used = self.end_timestamp = 0
-        self.mended = False
+        self.repaired = False
         self._heads: Array = np.zeros(shape.slots, np.int32)
         self._dirty: Array = np.zeros(-(-shape.slots // _PAGE), bool)
         self._pending: list[tuple[int, Array]] = []
@@ -84,7 +89,7 @@ class FeedFile:
         with FileSource(self.path) as source:
             self._load(source)
             if not self._is_sound(source):
-                self._mend(source)
+                self._repair(source)
 
     def _load(self, source: FileSource) -> None:
         header = fmt.HEADER.decode(source.read(0, fmt.HEADER.size))
@@ -122,7 +127,7 @@ class FeedFile:
         return bool((heads[there] == self._heads[there]).all()
                     and (self._heads[~there] < start).all())
 
-    def _mend(self, source: FileSource) -> None:
+    def _repair(self, source: FileSource) -> None:
         """Links all items anew, which are right whatever leads to them."""
         before, heads = self._heads.copy(), self._heads
         heads[:] = 0
@@ -138,7 +143,7 @@ class FeedFile:
         if written:
             durable.sync(self._fd, self.path)
         self._replace_heads(before)
-        self.mended = True
+        self.repaired = True
         self.commit()
 
     def _replace_heads(self, before: Array) -> None:
@@ -264,3 +269,64 @@ def _whole(source: FileSource, position: int, length: int) -> bytes:
     if len(data) != length:
         raise FormatError("the file ends here", file=source.name, offset=position + len(data))
     return data
+
+
+# -- chains, a block of items at a time -----------------------------------------------------------
+
+class Links(NamedTuple):
+    """The chains of a block.
+
+    ``order``: places in the block by slot, then as they came; ``slot``: their slots in this order;
+    ``first``: where in it each slot begins; ``touched``: the slots, ascending; ``fresh``: how many
+    of them were empty; ``previous`` (int32): the item before each, in the order of the block.
+    """
+
+    order: Array
+    slot: Array
+    first: Array
+    touched: Array
+    fresh: int
+    previous: Array
+
+
+def slots_of(key_hash: Array, slots: int) -> Array:
+    """The slot (int32) of each hash, as items that stand in a file have it."""
+    found: Array = np.remainder(key_hash.astype(np.int32), np.int32(slots))
+    return found
+
+
+def has_slot(slots: int) -> bool:
+    """Whether the hash -2^31 has a slot, as it does where the slots divide 2^31."""
+    return (1 << 31) % slots == 0
+
+
+def link(slot: Array, heads: Array, number: int) -> Links:
+    """Links items ``number``, ``number + 1``, … of these slots (int32) behind the ``heads``.
+
+    ``heads`` (int32, 0: empty) has one place for each slot of the file, and is brought up to date.
+    """
+    order = _order(slot)
+    by_slot = slot[order]
+    begins: Array = np.ones(len(slot), bool)
+    np.not_equal(by_slot[1:], by_slot[:-1], out=begins[1:])
+    first = np.flatnonzero(begins)
+    touched = by_slot[first]
+    before: Array = np.empty(len(slot), np.int32)
+    before[1:] = order[:-1]
+    before += np.int32(number)
+    known = heads[touched]
+    before[first] = known
+    previous: Array = np.empty(len(slot), np.int32)
+    previous[order] = before
+    last = np.append(first[1:], len(slot))[:len(first)] - 1
+    heads[touched] = order[last] + number
+    return Links(order, by_slot, first, touched, int((known == 0).sum()), previous)
+
+
+def _order(slot: Array) -> Array:
+    """A stable sort by slot: numpy sorts 16 bits by counting, so it is done half by half."""
+    order: Array = np.argsort((slot & 0xFFFF).astype(np.uint16), kind="stable")
+    high = (slot >> _HALF).astype(np.uint16)
+    if high.any():
+        order = order[np.argsort(high[order], kind="stable")]
+    return order

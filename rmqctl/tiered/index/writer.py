@@ -1,4 +1,4 @@
-"""The index files of a tier that are not uploaded yet, fed as a broker's service does (§5.4, §5.5).
+"""The index files of a tier that are not uploaded yet, written as a broker does (§5.4, §5.5).
 
 Only the newest file receives items. It gives way to a new one when the keys of a message would
 fill it; then it is ready to be rearranged and uploaded (`rmqctl.tiered.index.compaction`).
@@ -21,16 +21,15 @@ from rmqctl.scan.frames import Batch
 from rmqctl.scan.source import FileSource
 from rmqctl.tiered.index.index_file import local_names
 from rmqctl.tiered.index.keys import Keys, keys_of
-from rmqctl.tiered.index.links import LOST_HASH, has_slot
-from rmqctl.tiered.index.open_file import BLOCK, FeedFile
+from rmqctl.tiered.index.open_file import BLOCK, LOST_HASH, OpenIndexFile, has_slot
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _SECOND = 1000
 
 
-class IndexFeed:
-    """The folder ``tiered_index_file`` of a broker's local root, fed. A context manager.
+class IndexWriter:
+    """The folder ``tiered_index_file`` of a broker's local root, written to. A context manager.
 
     ``shape`` is what is configured; ``clock`` gives the ms that name new files, which are made
     larger than those of all files here and than ``after``. Where there is no file the first is
@@ -63,8 +62,8 @@ class IndexFeed:
     def _path(self, timestamp: int) -> str:
         return os.path.join(self.folder, str(timestamp))
 
-    def _opened(self, timestamp: int) -> FeedFile:
-        return FeedFile(self._path(timestamp), timestamp, self.shape)
+    def _opened(self, timestamp: int) -> OpenIndexFile:
+        return OpenIndexFile(self._path(timestamp), timestamp, self.shape)
 
     def _fresh(self, last: int) -> int:
         return max(self._clock(), last + 1, self._after + 1)
@@ -132,9 +131,9 @@ class IndexFeed:
     # -- where it stands --------------------------------------------------------------------------
 
     @property
-    def mended(self) -> bool:
-        """Whether the newest file missed ways to items when it was opened (mended since)."""
-        return self._file.mended
+    def repaired(self) -> bool:
+        """Whether the newest file missed ways to items when it was opened (repaired since)."""
+        return self._file.repaired
 
     def position(self) -> tuple[int, int]:
         """(the newest file's timestamp, its items), what is not committed included."""

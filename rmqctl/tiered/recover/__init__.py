@@ -1,1 +1,1 @@
-"""recover."""
+"""A broker's part of a tier recovered from its own files: a plan for the executor of repairs."""

@@ -1,4 +1,4 @@
-"""The uploaded index of a broker's tier made whole: damaged files go, lost items come in new ones
+"""The uploaded index of a broker's tier recovered: damaged files go, lost items come in new ones
 (tiered.md §5, §12, §17.6).
 """
 
@@ -26,10 +26,11 @@ from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.index.index_file import IndexFile, LocalIndex, uploaded
 from rmqctl.tiered.index.keys import key_set, keys_of
-from rmqctl.tiered.recover.facts import HealedQueue, SegmentFacts
-from rmqctl.tiered.recover.items import LOST, Known, build_files, mixed, times_of
-from rmqctl.tiered.recover.judge import Judge, led
-from rmqctl.tiered.recover.layout import split_names
+from rmqctl.tiered.index.open_file import LOST_HASH
+from rmqctl.tiered.recover.index_damage import IndexDamage, messages_with_units
+from rmqctl.tiered.recover.index_items import LOST, Known, build_files, mixed, times_of
+from rmqctl.tiered.recover.queue import RecoveredQueue, RecoveredSegment
+from rmqctl.tiered.recover.units import split_names
 
 _OVERLAP = 600_000
 """Queues are uploaded one after the other: items of index files lie so far (ms) out of order."""
@@ -37,7 +38,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(slots=True)
-class HealedIndex:
+class RecoveredIndex:
     """What is to be done for the index, and its segments as they will be. ``files`` are those
     that can be understood, uploaded or not; ``unread`` says what is wrong with local ones that
     cannot be read, ``broken`` are local ones (path, reason) that hold something else. ``gone``:
@@ -48,7 +49,7 @@ class HealedIndex:
     unread: list[str] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
-    segments: list[SegmentFacts] = field(default_factory=list)
+    segments: list[RecoveredSegment] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -60,11 +61,12 @@ class HealedIndex:
 
 
 def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, SegmentEntry], *,
-         changes: bool) -> HealedIndex:
+         changes: bool) -> RecoveredIndex:
     """The index files that are there. With ``changes`` those that are damaged, and empty ones
     that metadata does not know as a broker leaves them, are to be moved aside. StoreIOError.
     """
-    out = HealedIndex()
+    # Those that are not uploaded.
+    out = RecoveredIndex()
     out.files.extend(local.files)
     for error in local.errors:
         if isinstance(error, FormatError) and error.file is not None:
@@ -73,106 +75,108 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
             out.unread.append(str(error))
     if flat is None:
         return out
-    flat, _, wrong = split_names(flat)
+    # The uploaded ones: one for each base; empty, sound or damaged.
+    flat, wrong = split_names(flat)
     for segment in wrong if changes else ():
-        _aside(out, segment.path, segment.size, "another file has its place")
-    for segment, one in zip(flat.segments, uploaded(flat), strict=True):
+        _move_aside(out, segment.path, segment.size, "another file has its place")
+    for segment, file in zip(flat.segments, uploaded(flat), strict=True):
         entry = entries.get(segment.base)
         if not segment.size:
             if entry is not None and entry.begin_timestamp != NEVER:
-                out.segments.append(SegmentFacts(segment.base, 0, entry.begin_timestamp,
-                                                 entry.end_timestamp, segment.mtime_ms))
+                out.segments.append(RecoveredSegment(segment.base, 0, entry.begin_timestamp,
+                                                     entry.end_timestamp, segment.mtime_ms))
             elif changes:
-                _aside(out, segment.path, 0, "an upload that never came: a broker takes it for "
-                                             "its newest index file")
-            continue
-        if isinstance(one, StoreIOError):
-            raise one
-        if isinstance(one, IndexFile):
-            out.files.append(one)
+                _move_aside(out, segment.path, 0, "an upload that never came: a broker takes it "
+                                                  "for its newest index file")
+        elif isinstance(file, StoreIOError):
+            raise file
+        elif isinstance(file, IndexFile):
+            out.files.append(file)
             if changes and not segment.name_ok:
                 _rename(out, segment, flat)
-            out.segments.append(_facts(one, segment, entry))
+            out.segments.append(_recovered_segment(file, segment, entry))
         elif changes:
             out.gone.add(segment.base)
-            _aside(out, segment.path, segment.size, _damaged(one.reason))
+            _move_aside(out, segment.path, segment.size, _damaged(file.reason))
         else:
-            out.notes.append(f"{flat.reader.where(segment.path)}: {one.reason}")
-            out.segments.append(SegmentFacts(segment.base, segment.usable, segment.mtime_ms,
-                                             segment.mtime_ms, segment.mtime_ms))
+            out.notes.append(f"{flat.reader.where(segment.path)}: {file.reason}")
+            out.segments.append(RecoveredSegment(segment.base, segment.usable, segment.mtime_ms,
+                                                 segment.mtime_ms, segment.mtime_ms))
     return out
 
 
-def expired_before(out: HealedIndex, entries: Mapping[int, SegmentEntry]) -> int:
+def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> int:
     """The store time before which items may have expired: where the first file does not begin at
     0, and metadata knows of none before it. Files overlap in time, so what is as old as the first
     that is left may have been in one that went.
     """
-    first = min(out.segments, key=lambda one: one.base, default=None)
+    first = min(out.segments, key=lambda segment: segment.base, default=None)
     if first is None or not first.base or any(base < first.base
                                               for base in (*entries, *out.gone)):
         return 0
     return first.end + _OVERLAP
 
 
-def _facts(one: IndexFile, segment: Segment, entry: SegmentEntry | None) -> SegmentFacts:
+def _recovered_segment(file: IndexFile, segment: Segment,
+                       entry: SegmentEntry | None) -> RecoveredSegment:
     """A broker takes the end of the header, or what it has seen itself: both stay."""
-    end, low, high = times_of(one)
+    end, low, high = times_of(file)
     quirk = None
-    if entry is not None and entry.begin_timestamp == one.timestamp and (
-            entry.end_timestamp == one.header.end_timestamp
+    if entry is not None and entry.begin_timestamp == file.timestamp and (
+            entry.end_timestamp == file.header.end_timestamp
             or low <= entry.end_timestamp <= high):
         quirk = entry.begin_timestamp, entry.end_timestamp
-    return SegmentFacts(segment.base, segment.usable, one.timestamp, end, segment.mtime_ms, quirk)
+    return RecoveredSegment(segment.base, segment.usable, file.timestamp, end, segment.mtime_ms,
+                            quirk)
 
 
 def _damaged(reason: str) -> str:
     return f"damaged ({reason}); what it had is made anew from the messages"
 
 
-def discard(out: HealedIndex, flat: FlatFile | None,
+def discard(out: RecoveredIndex, flat: FlatFile | None,
             damaged: Sequence[tuple[IndexFile, str]]) -> None:
     """Moves damaged files aside that can be understood."""
-    segments = {one.base: one for one in split_names(flat)[0].segments} if flat is not None else {}
+    segments = {segment.base: segment for segment in split_names(flat)[0].segments} if flat else {}
     for file, reason in damaged:
         out.files.remove(file)
         if file.base < 0:
-            _aside(out, os.path.abspath(file.where), file.size, _damaged(reason))
+            _move_aside(out, os.path.abspath(file.where), file.size, _damaged(reason))
             continue
         segment = segments[file.base]
         out.gone.add(file.base)
         out.segments = [one for one in out.segments if one.base != file.base]
         if segment.name_ok:
-            _aside(out, segment.path, segment.size, _damaged(reason))
-        else:  # its renaming is planned
-            target = f"{flat.folder}/{names.build_segment(file.base)}" if flat is not None else ""
-            out.steps = [one for one in out.steps if one.target != target]
-            out.actions = [one for one in out.actions if one.target != target]
+            _move_aside(out, segment.path, segment.size, _damaged(reason))
+        elif flat is not None:  # its renaming is planned
+            target = f"{flat.folder}/{names.build_segment(file.base)}"
+            out.steps = [step for step in out.steps if step.target != target]
+            out.actions = [action for action in out.actions if action.target != target]
 
 
-def discard_broken(out: HealedIndex) -> None:
+def discard_broken(out: RecoveredIndex) -> None:
     """Moves local files aside that cannot be understood."""
     for path, reason in out.broken:
-        _aside(out, os.path.abspath(path), os.path.getsize(path), _damaged(reason))
+        _move_aside(out, os.path.abspath(path), os.path.getsize(path), _damaged(reason))
 
 
-def _rename(out: HealedIndex, segment: Segment, flat: FlatFile) -> None:
+def _rename(out: RecoveredIndex, segment: Segment, flat: FlatFile) -> None:
     target = f"{flat.folder}/{names.build_segment(segment.base)}"
     full = os.path.abspath(flat.reader.where(segment.path))
     out.steps.append(Create(target, FileContent(full, movable=False),
                             segment.mtime_ms * 1_000_000))
     out.actions.append(Action("rename", target, segment.name, os.path.basename(target),
                               "its name is wrong: a broker would not find it"))
-    _aside(out, segment.path, segment.size, "its name is wrong")
+    _move_aside(out, segment.path, segment.size, "its name is wrong")
 
 
-def _aside(out: HealedIndex, path: str, size: int, why: str) -> None:
+def _move_aside(out: RecoveredIndex, path: str, size: int, why: str) -> None:
     out.steps.append(MoveAside(path))
     out.actions.append(Action("move aside", path, size, None, why))
 
 
-def rebuild(out: HealedIndex, flat: FlatFile | None,
-            queues: Sequence[tuple[FlatQueue, HealedQueue]], metadata: Metadata,
+def rebuild(out: RecoveredIndex, flat: FlatFile | None,
+            queues: Sequence[tuple[FlatQueue, RecoveredQueue]], metadata: Metadata,
             scope: tuple[str, str], shape: fmt.Shape, folder: str,
             entries: Mapping[int, SegmentEntry]) -> None:
     """Moves damaged files aside, and adds files with the items that messages should have and have
@@ -181,15 +185,16 @@ def rebuild(out: HealedIndex, flat: FlatFile | None,
     takes its place, if there are as many items again. StoreIOError.
     """
     make_folders(folder, durable=False)
-    ids = {topic: one.topic_id for topic, one in metadata.topics.items()}
+    ids = {topic: entry.topic_id for topic, entry in metadata.topics.items()}
     path = os.path.join(folder, "lost")
-    judge = Judge(out.files, [queue for queue, _ in queues], metadata,
-                  lambda number: _offsets(queues[number][1]))
+    # Which items are missing, and so which files are damaged; without these more are missing.
+    damage = IndexDamage(out.files, [queue for queue, _ in queues], metadata,
+                         lambda number: _offsets(queues[number][1]))
     try:
-        _write_lost(path, queues, ids, Known(folder, out.files), judge)
-        damaged = judge.damaged(_read_lost(path)["key_hash"])
+        _write_lost(path, queues, ids, Known(folder, out.files), damage)
+        damaged = damage.damaged(_read_lost(path)["key_hash"])
     finally:
-        judge.close()
+        damage.close()
     if damaged:
         discard(out, flat, damaged)
         _write_lost(path, queues, ids, Known(folder, out.files))
@@ -197,49 +202,51 @@ def rebuild(out: HealedIndex, flat: FlatFile | None,
     lost = _read_lost(path)
     if not len(lost):
         return
-    used = {one.timestamp for one in out.files}
-    places: list[int] = []
+    # Where new files go: into the place of one that is gone while there are as many items, then
+    # behind the last.
+    used = {file.timestamp for file in out.files}
+    bases: list[int] = []
     counts: list[int] = []
     for base, items in _holes(out, {*out.gone, *entries}, shape):
         if items <= len(lost) - sum(counts):
-            places.append(base)
+            bases.append(base)
             counts.append(items)
     following = out.end
-    for number, (made, size, begin, end) in enumerate(build_files(
+    for number, (new, size, begin, end) in enumerate(build_files(
             lost, shape, used, folder, counts)):
-        base = places[number] if number < len(places) else following
+        base = bases[number] if number < len(bases) else following
         target = names.segment_path(*scope, names.INDEX_TOPIC, names.INDEX_QUEUE,
                                     names.INDEX, base)
-        out.steps.append(Create(target, FileContent(made)))
+        out.steps.append(Create(target, FileContent(new)))
         items = (size - shape.items_at) // fmt.COMPACTED_ITEM.size
         out.actions.append(Action("rebuild", target, None, size,
                                   f"keys of messages that have no index item: {items}"))
-        out.segments.append(SegmentFacts(base, size, begin, end, None))
+        out.segments.append(RecoveredSegment(base, size, begin, end, None))
         if base == following:
             following += size
-    out.segments.sort(key=lambda one: one.base)
+    out.segments.sort(key=lambda segment: segment.base)
 
 
-def _write_lost(path: str, queues: Sequence[tuple[FlatQueue, HealedQueue]],
-                ids: Mapping[str, int], known: Known, judge: Judge | None = None) -> None:
-    """Writes the items (`LOST`) that messages lack; ``judge`` gets all that they should have."""
+def _write_lost(path: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue]],
+                ids: Mapping[str, int], known: Known, damage: IndexDamage | None = None) -> None:
+    """Writes the items (`LOST`) that messages lack; ``damage`` gets all that they should have."""
     try:
         with open(path, "wb") as file:
-            for number, (queue, healed) in enumerate(queues):
-                offsets, topic_id = _offsets(healed), ids[queue.name.topic]
-                keys = judge.collector(number) if judge is not None else None
-                for batch, rows in led(queue, offsets):
-                    if judge is not None and keys is not None:
-                        judge.take_messages(keys, batch, rows)
+            for number, (queue, recovered) in enumerate(queues):
+                offsets, topic_id = _offsets(recovered), ids[queue.name.topic]
+                keys = damage.collector(number) if damage is not None else None
+                for batch, rows in messages_with_units(queue, offsets):
+                    if damage is not None and keys is not None:
+                        damage.take_messages(keys, batch, rows)
                     file.write(_unknown(_items(batch, rows, queue.name, topic_id),
                                         known).tobytes())
-                for one in healed.shifted:
-                    if one.position not in offsets:
+                for shifted in recovered.shifted:
+                    if shifted.position not in offsets:
                         continue
-                    found = _item(queue, one.position, one.size, topic_id)
-                    if judge is not None:
-                        judge.take_lost(number, found)
-                    file.write(_unknown(found, known).tobytes())
+                    items = _item(queue, shifted.position, shifted.size, topic_id)
+                    if damage is not None:
+                        damage.take_lost(number, items)
+                    file.write(_unknown(items, known).tobytes())
     except OSError as error:
         raise failed(error, path, "write to") from None
 
@@ -263,55 +270,56 @@ def _without_expired(path: str, since: int) -> None:
         raise failed(error, path, "write to") from None
 
 
-def _holes(out: HealedIndex, known: set[int], shape: fmt.Shape) -> Iterator[tuple[int, int]]:
+def _holes(out: RecoveredIndex, known: set[int], shape: fmt.Shape) -> Iterator[tuple[int, int]]:
     """(base, items) of files that are missing in front of others, as far as they are files of the
     same ``shape``; ``known`` are bases that once had one.
     """
-    there = sorted((one.base, one.base + one.size) for one in out.segments)
-    first = min([*known, *(base for base, _ in there[:1])], default=0)
-    at = first
-    for start, end in there:
-        bases = sorted({at, *(one for one in known if at < one < start), start})
+    present = sorted((one.base, one.base + one.size) for one in out.segments)
+    position = min([*known, *(base for base, _ in present[:1])], default=0)
+    for start, end in present:
+        bases = sorted({position, *(base for base in known if position < base < start), start})
         for base, following in pairwise(bases):
             room = following - base - shape.items_at - (
                 fmt.TAIL_SIZE if shape.old else 0)
             items, rest = divmod(room, fmt.COMPACTED_ITEM.size)
             if items > 0 and not rest:
                 yield base, items
-        at = max(at, end)
+        position = max(position, end)
 
 
-def _offsets(healed: HealedQueue) -> Array:
-    found = np.fromfile(healed.refs, np.int64)
-    found.sort()
-    return found
+def _offsets(recovered: RecoveredQueue) -> Array:
+    """Where a queue's units will lead (int64 [units], ascending)."""
+    offsets = np.fromfile(recovered.refs, np.int64)
+    offsets.sort()
+    return offsets
 
 
 def _item(queue: FlatQueue, position: int, size: int, topic_id: int) -> Array:
     """The items of a message that does not say where it lies."""
     record = message.decode(queue.commit_log.read(position, size))
-    found = props.parse(record.properties.decode("utf-8", "replace"))
+    pairs = props.parse(record.properties.decode("utf-8", "replace"))
     hashes = [fmt.key_hash(queue.name.topic, key) for key in key_set(
-        found.get(props.UNIQUE_KEY), found.get(props.KEYS))]
-    return np.array([(one, topic_id, queue.name.queue_id, position, size, record.store_timestamp)
-                     for one in hashes if one != -(1 << 31)], LOST)
+        pairs.get(props.UNIQUE_KEY), pairs.get(props.KEYS))]
+    return np.array([(key_hash, topic_id, queue.name.queue_id, position, size,
+                      record.store_timestamp)
+                     for key_hash in hashes if key_hash != LOST_HASH], LOST)
 
 
 def _items(batch: Batch, rows: Array, name: QueueName, topic_id: int) -> Array:
     """The items of a batch's messages, of its ``rows``."""
-    place = batch.offset
     keys = keys_of(batch, name.topic)
-    kept = rows[keys.row] & (keys.key_hash != -(1 << 31))
-    row = keys.row[kept]
-    found: Array = np.zeros(len(row), LOST)
-    found["key_hash"], found["topic_id"], found["queue_id"] = (
-        keys.key_hash[kept], topic_id, name.queue_id)
-    found["offset"], found["size"] = place[row], batch.column("total_size")[row]
-    found["store_time"] = batch.column("store_timestamp")[row]
-    return found
+    indexed = rows[keys.row] & (keys.key_hash != LOST_HASH)
+    row = keys.row[indexed]
+    items: Array = np.zeros(len(row), LOST)
+    items["key_hash"], items["topic_id"], items["queue_id"] = (
+        keys.key_hash[indexed], topic_id, name.queue_id)
+    items["offset"], items["size"] = batch.offset[row], batch.column("total_size")[row]
+    items["store_time"] = batch.column("store_timestamp")[row]
+    return items
 
 
-def _unknown(found: Array, known: Known) -> Array:
-    lost: Array = found[~known.has(mixed(found["key_hash"], found["topic_id"], found["queue_id"],
-                                         found["offset"]))]
+def _unknown(items: Array, known: Known) -> Array:
+    """Those that are in no index file."""
+    lost: Array = items[~known.has(mixed(items["key_hash"], items["topic_id"], items["queue_id"],
+                                         items["offset"]))]
     return lost

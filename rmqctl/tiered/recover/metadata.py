@@ -1,18 +1,34 @@
 """``tieredStoreMetadata.json`` from what the files of a tier say (tiered.md §6, §17.6).
 
 What was there and is right stays: topic ids, reserve times, times of creation. Entries of files
-that are gone go, and entries of files that have none come.
+that are gone go, and entries of files that have none come. Which topic an index item's topic id
+means, where metadata does not say it, is found by asking the messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import message, properties
+from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
 from rmqctl.formats.tiered.units import NEVER
-from rmqctl.tiered.recover.facts import HealedQueue, SegmentFacts
+from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.index.index_file import EMPTY, IndexFile
+from rmqctl.tiered.recover.queue import RecoveredQueue, RecoveredSegment
+
+_SAMPLES = 64
+"""Items of an id that are looked at."""
+_ENOUGH = 8
+"""Items that agree, after which no more are asked."""
+_IDS = 1 << 16
+"""Ids that are told apart; a damaged file may claim any number of them."""
 
 
 @dataclass(slots=True)
@@ -30,21 +46,21 @@ class Changes:
 
 
 def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
-               votes: Mapping[str, int], now: int) -> tuple[Metadata, Changes]:
+               index_ids: Mapping[str, int], now: int) -> tuple[Metadata, Changes]:
     """A copy of ``old`` in which every topic has an entry: its own, that of ``spare`` (a backup),
-    with the id index items voted for, or with the next one.
+    with the id that index items have of it (``index_ids``), or with the next one.
     """
     found, changes = old.copy(), Changes()
     found.old, found.faults = False, []
     used = {one.topic_id for one in found.topics.values()}
-    top = max([found.serial, *used, *votes.values(),
+    top = max([found.serial, *used, *index_ids.values(),
                *((one.topic_id for one in spare.topics.values()) if spare else ())])
     for topic in topics:
         if topic in found.topics:
             continue
         entry = spare.topics.get(topic) if spare is not None else None
         if entry is None or entry.topic_id in used:
-            number = votes.get(topic)
+            number = index_ids.get(topic)
             if number is None or number in used:
                 top += 1
                 number = top
@@ -58,10 +74,11 @@ def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
     return found, changes
 
 
-def settle(found: Metadata, spare: Metadata | None, broker: str, queues: Sequence[HealedQueue],
-           indexes: Sequence[SegmentFacts], changes: Changes, now: int) -> None:
+def enter_recovered(found: Metadata, spare: Metadata | None, broker: str,
+                    queues: Sequence[RecoveredQueue], indexes: Sequence[RecoveredSegment],
+                    changes: Changes, now: int) -> None:
     """Brings the entries of a broker's queues and segments to what the files are."""
-    tables: dict[str, dict[str, list[SegmentFacts]]] = {kind: {} for kind in names.KINDS}
+    tables: dict[str, dict[str, list[RecoveredSegment]]] = {kind: {} for kind in names.KINDS}
     moved: set[str] = set()
     for queue in queues:
         path = queue.name.path
@@ -81,7 +98,7 @@ def settle(found: Metadata, spare: Metadata | None, broker: str, queues: Sequenc
 
 
 def _segments(found: Metadata, spare: Metadata | None, number: int,
-              there: Mapping[str, Sequence[SegmentFacts]], moved: set[str], changes: Changes,
+              there: Mapping[str, Sequence[RecoveredSegment]], moved: set[str], changes: Changes,
               now: int, prefix: str) -> None:
     kind = names.KINDS[number]
     table = found.segments[kind]
@@ -95,8 +112,8 @@ def _segments(found: Metadata, spare: Metadata | None, number: int,
         changes.add("segments without a file go", len(gone))
         if not table[path]:
             del table[path]
-    for path, facts in there.items():
-        for one in facts:
+    for path, segments in there.items():
+        for one in segments:
             old = table.get(path, {}).get(one.base)
             known = old or (spare.segments[kind].get(path, {}).get(one.base) if spare else None)
             entry = _entry(path, number, one, known, now, moved=path in moved)
@@ -111,7 +128,7 @@ def _segments(found: Metadata, spare: Metadata | None, number: int,
             table.setdefault(path, {})[one.base] = entry
 
 
-def _entry(path: str, number: int, one: SegmentFacts, old: SegmentEntry | None, now: int, *,
+def _entry(path: str, number: int, one: RecoveredSegment, old: SegmentEntry | None, now: int, *,
            moved: bool) -> SegmentEntry:
     """``moved``: there are messages of which a broker takes other bytes for the store time."""
     if old is None:
@@ -130,3 +147,92 @@ def _entry(path: str, number: int, one: SegmentFacts, old: SegmentEntry | None, 
         begin = min(begin, old.begin_timestamp)
         end = old.end_timestamp if end == NEVER else max(end, old.end_timestamp)
     return replace(old, size=one.size, begin_timestamp=begin, end_timestamp=end)
+
+
+# -- topic ids from the index ---------------------------------------------------------------------
+
+def count_topic_ids(files: Iterable[IndexFile],
+                    queues: Iterable[FlatQueue]) -> dict[str, dict[int, int]]:
+    """{topic: {id: items of it whose message has such a key}}. What cannot be read does not
+    count.
+    """
+    samples: dict[int, list[tuple[int, int, int, int]]] = {}
+    for file in files:
+        _sample(file, samples)
+    by_number: dict[int, list[FlatQueue]] = {}
+    for queue in queues:
+        by_number.setdefault(queue.name.queue_id, []).append(queue)
+    found: dict[str, dict[int, int]] = {}
+    for topic_id, items in samples.items():
+        for topic, count in _count(items, by_number).items():
+            found.setdefault(topic, {})[topic_id] = count
+    return found
+
+
+def most_likely_ids(counts: dict[str, dict[int, int]]) -> dict[str, int]:
+    """{topic: id}, no id for two, from what `count_topic_ids` gives."""
+    chosen: dict[str, int] = {}
+    used: set[int] = set()
+    ranked = sorted(((count, topic_id, topic) for topic, ids in counts.items()
+                     for topic_id, count in ids.items()), reverse=True)
+    for _, topic_id, topic in ranked:
+        if topic not in chosen and topic_id not in used:
+            chosen[topic] = topic_id
+            used.add(topic_id)
+    return chosen
+
+
+def _sample(file: IndexFile, samples: dict[int, list[tuple[int, int, int, int]]]) -> None:
+    if file.form == EMPTY:
+        return
+    try:
+        for _, items in file.blocks():
+            ids = items["topic_id"]
+            for topic_id in np.unique(ids).tolist():
+                known = samples.get(topic_id)
+                if known is None:
+                    if len(samples) >= _IDS or topic_id < 0:
+                        continue
+                    known = samples[topic_id] = []
+                if len(known) >= _SAMPLES:
+                    continue
+                at = np.flatnonzero(ids == topic_id)
+                step = max(1, len(at) // (_SAMPLES - len(known)))
+                for one in items[at[::step]][:_SAMPLES - len(known)].tolist():
+                    known.append((one[0], one[2], one[3], one[4]))
+    except (FormatError, StoreIOError):
+        return
+
+
+def _count(items: Iterable[tuple[int, int, int, int]],
+           queues: dict[int, list[FlatQueue]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for key_hash, queue_id, offset, size in items:
+        for queue in queues.get(queue_id, ()):
+            if _has_key(queue, key_hash, offset, size):
+                found[queue.name.topic] += 1
+        if found and found.most_common(1)[0][1] >= _ENOUGH:
+            break
+    return found
+
+
+def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
+    log = queue.commit_log
+    if not (log.start <= offset and message.MIN_SIZE <= size <= log.end - offset):
+        return False
+    try:
+        record = message.decode(log.read(offset, size))
+    except (FormatError, StoreIOError):
+        return False
+    if record.total_size != size or record.topic.decode("utf-8", "replace") != queue.name.topic:
+        return False
+    return any(key_hash in fmt.both_hashes(queue.name.topic, key) for key in keys_of(record))
+
+
+def keys_of(record: message.Record) -> Iterator[str]:
+    """The keys that index items may stand for."""
+    found = properties.parse(record.properties.decode("utf-8", "replace"))
+    unique = found.get(properties.UNIQUE_KEY)
+    if unique:
+        yield unique
+    yield from dict.fromkeys(found.get(properties.KEYS, "").split(" "))

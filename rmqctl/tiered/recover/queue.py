@@ -1,95 +1,170 @@
-"""One queue of a tier made whole: its commit log where messages say another place than theirs, its
+"""One queue of a tier recovered: its commit log where messages say another place than theirs, its
 consume queue from the messages (tiered.md §4, §8.3, §8.4, §17.6).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import IO
 
 import numpy as np
 
 from rmqctl.actions import Action
+from rmqctl.checks.verify.common import plural
 from rmqctl.files.durable import failed, make_folders
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import Create, FileContent, Lost, MoveAside, Patch, Replace, Step
 from rmqctl.scan.overlay import Piece
 from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue
-from rmqctl.tiered.recover.closing import close_up, put_right
-from rmqctl.tiered.recover.facts import HealedQueue, SegmentFacts
-from rmqctl.tiered.recover.layout import Place, at_their_places, lay_out, split_names
-from rmqctl.tiered.recover.messages import remarks
-from rmqctl.tiered.recover.scratch import copy_ranges, forget
-from rmqctl.tiered.recover.shifted import PLACE
-from rmqctl.tiered.recover.survey import Survey, survey
-from rmqctl.tiered.recover.units import Expected, Units
+from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.recover.survey import (
+    PHYSICAL_OFFSET,
+    Shifted,
+    Survey,
+    close_up,
+    copy_ranges,
+    correct_offsets,
+    survey,
+)
+from rmqctl.tiered.recover.units import (
+    Expected,
+    Run,
+    UnitFile,
+    Units,
+    at_their_places,
+    split_names,
+    unit_files,
+    wrong_names,
+)
+
+_MOST_RUNS = 8
 
 
-def heal(queue: FlatQueue, folder: str, known: Iterable[int], most: int, *,
-         drop_orphans: bool, units: bool = True) -> HealedQueue:
+@dataclass(frozen=True, slots=True)
+class RecoveredSegment:
+    """A segment as it will be. ``begin`` and ``end``: store times of its messages, `NEVER` for
+    none; ``known`` False where they are not to be had (expired messages). ``quirk``: what a
+    broker takes for them, where that is something else.
+    """
+
+    base: int
+    size: int
+    begin: int
+    end: int
+    mtime_ms: int | None
+    quirk: tuple[int, int] | None = None
+    known: bool = True
+
+
+@dataclass(slots=True)
+class RecoveredQueue:
+    """What is to be done for a queue, and what it will be. ``first`` and ``last`` bound its queue
+    offsets; ``refs`` is the file with the log offset (int64) of every unit; ``shifted`` messages
+    will say where they are; ``view`` is the queue as its commit log will be, where files change.
+    """
+
+    name: QueueName
+    commit_log: list[RecoveredSegment] = field(default_factory=list)
+    consume_queue: list[RecoveredSegment] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    lost_total: int = 0
+    shifted: list[Shifted] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+    refs: str = ""
+    view: FlatQueue | None = None
+
+
+def recover_queue(queue: FlatQueue, folder: str, known: Iterable[int], most: int, *,
+                  drop_orphans: bool, changes: bool = True) -> RecoveredQueue:
     """Plans for one queue. ``folder`` (of the scratch) is for the new files; ``known`` are bases of
-    consume queue files that metadata has, ``most`` the units in a file. Without ``units`` it is
+    consume queue files that metadata has, ``most`` the units in a file. Without ``changes`` it is
     only looked at. StoreIOError.
     """
-    return _Healing(queue, folder, drop_orphans=drop_orphans, changes=units).run(known, most)
+    return QueueRecovery(queue, folder, drop_orphans=drop_orphans, changes=changes).run(known, most)
 
 
-class _Healing:
+class QueueRecovery:
+    """See `recover_queue`."""
+
     def __init__(self, queue: FlatQueue, folder: str, *, drop_orphans: bool,
                  changes: bool) -> None:
         self._queue, self._folder = queue, folder
         self._drop, self._changes = drop_orphans, changes
-        self._out = HealedQueue(queue.name, refs=os.path.join(folder, "refs"))
+        self._out = RecoveredQueue(queue.name, refs=os.path.join(folder, "refs"))
         make_folders(folder, durable=False)
 
-    def run(self, known: Iterable[int], most: int) -> HealedQueue:
+    def run(self, known: Iterable[int], most: int) -> RecoveredQueue:
+        """Plans, in the order in which the steps are carried out. StoreIOError."""
         out, queue = self._out, self._queue
-        log, renamed, wrong = split_names(queue.commit_log)
-        rows, odd_rows, strange = split_names(queue.consume_queue, UNIT_SIZE)
-        self._aside(wrong, "another file has its place")
-        self._aside(strange, "no consume queue file begins there")
-        found = survey(queue, log, os.path.join(self._folder, "rows"))
-        if self._changes and found.misplaced:
-            log, moved = at_their_places(log, found.misplaced)
-            if moved:
-                found = survey(queue, log, os.path.join(self._folder, "rows"))
-                renamed = [one for one in log.segments if not one.name_ok]
-                self._out.view = FlatQueue(queue.name, log, rows)
-        if self._changes and (strays := found.strays()):
-            self._aside(strays, "no message of its own is in it, and an earlier segment reaches "
-                                "over its beginning")
-            log, renamed, _ = split_names(replace(log, segments=[
-                one for one in log.segments if one not in strays]))
-            found = survey(queue, log, os.path.join(self._folder, "rows"))
-        self._rename(renamed + odd_rows)
-        if self._changes and found.shifted:
-            found = self._close_up(found)
-            log = found.log
-            self._unshift(found)
-        units = Units(log, rows, Expected(found.rows))
+        # Names: one file for each base, the others are moved aside.
+        log, wrong = split_names(queue.commit_log)
+        rows, strange = split_names(queue.consume_queue, UNIT_SIZE)
+        self._move_aside(wrong, "another file has its place")
+        self._move_aside(strange, "no consume queue file begins there")
+        # The commit log: what lies in it, in files that begin where their messages say.
+        surveyed = self._survey_placed(log, rows)
+        self._rename([*wrong_names(surveyed.log), *wrong_names(rows)])
+        # Messages that lie at another place than they say.
+        if self._changes and surveyed.shifted:
+            surveyed = self._close_up(surveyed)
+            self._correct_offsets(surveyed)
+        log = surveyed.log
+        # Units: which queue offsets have one, or get one from their message.
+        units = Units(log, rows, Expected(surveyed.rows))
         if self._changes:
             units.fill(before=not self._drop, behind=not self._drop)
-        places = lay_out(units.runs, rows.segments, map(units.kept, rows.segments), known, most)
+        # The files of the consume queue.
+        files = unit_files(units.runs, rows.segments, map(units.kept, rows.segments), known, most)
         if not self._changes:
-            places = [one for one in places if one.segment is not None]
-        end = self._write(units, places)
-        self._empty(units, places)
-        self._log_facts(found, log, end)
-        out.notes.extend(remarks(queue, found, units, end if self._drop else None,
-                                 changes=self._changes))
+            files = [file for file in files if file.segment is not None]
+        end = self._write_units(units, files)
+        self._plan_empty_files(units, files)
+        # What the log is then, without what no unit leads to where that is dropped.
+        self._plan_log_segments(surveyed, end)
+        # What cannot be recovered.
+        out.notes.extend(_notes(queue, surveyed, units, end if self._drop else None,
+                                changes=self._changes))
         if self._changes:
-            out.shifted = found.shifted
+            out.shifted = surveyed.shifted
             out.lost_total = units.cut
-            out.lost = [Lost(queue.name.topic, queue.name.queue_id, at, one.commit_log_offset,
-                             one.size, by="consumequeue") for at, one in units.lost]
+            out.lost = [Lost(queue.name.topic, queue.name.queue_id, queue_offset,
+                             unit.commit_log_offset, unit.size, by="consumequeue")
+                        for queue_offset, unit in units.lost]
         out.first = units.runs[0].start if units.runs else 0
         out.last = units.runs[-1].end if units.runs else 0
-        if log.segments and len(found.rows):
-            out.first = max(out.first, int(found.rows["queue_offset"][0]))
+        if log.segments and len(surveyed.rows):
+            out.first = max(out.first, int(surveyed.rows["queue_offset"][0]))
         return out
+
+    def _survey_placed(self, log: FlatFile, rows: FlatFile) -> Survey:
+        """The survey of the log, again after each change of which files are in it: segments move to
+        where all of their messages say they begin, and those go that hold nothing and lie in the
+        way of another.
+        """
+        path = os.path.join(self._folder, "rows")
+        surveyed = survey(self._queue, log, path)
+        if not self._changes:
+            return surveyed
+        if surveyed.misplaced:
+            log, moved = at_their_places(log, surveyed.misplaced)
+            if moved:
+                surveyed = survey(self._queue, log, path)
+                self._out.view = FlatQueue(self._queue.name, log, rows)
+        if in_the_way := surveyed.in_the_way():
+            self._move_aside(in_the_way, "no message of its own is in it, and an earlier segment "
+                                         "reaches over its beginning")
+            log, _ = split_names(replace(log, segments=[
+                segment for segment in log.segments if segment not in in_the_way]))
+            surveyed = survey(self._queue, log, path)
+        return surveyed
 
     # -- names ------------------------------------------------------------------------------------
 
@@ -102,76 +177,83 @@ class _Healing:
         self._out.steps.append(step)
         self._out.actions.append(Action(verb, step.target, before, after, why))
 
-    def _rename(self, found: Sequence[Segment]) -> None:
-        for one in found if self._changes else ():
-            folder, kind = one.path.rpartition("/")[0], one.path.split("/")[-2]
-            target = self._target(kind, one.base)
+    def _rename(self, segments: Sequence[Segment]) -> None:
+        """Consume queue files are made anew, commit log files copied under their right name."""
+        for segment in segments if self._changes else ():
+            kind = segment.path.split("/")[-2]
+            target = self._target(kind, segment.base)
             if kind == names.COMMIT_LOG:
-                full = os.path.abspath(self._queue.commit_log.reader.where(one.path))
+                full = os.path.abspath(self._queue.commit_log.reader.where(segment.path))
                 self._act(Create(target, FileContent(full, movable=False),
-                                 one.mtime_ms * 1_000_000),
-                          "rename", one.name, os.path.basename(target),
+                                 segment.mtime_ms * 1_000_000),
+                          "rename", segment.name, os.path.basename(target),
                           "its name is wrong: a broker would not find it")
-            self._act(MoveAside(f"{folder}/{one.name}"), "move aside", one.size, None,
-                      "its name is wrong")
+            self._move_aside([segment], "its name is wrong")
 
-    def _aside(self, found: Iterable[Segment], why: str) -> None:
-        for one in found if self._changes else ():
-            self._act(MoveAside(one.path), "move aside", one.size, None, why)
+    def _move_aside(self, segments: Iterable[Segment], why: str) -> None:
+        for segment in segments if self._changes else ():
+            self._act(MoveAside(segment.path), "move aside", segment.size, None, why)
 
     # -- the commit log ---------------------------------------------------------------------------
 
-    def _close_up(self, found: Survey) -> Survey:
-        """The survey of the log without parts of blocks that are there twice, where that heals."""
-        log, files = close_up(found, self._folder)
+    def _close_up(self, surveyed: Survey) -> Survey:
+        """The survey of the log without parts of blocks that are there twice, where less is
+        damaged then.
+        """
+        log, files = close_up(surveyed, self._folder)
         if not files:
-            return found
+            return surveyed
         queue = FlatQueue(self._queue.name, log, self._queue.consume_queue)
-        again = survey(queue, log, os.path.join(self._folder, "rows-again"))
-        forget(os.path.join(self._folder, "rows-again"))
-        if sum(one.damaged for one in again.segments) >= sum(
-                one.damaged for one in found.segments):
-            return found
-        put_right(again, files)
-        for one in found.log.segments:
-            if one.path in files:
-                target = self._target(names.COMMIT_LOG, one.base)
-                self._act(Replace(target, FileContent(files[one.path]), one.mtime_ms * 1_000_000),
-                          "close up", one.size, one.usable, "a part of a block is there twice: "
-                          "without it everything is where units lead")
+        path = os.path.join(self._folder, "rows-again")
+        again = survey(queue, log, path)
+        remove_file(path)
+        if again.damaged >= surveyed.damaged:
+            return surveyed
+        correct_offsets(again, files)
+        for segment in surveyed.log.segments:
+            if segment.path in files:
+                target = self._target(names.COMMIT_LOG, segment.base)
+                self._act(Replace(target, FileContent(files[segment.path]),
+                                  segment.mtime_ms * 1_000_000),
+                          "close up", segment.size, segment.usable, "a part of a block is there "
+                          "twice: without it everything is where units lead")
         self._out.view = queue
         return again
 
-    def _unshift(self, found: Survey) -> None:
+    def _correct_offsets(self, surveyed: Survey) -> None:
+        """Patches the messages that lie at another place than they say."""
         by_segment: dict[str, list[Piece]] = {}
-        for one in found.shifted:
-            segment = found.log.segment_of(one.position)
+        for shifted in surveyed.shifted:
+            segment = surveyed.log.segment_of(shifted.position)
             if segment is None or not segment.name_ok:
                 continue  # a file is moved or changed, not both
             by_segment.setdefault(segment.path, []).append(Piece.of(
-                one.position - segment.base + PLACE.offset,
-                one.position.to_bytes(PLACE.size, "big")))
+                shifted.position - segment.base + PHYSICAL_OFFSET.offset,
+                shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big")))
         for path, pieces in by_segment.items():
             self._act(Patch(path, tuple(pieces)), "put places right", len(pieces), None,
                       "a block was written again behind a part of itself: these messages say "
                       "another place than theirs")
 
-    def _log_facts(self, found: Survey, log: FlatFile, end: int) -> None:
-        """``end``: behind the last byte that a unit leads to."""
-        cut = self._orphans(found, log, end)
-        for one in found.segments:
-            segment, size = one.segment, one.segment.usable
-            if segment is log.segments[-1]:
-                size = min(size, cut - segment.base) if cut is not None else size
-            begin, last = (one.begin, one.end) if size else (NEVER, NEVER)
+    def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
+        """What the log's segments will be; ``end``: behind the last byte that a unit leads to."""
+        log = surveyed.log
+        cut = self._cut_orphans(log, end)
+        for found in surveyed.segments:
+            segment, size = found.segment, found.segment.usable
+            if segment is log.segments[-1] and cut is not None:
+                size = min(size, cut - segment.base)
+            begin, last = (found.begin, found.end) if size else (NEVER, NEVER)
             if 0 < size < segment.usable:
-                begin, last = found.times(segment.base, segment.base + size)
-            self._out.commit_log.append(SegmentFacts(
-                segment.base, size, begin, last, segment.mtime_ms, one.quirk,
-                known=not one.damaged and bool(one.messages or not size)))
+                begin, last = surveyed.times(segment.base, segment.base + size)
+            self._out.commit_log.append(RecoveredSegment(
+                segment.base, size, begin, last, segment.mtime_ms, found.quirk,
+                known=not found.damaged and bool(found.messages or not size)))
 
-    def _orphans(self, found: Survey, log: FlatFile, end: int) -> int | None:
-        """The end of the log without what nothing leads to, where that is to be cut off."""
+    def _cut_orphans(self, log: FlatFile, end: int) -> int | None:
+        """Plans to cut off the end of the log that no unit leads to, where that is asked for; the
+        tiered offset at which it is cut.
+        """
         if not log.segments or end >= log.end:
             return None
         last, out = log.segments[-1], self._out
@@ -193,85 +275,134 @@ class _Healing:
 
     # -- the consume queue ------------------------------------------------------------------------
 
-    def _write(self, units: Units, places: Sequence[Place]) -> int:
-        """Steps for the files that change; the end of what their units lead to."""
+    def _write_units(self, units: Units, files: Sequence[UnitFile]) -> int:
+        """Plans the files that change; the end (tiered offset) of what their units lead to."""
         reach = 0
         try:
             with open(self._out.refs, "wb") as refs:
-                for place in places:
-                    reach = max(reach, self._file(units, place, refs))
+                for file in files:
+                    reach = max(reach, self._write_file(units, file, refs))
         except OSError as error:
             raise failed(error, self._out.refs, "write to") from None
         return reach
 
-    def _file(self, units: Units, place: Place, refs: object) -> int:
+    def _write_file(self, units: Units, place: UnitFile, refs: IO[bytes]) -> int:
         path = os.path.join(self._folder, f"units-{place.base}")
+        segment, queue_offset = place.segment, place.start
         reach, changed, begin, end, known = 0, False, NEVER, NEVER, True
-        start, wrong = place.start, 0
-        before = (units.counts.wrong, units.counts.made)
+        wrong, made = units.counts.wrong, units.counts.made
+        # The units, a block at a time; where they lead goes to ``refs``.
         with open(path, "wb") as file:
             for block, differs in units.blocks(place.start, place.end):
                 changed |= differs
                 file.write(block.tobytes())
                 offsets = block["commit_log_offset"].astype(np.int64)
-                refs.write(offsets.tobytes())  # type: ignore[attr-defined]
+                refs.write(offsets.tobytes())
                 ends = offsets + block["size"].astype(np.int64)
                 inside = (offsets >= 0) & (ends <= units.log.end)
                 if inside.any():
                     reach = max(reach, int(ends[inside].max()))
-                low, high, whole = units.times(start, block)
-                known &= whole
+                low, high, all_known = units.times(queue_offset, block)
+                known &= all_known
                 if low != NEVER:
                     begin = min(begin, low)
                     end = high if end == NEVER else max(end, high)
-                start += len(block)
+                queue_offset += len(block)
+        wrong, made = units.counts.wrong - wrong, units.counts.made - made
         size = (place.end - place.start) * UNIT_SIZE
-        segment = place.segment
-        wrong = units.counts.wrong - before[0]
-        made = units.counts.made - before[1]
         if not self._changes:
             size = segment.usable - segment.usable % UNIT_SIZE if segment else size
-        self._out.consume_queue.append(SegmentFacts(
-            place.base, size, begin, end, segment.mtime_ms if segment else None,
-            known=known))
+        self._out.consume_queue.append(RecoveredSegment(
+            place.base, size, begin, end, segment.mtime_ms if segment else None, known=known))
+        # What there is to do, and why.
         if not self._changes or (segment is not None and segment.name_ok and not changed
                                  and segment.size == size):
-            forget(path)
+            remove_file(path)
             return reach
         target = self._target(names.CONSUME_QUEUE, place.base)
         if segment is None or not segment.name_ok:
             self._act(Create(target, FileContent(path)), "rebuild", None, size, (
                 f"is missing; units made from messages of the commit log: {made}"
                 if segment is None else "with the right name"))
-        else:
-            why = []
-            if segment.size % UNIT_SIZE:
-                why.append("it ends within a unit")
-            if wrong:
-                why.append(f"units that lead to no message of theirs: {wrong}")
-            if made:
-                why.append(f"messages without a unit: {made}")
-            if segment.size - segment.size % UNIT_SIZE > size:
-                why.append("units at the end lead behind the commit log" if units.cut else
-                           "it is longer than up to the next one")
-            self._act(Replace(target, FileContent(path)), "rebuild" if wrong or made else "cut",
-                      segment.size, size, "; ".join(why) or "its units are not those there are")
+            return reach
+        why = []
+        if segment.size % UNIT_SIZE:
+            why.append("it ends within a unit")
+        if wrong:
+            why.append(f"units that lead to no message of theirs: {wrong}")
+        if made:
+            why.append(f"messages without a unit: {made}")
+        if segment.size - segment.size % UNIT_SIZE > size:
+            why.append("units at the end lead behind the commit log" if units.cut else
+                       "it is longer than up to the next one")
+        self._act(Replace(target, FileContent(path)), "rebuild" if wrong or made else "cut",
+                  segment.size, size, "; ".join(why) or "its units are not those there are")
         return reach
 
-    def _empty(self, units: Units, places: Sequence[Place]) -> None:
+    def _plan_empty_files(self, units: Units, files: Sequence[UnitFile]) -> None:
         """Files of which no unit is left, and those that never had one."""
-        used = {one.base for one in places}
+        used = {file.base for file in files}
         last = max(used, default=0)
-        for one in units.queue.segments:
-            if one.base in used or (not one.name_ok and self._changes):
+        for segment in units.queue.segments:
+            if segment.base in used or (not segment.name_ok and self._changes):
                 continue  # what has a wrong name is moved aside already
-            if one.size and self._changes:
-                self._act(MoveAside(one.path), "move aside", one.size, None,
-                          "none of its units leads to a message")
-            elif one.base < last and self._changes:
-                self._act(MoveAside(one.path), "move aside", 0, None,
-                          "it is empty, and files behind it are not: a broker would meet a gap")
-            elif one.name_ok:
-                self._out.consume_queue.append(SegmentFacts(
-                    one.base, one.usable - one.usable % UNIT_SIZE, NEVER, NEVER, one.mtime_ms))
+            if segment.size and self._changes:
+                self._move_aside([segment], "none of its units leads to a message")
+            elif segment.base < last and self._changes:
+                self._move_aside([segment], "it is empty, and files behind it are not: a broker "
+                                            "would meet a gap")
+            elif segment.name_ok:
+                self._out.consume_queue.append(RecoveredSegment(
+                    segment.base, segment.usable - segment.usable % UNIT_SIZE, NEVER, NEVER,
+                    segment.mtime_ms))
         self._out.consume_queue.sort(key=lambda one: one.base)
+
+
+def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None, *,
+           changes: bool) -> Iterator[str]:
+    """What of a queue cannot be recovered, or is left as it is. ``dropped``: what lies behind that
+    tiered offset is no loss.
+    """
+    where = f"{queue.name.topic}/{queue.name.queue_id}"
+    for segment, base in surveyed.misplaced:
+        yield (f"{surveyed.log.reader.where(segment.path)}: its messages say that it begins at "
+               f"{base}, where there is no room for it")
+    if surveyed.damaged:
+        yield (f"{where}: {surveyed.damaged} bytes of the commit log are no message; they stay "
+               f"(from {surveyed.spans[0].offset} on)")
+    beyond = sum(one.beyond for one in surveyed.segments)
+    if beyond:
+        yield (f"{where}: {plural(beyond, 'message')} beyond the start of the next segment, where "
+               "nothing can lead to them")
+    if surveyed.foreign:
+        yield f"{where}: {plural(surveyed.foreign, 'message')} of other queues in its commit log"
+    if surveyed.bad_crc:
+        yield (f"{where}: {plural(surveyed.bad_crc, 'message')} with a body that does not match "
+               "its CRC")
+    if units.counts.unknown:
+        yield (f"{where}: {plural(units.counts.unknown, 'unit')} to what is no whole message any "
+               "more; they stay")
+    for one, other in surveyed.log.gaps():
+        yield (f"{where}: the commit log has nothing from {one.end} to {other.base}; the messages "
+               "that were there are lost")
+    missing = units.missing() if changes and dropped is None else []
+    for run in missing[:_MOST_RUNS]:
+        yield (f"{where}: queue offsets {_range(run)} are in the commit log and get no units, "
+               "because a hole lies between them and the rest")
+    if len(missing) > _MOST_RUNS:
+        yield f"{where}: and {len(missing) - _MOST_RUNS} more such runs"
+    for left, right in pairwise(units.runs):
+        yield (f"{where}: of queue offsets {_range(Run(left.end, right.start))} neither units nor "
+               "messages are left; the hole stays")
+
+
+def _range(run: Run) -> str:
+    return str(run.start) if run.end - run.start == 1 else f"{run.start} to {run.end - 1}"
+
+
+def remove_file(path: str) -> None:
+    """Takes a file of the scratch away that no step needs. StoreIOError."""
+    try:
+        os.unlink(path)
+    except OSError as error:
+        raise failed(error, path, "remove") from None

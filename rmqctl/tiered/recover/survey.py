@@ -1,31 +1,37 @@
 """What lies in the commit log of one queue: every message that proves itself, as rows on disk.
 
 Rows are in the order of the log, in a file of the scratch folder, so a queue of millions of
-messages costs little memory (tiered.md §17.6).
+messages costs little memory (tiered.md §17.6). Messages that lie at another place than they say are
+found, too: a block that was written again behind a part of itself (§8.4).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
-from rmqctl.errors import RmqctlError
+from rmqctl.errors import FormatError, RmqctlError
 from rmqctl.files.durable import failed
+from rmqctl.formats import layout
+from rmqctl.formats.local import message, properties
+from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.sysflag import BORN_HOST_V6
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, gather_int
-from rmqctl.scan.source import Source
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.source import FileSource, Source
 from rmqctl.scan.walk import Walk
-from rmqctl.tiered.files.reader import close_source
+from rmqctl.tiered.files.reader import Entry, Reader, close_source
 from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue
-from rmqctl.tiered.recover.shifted import Shifted, find_shifted
+from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 
 ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("tags_code", "i8"),
                 ("store_time", "i8")])
@@ -34,10 +40,16 @@ ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("ta
 _QUIRK_AT = 56
 """Where a broker looks for the store time, also where an IPv6 born host moves it (§3)."""
 _MOST_SPANS = 1000
+PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
+"""The field that a shifted message has wrong."""
+_MAGICS = re.compile(b"|".join(re.escape(struct.pack(">I", one)) for one in message.VERSIONS))
+_MAGIC_AT = layout.field(message.Message, "magic").offset
+_HEAD = layout.reader(message.Message, "total_size", "magic")
+_WINDOW = 4 << 20
 
 
 @dataclass(slots=True)
-class LogFacts:
+class SegmentSurvey:
     """A commit log segment. ``begin`` and ``end`` bound its messages' store times (`NEVER`: none),
     ``quirk`` what a broker takes for them where that is something else. ``damaged`` bytes are
     neither message nor coda; ``beyond``: messages that begin before the next segment's base and
@@ -63,7 +75,7 @@ class Survey:
 
     log: FlatFile
     rows: Array
-    segments: list[LogFacts] = field(default_factory=list)
+    segments: list[SegmentSurvey] = field(default_factory=list)
     shifted: list[Shifted] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     foreign: int = 0
@@ -71,7 +83,12 @@ class Survey:
     misplaced: list[tuple[Segment, int]] = field(default_factory=list)
     """Segments all of whose messages say that it begins elsewhere, and where."""
 
-    def strays(self) -> list[Segment]:
+    @property
+    def damaged(self) -> int:
+        """Bytes that are neither message nor coda."""
+        return sum(one.damaged for one in self.segments)
+
+    def in_the_way(self) -> list[Segment]:
         """Segments without a message that begin before the file in front of them ends."""
         return [two.segment for one, two in pairwise(self.segments)
                 if one.segment.size > one.segment.usable and two.segment.usable
@@ -91,10 +108,10 @@ def survey(queue: FlatQueue, log: FlatFile, path: str) -> Survey:
         with open(path, "wb", buffering=1 << 20) as file:
             reading = _Reading(queue, found)
             for segment in log.segments:
-                facts = LogFacts(segment)
-                found.segments.append(facts)
+                about = SegmentSurvey(segment)
+                found.segments.append(about)
                 if segment.usable:
-                    file.writelines(rows.tobytes() for rows in reading.segment(facts))
+                    file.writelines(rows.tobytes() for rows in reading.segment(about))
         size = os.path.getsize(path)
         found.rows = np.memmap(path, ROW, "r") if size else np.zeros(0, ROW)
     except RmqctlError:
@@ -114,22 +131,22 @@ class _Reading:
         self._last = -1
         """The queue offset of the last row."""
 
-    def segment(self, facts: LogFacts) -> Iterator[Array]:
-        """The rows of a segment, in parts; fills ``facts``."""
-        source = self._reader.source(facts.segment.path, facts.segment.base)
+    def segment(self, about: SegmentSurvey) -> Iterator[Array]:
+        """The rows of a segment, in parts; fills ``about``."""
+        source = self._reader.source(about.segment.path, about.segment.base)
         try:
-            yield from self._walk(source, facts)
+            yield from self._walk(source, about)
         finally:
             close_source(source)
 
-    def _walk(self, source: Source, facts: LogFacts) -> Iterator[Array]:
+    def _walk(self, source: Source, about: SegmentSurvey) -> Iterator[Array]:
         waiting: Span | None = None
-        for batch in Walk(source, 0, facts.segment.usable):
+        for batch in Walk(source, 0, about.segment.usable):
             if len(batch):
                 if waiting is not None:
-                    yield from self._damaged(source, facts, waiting)
+                    yield from self._damaged(source, about, waiting)
                     waiting = None
-                yield self._rows(batch, facts)
+                yield self._rows(batch, about)
             for span in batch.spans:
                 if waiting is None:
                     waiting = span
@@ -137,13 +154,13 @@ class _Reading:
                     waiting = replace(waiting, kind=_joined(waiting, span),
                                       length=span.end - waiting.offset)
         if waiting is not None:
-            yield from self._damaged(source, facts, waiting)
+            yield from self._damaged(source, about, waiting)
 
-    def _rows(self, batch: Batch, facts: LogFacts) -> Array:
+    def _rows(self, batch: Batch, about: SegmentSurvey) -> Array:
         found = self._found
         end = batch.offset + batch.column("total_size")
-        good = end <= facts.segment.end
-        facts.beyond += int(len(batch) - good.sum())
+        good = end <= about.segment.end
+        about.beyond += int(len(batch) - good.sum())
         topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
                                            batch.column("topic_length"))
         mine = (topic == self._topic) & (batch.column("queue_id") == self._name.queue_id)
@@ -166,38 +183,38 @@ class _Reading:
         rows = rows[good]
         if len(rows):
             self._last = int(rows["queue_offset"][-1])
-            self._times(batch, good, rows, facts)
+            self._times(batch, good, rows, about)
         return rows
 
-    def _times(self, batch: Batch, good: Array, rows: Array, facts: LogFacts) -> None:
-        facts.messages += len(rows)
-        facts.begin, facts.end = _widened((facts.begin, facts.end), rows["store_time"])
+    def _times(self, batch: Batch, good: Array, rows: Array, about: SegmentSurvey) -> None:
+        about.messages += len(rows)
+        about.begin, about.end = _widened((about.begin, about.end), rows["store_time"])
         moved = batch.column("sys_flag")[good] & BORN_HOST_V6 != 0
-        if facts.quirk is None and not moved.any():
+        if about.quirk is None and not moved.any():
             return
         times = rows["store_time"].copy()
         times[moved] = gather_int(batch.data, batch.start[good][moved] + _QUIRK_AT, "i8")
         # What came before had none that were moved.
-        known = facts.quirk or (facts.begin, facts.end)
-        facts.quirk = _widened(known if facts.messages > len(rows) else (NEVER, NEVER), times)
+        known = about.quirk or (about.begin, about.end)
+        about.quirk = _widened(known if about.messages > len(rows) else (NEVER, NEVER), times)
 
-    def _damaged(self, source: Source, facts: LogFacts, span: Span) -> Iterator[Array]:
+    def _damaged(self, source: Source, about: SegmentSurvey, span: Span) -> Iterator[Array]:
         """Rows of messages that lie in a span at another place than they say."""
         found = self._found
-        start, length = span.offset, min(span.end, facts.segment.end) - span.offset
+        start, length = span.offset, min(span.end, about.segment.end) - span.offset
         if length <= 0:
             return
         if length == CODA_SIZE and is_coda(source.read(start - source.base, CODA_SIZE)):
-            facts.has_coda = True
+            about.has_coda = True
             return
         shifted = find_shifted(source, start - source.base, length, self._name, self._last)
         moved = {one.position - one.says for one in shifted}
-        if shifted and not facts.messages and len(moved) == 1 and not found.shifted and (
-                shifted[0].position == facts.segment.base == start):
-            found.misplaced.append((facts.segment, shifted[0].says))
+        if shifted and not about.messages and len(moved) == 1 and not found.shifted and (
+                shifted[0].position == about.segment.base == start):
+            found.misplaced.append((about.segment, shifted[0].says))
             shifted = []
         found.shifted += shifted
-        facts.damaged += length - sum(one.size for one in shifted)
+        about.damaged += length - sum(one.size for one in shifted)
         if len(found.spans) < _MOST_SPANS:
             found.spans.append(span)
         rows: Array = np.zeros(len(shifted), ROW)
@@ -206,8 +223,8 @@ class _Reading:
                             one.store_time)
         if len(rows):
             self._last = int(rows["queue_offset"][-1])
-            facts.messages += len(rows)
-            facts.begin, facts.end = _widened((facts.begin, facts.end), rows["store_time"])
+            about.messages += len(rows)
+            about.begin, about.end = _widened((about.begin, about.end), rows["store_time"])
             yield rows
 
 
@@ -218,3 +235,182 @@ def _joined(one: Span, other: Span) -> str:
 def _widened(known: tuple[int, int], times: Array) -> tuple[int, int]:
     low, high = int(times.min()), int(times.max())
     return (low, high) if known[0] == NEVER else (min(known[0], low), max(known[1], high))
+
+
+# -- messages at another place than they say ------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """A message: ``position`` is where it lies, ``says`` what its own field has (both logical
+    offsets).
+    """
+
+    position: int
+    says: int
+    size: int
+    queue_offset: int
+    tags_code: int
+    store_time: int
+
+
+def find_shifted(source: Source, start: int, length: int, name: QueueName,
+                 last: int) -> list[Shifted]:
+    """The messages of a queue in a damaged range (positions in ``source``), in their order.
+
+    They prove themselves by lengths, body CRC, topic and queue, and by their queue offsets: the
+    first continues after ``last`` or repeats what was there (or begins the file: then what was
+    before may be hidden by it), each further one continues.
+    """
+    found: list[Shifted] = []
+    done, end = start, start + length
+    for place in _magics(source, start, end):
+        if place < done:
+            continue
+        one = _at(source, place, end, name)
+        expected = found[-1].queue_offset + 1 if found else None
+        if one is None or (one.queue_offset > last + 1 and place if expected is None
+                           else one.queue_offset != expected):
+            continue
+        found.append(one)
+        done = place + one.size
+    return found
+
+
+def _magics(source: Source, at: int, end: int) -> Iterator[int]:
+    """Where things that look like the head of a message begin."""
+    overlap = _HEAD.size - 1
+    while at < end:
+        data = source.read(at, min(_WINDOW, end - at))
+        for hit in _MAGICS.finditer(data, _MAGIC_AT):
+            yield at + hit.start() - _MAGIC_AT
+        if len(data) < _WINDOW:
+            return
+        at += len(data) - overlap
+
+
+def _at(source: Source, at: int, end: int, name: QueueName) -> Shifted | None:
+    head = source.read(at, _HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    total: int = _HEAD.unpack(head)[0]
+    if not message.MIN_SIZE <= total <= min(MAX_RECORD, end - at):
+        return None
+    try:
+        record = message.decode(source.read(at, total))
+    except FormatError:
+        return None
+    if (not record.crc_ok or record.queue_id != name.queue_id or record.queue_offset < 0
+            or record.topic != name.topic.encode("utf-8", "surrogateescape")):
+        return None
+    tags = properties.parse(record.properties.decode("utf-8", "replace")).get(properties.TAGS)
+    return Shifted(source.base + at, record.physical_offset, total, record.queue_offset,
+                   tags_code(tags), record.store_timestamp)
+
+
+# -- a part of a block that is there twice --------------------------------------------------------
+
+class Overlaid:
+    """A reader with other files ({path: file of this machine}) in place of some. Does not close the
+    one below.
+    """
+
+    def __init__(self, below: Reader, files: dict[str, str]) -> None:
+        self.name, self._below, self._files = below.name, below, files
+
+    def where(self, path: str) -> str:
+        return self._below.where(path)
+
+    def list(self, folder: str) -> list[Entry]:
+        return self._below.list(folder)
+
+    def size(self, path: str) -> int | None:
+        return os.path.getsize(self._files[path]) if path in self._files else self._below.size(path)
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        if path not in self._files:
+            return self._below.read(path, position, length)
+        with FileSource(self._files[path]) as source:
+            return source.read(position, length)
+
+    def source(self, path: str, base: int = 0) -> Source:
+        if path in self._files:
+            return FileSource(self._files[path], base)
+        return self._below.source(path, base)
+
+    def close(self) -> None:
+        """Nothing: others still read from what is below."""
+
+
+def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
+    """Takes out of segments a part of a block which was written again behind it (tiered.md §8.4):
+    without it everything is where units, index items and the next segment take it to be.
+
+    (the log with what would be its files, {segment's path: new file in ``folder``}). Only
+    segments whose length is then exactly what the next one's base says. In the last segment nothing
+    follows, and what lies there may stay; in an earlier one the end of the file lies behind the
+    start of the next, where nothing can lead to it. StoreIOError.
+    """
+    log, files = found.log, {}
+    segments = []
+    for segment in log.segments:
+        twice = _written_twice(found, segment) if segment is not log.segments[-1] else None
+        if twice is None:
+            segments.append(segment)
+            continue
+        path = os.path.join(folder, f"closed-{segment.base}")
+        copy_ranges(log.reader, segment.path, [(0, twice[0]), (twice[1], segment.size)], path)
+        files[segment.path] = path
+        segments.append(replace(segment, size=segment.usable))
+    if not files:
+        return log, files
+    return FlatFile(Overlaid(log.reader, files), log.folder, log.kind, segments), files
+
+
+def _written_twice(found: Survey, segment: Segment) -> tuple[int, int] | None:
+    """``[start, end)`` of the part in the file that is there twice; None where there is none, or
+    without it the file would have another length than it should.
+    """
+    if not segment.name_ok:
+        return None
+    shifted = [one for one in found.shifted if segment.base <= one.position < segment.end]
+    if not shifted or {one.position - one.says for one in shifted} != {
+            segment.size - segment.usable}:
+        return None
+    start, end = shifted[0].says - segment.base, shifted[0].position - segment.base
+    return (start, end) if 0 <= start < end else None
+
+
+def correct_offsets(found: Survey, files: dict[str, str]) -> None:
+    """Makes the messages of new files say where they are: those written after the part that was
+    there twice. They are no longer ``shifted``. StoreIOError.
+    """
+    left = []
+    for shifted in found.shifted:
+        segment = found.log.segment_of(shifted.position)
+        path = files.get(segment.path) if segment is not None else None
+        if segment is None or path is None:
+            left.append(shifted)
+            continue
+        try:
+            with open(path, "r+b") as file:
+                file.seek(shifted.position - segment.base + PHYSICAL_OFFSET.offset)
+                file.write(shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big"))
+        except OSError as error:
+            raise failed(error, path, "write to") from None
+    found.shifted = left
+
+
+def copy_ranges(reader: Reader, path: str, ranges: Iterable[tuple[int, int]], to: str) -> None:
+    """Writes ``[start, end)`` of a file of a tier, one range behind the other, as a new file of the
+    scratch. StoreIOError.
+    """
+    try:
+        with open(to, "wb") as file:
+            for start, end in ranges:
+                position = start
+                while position < end and (
+                        part := reader.read(path, position, min(_WINDOW, end - position))):
+                    file.write(part)
+                    position += len(part)
+    except OSError as error:
+        raise failed(error, to, "write to") from None

@@ -3,25 +3,32 @@ should, units made from the messages where they do not (tiered.md §4, §17.6).
 
 Nothing is invented: a queue offset of which neither a unit nor a message is left stays a hole,
 and a hole is never bridged, because a broker that reads over one takes later messages for earlier
-ones.
+ones. It lies in the files there are, and new ones between and behind them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 
 import numpy as np
 
 from rmqctl.formats.local import message
+from rmqctl.formats.tiered.metadata import Metadata
+from rmqctl.formats.tiered.names import CONSUME_QUEUE
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.scan.frames import Array
+from rmqctl.tiered.files.settings import recall
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import BLOCK_UNITS
+from rmqctl.tiered.tier import Tier
 
 _DTYPE = UNIT.dtype()
 _MOST_LOST = 1000
+DEFAULT_MAX = 104_857_600
+"""A broker's ``tieredStoreConsumeQueueMaxSize`` in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +286,109 @@ class Units:
             if at < one.end:
                 found.append(Run(at, one.end))
         return [one for one in found if one.start < one.end]
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]:
+    """(the segments that a broker may find, one for each base, be it by another name; those that
+    cannot be). ``unit``: what bases have to be a multiple of.
+    """
+    good: dict[int, Segment] = {}
+    wrong = []
+    for segment in sorted(flat.segments, key=lambda one: (one.base, not one.name_ok, one.name)):
+        if segment.base % unit or segment.base in good:
+            wrong.append(segment)
+        else:
+            good[segment.base] = segment
+    return _without_overlaps(flat, list(good.values())), wrong
+
+
+def _without_overlaps(flat: FlatFile, segments: Sequence[Segment]) -> FlatFile:
+    """A flat file of these segments, in order of their bases: each counts up to the next one."""
+    return FlatFile(flat.reader, flat.folder, flat.kind, [
+        replace(segment, usable=segment.size if following is None else
+                min(segment.size, following.base - segment.base))
+        for segment, following in zip_longest(segments, segments[1:])])
+
+
+def wrong_names(flat: FlatFile) -> list[Segment]:
+    """The segments with a wrong hash in the name: a broker would not find them."""
+    return [segment for segment in flat.segments if not segment.name_ok]
+
+
+def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> tuple[
+        FlatFile, bool]:
+    """(the log with segments where their messages say they begin, whether any is moved): those for
+    which there is room between the others.
+    """
+    bases = {segment.path: base for segment, base in misplaced}
+    segments = sorted((replace(one, base=bases[one.path], name_ok=False) if one.path in bases
+                       else one for one in log.segments), key=lambda one: one.base)
+    for one, other in pairwise(segments):
+        if one.base + one.size > other.base and not bases.keys().isdisjoint(
+                (one.path, other.path)):
+            return log, False
+    return _without_overlaps(log, segments), True
+
+
+def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
+    """How many units a consume queue file takes: as given, as noted in the tier, as other files
+    that are full have, as metadata says of some, or a broker's default.
+    """
+    if given is not None:
+        return max(given // UNIT_SIZE, 1)
+    noted = recall(tier.reader)[0].get("consume_queue_max")
+    if noted is not None:
+        return max(noted // UNIT_SIZE, 1)
+    sizes = []
+    for queue in tier.queues():
+        bases = sorted({one.base for one in queue.consume_queue.segments
+                        if one.base % UNIT_SIZE == 0})
+        sizes += [other - one for one, other in pairwise(bases)]
+    for table in metadata.segments[CONSUME_QUEUE].values():
+        bases = sorted(table)
+        sizes += [other - one for one, other in pairwise(bases)]
+    # A lost file makes a distance larger, never smaller.
+    return max(min(sizes, default=DEFAULT_MAX) // UNIT_SIZE, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFile:
+    """A file of the recovered consume queue: queue offsets ``[start, end)``; the segment that is
+    there.
+    """
+
+    start: int
+    end: int
+    segment: Segment | None
+
+    @property
+    def base(self) -> int:
+        return self.start * UNIT_SIZE
+
+
+def unit_files(runs: Iterable[Run], segments: Sequence[Segment], kept: Iterable[Run],
+               known: Iterable[int], most: int) -> list[UnitFile]:
+    """The files for ``runs``. ``kept``: the units that count of each segment; ``known``: bases
+    that metadata has; ``most``: units in a file.
+    """
+    # Files begin where one is, and where metadata had one, unless that is within one there is.
+    present = {run.start: (one, run) for one, run in zip(segments, kept, strict=True)}
+    filled = [run for _, run in present.values() if run.start < run.end]
+    starts = set(present)
+    starts.update(base // UNIT_SIZE for base in known if base % UNIT_SIZE == 0 and not any(
+        run.start < base // UNIT_SIZE < run.end for run in filled))
+    ordered = sorted(starts)
+    # A run is cut at these, and where a file is full.
+    files = []
+    for run in runs:
+        start = run.start
+        while start < run.end:
+            segment, own = present.get(start, (None, None))
+            end = start + max(most, own.end - own.start if own else 0)
+            following = bisect_right(ordered, start)
+            end = min(end, ordered[following] if following < len(ordered) else run.end, run.end)
+            files.append(UnitFile(start, end, segment))
+            start = end
+    return files

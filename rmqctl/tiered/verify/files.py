@@ -16,7 +16,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.old_metadata import read as read_metadata
-from rmqctl.tiered.files.metadata_location import place_of
+from rmqctl.tiered.files.metadata_file import expected_path
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import QueueName
@@ -90,7 +90,7 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     """The metadata file itself, then what it says of files and what files say of it."""
     path = tier.metadata_path
     if path is None:
-        place = None if is_url(tier.name) else place_of(tier.name)
+        place = None if is_url(tier.name) else expected_path(tier.name)
         if place is not None:
             yield Finding("tiered-metadata-missing", METADATA, f"{place} is not there: a broker "
                           "would begin anew", tier.reader.where(""))

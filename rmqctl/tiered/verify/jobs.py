@@ -20,7 +20,7 @@ from rmqctl.checks.verify.common import bounded
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.frames import Array
 from rmqctl.store.log.ranges import parallel
-from rmqctl.tiered.files.reader import open_reader
+from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.verify.context import Coverage, Place

@@ -27,8 +27,6 @@ from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch, gather_int
 from rmqctl.scan.resync import MAX_RECORD
-from rmqctl.scan.walk import Walk
-from rmqctl.tiered.files.reader import close_source
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile
@@ -40,7 +38,7 @@ from rmqctl.tiered.verify.keys import KEY, MessageKeys, folded, marks
 from rmqctl.tiered.verify.queue import ENGINE_TIME
 
 
-class Judge(Items):
+class IndexDamage(Items):
     """Takes index files, then the keys of all messages that units will lead to; then says which
     files are damaged. To be closed.
 
@@ -172,7 +170,7 @@ class Judge(Items):
         return True
 
 
-def led(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
+def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
     """(messages, those of the queue's topic which units lead to (bool)) of a queue's commit log.
     ``offsets``: where its units lead, ascending. StoreIOError.
     """
@@ -182,18 +180,14 @@ def led(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
     for segment in queue.commit_log.segments:
         if not segment.usable:
             continue
-        source = queue.commit_log.reader.source(segment.path, segment.base)
-        try:
-            for batch in Walk(source, 0, segment.usable):
-                if not len(batch):
-                    continue
-                # A unit may lead to the coda in front of its message (§3).
-                rows = _among(batch.offset, offsets) | _among(batch.offset - CODA_SIZE, offsets)
-                if rows.any():
-                    rows &= np.asarray(pc.equal(text.topics(batch), topic))
-                    yield batch, rows
-        finally:
-            close_source(source)
+        for batch in queue.commit_log.batches(segment):
+            if not len(batch):
+                continue
+            # A unit may lead to the coda in front of its message (§3).
+            rows = _among(batch.offset, offsets) | _among(batch.offset - CODA_SIZE, offsets)
+            if rows.any():
+                rows &= np.asarray(pc.equal(text.topics(batch), topic))
+                yield batch, rows
 
 
 def _among(values: Array, offsets: Array) -> Array:
@@ -202,7 +196,7 @@ def _among(values: Array, offsets: Array) -> Array:
     return found
 
 
-def told_slots(flat: FlatFile | None) -> list[int]:
+def slot_counts(flat: FlatFile | None) -> list[int]:
     """The numbers of hash slots by which the uploaded files are laid out, damaged ones included:
     the items of the first slot lie right behind all slots. StoreIOError.
     """

@@ -7,8 +7,7 @@ import shutil
 
 import pytest
 
-from rmqctl.tiered.files.home_note import PLACE, noted
-from rmqctl.tiered.files.metadata_location import find_metadata, place_of
+from rmqctl.tiered.files.metadata_file import NOTE, expected_path, find_metadata, noted_path
 from rmqctl.tiered.tier import Tier
 
 NAME = "tieredStoreMetadata.json"
@@ -33,14 +32,14 @@ def test_the_metadata_is_found(apart, rmqctl):
 def test_a_renamed_tier_is_still_the_same(apart):
     store, tier = apart
     renamed = tier.rename(tier.parent / "other")
-    assert noted(str(renamed)) == str(store / "config" / NAME)
+    assert noted_path(str(renamed)) == str(store / "config" / NAME)
 
 
 def test_a_copy_does_not_lead_to_the_metadata_of_the_original(apart, tmp_path, rmqctl):
     _, tier = apart
     copy = tmp_path / "copy" / "tier"
     shutil.copytree(tier, copy)
-    assert noted(str(copy)) is None
+    assert noted_path(str(copy)) is None
     found = rmqctl("tiered", "verify", copy, "-o", "json").expect(0).json()
     missing = [one for one in found["findings"] if one["category"] == "tiered-metadata-missing"]
     assert [one["severity"] for one in missing] == ["info"]
@@ -53,7 +52,7 @@ def test_lost_metadata_is_missed_where_it_was(apart, rmqctl):
     for name in (NAME, f"{NAME}.bak"):
         (store / "config" / name).unlink(missing_ok=True)
     with Tier.open(str(tier)) as opened:
-        assert place_of(opened.name) == str(store / "config" / NAME)
+        assert expected_path(opened.name) == str(store / "config" / NAME)
     rmqctl("tiered", "verify", tier).expect(1)
     rmqctl("tiered", "recover", tier, "--apply", "--yes").expect(0)
     rmqctl("tiered", "verify", tier, "--local", store).expect(0)
@@ -62,7 +61,7 @@ def test_lost_metadata_is_missed_where_it_was(apart, rmqctl):
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"metadata": 1}', b'{"metadata": "a/b"}',
                                   b'{"metadata": "/a\\u0000b", "folder": [1, 2]}', b"\xff" * 9])
 def test_a_note_that_is_none(tmp_path, text):
-    place = tmp_path / PLACE
+    place = tmp_path / NOTE
     place.parent.mkdir(parents=True)
     place.write_bytes(text)
-    assert noted(os.fspath(tmp_path)) is None
+    assert noted_path(os.fspath(tmp_path)) is None

@@ -1,24 +1,22 @@
-"""The configuration a tier is fed with: a broker's, remembered beside the tier (tiered.md §15).
+"""The configuration a tier is written with: a broker's, remembered in the tier (tiered.md §15).
 
-``DIR/.rmqctl/tier.json`` holds what was given when the tier was first fed: files of other sizes
-than before are no damage, but a broker that is configured otherwise rolls them elsewhere, and an
-index file of other numbers it cannot read at all.
+``DIR/.rmqctl/tier.json`` holds what was given when the tier was first written to: files of other
+sizes than before are no damage, but a broker that is configured otherwise rolls them elsewhere, and
+an index file of other numbers it cannot read at all.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import Any
 
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.config import config_json
 from rmqctl.formats.tiered import index
 from rmqctl.formats.tiered.units import UNIT_SIZE
 from rmqctl.tiered.files.reader import Reader
-
-if TYPE_CHECKING:
-    from rmqctl.tiered.files.writer import Feeder
+from rmqctl.tiered.files.writer import TierWriter
 
 PLACE = ".rmqctl/tier.json"
 """Below the tier root."""
@@ -42,10 +40,10 @@ class TierSettings:
     rolling_min_size: int = 16 << 20
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if not _LEAST.get(one.name, 0) <= value <= _MOST:
-                raise UsageError(f"{one.name.replace('_', ' ')} cannot be {value}")
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if not _LEAST.get(option.name, 0) <= value <= _MOST:
+                raise UsageError(f"{option.name.replace('_', ' ')} cannot be {value}")
 
     @property
     def shape(self) -> index.Shape:
@@ -82,29 +80,24 @@ def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
         return {}, []
     where = reader.where(PLACE)
     try:
-        found: Any = config_json.parse(reader.read(PLACE, 0, min(size, _MAX_SIZE))).value
+        note: Any = config_json.parse(reader.read(PLACE, 0, min(size, _MAX_SIZE))).value
     except FormatError as error:
         return {}, [f"{where}: {error.reason}; as if it were not there"]
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+    if not isinstance(note, dict) or note.get("format") != _FORMAT:
         return {}, [f"{where}: of another format; as if it were not there"]
     values = {}
     for name in _REMEMBERED:
-        value = found.get(name)
+        value = note.get(name)
         if (isinstance(value, int) and not isinstance(value, bool)
                 and _LEAST[name] <= value <= _MOST):
             values[name] = value
     return values, []
 
 
-def remember(feeder: Feeder, settings: TierSettings) -> None:
+def remember(writer: TierWriter, settings: TierSettings) -> None:
     """Notes the settings for later runs, where they are not noted already."""
-    known, _ = recall(feeder)
+    known, _ = recall(writer)
     wanted = {name: getattr(settings, name) for name in _REMEMBERED}
     if known != wanted:
         text = json.dumps({"format": _FORMAT, **wanted}, indent=2) + "\n"
-        feeder.replace(PLACE, text.encode())
-
-
-def with_index(settings: TierSettings, slots: int) -> TierSettings:
-    """The same with the number of hash slots that uploaded files have."""
-    return replace(settings, index_slots=slots)
+        writer.replace(PLACE, text.encode())

@@ -2,7 +2,7 @@
 
 A broker keeps no such note, so what it had not indexed when it was killed stays without index
 (tiered.md §8.3). The note says for each queue up to where it is indexed and up to where this
-program may have uploaded, and where the index files stood. Whoever else feeds the tier shows by
+program may have uploaded, and where the index files stood. Whoever else writes to the tier shows by
 queues that are further than that; then nothing is taken back.
 """
 
@@ -28,9 +28,9 @@ Position = tuple[int, int]
 class IndexProgress:
     """The note. ``upto`` and ``target`` are queue offsets by (topic, queue id)."""
 
-    def __init__(self, home: str, owner: str) -> None:
-        self.path = os.path.join(home, STAGING, NAME)
-        self._home, self._owner = home, owner
+    def __init__(self, broker_root: str, owner: str) -> None:
+        self.path = os.path.join(broker_root, STAGING, NAME)
+        self._broker_root, self._owner = broker_root, owner
         self.upto: dict[Key, int] = {}
         self.target: dict[Key, int] = {}
         self.position: Position | None = None
@@ -81,7 +81,7 @@ class IndexProgress:
         note = {"format": _FORMAT, "tier": self._owner, "position": list(self.position or (0, 0)),
                 "queues": topics}
         make_folders(os.path.dirname(self.path))
-        publish(self.path, (json.dumps(note) + "\n").encode(), store=self._home)
+        publish(self.path, (json.dumps(note) + "\n").encode(), store=self._broker_root)
         self.known = True
 
 
