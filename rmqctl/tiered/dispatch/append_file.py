@@ -62,10 +62,10 @@ class AppendFile:
         owner = self.owner
         path = names.segment_path(owner.cluster, owner.broker, owner.topic, owner.queue_id,
                                   self.kind, base)
-        there = self.writer.size(path)
-        if there:
-            raise RefusedError(f"{self.writer.where(path)}: holds {there} bytes already, although "
-                               "no segment before it ends there")
+        present = self.writer.size(path)
+        if present:
+            raise RefusedError(f"{self.writer.where(path)}: holds {present} bytes already, "
+                               "although no segment before it ends there")
         self.writer.create(path)
         self._dirty[path] = None
         self.path, self.base, self.size = path, base, 0
@@ -78,7 +78,7 @@ class AppendFile:
         self.start(self.end)
 
     def is_old(self, interval: int, least: int, now: int) -> bool:
-        """Whether a broker rolls the segment for its age, before a round (§2)."""
+        """Whether a broker rolls the segment for its age, before a group commit (§2)."""
         return (self.begin != NEVER and self.begin + interval < now and self.size >= least
                 and self.size > 0)
 
@@ -87,11 +87,12 @@ class AppendFile:
         ``times`` their store times. None is longer than the limit. StoreIOError.
         """
         view = memoryview(data)
-        at = 0
-        while at < len(ends):
-            begin = int(ends[at - 1]) if at else 0
+        first = 0
+        while first < len(ends):
+            # The records from ``first`` on that the segment has room for; rolled where for none.
+            begin = int(ends[first - 1]) if first else 0
             stop = int(np.searchsorted(ends, begin + self.limit - self.size, "right"))
-            if stop <= at:
+            if stop <= first:
                 if not self.size:
                     raise RefusedError(f"{self.owner.path}: a record is longer than the most "
                                        f"that a {self.kind} segment may have, {self.limit} bytes")
@@ -102,11 +103,11 @@ class AppendFile:
             self.writer.append(self.path, [view[begin:end]], self.size)
             self._dirty[self.path] = None
             self.size += end - begin
-            low, high = int(times[at:stop].min()), int(times[at:stop].max())
+            low, high = int(times[first:stop].min()), int(times[first:stop].max())
             self.begin = low if self.begin == NEVER else min(self.begin, low)
             self.until = high if self.until == NEVER else max(self.until, high)
             self._note()
-            at = stop
+            first = stop
 
     def _note(self) -> None:
         self._changed[self.base] = SegmentEntry(
@@ -116,20 +117,19 @@ class AppendFile:
 
     def changes(self) -> list[SegmentEntry]:
         """The entries that changed since it was asked last."""
-        found, self._changed = list(self._changed.values()), {}
-        return found
+        entries, self._changed = list(self._changed.values()), {}
+        return entries
 
     def dirty(self) -> list[str]:
         """The files appended to or made since it was asked last."""
-        found, self._dirty = list(self._dirty), {}
-        return found
+        paths, self._dirty = list(self._dirty), {}
+        return paths
 
 
-def apply(metadata: Metadata, entries: Iterable[SegmentEntry]) -> None:
+def enter_changes(metadata: Metadata, entries: Iterable[SegmentEntry]) -> None:
     """Enters what `AppendFile.changes` gave; what is not known here of an entry stays."""
-    for one in entries:
-        known = metadata.segments[names.KINDS[one.type]].get(one.path, {}).get(one.base_offset)
-        if known is not None:
-            one = replace(known, size=one.size, begin_timestamp=one.begin_timestamp,  # noqa: PLW2901
-                          end_timestamp=one.end_timestamp)
-        metadata.put_segment(one)
+    for new in entries:
+        old = metadata.segments[names.KINDS[new.type]].get(new.path, {}).get(new.base_offset)
+        metadata.put_segment(new if old is None else replace(
+            old, size=new.size, begin_timestamp=new.begin_timestamp,
+            end_timestamp=new.end_timestamp))

@@ -116,7 +116,7 @@ class Cut:
         return size, found
 
 
-def _made(one: Taken, cut: Cut, base: int) -> Block:
+def _block_of(one: Taken, cut: Cut, base: int) -> Block:
     """The block of some rows, as far as the records are what the rows say.
 
     The records are joined first: then what follows finds them in the processor's cache.
@@ -124,15 +124,15 @@ def _made(one: Taken, cut: Cut, base: int) -> Block:
     size, data = cut.joined(one.rows)
     end = np.cumsum(size)
     begin = end - size
-    whole = np.frombuffer(data, np.uint8)
-    place = begin + _PHYSICAL.offset
-    there = gather_int(whole, place, "i8") == one.rows["physical_offset"]
-    _scatter(data, place, base + begin)
-    batch, ok = examine(whole, base, begin)  # the record as it will be proves itself
-    batch = _proven(one, batch, ok & there)
+    records = np.frombuffer(data, np.uint8)
+    # What each record says of its place: the local one, then the one it will have.
+    places = begin + _PHYSICAL.offset
+    in_place = gather_int(records, places, "i8") == one.rows["physical_offset"]
+    _scatter(data, places, base + begin)
+    batch, ok = examine(records, base, begin)  # the record as it will be proves itself
+    batch = _proven(one, batch, ok & in_place)
     good = len(batch)
-    tags = _tags(one, batch)
-    return Block(one.queue, one.first, base, data, end[:good], size[:good], tags,
+    return Block(one.queue, one.first, base, data, end[:good], size[:good], _tags(one, batch),
                  batch)
 
 
@@ -140,9 +140,9 @@ def blocks_of(taken: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) 
     """The blocks of a window that are not empty; ``place``: the tiered offset of a queue's next."""
     for group in _groups(taken):
         bases = [place(one.queue) for one in group]
-        blocks = _made_together(group, cut, bases) if len(group) > 1 else None
+        blocks = _blocks_together(group, cut, bases) if len(group) > 1 else None
         if blocks is None:  # one by one shows whose record is bad, and since where
-            blocks = [_made(one, cut, base) for one, base in zip(group, bases, strict=True)]
+            blocks = [_block_of(one, cut, base) for one, base in zip(group, bases, strict=True)]
         yield from (block for block in blocks if len(block))
 
 
@@ -161,8 +161,9 @@ def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
         yield group
 
 
-def _made_together(group: list[Taken], cut: Cut, bases: list[int]) -> list[Block] | None:
-    """The blocks that `_made` makes of each; None where a record of them is not what its row says.
+def _blocks_together(group: list[Taken], cut: Cut,
+                     bases: list[int]) -> list[Block] | None:
+    """The blocks that `_block_of` makes of each; None where a record is not what its row says.
 
     What is done for each block costs more than what is done for each message, where blocks are
     small.
@@ -176,12 +177,14 @@ def _made_together(group: list[Taken], cut: Cut, bases: list[int]) -> list[Block
     first = last - counts
     shift = np.array(bases) - begin[first]
     """From a place in the data to the tiered offset."""
-    whole = np.frombuffer(data, np.uint8)
-    place = begin + _PHYSICAL.offset
-    if (gather_int(whole, place, "i8") != rows["physical_offset"]).any():
+    # Places as in `_block_of`.
+    records = np.frombuffer(data, np.uint8)
+    places = begin + _PHYSICAL.offset
+    if (gather_int(records, places, "i8") != rows["physical_offset"]).any():
         return None
-    _scatter(data, place, begin + np.repeat(shift, counts))
-    batch, ok = examine(whole, np.repeat(shift, counts), begin)
+    _scatter(data, places, begin + np.repeat(shift, counts))
+    batch, ok = examine(records, np.repeat(shift, counts), begin)
+    # Every record is what its row says, or none of the blocks is made here.
     offsets = np.arange(len(rows)) + np.repeat([one.first for one in group] - first, counts)
     if not (ok.all() and (batch.column("total_size") == rows["size"]).all()
             and _have_topics(batch, [one.queue.topic for one in group], counts)

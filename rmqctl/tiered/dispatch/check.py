@@ -18,8 +18,8 @@ from rmqctl.tiered.files.settings import TierSettings
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.tier import Tier
 
-_KEPT, _TOLD = 1_000, 20
-"""Findings that are kept at all, information among them, and that are told one by one."""
+_MOST_FINDINGS, _MOST_LISTED = 1_000, 20
+"""Findings that are held at all, information among them, and that are listed one by one."""
 
 
 @dataclass(slots=True)
@@ -39,19 +39,19 @@ class Checked:
 def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
               advance: Callable[[int], None] = lambda _: None) -> Checked:
     """Compares every message of a run, and its unit, with the local one. StoreIOError."""
-    view, found = View(store), Checked()
+    view, checked = View(store), Checked()
     bases: dict[int, int] = {}
     tiered: dict[int, FlatQueue] = {}
     locals_: list[LocalQueue] = []
-    for one in uploads:
-        if not one.outcome.messages:
+    for upload in uploads:
+        if not upload.outcome.messages:
             continue
-        local = LocalQueue(view, store.queues[one.local.topic, one.local.queue_id])
-        local.end = min(local.end, one.outcome.end)
-        local.seek(one.outcome.start)
+        local = LocalQueue(view, store.queues[upload.local.topic, upload.local.queue_id])
+        local.end = min(local.end, upload.outcome.end)
+        local.seek(upload.outcome.start)
         locals_.append(local)
-        bases[id(local)] = one.first_base
-        tiered[id(local)] = flat_queue(reader, one.flat.name)
+        bases[id(local)] = upload.first_base
+        tiered[id(local)] = flat_queue(reader, upload.flat.name)
     sweep = Sweep(store.log, locals_, lambda local: bases[id(local)])
     for blocks in sweep.windows():
         for block in blocks:
@@ -60,14 +60,14 @@ def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
             advance(block.bytes)
             wrong = _difference(tiered[number], block)
             if wrong is None:
-                found.messages += len(block)
+                checked.messages += len(block)
             else:
-                found.problems.append(f"{tiered[number].name.path}: {wrong}")
+                checked.problems.append(f"{tiered[number].name.path}: {wrong}")
     for local in locals_:
         if local.fault is not None:
-            found.problems.append(f"{local.topic}/{local.queue_id}: queue offset "
+            checked.problems.append(f"{local.topic}/{local.queue_id}: queue offset "
                                   f"{local.fault.queue_offset}: {local.fault.reason}")
-    return found
+    return checked
 
 
 def _difference(queue: FlatQueue, block: Block) -> str | None:
@@ -81,18 +81,18 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
     return None
 
 
-def verify_all(found: Checked, tier: Tier, broker: str, settings: TierSettings,
+def verify_all(checked: Checked, tier: Tier, broker: str, settings: TierSettings,
                advance: Callable[[int], None] = lambda _: None) -> None:
     """Adds what `verify` has to say against a broker's part of a tier."""
     from rmqctl.tiered.verify.verify import Options, Verification, verdict
 
     result = verdict(Verification(tier, Options(
         broker=broker, index_slots=settings.index_slots, index_max=settings.index_max),
-        progress=advance), _KEPT)
-    found.is_damaged = any(severity == ERROR for _, severity in result.counts)
-    for one in [one for one in result.findings if one.is_trouble][:_TOLD]:
-        place = f"{one.file or ''}{'' if one.offset is None else f' @{one.offset}'}"
-        found.findings.append(f"{one.category}: {place}: {one.detail}")
-    if result.troubles > len(found.findings):
-        found.findings.append(f"{result.troubles - len(found.findings)} more: "
+        progress=advance), _MOST_FINDINGS)
+    checked.is_damaged = any(severity == ERROR for _, severity in result.counts)
+    for finding in [one for one in result.findings if one.is_trouble][:_MOST_LISTED]:
+        place = f"{finding.file or ''}{'' if finding.offset is None else f' @{finding.offset}'}"
+        checked.findings.append(f"{finding.category}: {place}: {finding.detail}")
+    if result.troubles > len(checked.findings):
+        checked.findings.append(f"{result.troubles - len(checked.findings)} more: "
                               f"`rmqctl tiered verify {tier.name}` tells all")

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
-from rmqctl.tiered.dispatch.append_file import apply
+from rmqctl.tiered.dispatch.append_file import enter_changes
 from rmqctl.tiered.dispatch.index import IndexRun
 from rmqctl.tiered.dispatch.plan import UPLOADED, Blocks, Upload
 from rmqctl.tiered.dispatch.resume import unit_rows
@@ -102,16 +102,16 @@ class Committer:
             entries += upload.rows.changes()
         if paths:
             window.blocks[0][0].rows.writer.commit_later(paths)()
-        apply(self._metadata, entries)
+        enter_changes(self._metadata, entries)
         for upload, block in window.blocks:
             self._bounds(upload, block.offset + len(block))
         self.save()
         for upload, block in window.blocks:
-            found = upload.outcome
-            found.end = block.offset + len(block)
-            found.messages += len(block)
-            found.bytes += block.bytes
-            found.status = UPLOADED
+            outcome = upload.outcome
+            outcome.end = block.offset + len(block)
+            outcome.messages += len(block)
+            outcome.bytes += block.bytes
+            outcome.status = UPLOADED
 
     def _bounds(self, upload: Upload, end: int) -> None:
         """Notes the bounds of a queue, which brokers neither believe nor always keep up to date."""

@@ -105,14 +105,16 @@ class IndexRun:
 
         ``queues`` are those of the tier with the ids of their topics.
         """
-        found = {(one.name.topic, one.name.queue_id): (one, topic_id) for one, topic_id in queues}
-        ends = {key: one.commit_offset for key, (one, _) in found.items()}
+        by_key = {(queue.name.topic, queue.name.queue_id): (queue, topic_id)
+                  for queue, topic_id in queues}
+        ends = {key: queue.commit_offset for key, (queue, _) in by_key.items()}
         note, notes = self._progress, []
+        # Which queues are behind, unless the note or the index files are not those of the last run.
         behind = {key: end for key, end in ends.items() if note.upto.get(key, end) < end}
         if not note.known:
             behind = {}
         elif not note.is_ours({key: end for key, end in ends.items()
-                               if end > found[key][0].cq_start}):
+                               if end > by_key[key][0].cq_start}):
             notes.append("somebody else (a broker, or a run with --no-index) uploaded since the "
                          "index was fed last: what it had not indexed is left so")
             behind = {}
@@ -121,12 +123,15 @@ class IndexRun:
                          f"up to {sum(end - note.upto[key] for key, end in behind.items())} "
                          "messages may be missing in the index")
             behind = {}
+        # Their messages are read from the tier.
         for key in behind:
-            queue, topic_id = found[key]
+            queue, topic_id = by_key[key]
             for batch in batches(queue, note.upto[key], ends[key]):
-                self.items += self._writer.put(batch, *_named(queue, topic_id))
+                self.items += self._writer.put(batch, queue.name.topic, topic_id,
+                                               queue.name.queue_id)
         if behind:
             self._writer.commit()
+        # From here on all is indexed.
         note.upto.update(ends)
         note.target.update(ends)
         note.position = self._writer.position()
@@ -171,17 +176,13 @@ class IndexRun:
             self._progress.save()
 
 
-def _named(queue: FlatQueue, topic_id: int) -> tuple[str, int, int]:
-    return queue.name.topic, topic_id, queue.name.queue_id
-
-
 def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
     """The messages of queue offsets ``[start, end)`` as the tier has them; those that are none
     are left out.
     """
-    at = start
-    while at < end:
-        units = queue.units(at, min(BLOCK_UNITS, end - at))
+    position = start
+    while position < end:
+        units = queue.units(position, min(BLOCK_UNITS, end - position))
         if not len(units):
             return
         begin = units["commit_log_offset"].astype(np.int64)
@@ -190,16 +191,17 @@ def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
         cuts = (np.flatnonzero(begin[1:] != stop[:-1]) + 1).tolist()
         for first, last in zip([0, *cuts], [*cuts, len(units)], strict=True):
             yield from _run(queue, begin[first:last], stop[first:last])
-        at += len(units)
+        position += len(units)
 
 
 def _run(queue: FlatQueue, begin: Array, stop: Array) -> Iterator[Batch]:
-    at = 0
-    while at < len(begin):
-        upto = max(at + 1, int(np.searchsorted(stop, begin[at] + _PIECE, "right")))
-        data = np.frombuffer(queue.commit_log.read(int(begin[at]), int(stop[upto - 1] - begin[at])),
-                             np.uint8)
-        batch, ok = examine(data, int(begin[at]), begin[at:upto] - begin[at])
+    """The messages at ``begin`` to ``stop`` (tiered offsets), which lie together, in pieces."""
+    first = 0
+    while first < len(begin):
+        start = int(begin[first])
+        last = max(first + 1, int(np.searchsorted(stop, start + _PIECE, "right")))
+        data = np.frombuffer(queue.commit_log.read(start, int(stop[last - 1]) - start), np.uint8)
+        batch, ok = examine(data, start, begin[first:last] - start)
         if ok.any():
             yield batch if ok.all() else batch.select(np.flatnonzero(ok))
-        at = upto
+        first = last

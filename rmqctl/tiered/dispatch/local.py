@@ -43,16 +43,16 @@ class LocalQueue:
     def __init__(self, view: View, queue: ConsumeQueue) -> None:
         self.topic, self.queue_id = queue.topic, queue.queue_id
         self._queue, self._view = queue, view
-        found = view.bounds(queue)
-        self.end = found.end
-        if queue.written <= found.end:  # rows behind a hole are not passed over in silence
+        bounds = view.bounds(queue)
+        self.end = bounds.end
+        if queue.written <= bounds.end:  # rows behind a hole are not passed over in silence
             self.end = max(self.end, queue.disk_end)
-        self.first = _first_left(queue, found.first, self.end, view.store.log.min_offset)
+        self.first = _first_left(queue, bounds.first, self.end, view.store.log.min_offset)
         queue.close()  # there may be more queues than a process may have files
         self.fault: Fault | None = None
         self._cursor = self.end
         self._rows: Array = np.zeros(0, layout.dtype())
-        self._at = 0
+        self._next_row = 0
         self._behind = 0
         self._ext: ExtReader | None = None
 
@@ -63,7 +63,7 @@ class LocalQueue:
 
     def seek(self, queue_offset: int) -> None:
         """Goes on at a queue offset between ``first`` and ``end``."""
-        self._cursor, self._at, self._behind = queue_offset, 0, 0
+        self._cursor, self._next_row, self._behind = queue_offset, 0, 0
         self._rows = self._rows[:0]
 
     def stop(self, queue_offset: int, reason: str) -> None:
@@ -74,31 +74,31 @@ class LocalQueue:
 
     def finish(self) -> None:
         """Nothing more is given."""
-        self._cursor, self._at = self.end, 0
+        self._cursor, self._next_row = self.end, 0
         self._rows = self._rows[:0]
 
     def next_physical(self) -> int | None:
         """Where the message of the next row lies in the log; None at the end."""
-        if self._at >= len(self._rows):
+        if self._next_row >= len(self._rows):
             self._load()
-        return int(self._rows["physical_offset"][self._at]) if len(self._rows) else None
+        return int(self._rows["physical_offset"][self._next_row]) if len(self._rows) else None
 
     def take(self, limit: int) -> tuple[int, Array]:
         """(queue offset of the first, rows) of the messages that begin before a physical offset."""
         first = self._cursor
         parts: list[Array] = []
         while (physical := self.next_physical()) is not None and physical < limit:
-            rows = self._rows[self._at:]
+            rows = self._rows[self._next_row:]
             count = int(np.searchsorted(rows["physical_offset"], limit))
             parts.append(rows[:count])
-            self._at += count
+            self._next_row += count
             self._cursor += count
         if len(parts) == 1:
             return first, parts[0]
         return first, np.concatenate(parts) if parts else self._rows[:0]
 
     def _load(self) -> None:
-        self._rows, self._at = self._rows[:0], 0
+        self._rows, self._next_row = self._rows[:0], 0
         if self._cursor >= self.end:
             return
         wanted = min(_PAGE, self.end - self._cursor)

@@ -17,6 +17,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from rmqctl.errors import RefusedError, StoreIOError
@@ -91,25 +92,25 @@ class RemoteWriter(RemoteReader):
     # -- reading what is not committed, too ------------------------------------------------------
 
     def list(self, folder: str) -> list[Entry]:
-        found = super().list(folder)
         below = f"{folder}/" if folder else ""
-        return [Entry(one.name, False, kept.base + kept.length, one.mtime_ms, one.is_strange)
-                if (kept := self._pending.get(below + one.name)) else one for one in found]
+        return [replace(entry, size=pending.base + pending.length)
+                if (pending := self._pending.get(below + entry.name)) else entry
+                for entry in super().list(folder)]
 
     def size(self, path: str) -> int | None:
-        kept = self._pending.get(path)
-        return super().size(path) if kept is None else kept.base + kept.length
+        pending = self._pending.get(path)
+        return super().size(path) if pending is None else pending.base + pending.length
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        kept = self._pending.get(path)
-        if kept is None or position < 0 or length <= 0:
+        pending = self._pending.get(path)
+        if pending is None or position < 0 or length <= 0:
             return super().read(path, position, length)
         data = b""
-        if position < kept.base:
-            self._sizes[path] = kept.base
-            data = super().read(path, position, min(length, kept.base - position))
+        if position < pending.base:
+            self._sizes[path] = pending.base
+            data = super().read(path, position, min(length, pending.base - position))
         with failing(self.where(path), "read the pending part of"):
-            rest = kept.read(max(position, kept.base) - kept.base, length - len(data))
+            rest = pending.read(max(position, pending.base) - pending.base, length - len(data))
         return data + rest if rest else data
 
     # -- writing ---------------------------------------------------------------------------------
@@ -122,34 +123,34 @@ class RemoteWriter(RemoteReader):
             self._sizes[path] = 0
 
     def append(self, path: str, parts: Sequence[Part], position: int) -> int:
-        there = self.size(path)
-        if there is None:
+        present = self.size(path)
+        if present is None:
             self.create(path)
-            there = 0
-        if there != position:
-            raise self._somebody_else(path, there, position)
-        kept = self._pending.get(path) or _Pending(there)
+            present = 0
+        if present != position:
+            raise self._somebody_else(path, present, position)
+        pending = self._pending.get(path) or _Pending(present)
         with failing(self.where(path), "keep what is to be written to"):
-            added = kept.add(parts)
-            if sum(one.length for one in self._pending.values()) > _IN_MEMORY_OF_ALL:
-                kept.out_of_memory()
-        self._pending[path] = kept
+            added = pending.add(parts)
+            if sum(other.length for other in self._pending.values()) > _IN_MEMORY_OF_ALL:
+                pending.out_of_memory()
+        self._pending[path] = pending
         return added
 
     def commit(self, path: str) -> None:
-        kept = self._pending.get(path)
-        if kept is None:
+        pending = self._pending.get(path)
+        if pending is None:
             return
         if path in self._torn:
-            self._shorten(path, kept.base)
-        there = super().size(path)
-        if there != kept.base:
-            raise self._somebody_else(path, there, kept.base)
-        if kept.length:
-            self._add(path, kept)
-        kept.close()
+            self._shorten(path, pending.base)
+        present = super().size(path)
+        if present != pending.base:
+            raise self._somebody_else(path, present, pending.base)
+        if pending.length:
+            self._add(path, pending)
+        pending.close()
         del self._pending[path]
-        self._sizes[path] = kept.base + kept.length
+        self._sizes[path] = pending.base + pending.length
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
         """Commits at once: a driver cannot prepare it."""
@@ -160,31 +161,31 @@ class RemoteWriter(RemoteReader):
     def settle(self, path: str) -> None:
         """Nothing: a file that the driver has closed lasts."""
 
-    def _somebody_else(self, path: str, there: int | None, wanted: int) -> RefusedError:
-        return RefusedError(f"{self.where(path)}: {there or 0} bytes are there, {wanted} were "
+    def _somebody_else(self, path: str, present: int | None, wanted: int) -> RefusedError:
+        return RefusedError(f"{self.where(path)}: {present or 0} bytes are there, {wanted} were "
                             "expected; somebody else writes to this tier")
 
-    def _add(self, path: str, kept: _Pending) -> None:
+    def _add(self, path: str, pending: _Pending) -> None:
         """Adds what is pending to the file; what a failure leaves of it is taken back."""
         self._torn.add(path)  # until it is known to be whole
         try:
             if self._appends:
-                self._write(path, kept.pieces(), "ab")
+                self._write(path, pending.pieces(), "ab")
             else:
-                self._staged(path, self._both(path, kept))
-            there = super().size(path)
-            if there != kept.base + kept.length:
-                raise StoreIOError(f"cannot write to {self.where(path)}: {there} bytes are there "
-                                   f"afterwards, not {kept.base + kept.length}")
+                self._staged(path, self._both(path, pending))
+            present = super().size(path)
+            if present != pending.base + pending.length:
+                raise StoreIOError(f"cannot write to {self.where(path)}: {present} bytes are there "
+                                   f"afterwards, not {pending.base + pending.length}")
         except BaseException:
             with contextlib.suppress(StoreIOError, RefusedError):  # the next commit tries again
-                self._shorten(path, kept.base)
+                self._shorten(path, pending.base)
             raise
         self._torn.discard(path)
 
-    def _both(self, path: str, kept: _Pending) -> Iterator[bytes]:
-        yield from self._committed(path, 0, kept.base)
-        yield from kept.pieces()
+    def _both(self, path: str, pending: _Pending) -> Iterator[bytes]:
+        yield from self._committed(path, 0, pending.base)
+        yield from pending.pieces()
 
     def _committed(self, path: str, start: int, end: int) -> Iterator[bytes]:
         for position in range(start, end, _PIECE):
@@ -196,51 +197,51 @@ class RemoteWriter(RemoteReader):
 
     def _shorten(self, path: str, size: int) -> None:
         """Makes a file end at ``size`` if it is longer; its end is lost."""
-        there = super().size(path)
-        if there is not None and there > size:
+        present = super().size(path)
+        if present is not None and present > size:
             self._staged(path, self._committed(path, 0, size))
         self._torn.discard(path)
 
     def cut(self, path: str, size: int) -> str | None:
-        there = self.size(path)
-        if there is None or there <= size:
+        present = self.size(path)
+        if present is None or present <= size:
             return None
-        kept = self._pending.get(path)
-        if kept is not None and path in self._torn:
-            self._shorten(path, kept.base)
-        spare = f"{self._aside(path)}@{size}"
-        self._staged(spare, (self.read(path, at, min(_PIECE, there - at))
-                             for at in range(size, there, _PIECE)))
-        if kept is None or size < kept.base:
+        pending = self._pending.get(path)
+        if pending is not None and path in self._torn:
+            self._shorten(path, pending.base)
+        aside = f"{self._aside(path)}@{size}"
+        self._staged(aside, (self.read(path, position, min(_PIECE, present - position))
+                             for position in range(size, present, _PIECE)))
+        if pending is None or size < pending.base:
             self._shorten(path, size)
-            if kept is not None:
+            if pending is not None:
                 self._pending.pop(path).close()
         else:
-            kept.cut(size - kept.base)
-        return spare
+            pending.cut(size - pending.base)
+        return aside
 
     def _aside(self, path: str) -> str:
-        numbers = [int(one.name) for one in super().list(f"{ASIDE}/aside")
-                   if one.name.isascii() and one.name.isdigit()]
+        numbers = [int(entry.name) for entry in super().list(f"{ASIDE}/aside")
+                   if entry.name.isascii() and entry.name.isdigit()]
         return f"{ASIDE}/aside/{max(numbers, default=-1) + 1:06d}/{path}"
 
     def put_aside(self, path: str) -> str:
-        spare = self._aside(path)
+        aside = self._aside(path)
         self.commit(path)
-        self._move(path, spare)
-        return spare
+        self._move(path, aside)
+        return aside
 
     def replace(self, path: str, data: bytes) -> None:
-        self._staged(path, (data[at:at + _PIECE] for at in range(0, len(data), _PIECE)))
-        kept = self._pending.pop(path, None)
-        if kept is not None:
-            kept.close()
+        self._staged(path, (data[start:start + _PIECE] for start in range(0, len(data), _PIECE)))
+        pending = self._pending.pop(path, None)
+        if pending is not None:
+            pending.close()
         self._torn.discard(path)
 
     def close(self) -> None:
         super().close()
-        for kept in self._pending.values():
-            kept.close()
+        for pending in self._pending.values():
+            pending.close()
         self._pending.clear()
 
     # -- through the driver ----------------------------------------------------------------------
@@ -251,9 +252,9 @@ class RemoteWriter(RemoteReader):
         self._make_folder_of(staged)
         size = self._write(staged, pieces, "wb")
         self._move(staged, path)
-        there = super().size(path)
-        if there != size:  # not every driver's rename takes the place of a file, or says so
-            raise StoreIOError(f"cannot replace {self.where(path)}: {there} bytes are there "
+        present = super().size(path)
+        if present != size:  # not every driver's rename takes the place of a file, or says so
+            raise StoreIOError(f"cannot replace {self.where(path)}: {present} bytes are there "
                                f"afterwards, not {size}")
 
     def _write(self, path: str, pieces: Iterable[bytes], mode: str) -> int:
@@ -261,9 +262,9 @@ class RemoteWriter(RemoteReader):
         self._sizes.pop(path, None)
         size = 0
         with failing(self.where(path), "write to"), self._fs.open(self._full(path), mode) as file:
-            for one in pieces:
-                file.write(one)
-                size += len(one)
+            for piece in pieces:
+                file.write(piece)
+                size += len(piece)
             file.flush()
             if hasattr(file, "fileno"):
                 with contextlib.suppress(NotImplementedError, ValueError):

@@ -18,6 +18,8 @@ from rmqctl.scan.source import FileSource
 from rmqctl.tiered.files.reader import ASIDE, PosixReader, Reader, failed
 
 _SYNCS = 4
+"""Threads that force files to disk."""
+_PIECE = 4 << 20
 
 
 @runtime_checkable
@@ -76,9 +78,9 @@ class PosixWriter(PosixReader):
 
     def append(self, path: str, parts: Sequence[Part], position: int) -> int:
         fd, where = self._fd(path), self.where(path)
-        there = os.fstat(fd).st_size
-        if there != position:
-            raise RefusedError(f"{where}: {there} bytes are there, {position} were expected; "
+        size = os.fstat(fd).st_size
+        if size != position:
+            raise RefusedError(f"{where}: {size} bytes are there, {position} were expected; "
                                "somebody else writes to this tier")
         self._dirty.add(path)
         try:
@@ -121,8 +123,8 @@ class PosixWriter(PosixReader):
                 under_way = [self._syncing().submit(_sync_all, files[n::_SYNCS])
                              for n in range(min(_SYNCS, len(files)))]
                 wait(under_way)  # nothing is closed while another thread forces it to disk
-                for one in under_way:
-                    one.result()
+                for part in under_way:
+                    part.result()
                 for folder in folders:
                     durable.sync_folder(folder)
             finally:
@@ -140,44 +142,45 @@ class PosixWriter(PosixReader):
         durable.sync_folder(os.path.dirname(self._full(path)))
 
     def cut(self, path: str, size: int) -> str | None:
-        there = self.size(path)
-        if there is None or there <= size:
+        present = self.size(path)
+        if present is None or present <= size:
             return None
-        kept = f"{self._aside(path)}@{size}"
-        # To the end of the file, in pieces: what is cut off may be most of a segment.
-        with FileSource(self._full(path)) as source:
-            self._spare(kept, source, size)
+        aside = f"{self._aside(path)}@{size}"
+        self._copy_end(path, size, aside)
         fd = self._fd(path)
         _truncate(fd, size, self.where(path))
         durable.sync(fd, self.where(path), whole=True)
-        return kept
+        return aside
 
-    def _spare(self, kept: str, source: FileSource, start: int) -> None:
-        full = self._full(kept)
+    def _copy_end(self, path: str, start: int, aside: str) -> None:
+        """Copies a file from ``start`` on, in pieces: it may be most of a segment."""
+        full = self._full(aside)
         durable.make_folders(os.path.dirname(full))
         fd = durable.open_file(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "create")
         try:
-            position = start
-            while part := source.read(position, 4 << 20):
-                durable.write_all(fd, part, position - start, full)
-                position += len(part)
+            with FileSource(self._full(path)) as source:
+                position = start
+                while part := source.read(position, _PIECE):
+                    durable.write_all(fd, part, position - start, full)
+                    position += len(part)
             durable.sync(fd, full, whole=True)
         finally:
             os.close(fd)
         durable.sync_folder(os.path.dirname(full))
 
     def _aside(self, path: str) -> str:
+        """A free path for what is put aside."""
         for number in range(1_000_000):
-            place = f"{ASIDE}/aside/{number:06d}/{path}"
-            if not os.path.lexists(self._full(f"{ASIDE}/aside/{number:06d}")):
-                return place
+            folder = f"{ASIDE}/aside/{number:06d}"
+            if not os.path.lexists(self._full(folder)):
+                return f"{folder}/{path}"
         raise RefusedError(f"{self.where(ASIDE)}: too many files are kept here")
 
     def put_aside(self, path: str) -> str:
-        kept = self._aside(path)
+        aside = self._aside(path)
         self._forget(path)
-        durable.move_aside(self._full(path), self._full(kept))
-        return kept
+        durable.move_aside(self._full(path), self._full(aside))
+        return aside
 
     def replace(self, path: str, data: bytes) -> None:
         self._forget(path)
@@ -187,11 +190,11 @@ class PosixWriter(PosixReader):
         fd = self._writing.pop(path, None)
         if fd is None:
             full = self._full(path)
-            made = not os.path.lexists(full)
-            if made:
+            is_new = not os.path.lexists(full)
+            if is_new:
                 durable.make_folders(os.path.dirname(full))
             fd = durable.open_file(full, os.O_RDWR | os.O_CREAT, "open")
-            if made:
+            if is_new:
                 self._new.add(path)
             while len(self._writing) >= self._MOST_OPEN:
                 self._forget(next(iter(self._writing)))
