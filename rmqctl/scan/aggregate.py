@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, gather
+from rmqctl.scan import text
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
 from rmqctl.scan.groupings import GROUPINGS, Key, Keys
 
 MAX_GROUPS = 200_000
@@ -183,7 +184,7 @@ class Aggregate:
             early = times <= self._until
             keep = early if keep is None else keep & early
         if self._topic is not None:
-            same = _is_topic(batch, self._topic)
+            same = text.topics(batch).equal(self._topic)
             keep = same if keep is None else keep & same
         return batch if keep is None or keep.all() else batch.select(np.flatnonzero(keep))
 
@@ -202,13 +203,3 @@ def _include(sums: Array, codes: Array, messages: Array | int, total: Array, bod
     np.add.at(sums[2], codes, body)
     np.minimum.at(sums[3], codes, first)
     np.maximum.at(sums[4], codes, last)
-
-
-def _is_topic(batch: Batch, topic: bytes) -> Array:
-    same: Array = batch.column("topic_length") == len(topic)
-    rows = np.flatnonzero(same)
-    if len(rows) and topic:
-        texts = gather(batch.data, batch.column("topic_start")[rows], len(topic))
-        wanted = np.frombuffer(topic, np.uint8)
-        same[rows] = (texts.view(np.uint8).reshape(-1, len(topic)) == wanted).all(axis=1)
-    return same

@@ -4,22 +4,46 @@ Values are those of the message object (cli.md), in plain Arrow types which any 
 Where a text is no UTF-8 its bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the
 exact bytes are in ``record``. Nothing refers to the walk's buffer, so batches may be kept.
 A batch is as large as the walk's (2 MiB of log, or one larger record).
+
+What counts as a property is what `rmqctl.formats.local.properties.parse` says: the key ends at
+the first separator, empty keys and values are none, the last of several values counts and stands
+where the key stood first. Keys are decoded before they are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from rmqctl.formats import layout
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.message import MAGIC_V2, VERSIONS
-from rmqctl.scan.frames import DAMAGED, Array, Batch, Span
-from rmqctl.scan.hosts import hosts, message_ids
-from rmqctl.scan.pairs import LIST, MAP, as_lists, as_maps, as_strings
-from rmqctl.scan.text import Properties, properties, slices, strings, topics
+from rmqctl.formats.local.message import (
+    HOST_BITS,
+    MAGIC_V1,
+    MAGIC_V2,
+    VERSIONS,
+    HostV4,
+    HostV6,
+    MessageId4,
+    MessageId6,
+    host_text,
+)
+from rmqctl.scan import text
+from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, gather, shape
+from rmqctl.scan.text import Properties, Texts
+
+MAP = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string()))
+LIST = pa.list_(pa.field("element", pa.string()))
+_ASSIGN = props.NAME_VALUE_SEPARATOR.encode()[0]
+_DENSE = 1 << 22
+_ADDRESS, _PORT = ".address", ".port"
+_IDS = {layout.size_of(HostV4): layout.dtype(MessageId4),
+        layout.size_of(HostV6): layout.dtype(MessageId6)}
+_HOSTS = {layout.size_of(host): layout.reader(host) for host in (HostV4, HostV6)}
 
 MESSAGE = "message"
 
@@ -118,12 +142,8 @@ class _Messages:
         self.batch = batch
 
     @cached_property
-    def raw_properties(self) -> pa.BinaryArray:
-        return properties(self.batch)
-
-    @cached_property
     def properties(self) -> Properties:
-        return Properties(self.raw_properties)
+        return Properties(self.batch)
 
     def column(self, name: str) -> pa.Array:
         kind = MESSAGE_TYPES[name]
@@ -144,25 +164,25 @@ def _magic(messages: _Messages) -> pa.StringArray:
 
 def _body(messages: _Messages) -> pa.BinaryArray:
     batch = messages.batch
-    return slices(batch.data, batch.column("body_start"), batch.column("body_length"))
+    return binary(Texts(batch.data, batch.column("body_start"), batch.column("body_length")))
 
 
 _MADE: dict[str, Callable[[_Messages], pa.Array]] = {
     "physical_offset": lambda one: pa.array(one.batch.offset),
     "magic": _magic,
     "crc_ok": lambda one: pa.array(one.batch.crc_ok()),
-    "topic": lambda one: strings(topics(one.batch)),
+    "topic": lambda one: strings(text.topics(one.batch)),
     "born_host": lambda one: hosts(one.batch, "born_host"),
     "store_host": lambda one: hosts(one.batch, "store_host"),
     "properties": lambda one: as_maps(one.properties, len(one.batch)),
-    "properties_raw": lambda one: strings(one.raw_properties),
+    "properties_raw": lambda one: strings(text.properties(one.batch)),
     "tags": lambda one: one.text(props.TAGS),
     "keys": lambda one: as_lists(one.properties, len(one.batch)),
     "unique_key": lambda one: one.text(props.UNIQUE_KEY),
     "msg_id": lambda one: message_ids(one.batch),
     "body": _body,
-    "record": lambda one: slices(one.batch.data, one.batch.start,
-                                 one.batch.column("total_size")),
+    "record": lambda one: binary(Texts(one.batch.data, one.batch.start,
+                                       one.batch.column("total_size"))),
 }
 """All columns which are not simply an integer field of the record."""
 
@@ -198,3 +218,173 @@ def _of_span(span: Span, name: str, base: int) -> int | str | None:
     if span.kind == DAMAGED and name in ("reason", "field"):
         return span.reason if name == "reason" else span.field
     return None
+
+
+# -- texts ----------------------------------------------------------------------------------------
+
+
+def binary(texts: Texts) -> pa.BinaryArray:
+    """The texts as they are stored, copied. They must be ascending and must not overlap."""
+    count = len(texts)
+    if not count:
+        return pa.array([], pa.binary())
+    edges = np.empty(2 * count, np.int32)
+    edges[0::2] = texts.start
+    edges[1::2] = texts.start + texts.length
+    # Every second element is a wanted text, the others are the bytes between two of them.
+    both = pa.BinaryArray.from_buffers(pa.binary(), 2 * count - 1,
+                                       [None, pa.py_buffer(edges), pa.py_buffer(texts.data)])
+    return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+
+
+def strings(texts: Texts) -> pa.StringArray:
+    """The texts as Arrow strings; what is no UTF-8 becomes U+FFFD as Python has it."""
+    raw = binary(texts)
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:  # Arrow does not say which: all of this one array go the slow way
+        return pa.array([each.decode("utf-8", "replace") for each in raw.to_pylist()],
+                        pa.string())
+
+
+# -- properties -----------------------------------------------------------------------------------
+
+
+def as_maps(found: Properties, count: int) -> pa.MapArray:
+    """The properties of each of ``count`` records (`MAP`), in stored order, keys unique."""
+    row, start, end = found.segments
+    assign, valid = _assigns(found.data, start, end)
+    if not valid.all():
+        row, start, end, assign = row[valid], start[valid], end[valid], assign[valid]
+    keys = strings(Texts(found.data, start, assign - start))
+    values = strings(Texts(found.data, assign + 1, end - assign - 1))
+    single = _singles(row, keys, count)
+    if single is not None:
+        first, last = single
+        row, keys, values = row[first], keys.take(pa.array(first)), values.take(pa.array(last))
+    return pa.MapArray.from_arrays(_edges(row, count), keys, values, MAP)
+
+
+def as_lists(found: Properties, count: int, name: str = props.KEYS) -> pa.ListArray:
+    """The parts between single spaces of a property of each record (`LIST`), empty without it."""
+    row, start, length = found.places(name)
+    of, start, length = text.split(found.data, start, length)
+    return pa.ListArray.from_arrays(_edges(row[of], count),
+                                    strings(Texts(found.data, start, length)), LIST)
+
+
+def as_strings(found: Properties, count: int, name: str) -> pa.StringArray:
+    """The value of a property of each of ``count`` records; null where there is none."""
+    row, values = found.find(name)
+    texts = strings(values)
+    if len(row) == count:
+        return texts
+    where: Array = np.zeros(count, np.int64)
+    absent = np.ones(count, bool)
+    where[row], absent[row] = np.arange(len(row)), False
+    return texts.take(pa.array(where, mask=absent))
+
+
+def _edges(row: Array, count: int) -> pa.Int32Array:
+    """List offsets for elements of ascending rows."""
+    edges: Array = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(row, minlength=count), out=edges[1:])
+    return pa.array(edges)
+
+
+def _assigns(data: Array, start: Array, end: Array) -> tuple[Array, Array]:
+    """(place of the first 0x01 of each segment, whether it is a property)."""
+    marks = np.flatnonzero(data == _ASSIGN)
+    if len(marks) == len(start) and (marks >= start).all() and (marks < end).all():
+        assign = marks
+    else:
+        marks = np.append(marks, len(data))  # a segment without one finds something behind it
+        assign = marks[np.searchsorted(marks, start)]
+    return assign, (assign > start) & (assign < end - 1)
+
+
+def _singles(row: Array, keys: pa.StringArray, count: int) -> tuple[Array, Array] | None:
+    """(first place of each key of each row, ascending; last places); None if nothing is double."""
+    coded = keys.dictionary_encode()
+    width = max(len(coded.dictionary), 1)
+    code = row * width + np.asarray(coded.indices)
+    if count * width <= _DENSE:
+        seen = np.zeros(count * width, bool)
+        seen[code] = True
+        distinct = int(np.count_nonzero(seen))
+    else:
+        distinct = len(np.unique(code))
+    if distinct == len(code):
+        return None
+    first = np.unique(code, return_index=True)[1]
+    last = len(code) - 1 - np.unique(code[::-1], return_index=True)[1]
+    order = np.argsort(first)
+    return first[order], last[order]
+
+
+# -- hosts and ids --------------------------------------------------------------------------------
+#
+# A host is an address and a port behind it, in two widths by the system flags. A log has few
+# distinct ones, so only these are turned into text.
+
+
+def hosts(batch: Batch, name: str) -> pa.StringArray:
+    """``born_host`` or ``store_host`` of each message, as `host_text` writes them."""
+    parts = []
+    for rows, raw in _stored(batch, name):
+        width = raw.dtype.itemsize
+        coded = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(width), len(raw), [None, pa.py_buffer(raw)]).dictionary_encode()
+        texts = pa.array([_text(one) for one in coded.dictionary.to_pylist()], pa.string())
+        parts.append((rows, texts.take(coded.indices)))
+    return _in_order(parts, len(batch))
+
+
+def message_ids(batch: Batch) -> pa.StringArray:
+    """The offset message id of each message: upper-case hex of store host and physical offset."""
+    parts = []
+    for rows, raw in _stored(batch, "store_host"):
+        id_type = _IDS[raw.dtype.itemsize]
+        found = np.empty(len(raw), id_type)
+        host = raw.view(layout.dtype(HostV4 if id_type is _IDS[min(_IDS)] else HostV6))
+        found["address"], found["port"] = host["address"], host["port"]
+        found["physical_offset"] = batch.offset[rows]
+        digits = _hex()[found.view(np.uint8)]
+        edges = np.arange(len(raw) + 1, dtype=np.int32) * (2 * id_type.itemsize)
+        parts.append((rows, pa.StringArray.from_buffers(
+            len(raw), pa.py_buffer(edges), pa.py_buffer(digits))))
+    return _in_order(parts, len(batch))
+
+
+def _stored(batch: Batch, name: str) -> Iterator[tuple[Any, Array]]:
+    """(rows, their hosts as stored, void items) for each of the shapes in a batch."""
+    bits = batch.column("sys_flag") & HOST_BITS
+    alike = len(bits) > 0 and bool((bits == bits[0]).all())
+    for one in [int(bits[0])] if alike else np.unique(bits).tolist():
+        rows: Any = slice(None) if alike else np.flatnonzero(bits == one)
+        fields = shape(one, MAGIC_V1).dtype.fields
+        assert fields is not None
+        at = fields[name + _ADDRESS][1]
+        port, port_at = fields[name + _PORT][:2]
+        yield rows, gather(batch.data, batch.start[rows] + at, port_at + port.itemsize - at)
+
+
+@lru_cache(maxsize=1 << 16)
+def _text(raw: bytes) -> str:
+    return host_text(*_HOSTS[len(raw)].unpack(raw))
+
+
+@cache
+def _hex() -> Array:
+    """The two hex digits of each byte, as one number of two bytes."""
+    return np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
+
+
+def _in_order(parts: list[tuple[Any, pa.StringArray]], count: int) -> pa.StringArray:
+    if not parts:
+        return pa.array([], pa.string())
+    if len(parts) == 1:
+        return parts[0][1]
+    order: Array = np.empty(count, np.int64)
+    order[np.concatenate([rows for rows, _ in parts])] = np.arange(count)
+    return pa.concat_arrays([texts for _, texts in parts]).take(pa.array(order))

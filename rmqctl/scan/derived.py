@@ -15,7 +15,7 @@ import numpy as np
 from rmqctl.formats.local import delay
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
-from rmqctl.scan import text, text_slices
+from rmqctl.scan import text
 from rmqctl.scan.frames import Array
 
 QueueKey = tuple[str, int]
@@ -72,7 +72,7 @@ class TagsCodes:
         """
         row, start, length = found.places(props.TAGS)
         out: Array = np.zeros(len(topic), np.int64)
-        out[row] = text_slices.hashes(found.data, start, length)[0]
+        out[row] = text.hashes(found.data, start, length)[0]
         for at in range(self._looked, len(self._topics)):
             if self._topics.texts[at] == props.SCHEDULE_TOPIC.encode():
                 self._schedule = at
@@ -86,7 +86,7 @@ class TagsCodes:
         if not delayed.any():
             return
         row, levels = found.find(props.DELAY)
-        for at, level in zip(row.tolist(), levels.to_pylist(), strict=True):
+        for at, level in zip(row.tolist(), levels.tolist(), strict=True):
             if not delayed[at]:
                 continue
             try:
@@ -126,13 +126,13 @@ class IndexKeys:
             self._sharp = np.concatenate([self._sharp, np.array(hashes, np.int64)])
         unique = found.places(props.UNIQUE_KEY)
         row, start, length = found.places(props.KEYS)
-        of, start, length = text_slices.split(found.data, start, length)
+        of, start, length = text.split(found.data, start, length)
         row = np.concatenate([unique[0], row[of]])
         order = np.argsort(row, kind="stable")
         row = row[order]
         start = np.concatenate([unique[1], start])[order]
         length = np.concatenate([unique[2], length])[order]
-        key_hash, units = text_slices.hashes(found.data, start, length)
+        key_hash, units = text.hashes(found.data, start, length)
         return Keys(row, text.index_hash(self._sharp[topic[row]], key_hash, units), length)
 
 
@@ -155,8 +155,8 @@ def batch_ranges(found: text.Properties, queue_offset: Array) -> tuple[Array, Ar
     if not len(base_rows):
         return base, count
     number_rows, numbers = found.find(props.INNER_NUM)
-    known = dict(zip(number_rows.tolist(), numbers.to_pylist(), strict=True))
-    for row, raw in zip(base_rows.tolist(), bases.to_pylist(), strict=True):
+    known = dict(zip(number_rows.tolist(), numbers.tolist(), strict=True))
+    for row, raw in zip(base_rows.tolist(), bases.tolist(), strict=True):
         if row in known:
             try:
                 base[row], count[row] = batch_range(0, raw.decode("utf-8", "replace"),

@@ -6,7 +6,7 @@ Everything goes by column; Python touches a group's key once per batch, never a 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +14,14 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import HOST_BITS, MAGIC_V1
 from rmqctl.scan.frames import Array, Batch, gather, shape
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from rmqctl.scan.text import Dictionary, KnownTexts, Properties, Texts, hashes, split, topics
 
 OTHER = "(other)"
 """The key of all groups that are not kept apart."""
 QUARTER_HOUR = 900_000
 MINUTE = 60_000
 _DENSE = 1 << 16
+_HASH = (1 << 32) - 1
 
 Key = Any
 """bytes (topic, tag, key), (bytes, int) for a queue, int (time slot, size class, flag), str or
@@ -39,6 +38,7 @@ class Keys:
         self.found: list[Key] = [] if only is None else [*only, OTHER]
         self._numbers: dict[Hashable, int] = {key: at for at, key in enumerate(self.found)}
         self._open = only is None
+        self._known = KnownTexts()
 
     def number(self, key: Key) -> int:
         known = self._numbers.get(key)
@@ -64,17 +64,9 @@ class Keys:
         distinct, place = np.unique(values, return_inverse=True)
         return np.array([self.number(key(one)) for one in distinct.tolist()], np.int64)[place]
 
-    def of_texts(self, array: pa.BinaryArray) -> Array:
+    def of_texts(self, texts: Texts) -> Array:
         """The number of each text, which is its own key."""
-        if not len(array):
-            return np.zeros(0, np.int64)
-        coded = array.dictionary_encode()
-        found: Array = self.of_distinct(coded)[np.asarray(coded.indices)]
-        return found
-
-    def of_distinct(self, coded: pa.DictionaryArray) -> Array:
-        """The number of each text of a dictionary."""
-        return np.array([self.number(one) for one in coded.dictionary.to_pylist()], np.int64)
+        return self._known.encode(texts, self.number)
 
 
 Codes = tuple[Array, Array | None]
@@ -82,14 +74,10 @@ Codes = tuple[Array, Array | None]
 
 
 def _topic(keys: Keys, batch: Batch) -> Codes:
-    from rmqctl.scan.text import topics
-
     return keys.of_texts(topics(batch)), None
 
 
 def _queue(keys: Keys, batch: Batch) -> Codes:
-    from rmqctl.scan.text import topics
-
     texts, queues = Keys(), Keys()
     topic = texts.of_texts(topics(batch))
     queue = queues.of_ints(batch.column("queue_id"))
@@ -102,8 +90,6 @@ def _queue(keys: Keys, batch: Batch) -> Codes:
 
 
 def _tag(keys: Keys, batch: Batch) -> Codes:
-    from rmqctl.scan.text import Properties
-
     rows, tags = Properties(batch).find(props.TAGS)
     codes: Array = np.zeros(len(batch), np.int64)
     if len(rows) < len(batch):
@@ -114,9 +100,6 @@ def _tag(keys: Keys, batch: Batch) -> Codes:
 
 def _key(keys: Keys, batch: Batch) -> Codes:
     """Every key of KEYS, once per message even where it stands there twice; None without any."""
-    from rmqctl.scan.text import Properties, slices
-    from rmqctl.scan.text_slices import split
-
     found = Properties(batch)
     rows, start, length = found.places(props.KEYS)
     of, begin, size = split(found.data, start, length)
@@ -126,13 +109,15 @@ def _key(keys: Keys, batch: Batch) -> Codes:
     bare = np.flatnonzero(without)
     if not len(rows):
         return np.full(len(bare), keys.number(None), np.int64), bare
-    coded = slices(found.data, begin, size).dictionary_encode()
-    text = np.asarray(coded.indices).astype(np.int64)
-    if (rows[1:] == rows[:-1]).any():
-        count = len(coded.dictionary)
-        pairs = np.unique(rows * count + text)
-        rows, text = pairs // count, pairs % count
-    codes = keys.of_distinct(coded)[text]
+    texts = Texts(found.data, begin, size)
+    marks = rows << 32 | hashes(found.data, begin, size)[0] & _HASH
+    if len(np.unique(marks)) < len(rows):  # perhaps the same key twice
+        distinct = Dictionary()
+        number = distinct.encode(texts)
+        rows, number = np.divmod(np.unique(rows * len(distinct) + number), len(distinct))
+        codes = np.array([keys.number(raw) for raw in distinct.texts], np.int64)[number]
+    else:
+        codes = keys.of_texts(texts)
     if not len(bare):
         return codes, rows
     none = np.full(len(bare), keys.number(None), np.int64)

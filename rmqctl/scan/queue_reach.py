@@ -11,8 +11,6 @@ import re
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
@@ -27,7 +25,10 @@ NOT_DISPATCHED = (b"%RETRY%", b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
 """Topics (by their beginning) whose messages a 5.x broker does not multi-dispatch."""
 _LMQ = props.LMQ_PREFIX.encode()
 _DISPATCHED = re.compile(re.escape(props.MULTI_QUEUE_OFFSET.encode()))
-_NUMBER = "^[0-9]{1,18}$"
+_COMMA, _ZERO = b","[0], b"0"[0]
+_BLANK = np.isin(np.arange(256), list(b"\t\n\f\r "))
+_DIGITS = 18
+"""A number in a property has at most so many."""
 _INT64 = np.iinfo(np.int64)
 
 
@@ -56,9 +57,9 @@ class QueueNumbers:
         """The topics by their number."""
         return self._texts.found
 
-    def topic(self, array: pa.BinaryArray) -> Array:
+    def topic(self, texts: text.Texts) -> Array:
         """The number of each topic."""
-        return self._texts.of_texts(array)
+        return self._texts.of_texts(texts)
 
     def number(self, key: QueueKey) -> int:
         return self._queues.number(key)
@@ -141,13 +142,13 @@ class QueueReach:
             self._count = np.append(self._count, np.zeros(more, np.int64))
 
     def _add_dispatched(self, batch: Batch, topic: Array, queue_id: Array, rowed: Array) -> None:
-        raw = text.properties(batch)
-        if _DISPATCHED.search(text.values(raw)[1].data) is None:
+        packed = text.properties(batch).packed()
+        if _DISPATCHED.search(packed.data.data) is None:
             return
         if self._generation >= 5:
             left_out = [one.startswith(NOT_DISPATCHED) for one in self._numbers.topics]
             rowed = rowed & ~np.array(left_out, bool)[topic]
-        row, names, offsets = dispatched_rows(text.Properties(raw), rowed)
+        row, names, offsets = dispatched_rows(text.Properties(packed), rowed)
         if len(row):
             to = self._numbers.topic(names)
             light = np.array([one.startswith(_LMQ) for one in self._numbers.topics], bool)[to]
@@ -171,8 +172,7 @@ def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Ar
     return first, last
 
 
-def dispatched_rows(found: text.Properties, which: Array) -> tuple[
-        Array, pa.BinaryArray, Array]:
+def dispatched_rows(found: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
     """(record, queue name, queue offset) of each further row of multi-dispatched records.
 
     ``which`` (bool) says which records count. Lists of different length give no rows at all, an
@@ -183,36 +183,62 @@ def dispatched_rows(found: text.Properties, which: Array) -> tuple[
         return name_row, names, np.zeros(0, np.int64)
     offset_row, offsets = found.find(props.MULTI_QUEUE_OFFSET)
     both, at, where = np.intersect1d(name_row, offset_row, assume_unique=True, return_indices=True)
-    kept = which[both] & np.asarray(pc.match_substring_regex(names.take(pa.array(at)), r"\S"))
-    both, at, where = both[kept], at[kept], where[kept]
-    # Java's split has no empty parts at the end.
-    parts = pc.split_pattern(_closed(names.take(pa.array(at))), pattern=",")
-    numbers = pc.split_pattern(_closed(offsets.take(pa.array(where))), pattern=",")
-    length = np.asarray(pc.list_value_length(parts)).astype(np.int64)
-    same = length == np.asarray(pc.list_value_length(numbers))
-    if not same.all():
-        mask = pa.array(same)
-        parts, numbers, both, length = parts.filter(mask), numbers.filter(mask), both[
-            same], length[same]
-    name, number, record = parts.flatten(), numbers.flatten(), np.repeat(both, length)
-    good = np.asarray(pc.and_(pc.match_substring_regex(number, _NUMBER),
-                              pc.greater(pc.binary_length(name), 0)))
-    if not good.all():
-        mask = pa.array(good)
-        name, number, record = name.filter(mask), number.filter(mask), record[good]
-    return record, name, _integers(number)
+    counted = which[both] & ~_all_blank(names.take(at))
+    both, at, where = both[counted], at[counted], where[counted]
+    name_of, name, name_count = _parts(names.take(at))
+    number_of, number, number_count = _parts(offsets.take(where))
+    same = name_count == number_count
+    name_of, name = name_of[same[name_of]], name.take(same[name_of])
+    number = number.take(same[number_of])
+    good, value = _integers(number)
+    good &= name.length > 0
+    return both[name_of[good]], name.take(good), value[good]
 
 
-def _closed(lists: pa.BinaryArray) -> pa.BinaryArray:
-    return pc.replace_substring_regex(lists, pattern=",+$", replacement="")
+def _all_blank(texts: text.Texts) -> Array:
+    """Which texts (none empty) are nothing but blanks (bool)."""
+    blank: Array = _BLANK[texts.data[texts.start]]
+    for row in np.flatnonzero(blank).tolist():
+        first = int(texts.start[row])
+        blank[row] = _BLANK[texts.data[first:first + int(texts.length[row])]].all()
+    return blank
 
 
-def _whole(row: Array, values: pa.BinaryArray) -> tuple[Array, Array]:
+def _parts(lists: text.Texts) -> tuple[Array, text.Texts, Array]:
+    """(list each part is of, parts between commas, parts of each list).
+
+    As Java's split, which has no empty parts at the end.
+    """
+    length = lists.length.copy()
+    rows = np.arange(len(lists))
+    while len(rows):
+        rows = rows[(length[rows] > 0) & (
+            lists.data[lists.start[rows] + length[rows] - 1] == _COMMA)]
+        length[rows] -= 1
+    of, start, size = text.split(lists.data, lists.start, length, separator=_COMMA,
+                                 keep_empty=True)
+    return of, text.Texts(lists.data, start, size), np.bincount(of, minlength=len(lists))
+
+
+def _whole(row: Array, values: text.Texts) -> tuple[Array, Array]:
     """The rows whose value is a whole number, and the numbers (int64)."""
-    good = np.asarray(pc.match_substring_regex(values, _NUMBER))
-    return row[good], _integers(values.filter(pa.array(good)))
+    good, number = _integers(values)
+    return row[good], number[good]
 
 
-def _integers(values: pa.BinaryArray) -> Array:
-    found: Array = np.asarray(values.cast(pa.string()).cast(pa.int64()))
-    return found
+def _integers(texts: text.Texts) -> tuple[Array, Array]:
+    """(which texts are whole numbers of ASCII digits (bool), the numbers (int64))."""
+    good: Array = (texts.length > 0) & (texts.length <= _DIGITS)
+    rows = np.flatnonzero(good)
+    number: Array = np.zeros(len(texts), np.int64)
+    if len(rows):
+        some = texts.take(rows)
+        digits = text.matrix(some.data, some.start, some.length, _DIGITS)[0]
+        inside = np.arange(_DIGITS) < some.length[:, None]
+        digits -= _ZERO  # what is no digit becomes more than 9
+        good[rows] = ((digits <= 9) | ~inside).all(axis=1)
+        value: Array = np.zeros(len(rows), np.int64)
+        for column in range(int(some.length.max())):
+            value = np.where(inside[:, column], value * 10 + digits[:, column], value)
+        number[rows] = value
+    return good, number

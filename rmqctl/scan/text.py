@@ -1,55 +1,336 @@
-"""Topics and properties of a batch by column, without a Python object for each.
+"""Texts of a batch by column (topics, properties, keys), without a Python object for each.
 
-Texts are cut out of the walk's buffer into Arrow binary arrays (one copy); a property is found
-by comparing the first bytes of all segments at once.
+A column of texts is a buffer with the start and the length of each text in it (`Texts`). To be
+compared or hashed they are gathered into one matrix, a row for each text, with zeros behind the
+shorter ones; a property is found by comparing the first bytes of all segments at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqctl.formats.local import properties as props
-from rmqctl.scan import text_slices
+from rmqctl.formats.local.javahash import string_hash
 from rmqctl.scan.frames import Array, Batch, gather
 
+SHORT = 64
+"""Texts up to so many bytes are hashed together, whatever their lengths."""
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()[0]
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
 _WORD = 8
-_CLOSE = pa.scalar(bytes([_SEPARATOR]), pa.binary())
-_NOTHING = pa.scalar(b"", pa.binary())
+_MAX_POWER = 1 << 15
+_HIGH = 0x80
+_SPACE = 0x20
+_LONGEST_KNOWN = 256
+_MOST_KNOWN = 4096
+_SAMPLE = 256
+_WASTE = 4
+_WIDE = 1 << 16
+_SPARE = 1 << 16
 
 
-def slices(data: Array, start: Array, length: Array) -> pa.BinaryArray:
-    """``data[start:start+length]`` for each row. Rows must be ascending and must not overlap."""
-    count = len(start)
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts where they lie: ``data`` (uint8), and starts and lengths in it (int64)."""
+
+    data: Array
+    start: Array
+    length: Array
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def tolist(self) -> list[bytes]:
+        view = memoryview(self.data.data)
+        return [bytes(view[first:end]) for first, end in zip(
+            self.start.tolist(), (self.start + self.length).tolist(), strict=True)]
+
+    def take(self, rows: Any) -> Texts:
+        """Some of the texts, by number or by mask; nothing is copied."""
+        return Texts(self.data, self.start[rows], self.length[rows])
+
+    def equal(self, raw: bytes) -> Array:
+        """Which texts are ``raw`` (bool)."""
+        same: Array = self.length == len(raw)
+        rows = np.flatnonzero(same)
+        if len(rows) and raw:
+            texts = matrix(self.data, self.start[rows], self.length[rows], len(raw))[0]
+            same[rows] = (texts == np.frombuffer(raw, np.uint8)).all(axis=1)
+        return same
+
+    def packed(self) -> Packed:
+        """A copy with nothing else around the texts."""
+        count, total = len(self.start), int(self.length.sum())
+        width = int(self.length.max(initial=0)) + 1
+        if count * width > _WASTE * (total + count) + _SPARE:
+            # A few long texts among short ones: a matrix would be mostly zeros.
+            data = np.frombuffer(b"\0".join([*self.tolist(), b"\0" * 2 * _WORD]), np.uint8).copy()
+            start = np.zeros(count, np.int64)
+            np.cumsum(self.length[:-1] + 1, out=start[1:])
+            return Packed(data, start, self.length)
+        data = np.empty(count * width + 2 * _WORD, np.uint8)
+        data[count * width:] = 0
+        texts = data[:count * width].reshape(count, width)
+        _fill(texts, self.data, self.start, self.length)
+        return Packed(data, np.arange(count, dtype=np.int64) * width, self.length)
+
+
+class Packed(Texts):
+    """Texts in data of their own, in order: zeros between them, and at least two words behind."""
+
+    __slots__ = ()
+
+
+def joined(parts: Sequence[Packed]) -> Packed:
+    """The texts of all parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    base = np.cumsum([0, *(len(part.data) for part in parts[:-1])])
+    return Packed(np.concatenate([part.data for part in parts]),
+                  np.concatenate([part.start + at for part, at in zip(parts, base, strict=True)]),
+                  np.concatenate([part.length for part in parts]))
+
+
+def topics(batch: Batch) -> Texts:
+    """The topic of each message, where it lies in the batch."""
+    return Texts(batch.data, batch.column("topic_start"), batch.column("topic_length"))
+
+
+def properties(batch: Batch) -> Texts:
+    """The stored properties string of each message, where it lies in the batch."""
+    return Texts(batch.data, batch.column("properties_start"), batch.column("properties_length"))
+
+
+# -- texts as a matrix ----------------------------------------------------------------------------
+
+
+def matrix(data: Array, start: Array, length: Array, width: int) -> tuple[Array, bool]:
+    """(texts as uint8 [n, width] with zeros behind the shorter ones, whether none is shorter)."""
+    texts: Array = np.empty((len(start), width), np.uint8)
+    return texts, _fill(texts, data, start, length)
+
+
+def _fill(texts: Array, data: Array, start: Array, length: Array) -> bool:
+    """Copies texts into the rows of a matrix (uint8), zeros behind them; True if all fill theirs.
+
+    No text is longer than the matrix is wide.
+    """
+    count, width = texts.shape
     if not count:
-        return pa.array([], pa.binary())
-    edges = np.empty(2 * count, np.int32)
-    edges[0::2] = start
-    edges[1::2] = start + length
-    # Every second element is a wanted slice, the others are the bytes between two of them.
-    both = pa.BinaryArray.from_buffers(pa.binary(), 2 * count - 1,
-                                       [None, pa.py_buffer(edges), pa.py_buffer(data)])
-    return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+        return True
+    last = len(data) - width
+    if last >= 0 and int(start.max()) <= last:
+        texts[:] = gather(data, start, width).view(np.uint8).reshape(count, width)
+    else:
+        # Texts so near to the end of the data that their rows would reach beyond it.
+        near = start > last
+        if last >= 0:
+            texts[~near] = gather(data, start[~near], width).view(np.uint8).reshape(-1, width)
+        for row in np.flatnonzero(near).tolist():
+            first, size = int(start[row]), int(length[row])
+            texts[row, :size] = data[first:first + size]
+    least = int(length.min())
+    if least == width:
+        return True
+    if least == int(length.max()):
+        texts[:, least:] = 0
+    else:
+        narrow = np.uint16 if width < _WIDE else np.int64
+        inside = np.arange(width, dtype=narrow) < length.astype(narrow)[:, None]
+        texts *= inside.view(np.uint8)
+    return False
 
 
-def strings(raw: pa.BinaryArray) -> pa.StringArray:
-    """The texts as Arrow strings, nulls kept; what is no UTF-8 becomes U+FFFD as Python has it."""
-    try:
-        return raw.cast(pa.string())
-    except pa.ArrowInvalid:  # Arrow does not say which: all of this one array go the slow way
-        return pa.array([None if one is None else one.decode("utf-8", "replace")
-                         for one in raw.to_pylist()], pa.string())
+def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
+    """(``String.hashCode``, UTF-16 length) of UTF-8 texts, both int64.
+
+    The hash is a signed 32-bit value. Bytes that are no UTF-8 count as Java's decoder replaces
+    them.
+    """
+    out: Array = np.zeros(len(start), np.int64)
+    units = length.astype(np.int64)
+    widest = int(length.max(initial=0))
+    if widest <= SHORT:
+        _hash_rows(data, start, length, slice(None), widest, out, units)
+        return out, units
+    for width in [SHORT, *np.unique(length[length > SHORT]).tolist()]:
+        rows = np.flatnonzero(length == width if width > SHORT else length <= SHORT)
+        _hash_rows(data, start[rows], length[rows], rows, width, out, units)
+    return out, units
 
 
-def values(array: pa.BinaryArray) -> tuple[Array, Array]:
-    """(offsets int32 [n + 1], bytes uint8) of a binary array, as views."""
-    _, offsets, data = array.buffers()
-    found = np.frombuffer(offsets, np.int32)[array.offset:array.offset + len(array) + 1]
-    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return found, content
+def _hash_rows(data: Array, start: Array, length: Array, rows: Any, width: int, out: Array,
+               units: Array) -> None:
+    """Hashes and UTF-16 lengths of texts of up to ``width`` bytes, into rows of the outputs."""
+    if not len(start) or not width:
+        return
+    texts, even = matrix(data, start, length, width)
+    hashed = _polynomial(texts)
+    if not even:
+        hashed *= _inverse_powers()[width - length]
+    out[rows] = hashed.view(np.int32)
+    if int(texts.max()) >= _HIGH:
+        numbers = np.arange(len(out))[rows]
+        for at in np.flatnonzero((texts >= _HIGH).any(axis=1)).tolist():
+            raw = data[int(start[at]):int(start[at] + length[at])].tobytes()
+            decoded = raw.decode("utf-8", "replace")
+            out[numbers[at]] = string_hash(decoded)
+            units[numbers[at]] = len(decoded.encode("utf-16-be")) // 2
+
+
+def _polynomial(texts: Array) -> Array:
+    """The hashes (uint32) of rows of bytes, as if all were ASCII texts of the full width.
+
+    ``einsum`` is numpy's own loop: no BLAS and no threads of its own beside the workers'.
+    """
+    width = texts.shape[1]
+    powers = power_table()[width - 1::-1] if width <= _MAX_POWER else np.array(
+        [pow(31, width - 1 - at, 1 << 32) for at in range(width)], np.uint32)
+    hashed: Array = np.einsum("ij,j->i", texts.astype(np.uint32), powers)
+    return hashed
+
+
+@cache
+def power_table() -> Array:
+    """31 to the power of 0 … 32767 (no property is longer), modulo 2^32."""
+    factors = np.full(_MAX_POWER, 31, np.uint32)
+    factors[0] = 1
+    return np.multiply.accumulate(factors, dtype=np.uint32)
+
+
+@cache
+def _inverse_powers() -> Array:
+    """What undoes the powers of 31 that zeros behind a text contribute."""
+    inverse = pow(31, -1, 1 << 32)
+    return np.array([pow(inverse, at, 1 << 32) for at in range(SHORT + 1)], np.uint32)
+
+
+def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
+    """The hash an index entry holds for ``topic#key``, from the parts' Java hashes.
+
+    ``topic_hash`` is of ``topic#`` (with the sharp), so hash(topic#key) follows from it by
+    31 to the power of the key's length in UTF-16 units.
+    """
+    power = power_table()[key_length]
+    total = topic_hash.astype(np.uint32) * power + key_hash.astype(np.uint32)
+    signed = total.view(np.int32).astype(np.int64)
+    hashed: Array = np.abs(signed)
+    hashed[hashed == 1 << 31] = 0
+    return hashed
+
+
+def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
+          keep_empty: bool = False) -> tuple[Array, Array, Array]:
+    """(number of the text each part comes from, starts, lengths) of the parts of texts.
+
+    Parts lie between single separators (a byte; the space if not given). Texts must be
+    ascending and must not overlap. Empty parts are left out, or kept.
+    """
+    marks = np.flatnonzero(data == separator)
+    first = np.searchsorted(marks, start)
+    inside = np.searchsorted(marks, start + length) - first
+    of = np.arange(len(start))
+    if not inside.any():
+        return (of, start, length) if keep_empty or length.all() else _filled(
+            of, start, start + length)
+    marks = marks[np.repeat(first - np.cumsum(inside) + inside, inside)
+                  + np.arange(int(inside.sum()))]
+    of = np.repeat(of, inside + 1)
+    head = np.ones(len(of), bool)
+    head[1:] = of[1:] != of[:-1]
+    begin: Array = np.empty(len(of), np.int64)
+    begin[head], begin[~head] = start, marks + 1
+    tail = np.append(head[1:], True)
+    end: Array = np.empty(len(of), np.int64)
+    end[tail], end[~tail] = start + length, marks
+    return (of, begin, end - begin) if keep_empty else _filled(of, begin, end)
+
+
+def _filled(of: Array, begin: Array, end: Array) -> tuple[Array, Array, Array]:
+    filled = end > begin
+    return of[filled], begin[filled], (end - begin)[filled]
+
+
+# -- numbers for recurring texts ------------------------------------------------------------------
+
+
+class KnownTexts:
+    """The caller's numbers of recurring texts: found by hash, and then proven byte by byte.
+
+    Where that is no use (long texts, or too many different ones) each text is looked up.
+    """
+
+    def __init__(self) -> None:
+        self._codes: Array = np.zeros(0, np.uint64)
+        self._numbers: Array = np.zeros(0, np.int64)
+        self._lengths: Array = np.zeros(0, np.int64)
+        self._words: Array = np.zeros((0, _LONGEST_KNOWN // _WORD), np.uint64)
+        self._useful = True
+
+    def __reduce__(self) -> Any:
+        """Another process begins with nothing known: it is quickly learned again."""
+        return KnownTexts, ()
+
+    def encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array:
+        """The number of each text (int64). ``number(raw)`` gives it: to a new text first."""
+        numbers = self._encode(texts, number) if len(texts) else np.zeros(0, np.int64)
+        if numbers is None:
+            return np.fromiter(map(number, texts.tolist()), np.int64, len(texts))
+        return numbers
+
+    def _encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array | None:
+        widest = int(texts.length.max())
+        if widest > _LONGEST_KNOWN or not self._useful:
+            return None
+        count = max(-(-widest // _WORD), 1)
+        words = matrix(texts.data, texts.start, texts.length, count * _WORD)[0].view(np.uint64)
+        code = np.einsum("ij,j->i", words, _factors()[:count])
+        code += texts.length.view(np.uint64)
+        at = self._place(code)
+        # Most batches have a few texts only, and the first rows show them all.
+        for most in (_SAMPLE, len(code)):
+            unknown = self._codes[at] != code if len(self._codes) else np.ones(len(code), bool)
+            if not unknown.any():
+                break
+            # New texts get their numbers in the order in which they appear.
+            rows = np.flatnonzero(unknown)[:most]
+            rows = rows[np.sort(np.unique(code[rows], return_index=True)[1])]
+            if len(rows) + len(self._codes) > _MOST_KNOWN:
+                self._useful = False
+                return None
+            self._learn(code[rows], words[rows], texts.take(rows), number)
+            at = self._place(code)
+        if not ((self._lengths[at] == texts.length).all()
+                and (self._words[at, :count] == words).all()):
+            return None
+        return self._numbers[at]
+
+    def _place(self, code: Array) -> Array:
+        return np.minimum(np.searchsorted(self._codes, code), max(0, len(self._codes) - 1))
+
+    def _learn(self, code: Array, words: Array, texts: Texts,
+               number: Callable[[bytes], int]) -> None:
+        rows: Array = np.zeros((len(code), self._words.shape[1]), np.uint64)
+        rows[:, :words.shape[1]] = words
+        numbers = np.fromiter(map(number, texts.tolist()), np.int64, len(texts))
+        code = np.concatenate([self._codes, code])
+        order = np.argsort(code)
+        self._codes = code[order]
+        self._numbers = np.concatenate([self._numbers, numbers])[order]
+        self._lengths = np.concatenate([self._lengths, texts.length])[order]
+        self._words = np.concatenate([self._words, rows])[order]
+
+
+@cache
+def _factors() -> Array:
+    """Odd factors for the words of a text; what they are does not matter."""
+    return np.array([pow(0x9E3779B97F4A7C15, at + 1, 1 << 64)
+                     for at in range(_LONGEST_KNOWN // _WORD)], np.uint64)
 
 
 class Dictionary:
@@ -58,68 +339,44 @@ class Dictionary:
     def __init__(self) -> None:
         self.texts: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
-        self._codes = text_slices.Codes()
+        self._known = KnownTexts()
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def number(self, raw: bytes) -> int:
-        found = self._numbers.get(raw)
-        if found is None:
-            found = self._numbers[raw] = len(self.texts)
+        number = self._numbers.get(raw)
+        if number is None:
+            number = self._numbers[raw] = len(self.texts)
             self.texts.append(raw)
-        return found
+        return number
 
-    def encode(self, array: pa.BinaryArray) -> Array:
+    def encode(self, texts: Texts) -> Array:
         """The number of each text (int64)."""
-        if not len(array):
-            return np.zeros(0, np.int64)
-        coded = array.dictionary_encode()
-        known = np.array([self.number(one) for one in coded.dictionary.to_pylist()], np.int64)
-        found: Array = known[np.asarray(coded.indices)]
-        return found
-
-    def encode_places(self, data: Array, start: Array, length: Array) -> Array:
-        """The number of each text that lies in ``data`` (int64): cheaper for few, short texts.
-
-        Texts must be ascending and must not overlap.
-        """
-        found = self._codes.encode(data, start, length, self.number)
-        return self.encode(slices(data, start, length)) if found is None else found
+        return self._known.encode(texts, self.number)
 
 
-def topics(batch: Batch) -> pa.BinaryArray:
-    """The topic of each message."""
-    return slices(batch.data, batch.column("topic_start"), batch.column("topic_length"))
-
-
-def properties(batch: Batch) -> pa.BinaryArray:
-    """The stored properties string of each message."""
-    return slices(batch.data, batch.column("properties_start"),
-                  batch.column("properties_length"))
+# -- properties -----------------------------------------------------------------------------------
 
 
 class Properties:
     """The properties strings of many records, cut into their ``key 0x01 value`` segments."""
 
-    def __init__(self, records: Batch | pa.BinaryArray) -> None:
-        raw = properties(records) if isinstance(records, Batch) else records
-        self._count = len(raw)
-        offsets, content = values(raw)
-        if not _all_closed(offsets, content):
-            # A separator behind each record: then every segment ends with one, in every record.
-            offsets, content = values(pc.binary_join_element_wise(raw, _CLOSE, _NOTHING))
-        first, last = (int(offsets[0]), int(offsets[-1])) if self._count else (0, 0)
-        self._data: Array = np.zeros(last - first + 2 * _WORD, np.uint8)
-        self._data[:last - first] = content[first:last]
-        self._end = np.flatnonzero(self._data[:last - first] == _SEPARATOR)
+    def __init__(self, records: Batch | Texts) -> None:
+        texts = properties(records) if isinstance(records, Batch) else records
+        packed = texts if isinstance(texts, Packed) else texts.packed()
+        self._data, start, length = packed.data, packed.start, packed.length
+        # A separator behind each text that has none: then every segment ends with one.
+        behind = (start + length)[length > 0]
+        self._data[behind[self._data[behind - 1] != _SEPARATOR]] = _SEPARATOR
+        self._end = np.flatnonzero(self._data == _SEPARATOR)
+        edges = np.append(np.searchsorted(self._end, start), len(self._end))
+        segments = np.diff(edges)
+        self._row = np.repeat(np.arange(len(start)), segments)
         self._start = np.empty_like(self._end)
-        if len(self._end):
-            self._start[0] = 0
-            self._start[1:] = self._end[:-1] + 1
-        segments = np.searchsorted(self._end, offsets[1:] - first)
-        segments[1:] -= segments[:-1].copy()
-        self._row = np.repeat(np.arange(self._count), segments)
+        self._start[1:] = self._end[:-1] + 1
+        some = segments > 0
+        self._start[edges[:-1][some]] = start[some]
         self._words = gather(self._data, self._start, _WORD).view(">u8").astype(np.uint64)
 
     @property
@@ -154,47 +411,11 @@ class Properties:
         if len(row) > 1:
             again = row[1:] == row[:-1]
             if again.any():
-                keep = np.append(~again, True)
-                row, start, length = row[keep], start[keep], length[keep]
+                latest = np.append(~again, True)
+                row, start, length = row[latest], start[latest], length[latest]
         return row, start, length
 
-    def find(self, name: str) -> tuple[Array, pa.BinaryArray]:
+    def find(self, name: str) -> tuple[Array, Texts]:
         """(row numbers ascending, values) of the records which have the property: see `places`."""
         row, start, length = self.places(name)
-        return row, slices(self._data, start, length)
-
-
-def _all_closed(offsets: Array, content: Array) -> bool:
-    """Whether every text ends with the separator (or is empty, which has no segment)."""
-    filled = offsets[1:] > offsets[:-1]
-    return bool((content[offsets[1:][filled] - 1] == _SEPARATOR).all())
-
-
-def java_hash(array: pa.BinaryArray) -> Array:
-    """``String.hashCode`` (int64 holding a signed 32-bit value) of each UTF-8 text."""
-    return _hashes(array)[0]
-
-
-def utf16_length(array: pa.BinaryArray) -> Array:
-    """The number of UTF-16 units of each UTF-8 text (int64), as Java's ``length()`` counts."""
-    return _hashes(array)[1]
-
-
-def _hashes(array: pa.BinaryArray) -> tuple[Array, Array]:
-    offsets, content = values(array)
-    return text_slices.hashes(content, offsets[:-1].astype(np.int64),
-                              np.diff(offsets).astype(np.int64))
-
-
-def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
-    """The hash an index entry holds for ``topic#key``, from the parts' Java hashes.
-
-    ``topic_hash`` is of ``topic#`` (with the sharp), so hash(topic#key) follows from it by
-    31 to the power of the key's length in UTF-16 units.
-    """
-    power = text_slices.power_table()[key_length]
-    total = topic_hash.astype(np.uint32) * power + key_hash.astype(np.uint32)
-    signed = total.view(np.int32).astype(np.int64)
-    found: Array = np.abs(signed)
-    found[found == 1 << 31] = 0
-    return found
+        return row, Texts(self._data, start, length)

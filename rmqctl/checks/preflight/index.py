@@ -75,8 +75,7 @@ class Index:
         start = int(np.searchsorted(batch.offset[record], self._end_phy, "left"))
         if start >= len(record):
             return
-        topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
-                                           batch.column("topic_length"))
+        topic = self._topics.encode(text.topics(batch))
         rows = self._keys.keys(properties(batch), topic).row
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         wanted = which & (kind != sysflag.TRANSACTION_ROLLBACK)

@@ -72,8 +72,7 @@ class Lost:
         self._take(batch, np.flatnonzero(intact & ~old))
 
     def _take(self, batch: Batch, rows: Array) -> None:
-        start, length = batch.column("topic_start"), batch.column("topic_length")
-        topic = self._topics.encode_places(batch.data, start, length)[rows]
+        topic = self._topics.encode(text.topics(batch))[rows]
         names = [os.fsdecode(one) for one in self._topics.texts]
         for number, count in zip(*np.unique(topic, return_counts=True), strict=True):
             self.by_topic[names[int(number)]] += int(count)

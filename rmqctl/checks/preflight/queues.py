@@ -118,8 +118,7 @@ class Queues:
         return self._latest[1]
 
     def _expected(self, batch: Batch) -> Iterator[tuple[Array, Array, Array, Array]]:
-        topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
-                                           batch.column("topic_length"))
+        topic = self._topics.encode(text.topics(batch))
         for raw in self._topics.texts[len(self._is_batch):]:
             name = os.fsdecode(raw)
             self._is_batch = np.append(self._is_batch, self._rules.generation >= 5

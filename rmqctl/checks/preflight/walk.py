@@ -140,11 +140,11 @@ def _bad_numbers(batch: Batch, rules: Rules) -> Iterator[int]:
     found = properties(batch)
     bad: set[int] = set()
     rows, levels = found.find(props.DELAY)
-    for row, level in zip(rows.tolist(), levels.to_pylist(), strict=True):
+    for row, level in zip(rows.tolist(), levels.tolist(), strict=True):
         if not _is_number(level, 32) and _topic(batch, row) == _SCHEDULE:
             bad.add(row)
     if rules.generation >= 5:
-        base, count = (dict(zip(at.tolist(), values.to_pylist(), strict=True))
+        base, count = (dict(zip(at.tolist(), values.tolist(), strict=True))
                        for at, values in map(found.find, _NUMBERS))
         bad |= {row for row in base.keys() & count.keys()
                 if not (_is_number(base[row], 64) and _is_number(count[row], 16))}

@@ -147,8 +147,7 @@ class _Queue:
                                                  strict=True)}
 
     def _records(self, file: StoreFile, batch: Batch) -> Iterator[Finding]:
-        other = np.array([raw != self._topic.encode("utf-8", "surrogateescape")
-                          for raw in text.topics(batch).to_pylist()], bool)
+        other = ~text.topics(batch).equal(self._topic.encode("utf-8", "surrogateescape"))
         size = batch.column("total_size")
         for words, mask in (
                 ("the body does not match its CRC", ~batch.crc_ok()),
@@ -227,7 +226,7 @@ class _Queue:
 def _columns(batch: Batch) -> tuple[Array, ...]:
     tags: Array = np.zeros(len(batch), np.int64)
     rows, values = text.Properties(batch).find(props.TAGS)
-    tags[rows] = text.java_hash(values)
+    tags[rows] = text.hashes(values.data, values.start, values.length)[0]
     return (batch.offset, batch.column("total_size"), batch.column("store_timestamp"),
             batch.column("queue_offset"), tags)
 

@@ -80,8 +80,7 @@ class Deriver:
 
     def derive(self, batch: Batch) -> Derived:
         """The columns for the messages of a batch; they hold nothing of its buffer."""
-        topic = self.topics.encode_places(batch.data, batch.column("topic_start"),
-                                          batch.column("topic_length"))
+        topic = self.topics.encode(text.topics(batch))
         found = text.Properties(batch)
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
@@ -111,9 +110,9 @@ class Deriver:
         message, names, offset = dispatched_rows(found, rowed)
         if not len(message):
             return None
-        coded = names.dictionary_encode()
-        return Further(coded.dictionary.to_pylist(), message,
-                       np.asarray(coded.indices).astype(np.int64), offset)
+        distinct = text.Dictionary()
+        number = distinct.encode(names)
+        return Further(distinct.texts, message, number, offset)
 
 
 def deriver_for(settings: Settings, *, rows: bool = True) -> Deriver:

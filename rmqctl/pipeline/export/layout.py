@@ -12,9 +12,9 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 
 import numpy as np
 
+from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.groupings import QUARTER_HOUR
-from rmqctl.scan.text import Dictionary
 
 PARTS = ("topic", "day", "store")
 """What an export can be partitioned by; ``day`` is that of the store time."""
@@ -94,7 +94,7 @@ class Partitions:
     def __init__(self, names: Sequence[str], store: str, zone: tzinfo) -> None:
         self.names, self.found = tuple(names), list[Values]()
         self._store, self._zone = store, zone
-        self._topics = Dictionary()
+        self._topics = text.Dictionary()
         self._numbers: dict[int, int] = {}
         self._by_values: dict[Values, int] = {}
 
@@ -104,8 +104,7 @@ class Partitions:
         if not len(batch):
             return key
         if "topic" in self.names:
-            key += self._topics.encode_places(batch.data, batch.column("topic_start"),
-                                              batch.column("topic_length")) * _DAYS
+            key += self._topics.encode(text.topics(batch)) * _DAYS
         if "day" in self.names:
             key += days(batch.column("store_timestamp"), self._zone) - _NO_DAY
         first = int(key[0])

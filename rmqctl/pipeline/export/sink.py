@@ -25,10 +25,9 @@ from rmqctl.errors import StoreIOError
 from rmqctl.pipeline.export.files import File, csv_line, json_line, opened
 from rmqctl.pipeline.export.layout import Partitions
 from rmqctl.pipeline.export.spec import ORIGIN, TEXTS, Export
-from rmqctl.scan.columns import MESSAGE_TYPES, message_columns
+from rmqctl.scan.columns import MESSAGE_TYPES, as_strings, message_columns
 from rmqctl.scan.frames import Array, Batch
-from rmqctl.scan.pairs import as_strings
-from rmqctl.scan.text import Properties, properties
+from rmqctl.scan.text import Properties
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.projection import Projection
 from rmqctl.store.query.conditions import PROPERTY
@@ -108,7 +107,7 @@ class Columns:
             elif name in known:
                 arrays.append(known[name])
             else:
-                parsed = parsed or Properties(properties(batch))
+                parsed = parsed or Properties(batch)
                 arrays.append(as_strings(parsed, count, name.removeprefix(PROPERTY)))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 

@@ -254,8 +254,6 @@ class _Job:
             raise
 
     def _results(self, done: int, jobs: int) -> part_ranges.Results[Found]:
-        if jobs > 1:
-            import pyarrow.compute  # noqa: F401  # once here, instead of in each worker process
         work = partial(derive, self._settings, CONSUMEQUEUE in self._wishes, self._log_end)
         return part_ranges.in_order(work, part_ranges.cut(self._parts, done, self._log_end), jobs)
 

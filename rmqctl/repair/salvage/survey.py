@@ -353,8 +353,7 @@ class Surveyor:
                                            behind[out].tolist(), strict=True))
 
     def _rows(self, batch: Batch) -> None:
-        topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
-                                           batch.column("topic_length"))
+        topic = self._topics.encode(text.topics(batch))
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
         queue = self._table.encode(topic, batch.column("queue_id"))
@@ -395,7 +394,7 @@ class Surveyor:
         ids = batch.column("queue_id")[message].tolist()
         number = self.survey.runs.number
         queue = np.array([number((os.fsdecode(name), 0 if name.startswith(_LMQ) else queue_id))
-                          for name, queue_id in zip(names.to_pylist(), ids, strict=True)],
+                          for name, queue_id in zip(names.tolist(), ids, strict=True)],
                          np.int64)
         return queue, offset, np.ones(len(message), np.int64), batch.offset[message]
 

@@ -304,8 +304,7 @@ def _frames(store: Store, to: int) -> Iterator[Batch]:
 def _take(cut: Cut, batch: Batch, topics: text.Dictionary, progress: Progress) -> None:
     intact = batch.crc_ok()
     cut.damaged += int(len(batch) - np.count_nonzero(intact))
-    topic = topics.encode_places(batch.data, batch.column("topic_start"),
-                                 batch.column("topic_length"))
+    topic = topics.encode(text.topics(batch))
     names = [os.fsdecode(one) for one in topics.texts]
     for number, count in zip(*np.unique(topic[intact], return_counts=True), strict=True):
         cut.by_topic[names[int(number)]] += int(count)

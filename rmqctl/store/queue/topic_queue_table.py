@@ -167,8 +167,6 @@ def log_reach(store: Store, view: View, *, jobs: int = 1,
     parts = ranges.split(store.log.files, range_size)
     if view.log_end is not None:
         parts = _cut(parts, view.log_end)
-    if jobs > 1:
-        import pyarrow.compute  # noqa: F401  # once here, instead of in each worker process
     total, spans, last_record = QueueReach(view.generation), _Spans(), -1
     for part in ranges.in_order(partial(_work, view.generation), parts, jobs, progress):
         total.merge(part.reach)

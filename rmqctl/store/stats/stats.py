@@ -75,8 +75,6 @@ def collect_many(logs: Sequence[Sequence[StoreFile]], query: Query, jobs: int = 
         logs = [[file for log in logs for file in log]]
     if sum(file.size for log in logs for file in log) <= range_size:
         jobs = 1  # there is nothing to share
-    elif jobs > 1 and query.by in ("topic", "queue", "tag", "key"):
-        import rmqctl.scan.text  # noqa: F401  # once here, instead of in each worker process
 
     def sums(some: Sequence[Sequence[StoreFile]], only: Sequence[Key] | None) -> list[Aggregate]:
         return _sums(some, query, only, jobs, range_size, progress, pool)

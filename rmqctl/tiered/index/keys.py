@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from rmqctl.formats.config import java_map
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.tiered import index as fmt
-from rmqctl.scan import text, text_slices
+from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 
 SEPARATOR = " "
@@ -76,8 +75,8 @@ def keys_of(batch: Batch, topic: str | Array, found: text.Properties | None = No
 def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> Keys:
     """The keys of several batches as of one, each of a topic: much quicker where they are small."""
     sharp = np.repeat([topic_hash(one) for one in topics], [len(one) for one in batches])
-    raw = pa.concat_arrays([text.properties(one) for one in batches])
-    return _keys(text.Properties(raw), sharp)
+    packed = text.joined([text.properties(batch).packed() for batch in batches])
+    return _keys(text.Properties(packed), sharp)
 
 
 def _keys(properties: text.Properties, sharp: Array) -> Keys:
@@ -86,14 +85,14 @@ def _keys(properties: text.Properties, sharp: Array) -> Keys:
     unique = properties.places(props.UNIQUE_KEY)
     whole = properties.places(props.KEYS)
     odd = _odd(data, unique, whole, count)
-    of, start, length = text_slices.split(data, whole[1], whole[2], keep_empty=True)
+    of, start, length = text.split(data, whole[1], whole[2], keep_empty=True)
     row = np.concatenate([unique[0], whole[0][of]])
     start = np.concatenate([unique[1], start])
     length = np.concatenate([unique[2], length])
     odd |= np.bincount(row, minlength=count) > _SIMPLE_KEYS
     plain = ~odd[row]
     row, start, length = row[plain], start[plain], length[plain]
-    own, units = text_slices.hashes(data, start, length)
+    own, units = text.hashes(data, start, length)
     order = _in_buckets(row, own)
     row, own, units = row[order], own[order], units[order]
     again = _repeated(row, own)
@@ -150,7 +149,7 @@ def _repeated(row: Array, own: Array) -> Array:
 
 def _item_hash(sharp: Array, own: Array, units: Array) -> Array:
     """The hash of ``topic#key`` (int32): negated where negative, which leaves -2^31 as it is."""
-    power = text_slices.power_table()[units]
+    power = text.power_table()[units]
     signed = (sharp.astype(np.uint32) * power + own.astype(np.uint32)).view(np.int32)
     found: Array = np.abs(signed)
     return found

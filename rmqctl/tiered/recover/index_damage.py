@@ -14,8 +14,6 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.errors import FormatError, StoreIOError
@@ -174,7 +172,7 @@ def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batc
     """(messages, those of the queue's topic which units lead to (bool)) of a queue's commit log.
     ``offsets``: where its units lead, ascending. StoreIOError.
     """
-    topic = pa.scalar(os.fsencode(queue.name.topic), pa.binary())
+    topic = os.fsencode(queue.name.topic)
     if not len(offsets):
         return
     for segment in queue.commit_log.segments:
@@ -186,7 +184,7 @@ def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batc
             # A unit may lead to the coda in front of its message (§3).
             rows = _among(batch.offset, offsets) | _among(batch.offset - CODA_SIZE, offsets)
             if rows.any():
-                rows &= np.asarray(pc.equal(text.topics(batch), topic))
+                rows &= text.topics(batch).equal(topic)
                 yield batch, rows
 
 

@@ -161,8 +161,7 @@ class _Reading:
         end = batch.offset + batch.column("total_size")
         good = end <= about.segment.end
         about.beyond += int(len(batch) - good.sum())
-        topic = self._topics.encode_places(batch.data, batch.column("topic_start"),
-                                           batch.column("topic_length"))
+        topic = self._topics.encode(text.topics(batch))
         mine = (topic == self._topic) & (batch.column("queue_id") == self._name.queue_id)
         found.foreign += int((good & ~mine).sum())
         good &= mine

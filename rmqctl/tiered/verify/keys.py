@@ -15,7 +15,7 @@ import numpy as np
 
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
-from rmqctl.scan import text, text_slices
+from rmqctl.scan import text
 from rmqctl.scan.frames import Array
 from rmqctl.tiered.verify.spool import BUCKETS, Spool
 
@@ -72,12 +72,12 @@ class MessageKeys:
         Returns of every key its row and its length in bytes.
         """
         unique, keys = found.places(props.UNIQUE_KEY), found.places(props.KEYS)
-        of, start, length = text_slices.split(found.data, *keys[1:])
+        of, start, length = text.split(found.data, *keys[1:])
         row = np.concatenate([unique[0], keys[0][of]])
         start = np.concatenate([unique[1], start])
         length = np.concatenate([unique[2], length])
-        hashed, units = text_slices.hashes(found.data, start, length)
-        power = text_slices.power_table()[np.minimum(units, len(text_slices.power_table()) - 1)]
+        hashed, units = text.hashes(found.data, start, length)
+        power = text.power_table()[np.minimum(units, len(text.power_table()) - 1)]
         total = np.uint32(self._sharp & 0xFFFFFFFF) * power + hashed.astype(np.uint32)
         signed = total.astype(np.uint32).view(np.int32).astype(np.int64)
         self._put(row, signed, rows, offset, size, queue_offset, time, true_time,

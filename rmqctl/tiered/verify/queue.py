@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import StoreIOError
@@ -174,10 +172,11 @@ class QueueCheck:
             self.first = int(mine[0]), int(offset[matched][0])
         yield from self._order(batch, matched)
         topic = text.topics(batch)
-        right = np.asarray(pc.equal(topic, pa.scalar(self._topic, pa.binary())))
+        right = topic.equal(self._topic)
         for at in np.flatnonzero(matched & ~right).tolist():
             yield self._told("tiered-message-fields", batch, at,
-                             f"says its topic is {topic[at].as_py().decode('utf-8', 'replace')!r}")
+                             "says its topic is "
+                             f"{topic.take([at]).tolist()[0].decode('utf-8', 'replace')!r}")
         queue_id = batch.column("queue_id")
         for at in np.flatnonzero(matched & (queue_id != self.queue.name.queue_id)).tolist():
             yield self._told("tiered-message-fields", batch, at,

@@ -131,7 +131,7 @@ class MessageChecks:
             free = np.array([one.startswith(NOT_DISPATCHED) for one in self._topics.texts], bool)
         free = free[block.topic]
         picked: list[tuple[int, int, int]] = []
-        for at, raw, offset in zip(message.tolist(), names.to_pylist(), offsets.tolist(),
+        for at, raw, offset in zip(message.tolist(), names.tolist(), offsets.tolist(),
                                    strict=True):
             queue = os.fsdecode(raw)
             if is_queue_name(queue):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
@@ -34,14 +33,14 @@ class Block:
     store_timestamp: Array
     total_size: Array
     properties_length: Array
-    raw_properties: pa.BinaryArray
+    packed_properties: text.Packed
     _properties: text.Properties | None = None
 
     @property
     def properties(self) -> text.Properties:
         """The properties, cut into segments when first asked for."""
         if self._properties is None:
-            self._properties = text.Properties(self.raw_properties)
+            self._properties = text.Properties(self.packed_properties)
         return self._properties
 
     def __len__(self) -> int:
@@ -53,14 +52,14 @@ class Gatherer:
 
     def __init__(self) -> None:
         self._parts: list[tuple[Array, ...]] = []
-        self._raw: list[pa.BinaryArray] = []
+        self._packed: list[text.Packed] = []
         self.count = 0
 
     def add(self, batch: Batch, topic: Array, ok: Array, sealed: Array) -> None:
         """Copies what a block needs of a batch whose data is about to go."""
         self._parts.append((batch.offset, topic, ok, sealed,
                             *(batch.column(name) for name in _COLUMNS)))
-        self._raw.append(text.properties(batch))
+        self._packed.append(text.properties(batch).packed())
         self.count += len(batch)
 
     def take(self) -> Block | None:
@@ -69,7 +68,6 @@ class Gatherer:
             return None
         columns: list[Any] = [part[0] if len(part) == 1 else np.concatenate(part)
                               for part in zip(*self._parts, strict=True)]
-        raw = self._raw[0] if len(self._raw) == 1 else pa.concat_arrays(self._raw)
-        self._parts, self._raw, self.count = [], [], 0
-        whole: Any = (*columns, raw)
+        whole: Any = (*columns, text.joined(self._packed))
+        self._parts, self._packed, self.count = [], [], 0
         return Block(*whole)

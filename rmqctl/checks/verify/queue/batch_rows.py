@@ -212,10 +212,10 @@ class _Rows:
         found = text.Properties(batch)
         tags: Array = np.zeros(len(batch), np.int64)
         at, values = found.find(props.TAGS)
-        tags[at] = text.java_hash(values)
+        tags[at] = text.hashes(values.data, values.start, values.length)[0]
         base, count = batch_ranges(found, batch.column("queue_offset"))
         topic = self._queue.topic.encode("utf-8", "surrogateescape")
-        other = np.array([raw != topic for raw in text.topics(batch).to_pylist()], bool)
+        other = ~text.topics(batch).equal(topic)
         other |= batch.column("queue_id") != self._queue.queue_id
         mine = rows[number]
         good: Array = np.ones(len(number), bool)

@@ -87,7 +87,7 @@ class Records:
         found = text.Properties(batch)
         topic_row, topics = found.find(REAL_TOPIC)
         hashes: Array = np.zeros(len(batch), np.int64)
-        hashes[topic_row] = text.java_hash(topics)
+        hashes[topic_row] = text.hashes(topics.data, topics.start, topics.length)[0]
         rows, of = rows[fits], of[fits]
         gone = hashes[of] == javahash.string_hash(NO_TOPIC)
         if gone.any():  # what stands there was put in place of the lost message
@@ -178,7 +178,7 @@ def _due(found: text.Properties, count: int) -> Array:
     """When each message is to be delivered (ms), -1 where it does not say."""
     out: Array = np.full(count, -1, np.int64)
     rows, times = found.find(OUT_TIME)
-    for row, raw in zip(rows.tolist(), times.to_pylist(), strict=True):
+    for row, raw in zip(rows.tolist(), times.tolist(), strict=True):
         if raw.isdigit() and len(raw) < 18:
             out[row] = int(raw)
     return out
