@@ -1,28 +1,31 @@
-"""Text of sizes, offsets and times -> values, for command lines and for options of the data source.
+"""Text of options -> values, for command lines and for options of the data source.
 
 Every refusal is a UsageError that shows the text. The functions also take values that are parsed
-already and hand them back.
+already and hand them back, because typer passes defaults through the same door.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from fractions import Fraction
+from typing import NamedTuple
 
 from rmqctl.errors import UsageError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-LONG_MAX = (1 << 63) - 1
+_LONG_MAX = (1 << 63) - 1
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgtpe])(ib|b|i)?|b)?", re.IGNORECASE)
 _POWER = {unit: power for power, unit in enumerate("kmgtpe", start=1)}
 
 _RELATIVE = re.compile(r"(?:now)?([+-])((?:[0-9]+(?:ms|[smhdw]))+)")
-SPAN = re.compile(r"([0-9]+)(ms|[smhdw])")
-SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_SPAN = re.compile(r"([0-9]+)(ms|[smhdw])")
+_SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_UTC_OFFSET = re.compile(r"(?:utc|gmt)?([+-])([0-9]{1,2})(?::?([0-5][0-9]))?", re.IGNORECASE)
 
 
 def parse_size(text: str | int) -> int:
@@ -40,7 +43,7 @@ def parse_size(text: str | int) -> int:
     size = Fraction(number) * (base ** _POWER[unit.lower()] if unit else 1)
     if size.denominator != 1:
         raise UsageError(f"{text!r} is not a whole number of bytes")
-    if size > LONG_MAX:
+    if size > _LONG_MAX:
         raise UsageError(f"{text!r} is larger than any file can be")
     return int(size)
 
@@ -56,7 +59,7 @@ def parse_offset(text: str | int) -> int:
         value = int(stripped, 16)
     else:
         raise UsageError(f"{text!r} is not an offset; write 4096 or 0x1000")
-    if value > LONG_MAX:
+    if value > _LONG_MAX:
         raise UsageError(f"{text!r} is beyond the largest offset there is (2**63-1)")
     return value
 
@@ -84,7 +87,7 @@ def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = 
     relative = _RELATIVE.fullmatch(stripped.lower())
     if relative is not None:
         sign, spans = relative.groups()
-        distance = sum(int(n) * SPAN_MS[unit] for n, unit in SPAN.findall(spans))
+        distance = sum(int(n) * _SPAN_MS[unit] for n, unit in _SPAN.findall(spans))
         return clock() + (distance if sign == "+" else -distance)
     try:
         moment = datetime.fromisoformat(stripped)
@@ -96,3 +99,123 @@ def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = 
             f"{text!r} is not a time; write epoch milliseconds (1700000000000), ISO-8601 "
             "(2023-11-14T22:13:20Z, 2023-11-14) or relative to now (-2h, -7d)"
         ) from exc
+
+
+class FieldValue(NamedTuple):
+    """A condition ``FIELD=VALUE``; the value is text, compared by whoever knows the field."""
+
+    field: str
+    value: str
+
+
+def parse_percent(text: str | float) -> float:
+    """A share above 0 and up to 1 from ``10%`` or ``0.5%``."""
+    if isinstance(text, int | float):
+        return float(text)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *%", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a percentage; write 10%")
+    share = float(match.group(1)) / 100
+    if not 0 < share <= 1:
+        raise UsageError(f"{text!r} is not above 0% and at most 100%")
+    return share
+
+
+def parse_field_value(text: str | FieldValue) -> FieldValue:
+    """``FIELD=VALUE``; the value may be empty and may hold further ``=``."""
+    if isinstance(text, FieldValue):
+        return text
+    field, equals, value = text.partition("=")
+    if not equals or not field.strip():
+        raise UsageError(f"{text!r} is not of the form FIELD=VALUE")
+    return FieldValue(field.strip(), value)
+
+
+def parse_integer(text: str | int) -> int:
+    """A whole number: decimal, or ``0x`` and hexadecimal digits."""
+    if isinstance(text, int):
+        return text
+    try:
+        return int(text, 16 if text.strip().lower().removeprefix("-").startswith("0x") else 10)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a whole number") from None
+
+
+def parse_property(text: str) -> tuple[str, str]:
+    """``NAME=VALUE`` of a message's property; the value may hold further ``=``."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise UsageError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def parse_duration(text: str | int) -> int:
+    """Milliseconds of ``72h``, ``7d``, ``1d12h`` (units ms s m h d w)."""
+    if isinstance(text, int):
+        return text
+    spans = re.fullmatch(r"(?:[0-9]+(?:ms|[smhdw]))+", text.strip().lower())
+    if spans is None:
+        raise UsageError(f"{text!r} is not a span of time; write 72h, 7d or 1d12h")
+    length = sum(int(n) * _SPAN_MS[unit] for n, unit in _SPAN.findall(spans.group()))
+    if length > _LONG_MAX:
+        raise UsageError(f"{text!r} is longer than any time there is")
+    return length
+
+
+def parse_zone(text: str | tzinfo) -> tzinfo:
+    """A time zone: ``UTC``, ``local``, an offset (``+08:00``) or a name (``Asia/Shanghai``)."""
+    if isinstance(text, tzinfo):
+        return text
+    name = text.strip()
+    if name.lower() in ("utc", "z", "gmt"):
+        return UTC  # needs no time zone data, which slim images lack
+    offset = _UTC_OFFSET.fullmatch(name)
+    if offset is not None:
+        sign, hours, minutes = offset.groups()
+        span = timedelta(hours=int(hours), minutes=int(minutes or 0))
+        if span >= timedelta(hours=24):
+            raise UsageError(f"{text!r} is not a time zone: an offset is less than 24 hours")
+        return timezone(-span if sign == "-" else span)
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    try:
+        if name.lower() == "local":
+            return _local_zone()
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise UsageError(
+            f"{text!r} is not a time zone known here; write UTC, local, +08:00 or Asia/Shanghai"
+        ) from exc
+
+
+def _local_zone() -> tzinfo:
+    """The zone of this machine with its whole history, not only the offset of today."""
+    from zoneinfo import ZoneInfo
+
+    name = os.environ.get("TZ", "").removeprefix(":")
+    if name:
+        return ZoneInfo(name)
+    try:
+        with open("/etc/localtime", "rb") as file:
+            return ZoneInfo.from_file(file, key="local")
+    except FileNotFoundError:
+        return UTC  # what the C library takes as well
+
+
+def parse_time_range(
+    since: str | None,
+    until: str | None,
+    *,
+    tz: tzinfo = UTC,
+    clock: Callable[[], int] = wall_clock,
+) -> tuple[int | None, int | None]:
+    """``--since`` and ``--until`` as epoch milliseconds, None where not given.
+
+    Both are read against the same "now". Raises UsageError when the range is empty.
+    """
+    now = clock()
+    begin = None if since is None else parse_time(since, tz=tz, clock=lambda: now)
+    end = None if until is None else parse_time(until, tz=tz, clock=lambda: now)
+    if begin is not None and end is not None and begin > end:
+        raise UsageError(f"--since {since} is after --until {until}: no time lies between them")
+    return begin, end

@@ -14,14 +14,26 @@ from rmqctl import cli
 from rmqctl.commands import CommandSpec, GroupSpec
 
 _PRELUDE = """
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_type_hints
 import os, signal, sys, time
 from datetime import UTC
 import typer
+from rmqctl.commands.shared.message_options import SelectOptions
 from rmqctl.commands.shared.options import *
-from rmqctl.commands.shared.parsing import *
+from rmqctl.parse_values import *
 from rmqctl.errors import *
 from rmqctl.output import FLUSH, Output
+
+# The options of groups by their fields' names: quiet: Quiet, commitlog_dirs: CommitlogDirs.
+for _group in (OutputOptions, StoreOptions, SelectOptions):
+    for _name, _hint in get_type_hints(_group, include_extras=True).items():
+        globals().setdefault("".join(map(str.title, _name.split("_"))), _hint)
+Store = Root
+Sample = Annotated[float | None, typer.Option("--sample", parser=parse_percent, help="A share.")]
+
+def open_output(output, quiet=0, verbose=0, no_progress=False):
+    return OutputOptions(output=output, quiet=quiet, verbose=verbose,
+                         no_progress=no_progress).value()
 """
 
 

@@ -323,7 +323,7 @@ def test_values_arrive_parsed(capsys, monkeypatch):
     )  # fmt: skip
     assert json.loads(out) == {
         "size": 65536, "tz": "UTC+08:00", "phy": 16, "quiet": 2, "dirs": ["a", "b"],
-        "where": [["topic", "T"], ["keys", ""]],
+        "where": [["topic", "=", "T"], ["keys", "=", ""]],
     }  # fmt: skip
     assert json.loads(run(capsys, "fake")[1]) == {
         "size": None, "tz": "UTC", "phy": None, "quiet": 0, "dirs": None, "where": None,

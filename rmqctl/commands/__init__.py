@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+#: The environment variable that stands in for STORE.
+STORE_VARIABLE = "RMQCTL_STORE"
+
 Effect = Literal["read-only", "writes-new", "mutates"]
 
 #: What each effect promises, in the words of every command's help.

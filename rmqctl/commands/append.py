@@ -5,42 +5,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from rmqctl.commands.shared.deferred_signals import Gently
-from rmqctl.commands.shared.engine_options import (
-    AppendCrc,
-    BrokerVersion,
-    Cluster,
-    ConsumequeueExt,
-    DryRun,
-    FlushMode,
-    Lmq,
-    Mapped,
-    MultiDispatch,
-    Preallocate,
-    TransientPool,
-    Warm,
-    Watermark,
-    settings_from,
-)
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    IndexMax,
-    IndexSlots,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    open_output,
-)
-from rmqctl.commands.shared.reject_file import Kept
-from rmqctl.errors import ExitCode, RefusedError, UsageError
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.deferred_signals import DeferredSignals
+from rmqctl.commands.shared.engine_options import PUT_MANY, EngineOptions
+from rmqctl.commands.shared.options import DryRun, Out, StoreOptions
+from rmqctl.errors import ExitCode, RefusedError, StoreIOError, UsageError
 from rmqctl.output import FLUSH, Output, Progress
 
 if TYPE_CHECKING:
@@ -51,7 +24,6 @@ if TYPE_CHECKING:
 NAME = ("append",)
 EFFECT = "mutates"
 
-_STREAMING = ("jsonl", "csv", "tsv")
 _COLUMNS = ("line", "status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset",
             "msg_num", "store_timestamp", "reason")
 _NAMED = 20
@@ -59,85 +31,36 @@ _MANNERS = ("stop", "skip", "collect")
 
 
 def command(
-    store: Store,
-    file: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="JSON lines; - is stdin.", show_default=False)
-    ] = "-",
-    collect: Annotated[
-        str | None,
-        typer.Argument(metavar="[COLLECT]", help="With --on-error collect: where bad lines go."),
-    ] = None,
-    as_recorded: Annotated[
-        bool,
-        typer.Option(
-            "--as-recorded",
-            help="Store each object as the record it was: times, hosts, topic, queue, flags and "
-            "properties as given, nothing rewritten.",
-        ),
-    ] = False,
-    replay: Annotated[
-        bool,
-        typer.Option(
-            "--replay",
-            help="The whole put path with the recorded clock and hosts: the same input gives a "
-            "broker's bytes.",
-        ),
-    ] = False,
-    batch: Annotated[
-        bool,
-        typer.Option(
-            "--batch", help="Put neighbours that share topic, queue, times and hosts as one batch."
-        ),
-    ] = False,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", metavar="N", min=1, help="Most messages of a batch.")
-    ] = 32,
-    on_error: Annotated[
-        str,
-        typer.Option(
-            "--on-error",
-            metavar="stop|skip|collect FILE",
-            help="What a bad line does: end the run, be left out, or be left out and kept in a "
-            "new file named behind it.",
-        ),
-    ] = "stop",
-    keep_queue_offsets: Annotated[
-        bool,
-        typer.Option(
-            "--keep-queue-offsets",
-            help="With --as-recorded: recorded queue offsets as they are, even where the queue "
-            "does not go on there. Without it such messages are numbered anew.",
-        ),
-    ] = False,
-    auto_create_topic: Annotated[
-        bool,
-        typer.Option(
-            "--auto-create-topic",
-            help="Enter topics that are not known into config/topics.json, as a broker does.",
-        ),
-    ] = False,
-    flush: FlushMode = "async",
-    mapped: Mapped = False,
-    warm: Warm = False,
-    preallocate: Preallocate = False,
-    transient_pool: TransientPool = 0,
-    cluster: Cluster = None,
-    broker_version: BrokerVersion = None,
-    lmq: Lmq = None,
-    multi_dispatch: MultiDispatch = None,
-    consumequeue_ext: ConsumequeueExt = None,
-    append_crc: AppendCrc = None,
-    disk_watermark: Watermark = None,
+    *,
+    file: Annotated[str, typer.Argument(
+        metavar="[FILE]", show_default=False, help="JSON lines; - is stdin.")] = "-",
+    collect: Annotated[str | None, typer.Argument(
+        metavar="[COLLECT]", help="With --on-error collect: where bad lines go.")] = None,
+    as_recorded: Annotated[bool, typer.Option(
+        "--as-recorded", help="Store each object as the record it was: times, hosts, topic, queue, "
+        "flags and properties as given, nothing rewritten.")] = False,
+    replay: Annotated[bool, typer.Option(
+        "--replay", help="The whole put path with the recorded clock and hosts: the same input "
+        "gives a broker's bytes.")] = False,
+    batch: Annotated[bool, typer.Option(
+        "--batch",
+        help="Put neighbours that share topic, queue, times and hosts as one batch.")] = False,
+    batch_size: Annotated[int, typer.Option(
+        "--batch-size", metavar="N", min=1, help="Most messages of a batch.")] = 32,
+    on_error: Annotated[str, typer.Option(
+        "--on-error", metavar="stop|skip|collect FILE", help="What a bad line does: end the run, "
+        "be left out, or be left out and kept in a new file named behind it.")] = "stop",
+    keep_queue_offsets: Annotated[bool, typer.Option(
+        "--keep-queue-offsets", help="With --as-recorded: recorded queue offsets as they are, even "
+        "where the queue does not go on there. Without it such messages are numbered "
+        "anew.")] = False,
+    auto_create_topic: Annotated[bool, typer.Option(
+        "--auto-create-topic", help="Enter topics that are not known into config/topics.json, as a "
+        "broker does.")] = False,
+    engine: Annotated[EngineOptions, pick(PUT_MANY)],
     dry_run: DryRun = False,
-    commitlog_dir: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    store: StoreOptions,
+    out: Out,
 ) -> int:
     """Put many messages into a store that no broker is running on.
 
@@ -152,39 +75,32 @@ def command(
     from rmqctl.engine.input.append_stream import LineAppender, converter, open_session
     from rmqctl.engine.input.lines import open_lines
 
-    if warm and not mapped:
+    if engine.warm and not engine.mapped:
         raise UsageError("--warm is for memory maps: it goes with --mapped")
-    if transient_pool and (mapped or flush == "sync"):
+    if engine.transient_pool and (engine.mapped or engine.flush == "sync"):
         raise UsageError("--transient-pool goes with neither --mapped nor --flush sync")
     if as_recorded + replay + batch * as_recorded > 1:
         raise UsageError("--as-recorded stores records as they are: neither --replay nor --batch "
                          "goes with it")  # fmt: skip
-    out = open_output(output, quiet, verbose, no_progress)
-    manner, file, kept = _manner(on_error, file, collect)
+    manner, file, collect = _manner(on_error, file, collect)
+    more: dict[str, Any] = {"broker_checks": False if replay else None}
     if as_recorded:
         # A record that names its rows in other queues had them, whatever this store is made for.
-        lmq = True if lmq is None else lmq
-        multi_dispatch = True if multi_dispatch is None else multi_dispatch
-    settings = settings_from(
-        store, version=broker_version, cluster=cluster, lmq=lmq, multi_dispatch=multi_dispatch,
-        consumequeue_ext=consumequeue_ext, append_properties_crc=append_crc, flush=flush,
-        disk_watermark=disk_watermark, commitlog_file_size=commitlog_file_size,
-        consumequeue_file_size=consumequeue_file_size, index_slots=index_slots,
-        index_max=index_max, commitlog_dirs=commitlog_dir,
-        broker_checks=False if replay else None, mapped=mapped, warm=warm,
-        preallocate=preallocate, transient_pool=transient_pool,
-    )  # fmt: skip
-    with Gently() as gently, open_lines(file) as reader, Kept(kept) as keep:
+        more |= {name: True for name in ("lmq", "multi_dispatch") if getattr(engine, name) is None}
+    settings = engine.settings(store, PUT_MANY, **more)
+    with (DeferredSignals() as signals, open_lines(file) as reader,
+          RejectFile(collect) as rejects):
         run = None
         try:
-            with open_session(store, settings, commitlog_dir or (), dry_run=dry_run,
+            with open_session(store.root, settings, store.folders, dry_run=dry_run,
                               auto_create_topic=auto_create_topic,
                               keep_queue_offsets=keep_queue_offsets) as session:  # fmt: skip
                 appender = LineAppender(
                     session, converter(settings, as_recorded=as_recorded, replay=replay),
                     stop=manner == "stop", obey_topics=not (as_recorded or replay),
                     batch=batch_size if batch else 0)  # fmt: skip
-                run = _Run(out, session, appender, reader, gently, keep, dry_run=dry_run)
+                run = _Run(out, session, appender, reader, signals, rejects,
+                           dry_run=dry_run)
                 run.go()
         finally:
             # Whatever ended it: what was written stays, and the user has to know of it.
@@ -213,36 +129,67 @@ def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, st
     return manner, file, collect
 
 
+class RejectFile:
+    """The file for bad lines; it is made when the first one comes."""
+
+    def __init__(self, path: str | None) -> None:
+        if path is not None and os.path.lexists(path):
+            raise UsageError(f"{path} exists already; bad lines go to a new file")
+        if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
+            raise StoreIOError(f"cannot make {path}: no such folder")
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def add(self, line: bytes) -> None:
+        """Keeps a line. StoreIOError; a file that came into being meanwhile is never touched."""
+        if self._path is None:
+            return
+        try:
+            if self._file is None:
+                self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115
+            self._file.write(line + b"\n")
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, self._path, "write to") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 class _Run:
     """One run over the input: rows or a summary, notes, progress."""
 
     def __init__(self, out: Output, session: AppendSession, appender: LineAppender,
-                 reader: LineReader, gently: Gently, keep: Kept, *, dry_run: bool) -> None:
+                 reader: LineReader, signals: DeferredSignals,
+                 rejects: RejectFile, *, dry_run: bool) -> None:
         self._out, self._session, self._appender, self._reader = out, session, appender, reader
-        self._gently, self._keep, self._dry_run = gently, keep, dry_run
-        self._told = 0
+        self._signals, self._rejects, self._dry_run = signals, rejects, dry_run
+        self._bad_lines = 0
         self.stopped_by: str | None = None
         """The line that ended the run, and why."""
 
     def go(self) -> None:
-        for said in self._session.notes:
-            self._out.note(said)
+        for note in self._session.notes:
+            self._out.note(note)
         from rmqctl.scan import malloc_tuning
 
         malloc_tuning.calm()
         with self._out.progress("appending", _size(self._reader.fd)) as progress:
-            if self._out.format in _STREAMING:
+            if self._out.streams:
                 self._out.rows(self._rows(progress), _COLUMNS, empty="")
             else:
                 for _ in self._rows(progress, make=False):
                     pass
 
     def _rows(self, progress: Progress, *, make: bool = True) -> Iterator[Any]:
-        self._reader.wake = self._gently.wake
+        self._reader.wake = self._signals.wake
         groups = self._reader.groups()
         done = 0
         while not self._appender.stopped:
-            lines = self._gently.wait_for(lambda: next(groups, None))
+            lines = self._signals.wait_for(lambda: next(groups, None))
             if lines is None:
                 break
             results = self._appender.put(lines)
@@ -259,14 +206,14 @@ class _Run:
 
     def _tell(self, fault: LineFault) -> None:
         if isinstance(fault.raw, bytes):
-            self._keep.add(fault.raw)
+            self._rejects.add(fault.raw)
         status = f"{fault.status}: " if fault.status else ""
         text = f"line {fault.line}: {status}{fault.reason}"
         if self._appender.stopped:
             self.stopped_by = f"{text}; stopped here, {self._before()}"
             return
-        self._told += 1
-        if self._told <= _NAMED:
+        self._bad_lines += 1
+        if self._bad_lines <= _NAMED:
             self._out.warn(text)
 
     def _before(self) -> str:
@@ -281,8 +228,8 @@ class _Run:
     def report(self) -> None:
         """The summary, and what the user should know besides."""
         tally, engine = self._appender.tally, self._session.engine
-        if self._told > _NAMED:
-            self._out.warn(f"and {self._told - _NAMED} more bad lines")
+        if self._bad_lines > _NAMED:
+            self._out.warn(f"and {self._bad_lines - _NAMED} more bad lines")
         if engine.renumbered:
             many = "1 message" if engine.renumbered == 1 else f"{engine.renumbered} messages"
             self._out.warn(f"{many} got new queue offsets, because the queues here do not go on "
@@ -297,7 +244,7 @@ class _Run:
                            "clients use it (--auto-create-topic enters it)")  # fmt: skip
         if self._dry_run:
             self._out.note("dry run: nothing was written")
-        if self._out.format not in _STREAMING:
+        if not self._out.streams:
             document = tally.as_dict()
             self._out.document(document, lambda page: _show(page, document))
 

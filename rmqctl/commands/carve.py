@@ -8,29 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.deferred_signals import Gently
-from rmqctl.commands.shared.engine_options import BrokerVersion
-from rmqctl.commands.shared.filters import Key, Tag, Where, conditions
-from rmqctl.commands.shared.messages import BRIEF, Fields, projection
-from rmqctl.commands.shared.options import (
-    Body,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    Decompress,
-    IndexMax,
-    IndexSlots,
-    NoProgress,
-    OutputFormat,
-    Queue,
-    Quiet,
-    Since,
-    Topic,
-    Until,
-    Verbose,
-    Zone,
-    open_output,
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.deferred_signals import DeferredSignals
+from rmqctl.commands.shared.engine_options import BrokerVersion, new_settings
+from rmqctl.commands.shared.message_options import (
+    BRIEF,
+    IN_LOG_ORDER,
+    MessageOptions,
+    SelectOptions,
 )
-from rmqctl.commands.shared.parsing import parse_time_range
+from rmqctl.commands.shared.messages import message_render
+from rmqctl.commands.shared.options import LayoutOptions, Out
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output import Output
 
@@ -50,64 +38,30 @@ _SKIPPED = 5
 
 
 def command(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH",
-            help="Files, disk images, block devices, or folders with all files below them.",
-            show_default=False,
-        ),
-    ],
-    out_store: Annotated[
-        str | None,
-        typer.Option(
-            "--out", metavar="NEWSTORE",
-            help="Write the messages into a new store here instead of listing them.",
-        ),
-    ] = None,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Only count what is there.")
-    ] = False,
-    misplaced: Annotated[
-        bool,
-        typer.Option(
-            "--misplaced", help="With --out: misplaced messages go into the new store too."
-        ),
-    ] = False,
-    embedded: Annotated[
-        bool,
-        typer.Option(
-            "--embedded",
-            help="Also intact records inside of damaged ones: copies in their bodies, mostly.",
-        ),
-    ] = False,
-    damaged: Annotated[
-        bool,
-        typer.Option("--damaged", help="Also records whose body does not match its CRC."),
-    ] = False,
-    duplicates: Annotated[
-        bool, typer.Option("--duplicates", help="Also what is found a second time.")
-    ] = False,
-    topic: Topic = None,
-    queue: Queue = None,
-    since: Since = None,
-    until: Until = None,
-    tag: Tag = None,
-    key: Key = None,
-    where: Where = None,
-    fields: Fields = None,
-    body: Body = "auto",
-    decompress: Decompress = False,
-    tz: Zone = "UTC",  # type: ignore[assignment]
+    *,
+    paths: Annotated[list[str], typer.Argument(
+        metavar="PATH", show_default=False,
+        help="Files, disk images, block devices, or folders with all files below them.")],
+    out_store: Annotated[str | None, typer.Option(
+        "--out", metavar="NEWSTORE",
+        help="Write the messages into a new store here instead of listing them.")] = None,
+    summary: Annotated[bool, typer.Option(
+        "--summary", help="Only count what is there.")] = False,
+    misplaced: Annotated[bool, typer.Option(
+        "--misplaced", help="With --out: misplaced messages go into the new store too.")] = False,
+    embedded: Annotated[bool, typer.Option(
+        "--embedded", help="Also intact records inside of damaged ones: copies in their bodies, "
+        "mostly.")] = False,
+    damaged: Annotated[bool, typer.Option(
+        "--damaged", help="Also records whose body does not match its CRC.")] = False,
+    duplicates: Annotated[bool, typer.Option(
+        "--duplicates", help="Also what is found a second time.")] = False,
+    select: Annotated[SelectOptions, pick(IN_LOG_ORDER)],
+    show: MessageOptions,
     broker_version: BrokerVersion = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    layout: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
+                                           "index_slots index_max")],
+    out: Out,
 ) -> None:
     """Get messages out of any bytes: damaged files, disk images, free space, whole folders.
 
@@ -122,23 +76,15 @@ def command(
         rmqctl carve broken/commitlog --out NEWSTORE
     """
     from rmqctl.repair.carve.carve import Carving, Wanted
-    from rmqctl.store.query.select import Selection
 
-    out = open_output(output, quiet, verbose, no_progress)
     _check(out_store, paths, summary=summary, misplaced=misplaced, damaged=damaged,
            duplicates=duplicates)  # fmt: skip
-    made = projection(out, fields, body, decompress)
-    begin, end = parse_time_range(since, until, tz=tz)
-    found = Selection(since=begin, until=end, tag=tag, key=key,
-                      where=conditions(where, tz)).conditions()  # fmt: skip
-    wanted = Wanted((*_queue(topic, queue), *found), embedded, damaged, duplicates)
+    made = show.projection(out)
+    wanted = Wanted(tuple(select.selection(show.tz).in_log()), embedded, damaged, duplicates)
     maker: StoreMaker | None = None
     sources = _inputs(out, paths)
     if out_store is not None:
-        maker = _maker(out_store, sources, broker_version=broker_version,
-                       commitlog_file_size=commitlog_file_size,
-                       consumequeue_file_size=consumequeue_file_size, index_slots=index_slots,
-                       index_max=index_max)  # fmt: skip
+        maker = _maker(out_store, sources, broker_version, layout)
     total = sum(one.size for one in sources)
     with out.progress("carving", total) as progress, Carving(
         sources, wanted, report=out.warn, advance=progress.advance
@@ -151,7 +97,7 @@ def command(
             document = carving.tally.as_dict()
             out.document(document, lambda page: _show(page, document))
         else:
-            _list(out, carving, made, tz, duplicates=duplicates)
+            _list(out, carving, made, show.tz, duplicates=duplicates)
     _end(out, carving.tally, wanted, maker)
 
 
@@ -171,15 +117,6 @@ def _check(out_store: str | None, paths: list[str], *, summary: bool, misplaced:
             raise UsageError(f"--out {out_store} lies in {path}, which is to be carved")
 
 
-def _queue(topic: str | None, queue: int | None) -> Iterator[Any]:
-    from rmqctl.store.query.conditions import Condition
-
-    if topic is not None:
-        yield Condition("topic", "=", topic)
-    if queue is not None:
-        yield Condition("queue_id", "=", queue)
-
-
 def _inputs(out: Output, paths: list[str]) -> list[Input]:
     """The files to carve; what is left out of folders is told."""
     from rmqctl.repair.carve.sources import inputs
@@ -193,29 +130,22 @@ def _inputs(out: Output, paths: list[str]) -> list[Input]:
     return found
 
 
-def _maker(root: str, sources: list[Input], **given: Any) -> StoreMaker:
-    from rmqctl.commands.shared.engine_options import new_settings
+def _maker(root: str, sources: list[Input], version: str | None,
+           layout: LayoutOptions) -> StoreMaker:
     from rmqctl.repair.carve.store import StoreMaker, log_file_size
 
-    version = given.pop("broker_version")
-    if given["commitlog_file_size"] is None:
-        given["commitlog_file_size"] = log_file_size(sources)
+    sizes = layout.given_sizes()
+    if sizes["commitlog_file_size"] is None:
+        sizes["commitlog_file_size"] = log_file_size(sources)
     # Records that name rows in other queues had them, whatever this store is made for.
-    settings = new_settings(version=version, lmq=True, multi_dispatch=True, **given)
-    return StoreMaker(root, settings)
+    return StoreMaker(root, new_settings(version=version, lmq=True, multi_dispatch=True, **sizes))
 
 
 def _list(out: Output, carving: Carving, made: Projection, tz: Any, *, duplicates: bool) -> None:
-    from rmqctl.output.units import time_text
-
-    def worded(millis: Any) -> str:
-        return time_text(millis, tz)
-
     rows = _rows(carving, made, duplicates=duplicates)
     columns = [*made.names, *_WHERE_FROM, *([_DUPLICATE] if duplicates else [])]
-    brief = made.fields is BRIEF
-    out.rows(rows, [*_WHERE_FROM, *made.names] if brief else columns, empty="no messages", render={
-        "store_timestamp": worded, "born_timestamp": worded, "keys": " ".join})  # fmt: skip
+    people = [*_WHERE_FROM, *made.names] if made.fields is BRIEF else columns
+    out.rows(rows, people, empty="no messages", render=message_render(tz))
 
 
 def _rows(carving: Carving, made: Projection, *, duplicates: bool) -> Iterator[Mapping[str, Any]]:
@@ -231,14 +161,14 @@ def _rows(carving: Carving, made: Projection, *, duplicates: bool) -> Iterator[M
 def _into_store(out: Output, carving: Carving, maker: StoreMaker, *, misplaced: bool) -> None:
     from rmqctl.repair.carve.carve import MISPLACED
 
-    with maker, Gently() as gently:
+    with maker, DeferredSignals() as signals:
         for found in carving.found():
-            gently.check()
+            signals.check()
             if misplaced or found.placement != MISPLACED:
                 maker.take(found)
         if len(maker):
             with out.progress("writing", maker.size) as progress:
-                maker.write(carving, progress.advance, gently.check)
+                maker.write(carving, progress.advance, signals.check)
     document = {**carving.tally.as_dict(), **maker.written.as_dict()}
     out.document(document, lambda page: _show(page, document))
 

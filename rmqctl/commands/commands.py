@@ -8,7 +8,7 @@ from typing import Any
 from rmqctl.commands import REGISTRY
 from rmqctl.commands.app.describe import parameters
 from rmqctl.commands.app.lazy import load
-from rmqctl.commands.shared.options import NoProgress, OutputFormat, Quiet, Verbose, open_output
+from rmqctl.commands.shared.options import Out
 
 NAME = ("commands",)
 EFFECT = "read-only"
@@ -17,10 +17,8 @@ _COLUMNS = ("name", "effect", "section", "help", "arguments", "options")
 
 
 def command(
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    *,
+    out: Out,
 ) -> None:
     """List every command with its effect on the store, its arguments and its options.
 
@@ -29,7 +27,6 @@ def command(
 
         rmqctl commands -o json
     """
-    out = open_output(output, quiet, verbose, no_progress)
     # At once: rows that come slowly are shown before all widths are known.
     out.rows([*_rows()], _COLUMNS, brief=("name", "effect", "help"))
 

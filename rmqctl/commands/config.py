@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import tzinfo
+from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    Zone,
-    open_output,
-)
+from rmqctl.commands.shared.options import Out, StoreFolders, Zone
 from rmqctl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -58,21 +49,13 @@ _MOST_NOTES = 20
 
 
 def command(
-    store: Store,
-    section: Annotated[
-        Section | None,
-        typer.Argument(
-            metavar="[SECTION]",
-            help="What to show; without it, a listing of the files.",
-            show_default=False,
-        ),
-    ] = None,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    commitlog_dirs: CommitlogDirs = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    *,
+    section: Annotated[Section | None, typer.Argument(
+        metavar="[SECTION]", show_default=False,
+        help="What to show; without it, a listing of the files.")] = None,
+    tz: Zone = UTC,
+    store: StoreFolders,
+    out: Out,
 ) -> None:
     """Show the files of config/: topics, groups, offsets and the rest.
 
@@ -80,11 +63,9 @@ def command(
     does, and said so; every file that cannot be read is named with the reason and the place in
     it. Exit code 1 when a main file is damaged; all that can be read is shown nevertheless.
     """
-    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.config.config import load
 
-    out = open_output(output, quiet, verbose, no_progress)
-    with OpenedStore.open(store, commitlog_dirs or ()) as opened:
+    with store.open() as opened:
         files, others = load(opened, section)
     for file in files:
         for problem in file.problems():

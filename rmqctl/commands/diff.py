@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.options import (
-    STORE_VARIABLE,
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Verbose,
-    complete_folders,
-    open_output,
-)
+from rmqctl.commands import STORE_VARIABLE
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.options import LayoutOptions, Out, complete_folders
+from rmqctl.commands.shared.store_warnings import warn_if_held, warn_of_log
 from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -34,78 +26,34 @@ _STYLES = {"different": "warn", "queue": "warn", "config": "dim"}
 
 
 def command(
-    a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            envvar=STORE_VARIABLE,
-            help="The one store (its root).",
-            autocompletion=complete_folders,
-            show_default=False,
-        ),
-    ],
-    b: Annotated[
-        str,
-        typer.Argument(
-            metavar="B", help="The other store.", autocompletion=complete_folders,
-            show_default=False,
-        ),
-    ],
-    by: Annotated[
-        Literal["auto", "physical", "queue"],
-        typer.Option(
-            "--by",
-            help="What pairs two messages: the same physical offset (a slave, a backup, before "
-            "and after), or the same topic, queue and queue offset (a rebuilt or migrated "
-            "store); auto looks which it is.",
-        ),
-    ] = "auto",
-    whole: Annotated[
-        bool,
-        typer.Option(
-            "--whole",
-            help="Everything counts: also messages that only one store still has because the "
-            "other one starts later, and configuration files.",
-        ),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Paired by queue, also compare where a message is stored: physical offset, "
-            "store host, record version.",
-        ),
-    ] = False,
-    view: Annotated[
-        Literal["disk", "broker"],
-        typer.Option(
-            "--view",
-            help="The stores as they lie on disk, with what lies behind damage, or as far as a "
-            "broker would keep them when it starts.",
-        ),
-    ] = "disk",
-    max_differences: Annotated[
-        int,
-        typer.Option(
-            "--max-differences", metavar="N", min=0, help="List at most N; all are counted."
-        ),
-    ] = 1000,
-    commitlog_dirs: CommitlogDirs = None,
-    commitlog_dirs_b: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--commitlog-dir-b",
-            metavar="DIR",
-            help="The same for B, where its log lies in other folders; repeatable.",
-            rich_help_panel="Where and how the store lies",
-        ),
-    ] = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    *,
+    a: Annotated[str, typer.Argument(
+        metavar="A", envvar=STORE_VARIABLE, autocompletion=complete_folders, show_default=False,
+        help="The one store (its root).")],
+    b: Annotated[str, typer.Argument(
+        metavar="B", autocompletion=complete_folders, show_default=False,
+        help="The other store.")],
+    by: Annotated[Literal["auto", "physical", "queue"], typer.Option(
+        "--by", help="What pairs two messages: the same physical offset (a slave, a backup, before "
+        "and after), or the same topic, queue and queue offset (a rebuilt or migrated store); auto "
+        "looks which it is.")] = "auto",
+    whole: Annotated[bool, typer.Option(
+        "--whole", help="Everything counts: also messages that only one store still has because "
+        "the other one starts later, and configuration files.")] = False,
+    strict: Annotated[bool, typer.Option(
+        "--strict", help="Paired by queue, also compare where a message is stored: physical "
+        "offset, store host, record version.")] = False,
+    view: Annotated[Literal["disk", "broker"], typer.Option(
+        "--view", help="The stores as they lie on disk, with what lies behind damage, or as far as "
+        "a broker would keep them when it starts.")] = "disk",
+    max_differences: Annotated[int, typer.Option(
+        "--max-differences", metavar="N", min=0, help="List at most N; all are counted.")] = 1000,
+    layout: Annotated[LayoutOptions, pick("commitlog_dirs")],
+    commitlog_dirs_b: Annotated[list[str] | None, typer.Option(
+        "--commitlog-dir-b", metavar="DIR", rich_help_panel="Where and how the store lies",
+        help="The same for B, where its log lies in other folders; repeatable.")] = None,
+    sizes: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size")],
+    out: Out,
 ) -> None:
     """Compare two stores: messages that one of them lacks, and messages that differ.
 
@@ -119,17 +67,13 @@ def command(
         rmqctl diff /backup/store /data/store --by queue -o json
     """
     from rmqctl.checks.diff.diff import Diff, Options
-    from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
 
-    out = open_output(output, quiet, verbose, no_progress)
     if strict and by == "physical":
         raise UsageError("--strict is for --by queue: by physical offset every byte counts anyway")
-    sizes = Sizes(commitlog_file_size, consumequeue_file_size)
-    folders = commitlog_dirs or ()
     with (
-        OpenedStore.open(a, folders, sizes) as left,
-        OpenedStore.open(b, commitlog_dirs_b or folders, sizes) as right,
+        OpenedStore.open(a, layout.folders, sizes.sizes) as left,
+        OpenedStore.open(b, commitlog_dirs_b or layout.folders, sizes.sizes) as right,
     ):
         _warn(out, left, "a")
         _warn(out, right, "b")
@@ -144,12 +88,8 @@ def command(
 
 
 def _warn(out: Output, store: OpenedStore, name: str) -> None:
-    for trouble in store.log_troubles:
-        out.warn(f"{trouble.path}: {trouble.reason}")
-    holder = store.lock
-    if holder.held:
-        who = f"process {holder.pid}" if holder.pid else "another process"
-        out.warn(f"{who} holds store {name} ({holder.kind}): this is a moving picture")
+    warn_of_log(out, store)
+    warn_if_held(out, store.lock, f"store {name}")
 
 
 def _show(out: Output, run: Diff) -> None:
@@ -168,13 +108,9 @@ def _show(out: Output, run: Diff) -> None:
         "differences_total": found.total,
         "counts": [{"kind": kind, "count": count} for kind, count in sorted(found.counts.items())],
     }
-    if out.format == "jsonl":
-        rest = {name: value for name, value in document.items() if name != "differences"}
-        out.rows([*rows, rest])
-    elif out.format in ("csv", "tsv"):
-        out.rows(rows, COLUMNS)
-    else:
-        out.document(document, lambda page: _page(page, run, rows))
+    rest = {name: value for name, value in document.items() if name != "differences"}
+    out.listing(document, lambda page: _page(page, run, rows), rows=rows, columns=COLUMNS,
+                lines=[*rows, rest])
 
 
 def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:

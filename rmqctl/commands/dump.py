@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Annotated
 
 import typer
 
-from rmqctl.commands.shared.options import (
-    Body,
-    IndexSlots,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Verbose,
-    Zone,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_offset
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.options import Body, LayoutOptions, Out, Zone
 from rmqctl.errors import ExitCode
+from rmqctl.parse_values import parse_offset
 
 NAME = ("dump",)
 EFFECT = "read-only"
 
 
 def command(
+    *,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file of a store, or a copy.",
                                         show_default=False)],
     kind: Annotated[str | None, typer.Option(
@@ -42,12 +36,9 @@ def command(
     every: Annotated[bool, typer.Option(
         "--all", help="Unused units, slots and entries too.")] = False,
     body: Body = "auto",
-    index_slots: IndexSlots = None,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    layout: Annotated[LayoutOptions, pick("index_slots")],
+    tz: Zone = UTC,
+    out: Out,
 ) -> None:
     """Show one file of any kind, record by record.
 
@@ -59,11 +50,10 @@ def command(
     from rmqctl.store.dump.dump import Dump, Options
     from rmqctl.store.dump.fields import FLAT_COLUMNS, fault_text, flattened
 
-    out = open_output(output, quiet, verbose, no_progress)
     options = Options(kind=kind, start=start, count=count, at=at, hex=hex_, every=every,
-                      full=verbose > 0, body=body, index_slots=index_slots)
+                      full=out.verbose > 0, body=body, index_slots=layout.index_slots)
     with Dump(file, options) as dump:
-        if hex_ and out.format not in ("json", "jsonl"):
+        if hex_ and out.is_flat:
             out.rows(flattened(dump.rows()), FLAT_COLUMNS, empty="no records")
         else:
             times = {name: lambda value: time_text(value, tz) for name in dump.times}

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.applying import Apply, DryRun, Yes
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_duration, parse_size
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.options import Out, StoreQueues
 from rmqctl.errors import UsageError
+from rmqctl.parse_values import parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from rmqctl.repair.plan import Plan
     from rmqctl.repair.scratch import Scratch
 
 NAME = ("expire",)
@@ -30,32 +19,16 @@ EFFECT = "mutates"
 
 
 def command(
-    store: Store,
-    older_than: Annotated[
-        int | None,
-        typer.Option(
-            "--older-than", metavar="AGE", parser=parse_duration,
-            help="Log files last written so long ago expire: 72h, 7d, 1d12h (fileReservedTime; a "
-            "broker's default is 72h).",
-        ),
-    ] = None,
-    keep_bytes: Annotated[
-        int | None,
-        typer.Option(
-            "--keep-bytes", metavar="SIZE", parser=parse_size,
-            help="Further ones expire, whatever their age, until no more than SIZE of log is left.",
-        ),
-    ] = None,
-    apply: Apply = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    commitlog_dir: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    *,
+    older_than: Annotated[int | None, typer.Option(
+        "--older-than", metavar="AGE", parser=parse_duration, help="Log files last written so long "
+        "ago expire: 72h, 7d, 1d12h (fileReservedTime; a broker's default is 72h).")] = None,
+    keep_bytes: Annotated[int | None, typer.Option(
+        "--keep-bytes", metavar="SIZE", parser=parse_size, help="Further ones expire, whatever "
+        "their age, until no more than SIZE of log is left.")] = None,
+    apply: ApplyOptions,
+    store: StoreQueues,
+    out: Out,
 ) -> None:
     """Take expired files away, by the rules of a broker's cleaner.
 
@@ -72,36 +45,23 @@ def command(
     """
     from rmqctl.commands.shared import applying
     from rmqctl.engine.clock import now_ms
-    from rmqctl.repair.expire import Expiry, Limits, expire
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
+    from rmqctl.output.units import count_text, size_text
+    from rmqctl.repair.expire import Limits, expire
 
     if older_than is None and keep_bytes is None:
         raise UsageError("say what expires: --older-than 72h, --keep-bytes 100GiB, or both")
-    out = open_output(output, quiet, verbose, no_progress)
     now = now_ms()
-    made: list[Expiry] = []
 
-    def make(_: Scratch) -> Plan:
-        sizes = Sizes(commitlog_file_size, consumequeue_file_size)
-        with OpenedStore.open(store, commitlog_dir or (), sizes) as opened:
-            found = expire(opened, now, Limits(older_than, keep_bytes))
-        made[:] = [found]
-        return found.plan
+    def propose(_: Scratch) -> applying.Proposal:
+        with store.open() as opened:
+            expiry = expire(opened, now, Limits(older_than, keep_bytes))
+        count = sum(expiry.rows.values())
+        return applying.Proposal(
+            expiry.plan,
+            {"min_phy_offset": expiry.min_after, "min_phy_offset_before": expiry.min_before,
+             "bytes": expiry.bytes, "messages_expired": count, "expired_by_topic": expiry.rows},
+            {"log begins at": f"{expiry.min_after} (now {expiry.min_before})",
+             "messages": count_text(count),
+             "files": f"{count_text(len(expiry.plan.actions))} ({size_text(expiry.bytes)})"})
 
-    def extra(_: Plan) -> dict[str, Any]:
-        found = made[0]
-        return {"min_phy_offset": found.min_after, "min_phy_offset_before": found.min_before,
-                "bytes": found.bytes, "messages_expired": sum(found.rows.values()),
-                "expired_by_topic": found.rows}
-
-    def summary(plan: Plan) -> dict[str, Any]:
-        from rmqctl.output.units import count_text, size_text
-
-        found = made[0]
-        return {"log begins at": f"{found.min_after} (now {found.min_before})",
-                "messages": count_text(sum(found.rows.values())),
-                "files": f"{count_text(len(plan.actions))} ({size_text(found.bytes)})"}
-
-    applying.run(out, store, "expire", make, apply=apply, yes=yes, dry_run=dry_run, extra=extra,
-                 summary=summary)
+    applying.run(out, store.root, "expire", propose, apply)

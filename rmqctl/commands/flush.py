@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.commands.shared.engine_options import DryRun, settings_from
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    IndexMax,
-    IndexSlots,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    open_output,
-)
+from rmqctl.commands.shared.engine_options import settings_from
+from rmqctl.commands.shared.options import DryRun, Out, StoreOptions
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -27,17 +15,10 @@ EFFECT = "mutates"
 
 
 def command(
-    store: Store,
+    *,
     dry_run: DryRun = False,
-    commitlog_dir: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    store: StoreOptions,
+    out: Out,
 ) -> None:
     """Force a store to disk: commitlog, consumequeues, index, and then the checkpoint.
 
@@ -49,14 +30,9 @@ def command(
     """
     from rmqctl.engine.flushing import flush_store
 
-    out = open_output(output, quiet, verbose, no_progress)
-    settings = settings_from(
-        store, commitlog_file_size=commitlog_file_size,
-        consumequeue_file_size=consumequeue_file_size, index_slots=index_slots,
-        index_max=index_max, commitlog_dirs=commitlog_dir,
-    )
+    settings = settings_from(store.root, commitlog_dirs=store.folders, **store.given_sizes())
     with out.progress("forcing to disk", unit="files") as progress:
-        done = flush_store(store, settings, commitlog_dir or (), dry_run=dry_run,
+        done = flush_store(store.root, settings, store.folders, dry_run=dry_run,
                            progress=progress.advance)  # fmt: skip
     for said in done.notes:
         out.note(said)

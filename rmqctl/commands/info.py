@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import tzinfo
+from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.commands.shared.filters import AnswerView, warn_of_cut
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    IndexMax,
-    IndexSlots,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    Zone,
-    open_output,
-)
+from rmqctl.commands.shared.options import Out, StoreOptions, View, Zone
+from rmqctl.commands.shared.store_warnings import warn_of_cut
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -33,35 +20,24 @@ _MOST_TROUBLES = 10
 
 
 def command(
-    store: Store,
-    view: AnswerView = "auto",
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    commitlog_dirs: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    *,
+    view: View = "auto",
+    tz: Zone = UTC,
+    store: StoreOptions,
+    out: Out,
 ) -> None:
     """Show one screen on a store: version, files, offsets, times, topics, checkpoint, lock.
 
     Reads the ends of the files, not the whole log; whether everything in between is sound is the
     question `rmqctl verify` answers. What could not be read is listed under "troubles".
     """
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.info import collect
     from rmqctl.store.query.lookup import answering_kind
 
-    out = open_output(output, quiet, verbose, no_progress)
-    sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
-    with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
+    with store.open() as opened:
         found = collect(opened, answering_kind(opened, view))
         found["cut"] = warn_of_cut(out, opened, found["view"])
-    out.document(found, lambda page: _Screen(page, found, tz, verbose > 0).show())
+    out.document(found, lambda page: _Screen(page, found, tz, out.verbose > 0).show())
 
 
 class _Screen:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import tzinfo
+from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.filters import AnswerView, warn_of_cut
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Topic,
-    Verbose,
-    Zone,
-    open_output,
-)
+from rmqctl.commands.shared.options import Out, StoreQueues, Topic, View, Zone
+from rmqctl.commands.shared.store_warnings import warn_of_cut
 from rmqctl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -35,21 +23,14 @@ _WIDE_COLUMNS = 130
 
 
 def command(
-    store: Store,
-    group: Annotated[
-        str | None,
-        typer.Option("--group", metavar="GROUP", help="This consumer group only."),
-    ] = None,
+    *,
+    group: Annotated[str | None, typer.Option(
+        "--group", metavar="GROUP", help="This consumer group only.")] = None,
     topic: Topic = None,
-    view: AnswerView = "auto",
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    commitlog_dirs: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    view: View = "auto",
+    tz: Zone = UTC,
+    store: StoreQueues,
+    out: Out,
 ) -> None:
     """Show the offset range of every queue, and how far consumer groups are behind.
 
@@ -58,14 +39,10 @@ def command(
     per group. The group "(delay)" stands for the delivery of delayed messages. Exit code 1 when
     nothing matches.
     """
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.config.offsets import Lag
     from rmqctl.store.query.lookup import answering_view
 
-    out = open_output(output, quiet, verbose, no_progress)
-    sizes = Sizes(commitlog_file_size, consumequeue_file_size)
-    with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
+    with store.open() as opened:
         seen = answering_view(opened, view)
         warn_of_cut(out, opened, seen.kind)
         lag = Lag(opened, seen, group, topic)
@@ -86,7 +63,7 @@ def _show(out: Output, lag: Lag, tz: tzinfo) -> int:
     from rmqctl.output.units import time_text
     from rmqctl.store.config.offsets import COLUMNS
 
-    if out.format == "json":
+    if out.is_value:
         rows = list(lag.rows())
         groups = [{"group": name, "diff_total": diff} for name, diff in lag.totals.items()]
         total = sum(lag.totals.values())

@@ -6,19 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    IndexMax,
-    IndexSlots,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    open_output,
-)
+from rmqctl.commands.shared.applying import blank_for_none
+from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 
 if TYPE_CHECKING:
@@ -32,33 +21,15 @@ _TOPICS = 5
 
 
 def command(
-    store: Store,
-    broker_version: Annotated[
-        Literal["4.9.3", "5.3.3"] | None,
-        typer.Option(
-            "--broker-version",
-            metavar="VERSION",
-            help="The broker that would start: 4.9.3 or 5.3.3. Default: the one the store was "
-            "made for, else by the generation that wrote it.",
-        ),
-    ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="Read no more of the log than the broker does; messages without a row are then "
-            "not looked for in older parts.",
-        ),
-    ] = False,
-    commitlog_dirs: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    *,
+    broker_version: Annotated[Literal["4.9.3", "5.3.3"] | None, typer.Option(
+        "--broker-version", metavar="VERSION", help="The broker that would start: 4.9.3 or 5.3.3. "
+        "Default: the one the store was made for, else by the generation that wrote it.")] = None,
+    quick: Annotated[bool, typer.Option(
+        "--quick", help="Read no more of the log than the broker does; messages without a row are "
+        "then not looked for in older parts.")] = False,
+    store: StoreOptions,
+    out: Out,
 ) -> None:
     """Predict what a broker would do at its start: nothing is changed.
 
@@ -71,13 +42,9 @@ def command(
         rmqctl preflight STORE --broker-version 5.3.3 -o json
     """
     from rmqctl.checks.preflight.preflight import preflight
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
 
-    out = open_output(output, quiet, verbose, no_progress)
-    sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
-    with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
-        total = sum(one.size for one in opened.log.files)
+    with store.open() as opened:
+        total = opened.log.size
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
             made = preflight(opened, broker_version, full=not quick, progress=progress.advance)
     out.document(made.as_dict(), lambda page: _show(page, made))
@@ -99,7 +66,7 @@ def _show(page: Human, made: Prediction) -> None:
         page.pairs(_facts(made))
     if made.actions and made.starts:
         page.blank()
-        page.table([_row(one.as_dict()) for one in made.actions],
+        page.table([blank_for_none(one.as_dict()) for one in made.actions],
                    ("action", "target", "from", "to", "reason"))  # fmt: skip
     if made.differences:
         page.heading("Other versions")
@@ -153,7 +120,3 @@ def _facts(made: Prediction) -> dict[str, Any]:
         if len(counts) > _TOPICS:
             facts[f"{name} other topics"] = len(counts) - _TOPICS
     return facts
-
-
-def _row(one: dict[str, Any]) -> dict[str, Any]:
-    return {name: "" if value is None else value for name, value in one.items()}

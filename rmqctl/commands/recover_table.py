@@ -7,51 +7,25 @@ from typing import Annotated, Literal
 import typer
 
 from rmqctl.commands.shared.messages import Faults
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    Jobs,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    open_output,
-    worker_count,
-)
+from rmqctl.commands.shared.options import Jobs, Out, StoreQueues, worker_count
+from rmqctl.commands.shared.store_warnings import warn_of_log
 
 NAME = ("recover", "table")
 EFFECT = "read-only"
 
 
 def command(
-    store: Store,
-    source: Annotated[
-        Literal["log", "consumequeue", "both"],
-        typer.Option(
-            "--source",
-            help="Where the offsets of the JSON come from: the log (for a queue whose messages "
-            "have all expired, its consumequeue), the consumequeues alone (the log is not "
-            "read), or the greater of both.",
-        ),
-    ] = "log",
-    view: Annotated[
-        Literal["disk", "broker"],
-        typer.Option(
-            "--view",
-            help="The log as it lies on disk, with what lies behind damage, or as far as a "
-            "broker would keep it when it starts.",
-        ),
-    ] = "disk",
+    *,
+    source: Annotated[Literal["log", "consumequeue", "both"], typer.Option(
+        "--source", help="Where the offsets of the JSON come from: the log (for a queue whose "
+        "messages have all expired, its consumequeue), the consumequeues alone (the log is not "
+        "read), or the greater of both.")] = "log",
+    view: Annotated[Literal["disk", "broker"], typer.Option(
+        "--view", help="The log as it lies on disk, with what lies behind damage, or as far as a "
+        "broker would keep it when it starts.")] = "disk",
     jobs: Jobs = 1,
-    commitlog_dirs: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    store: StoreQueues,
+    out: Out,
 ) -> None:
     """Rebuild the topicQueueTable, the next queue offset of every queue, and print it.
 
@@ -64,22 +38,17 @@ def command(
 
         rmqctl recover table STORE -o json > table.json
     """
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.log.bounds import View
     from rmqctl.store.queue.topic_queue_table import COLUMNS, disagreements, rebuild
 
-    out = open_output(output, quiet, verbose, no_progress)
     faults = Faults(out)
-    sizes = Sizes(commitlog_file_size, consumequeue_file_size)
-    with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
-        for trouble in opened.log_troubles:
-            out.warn(f"{trouble.path}: {trouble.reason}")
-        total = sum(one.size for one in opened.log.files)
+    with store.open() as opened:
+        warn_of_log(out, opened)
+        total = opened.log.size
         with out.progress("reading the log", total) as progress:
             rows = rebuild(opened, View(opened, view), source, jobs=worker_count(jobs),
                            progress=progress.advance, report=faults.report)  # fmt: skip
-    if out.format == "json":
+    if out.is_value:
         table = {row.key: row.next_offset(source) for row in rows}
         out.document({key: offset for key, offset in table.items() if offset is not None})
     else:

@@ -8,23 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.filters import Key, Tag, Where, conditions
-from rmqctl.commands.shared.messages import Faults, Fields, projection, rows_of, show
-from rmqctl.commands.shared.options import (
-    Body,
-    CommitlogDirs,
-    CommitlogFileSize,
-    Decompress,
-    NoProgress,
-    OutputFormat,
-    Queue,
-    Quiet,
-    Store,
-    Topic,
-    Verbose,
-    Zone,
-    open_output,
-)
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
+from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
+from rmqctl.commands.shared.options import Out, StoreLog
 from rmqctl.errors import UsageError
 from rmqctl.output import FLUSH
 from rmqctl.output.waiting import wait
@@ -40,7 +27,7 @@ _PAGE = 256
 
 
 def command(
-    store: Store,
+    *,
     lines: Annotated[int, typer.Option(
         "-n", "--lines", metavar="N", min=0, help="How many of the last messages.")] = 10,
     follow: Annotated[bool, typer.Option(
@@ -48,21 +35,10 @@ def command(
     interval: Annotated[int, typer.Option(
         "--interval", metavar="MS", min=10, max=60_000,
         help="Milliseconds between two looks at the store, with --follow.")] = 200,
-    topic: Topic = None,
-    queue: Queue = None,
-    tag: Tag = None,
-    key: Key = None,
-    where: Where = None,
-    fields: Fields = None,
-    body: Body = "auto",
-    decompress: Decompress = False,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    commitlog_dir: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    select: Annotated[SelectOptions, pick("topic queue tag key where")],
+    show: MessageOptions,
+    store: StoreLog,
+    out: Out,
 ) -> None:
     """Show the last messages in log order, found from the end, and follow the log with -f.
 
@@ -75,27 +51,22 @@ def command(
 
         rmqctl tail STORE -f -o jsonl --where 'property.user=4711'
     """
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.log.bounds import View
     from rmqctl.store.log.tail import Tail
-    from rmqctl.store.query.select import Selection
 
-    out = open_output(output, quiet, verbose, no_progress)
-    if follow and out.format == "json":
+    if follow and out.is_value:
         raise UsageError("--follow has no end, and so has no JSON array: use -o jsonl")
-    made = projection(out, fields, body, decompress)
-    wanted = Selection(topic=topic, queue_id=queue, tag=tag, key=key, where=conditions(where, tz))
+    made = show.projection(out)
+    wanted = select.selection(show.tz)
     faults = Faults(out)
-    with OpenedStore.open(store, commitlog_dir or (),
-                          Sizes(commitlog_file=commitlog_file_size)) as opened:
+    with store.open() as opened:
         tail = Tail(View(opened), wanted, faults.report)
         rows = _rows(tail, lines, made, faults)
         if not follow:
             rows = _closed(rows, tail)
         else:
             rows = _followed(rows, tail, made, faults, lambda: wait(interval / 1000))
-        show(out, rows, made, tz)
+        show_rows(out, rows, made, show.tz)
     faults.end()
 
 

@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.engine_options import BrokerVersion, DryRun, settings_from
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import FieldValue, parse_field_value
+from rmqctl.commands.shared.engine_options import BrokerVersion, settings_from
+from rmqctl.commands.shared.options import DryRun, Out, StoreFolders
 from rmqctl.errors import UsageError
+from rmqctl.parse_values import FieldValue, parse_field_value
 
 if TYPE_CHECKING:
     from rmqctl.engine.config.topics import Change
@@ -48,42 +40,27 @@ def parse_perm(text: str | int) -> int:
 
 
 def command(
-    store: Store,
+    *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.", show_default=False)],
-    read_queues: Annotated[
-        int | None,
-        typer.Option("--read-queues", metavar="N", min=1, max=(1 << 31) - 1,
-                     help="Queues to read from  [default for a new topic: 8]"),
-    ] = None,
-    write_queues: Annotated[
-        int | None,
-        typer.Option("--write-queues", metavar="N", min=1, max=(1 << 31) - 1,
-                     help="Queues to write to  [default for a new topic: 8]"),
-    ] = None,
-    perm: Annotated[
-        int | None,
-        typer.Option("--perm", metavar="PERM", parser=parse_perm,
-                     help="2 (w), 4 (r) or 6 (rw)  [default for a new topic: 6]"),
-    ] = None,
-    attribute: Annotated[
-        list[FieldValue] | None,
-        typer.Option(
-            "--attribute", metavar="NAME=VALUE", parser=parse_field_value,
-            help="A topic attribute of 5.x (queue.type, cleanup.policy, message.type, "
-            "reserve.time); repeatable.",
-        ),
-    ] = None,
-    order: Annotated[
-        bool | None,
-        typer.Option("--order/--no-order", help="Whether it is an ordered topic."),
-    ] = None,
+    read_queues: Annotated[int | None, typer.Option(
+        "--read-queues", metavar="N", min=1, max=(1 << 31) - 1,
+        help="Queues to read from  [default for a new topic: 8]")] = None,
+    write_queues: Annotated[int | None, typer.Option(
+        "--write-queues", metavar="N", min=1, max=(1 << 31) - 1,
+        help="Queues to write to  [default for a new topic: 8]")] = None,
+    perm: Annotated[int | None, typer.Option(
+        "--perm", metavar="PERM", parser=parse_perm,
+        help="2 (w), 4 (r) or 6 (rw)  [default for a new topic: 6]")] = None,
+    attribute: Annotated[list[FieldValue] | None, typer.Option(
+        "--attribute", metavar="NAME=VALUE", parser=parse_field_value,
+        help="A topic attribute of 5.x (queue.type, cleanup.policy, message.type, reserve.time); "
+        "repeatable.")] = None,
+    order: Annotated[bool | None, typer.Option(
+        "--order/--no-order", help="Whether it is an ordered topic.")] = None,
     dry_run: DryRun = False,
     broker_version: BrokerVersion = None,
-    commitlog_dirs: CommitlogDirs = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    store: StoreFolders,
+    out: Out,
 ) -> None:
     """Enter a topic into config/topics.json, or change one that is there.
 
@@ -96,13 +73,11 @@ def command(
     from rmqctl.engine.config.topics import Topics
     from rmqctl.files.lock import StoreLock
 
-    out = open_output(output, quiet, verbose, no_progress)
-    settings = settings_from(
-        store, version=broker_version, commitlog_dirs=commitlog_dirs, files=False
-    )
+    settings = settings_from(store.root, version=broker_version, commitlog_dirs=store.folders,
+                             files=False)
     attributes = dict(attribute or ())
-    with nullcontext() if dry_run else StoreLock(store):
-        topics = Topics(store, settings, lambda: time.time_ns() // 1_000_000)
+    with nullcontext() if dry_run else StoreLock(store.root):
+        topics = Topics(store.root, settings, lambda: time.time_ns() // 1_000_000)
         for note in topics.notes:
             out.note(note)
         change = topics.plan(name, read_queues, write_queues, perm, attributes, order)

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.engine_options import DryRun
-from rmqctl.commands.shared.options import (
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    open_output,
-)
+from rmqctl.commands.shared.options import DryRun, Out, StoreRoot
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -26,7 +18,8 @@ _SHOWN = 20
 
 
 def command(
-    store: Store,
+    *,
+    store: StoreRoot,
     id: Annotated[  # noqa: A002
         str | None,
         typer.Argument(
@@ -35,31 +28,18 @@ def command(
             show_default=False,
         ),
     ] = None,
-    list_all: Annotated[
-        bool, typer.Option("--list", help="Only list the repairs of STORE, the newest first.")
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Also where files were changed since; what is there now is kept beside the rest.",
-        ),
-    ] = False,
-    abandon: Annotated[
-        bool,
-        typer.Option(
-            "--abandon",
-            help="Give an interrupted repair up: STORE stays as it is, and so does what is kept.",
-        ),
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask, though there is a terminal.")
-    ] = False,
+    list_all: Annotated[bool, typer.Option(
+        "--list", help="Only list the repairs of STORE, the newest first.")] = False,
+    force: Annotated[bool, typer.Option(
+        "--force", help="Also where files were changed since; what is there now is kept beside the "
+        "rest.")] = False,
+    abandon: Annotated[bool, typer.Option(
+        "--abandon", help="Give an interrupted repair up: STORE stays as it is, and so does what "
+        "is kept.")] = False,
+    yes: Annotated[bool, typer.Option(
+        "--yes", "-y", help="Do not ask, though there is a terminal.")] = False,
     dry_run: DryRun = False,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    out: Out,
 ) -> None:
     """Take a repair back: bytes, lengths, names and times become what they were.
 
@@ -73,24 +53,23 @@ def command(
 
         rmqctl undo STORE 20261121T101112Z-1 --yes -o json
     """
-    from rmqctl.commands.shared.confirm import agreed
+    from rmqctl.commands.shared.applying import agreed
     from rmqctl.errors import UsageError
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.journal import history
     from rmqctl.repair.executor.undo import preview
 
-    out = open_output(output, quiet, verbose, no_progress)
-    known = history(store)
+    known = history(store.root)
     if not known:
-        _check_root(store)
+        _check_root(store.root)
     if list_all:
         if id is not None or force or abandon:
             raise UsageError("--list goes with no ID, --force or --abandon")
-        _list(out, store)
+        _list(out, store.root)
         return
     if abandon and (force or id is None):
         raise UsageError("--abandon needs the ID and goes without --force")
-    seen = preview(store, id)
+    seen = preview(store.root, id)
     document = {**seen.entry.as_dict(), "actions": [dict(one) for one in seen.actions],
                 "changed": list(seen.changed), "kept": f".rmqctl/repairs/{seen.entry.id}",
                 "undone": False}  # fmt: skip
@@ -106,7 +85,7 @@ def command(
         raise typer.Abort
     with (
         out.progress("taking back", seen.entry.files, unit="steps") as progress,
-        Repair(store, "undo", progress=progress.advance, finish=False) as repair,
+        Repair(store.root, "undo", progress=progress.advance, finish=False) as repair,
     ):
         if abandon:
             repair.abandon(seen.entry.id)
@@ -138,10 +117,10 @@ def _count(files: int) -> str:
     return "one file or folder" if files == 1 else f"{files} files or folders"
 
 
-def _list(out: Output, store: str) -> None:
+def _list(out: Output, root: str) -> None:
     from rmqctl.repair.executor.journal import history
 
-    out.rows((one.as_dict() for one in reversed(history(store))),
+    out.rows((one.as_dict() for one in reversed(history(root))),
              ("id", "time", "command", "state", "actions", "files"),
              empty="no repairs", render={"time": _when})  # fmt: skip
 

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    IndexMax,
-    IndexSlots,
-    Jobs,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Sample,
-    Store,
-    Verbose,
-    open_output,
-    worker_count,
-)
-from rmqctl.commands.shared.pipeline_options import Engine, Master, opened_pool
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, StoreOptions, worker_count
+from rmqctl.commands.shared.spark_options import SparkOptions
+from rmqctl.commands.shared.store_warnings import warn_if_held
 from rmqctl.errors import ExitCode, UsageError
+from rmqctl.parse_values import parse_percent
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
@@ -35,12 +24,14 @@ NAME = ("verify",)
 EFFECT = "read-only"
 
 def command(
-    store: Store,
+    *,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
         "commitlog, consumequeue, index, checkpoint, config, timer, compaction, store, tiered (a "
         "tier that lies in the store).")] = None,
-    sample: Sample = None,
+    sample: Annotated[float | None, typer.Option(
+        "--sample", metavar="PERCENT", parser=parse_percent, help="Look at a share only: 10%.",
+    )] = None,
     since_last: Annotated[bool, typer.Option(
         "--since-last", help="Go on where the last run with this option found all well.")] = False,
     state: Annotated[str | None, typer.Option(
@@ -48,24 +39,14 @@ def command(
         "default: below the user's state folder).")] = None,
     seed: Annotated[int, typer.Option(
         "--seed", metavar="N", help="Which pieces --sample picks.")] = 0,
-    max_findings: Annotated[int, typer.Option(
-        "--max-findings", metavar="N", min=0, help="List at most N findings; all are counted.",
-    )] = 1000,
-    engine: Engine = None,
-    master: Master = "local[*]",
+    max_findings: MaxFindings = 1000,
+    spark: Annotated[SparkOptions, pick("engine master")],
     prometheus: Annotated[str | None, typer.Option(
         "--format-prometheus", metavar="FILE", help="Also write metrics for the textfile "
         "collector.")] = None,
     jobs: Jobs = 1,
-    commitlog_dirs: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    store: StoreOptions,
+    out: Out,
 ) -> None:
     """Check everything of a store that can be checked, byte by byte.
 
@@ -82,23 +63,18 @@ def command(
     from rmqctl.checks.verify import state as states
     from rmqctl.checks.verify.verdict import verdict
     from rmqctl.checks.verify.verify import STRUCTURES, Options, Verification
-    from rmqctl.commands.shared.verify_tier import split, with_tier
-    from rmqctl.commands.shared.verify_view import show, structures
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
+    from rmqctl.commands.shared.verifying import show, structures, with_tier, without_tier
     from rmqctl.store.log.ranges import Processes
 
-    out = open_output(output, quiet, verbose, no_progress)
-    only, tiered = split(only)
+    only, tiered = without_tier(only)
     options = Options(frozenset() if only == "" and tiered else structures(only, STRUCTURES),
                       worker_count(jobs), sample=sample, seed=seed)
     if sample is not None and since_last:
         raise UsageError("--sample and --since-last cannot be used together: the one looks at "
                          "pieces of everything, the other at all that is new")
-    if engine == "spark" and (sample is not None or since_last):
+    if spark.engine == "spark" and (sample is not None or since_last):
         raise UsageError("--sample and --since-last look at parts: that is the local engine's")
-    sizes = Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max)
-    with OpenedStore.open(store, commitlog_dirs or (), sizes) as opened:
+    with store.open() as opened:
         place = state or states.default_path(opened.root)
         _outside(opened.root, {"--format-prometheus": prometheus,
                                "--state": place if since_last else None})
@@ -113,15 +89,11 @@ def command(
             else:
                 before = None
                 out.warn("the log is not the one of the last run: checking everything")
-        holder = opened.lock
-        if holder.held:
-            who = f"process {holder.pid}" if holder.pid else "another process"
-            out.warn(f"{who} holds the store ({holder.kind}): this is a moving picture")
-        size = sum(one.size for one in opened.log.files)
+        warn_if_held(out, opened.lock, "the store")
+        size = opened.log.size
         if sample is not None or since_last:
-            engine = "local"
-        with opened_pool(out, engine, size, jobs=options.jobs, master=master) as pool, out.progress(
-                "verify", size) as progress:
+            spark = replace(spark, engine="local")
+        with spark.pool(out, size, options.jobs) as pool, out.progress("verify", size) as progress:
             run = Verification(opened, options, progress.advance)
             if not isinstance(pool, Processes):
                 run.pool, run.progress = pool, None

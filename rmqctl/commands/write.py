@@ -7,35 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.deferred_signals import Gently
-from rmqctl.commands.shared.engine_options import (
-    AppendCrc,
-    BrokerVersion,
-    Cluster,
-    ConsumequeueExt,
-    DryRun,
-    FlushMode,
-    Lmq,
-    MultiDispatch,
-    Watermark,
-    settings_from,
-)
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    IndexMax,
-    IndexSlots,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    RequiredTopic,
-    Store,
-    Verbose,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_integer, parse_property
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.deferred_signals import DeferredSignals
+from rmqctl.commands.shared.engine_options import PUT, EngineOptions
+from rmqctl.commands.shared.options import DryRun, Out, RequiredTopic, StoreOptions
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.parse_values import parse_integer, parse_property
 
 if TYPE_CHECKING:
     from rmqctl.engine.config.settings import Host, Settings
@@ -48,87 +25,43 @@ _TRANSACTIONS = {"prepared": 0x4, "commit": 0x8, "rollback": 0xC}
 
 
 def command(
-    store: Store,
+    *,
     topic: RequiredTopic,
     queue: Annotated[int, typer.Option("--queue", metavar="N", help="Queue id.")] = 0,
-    body: Annotated[
-        str | None, typer.Option("--body", metavar="TEXT", help="Body, as UTF-8 text.")
-    ] = None,
-    body_file: Annotated[
-        str | None,
-        typer.Option("--body-file", metavar="FILE", help="Body from a file; - is stdin."),
-    ] = None,
-    tag: Annotated[
-        str | None, typer.Option("--tag", metavar="TAG", help="The TAGS property.")
-    ] = None,
-    key: Annotated[
-        list[str] | None, typer.Option("--key", metavar="KEY", help="A key; repeatable.")
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", metavar="NAME=VALUE", help="A property; repeatable."),
-    ] = None,
-    delay_level: Annotated[
-        int | None,
-        typer.Option("--delay-level", metavar="N", min=0, help="Delay level: the DELAY property."),
-    ] = None,
-    flag: Annotated[
-        int, typer.Option("--flag", metavar="N", parser=parse_integer, help="The client's flag.")
-    ] = 0,
-    sys_flag: Annotated[
-        int,
-        typer.Option(
-            "--sys-flag", metavar="N", parser=parse_integer,
-            help="The sysFlag bits, decimal or 0x…; the address bits follow from the hosts.",
-        ),
-    ] = 0,
-    transaction: Annotated[
-        Literal["prepared", "commit", "rollback"] | None,
-        typer.Option("--transaction", help="Transaction type, set in the sysFlag."),
-    ] = None,
-    prepared_offset: Annotated[
-        int,
-        typer.Option(
-            "--prepared-offset", metavar="OFFSET", min=0,
-            help="preparedTransactionOffset of a commit or rollback.",
-        ),
-    ] = 0,
-    born_host: Annotated[
-        str | None,
-        typer.Option("--born-host", metavar="HOST:PORT", help="Who sent it [default: 127.0.0.1:0]"),
-    ] = None,
-    store_host: Annotated[
-        str | None,
-        typer.Option(
-            "--store-host", metavar="HOST:PORT",
-            help="The broker's address, part of the message id [default: 127.0.0.1:10911]",
-        ),
-    ] = None,
-    auto_create_topic: Annotated[
-        bool,
-        typer.Option(
-            "--auto-create-topic",
-            help="Enter a topic that is not known into config/topics.json, as a broker does.",
-        ),
-    ] = False,
-    flush: FlushMode = "sync",
-    cluster: Cluster = None,
-    broker_version: BrokerVersion = None,
-    lmq: Lmq = None,
-    multi_dispatch: MultiDispatch = None,
-    consumequeue_ext: ConsumequeueExt = None,
-    append_crc: AppendCrc = None,
-    disk_watermark: Watermark = None,
+    body: Annotated[str | None, typer.Option(
+        "--body", metavar="TEXT", help="Body, as UTF-8 text.")] = None,
+    body_file: Annotated[str | None, typer.Option(
+        "--body-file", metavar="FILE", help="Body from a file; - is stdin.")] = None,
+    tag: Annotated[str | None, typer.Option(
+        "--tag", metavar="TAG", help="The TAGS property.")] = None,
+    key: Annotated[list[str] | None, typer.Option(
+        "--key", metavar="KEY", help="A key; repeatable.")] = None,
+    properties: Annotated[list[str] | None, typer.Option(
+        "--property", metavar="NAME=VALUE", help="A property; repeatable.")] = None,
+    delay_level: Annotated[int | None, typer.Option(
+        "--delay-level", metavar="N", min=0, help="Delay level: the DELAY property.")] = None,
+    flag: Annotated[int, typer.Option(
+        "--flag", metavar="N", parser=parse_integer, help="The client's flag.")] = 0,
+    sys_flag: Annotated[int, typer.Option(
+        "--sys-flag", metavar="N", parser=parse_integer,
+        help="The sysFlag bits, decimal or 0x…; the address bits follow from the hosts.")] = 0,
+    transaction: Annotated[Literal["prepared", "commit", "rollback"] | None, typer.Option(
+        "--transaction", help="Transaction type, set in the sysFlag.")] = None,
+    prepared_offset: Annotated[int, typer.Option(
+        "--prepared-offset", metavar="OFFSET", min=0,
+        help="preparedTransactionOffset of a commit or rollback.")] = 0,
+    born_host: Annotated[str | None, typer.Option(
+        "--born-host", metavar="HOST:PORT", help="Who sent it [default: 127.0.0.1:0]")] = None,
+    store_host: Annotated[str | None, typer.Option(
+        "--store-host", metavar="HOST:PORT",
+        help="The broker's address, part of the message id [default: 127.0.0.1:10911]")] = None,
+    auto_create_topic: Annotated[bool, typer.Option(
+        "--auto-create-topic", help="Enter a topic that is not known into config/topics.json, as a "
+        "broker does.")] = False,
+    engine: Annotated[EngineOptions, pick(PUT, flush="sync")],
     dry_run: DryRun = False,
-    commitlog_dir: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    store: StoreOptions,
+    out: Out,
 ) -> None:
     """Put one message into a store that no broker is running on.
 
@@ -144,15 +77,8 @@ def command(
     from rmqctl.formats.local.properties import SCHEDULE_TOPIC
     from rmqctl.formats.local.sysflag import has_consume_queue_row
 
-    out = open_output(output, quiet, verbose, no_progress)
     payload = _body(body, body_file)
-    settings = settings_from(
-        store, version=broker_version, cluster=cluster, lmq=lmq, multi_dispatch=multi_dispatch,
-        consumequeue_ext=consumequeue_ext, append_properties_crc=append_crc, flush=flush,
-        disk_watermark=disk_watermark, commitlog_file_size=commitlog_file_size,
-        consumequeue_file_size=consumequeue_file_size, index_slots=index_slots,
-        index_max=index_max, commitlog_dirs=commitlog_dir,
-    )
+    settings = engine.settings(store, PUT)
     if transaction is not None:
         sys_flag |= _TRANSACTIONS[transaction]
     message = _message(settings, topic, payload, _properties(properties, tag, key, delay_level))
@@ -160,10 +86,10 @@ def command(
     message.prepared_transaction_offset = prepared_offset
     message.born_host, message.store_host = _host(born_host, "--born-host"), _host(
         store_host, "--store-host")
-    with Gently(), open_session(store, settings, commitlog_dir or (), dry_run=dry_run,
+    with DeferredSignals(), open_session(store.root, settings, store.folders, dry_run=dry_run,
                                 auto_create_topic=auto_create_topic) as session:  # fmt: skip
-        for said in session.notes:
-            out.note(said)
+        for note in session.notes:
+            out.note(note)
         result = session.put([message])[0]
     if session.unknown:
         out.note(f"config/topics.json does not know {topic}: a broker will not let clients use it "

@@ -1,4 +1,4 @@
-"""Every way of showing rows, documents, messages and progress. The only room that prints.
+"""Every way of showing rows, documents, messages and progress. The only package that prints.
 
 Commands need three names: :class:`Output`, :class:`Human` (for annotations) and :data:`FLUSH`.
 The formats are imported when they are used, so that a JSON run never loads rich.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rmqctl.output.cells import FLUSH
-from rmqctl.output.core import FORMATS, Output
+from rmqctl.output.core import Output
+from rmqctl.output.formats import FORMATS
 from rmqctl.output.progress import Progress
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rmqctl.output.escape import visible
 
@@ -21,6 +21,17 @@ Styles = Mapping[str, Callable[[Any], str | None]]
 
 #: A producer yields this row to say "show what you have, the next row may take long" (``tail -f``).
 FLUSH: Final[Row] = MappingProxyType({})
+
+
+class Table(NamedTuple):
+    """How rows are laid out; all of it but ``columns`` is for people only. See `Output.rows`."""
+
+    columns: Sequence[str] | None
+    brief: Sequence[str] | None
+    title: str | None
+    render: Render | None
+    styles: Styles | None
+
 
 PAGE_ROWS = 500
 _PAGE_SECONDS = 0.5

@@ -5,27 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from rmqctl.output.cells import Render, Row, Styles
+from rmqctl.output.cells import Render, Row, Styles, Table
 from rmqctl.output.escape import visible, visible_lines
+from rmqctl.output.formats import FORMATS, PageWriter, Writer
 from rmqctl.output.progress import Progress
-from rmqctl.output.streams import (
-    Sink,
-    can_encode,
-    is_terminal,
-    terminal_width,
-    wants_colour,
-)
+from rmqctl.output.streams import Sink, Target, can_encode, is_terminal
 
 if TYPE_CHECKING:
     from rmqctl.output.human import Human
-    from rmqctl.output.richtable import Canvas
-
-FORMATS = ("table", "json", "jsonl", "csv", "tsv", "markdown", "plain")
-_DATA_FORMATS = frozenset({"json", "jsonl", "csv", "tsv"})
-_UNICODE_SAMPLE = "…─│█▁"
 
 
 class Output:
@@ -51,10 +41,11 @@ class Output:
         self._stdout = stdout
         self._stderr = stderr
         self._environ = environ
+        self._format = FORMATS[fmt]
         self._terminal = is_terminal(stdout)
         self._progress: Progress | None = None
-        self._json_written = False
-        self._sink = Sink(stdout, "utf-8" if fmt in _DATA_FORMATS else None)
+        self._value_written = False
+        self._sink = Sink(stdout, "utf-8" if self._format.is_data else None)
 
     @classmethod
     def open(
@@ -87,7 +78,22 @@ class Output:
     @property
     def is_data(self) -> bool:
         """Whether the format is for programs (json, jsonl, csv, tsv) rather than people."""
-        return self.format in _DATA_FORMATS
+        return self._format.is_data
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it has cells only (csv, tsv, and the tables for people): nothing lies in them."""
+        return self._format.is_flat or not self._format.is_data
+
+    @property
+    def is_value(self) -> bool:
+        """Whether all that is shown is one value (json), which ends before anybody can read it."""
+        return self._format.is_data and not self._format.streams
+
+    @property
+    def streams(self) -> bool:
+        """Whether each row stands for itself as soon as it is written (jsonl, csv, tsv)."""
+        return self._format.streams
 
     # -- data ---------------------------------------------------------------------------------
 
@@ -111,31 +117,9 @@ class Output:
         ``title`` and, when there is no row, ``empty`` (on stderr) are for people only.
         A row that is ``FLUSH`` shows what has come so far. Memory is bounded by one page of rows.
         """
-        if self.format in ("json", "jsonl"):
-            from rmqctl.output.jsonlines import write_json_array, write_jsonl
-
-            self._claim_json()
-            write = write_jsonl if self.format == "jsonl" else write_json_array
-            return write(self._sink, rows, terminal=self._terminal)
-        if self.format in ("csv", "tsv"):
-            from rmqctl.output.separated import SEPARATORS, write_separated
-
-            return write_separated(
-                self._sink,
-                SEPARATORS[self.format],
-                rows,
-                columns,
-                terminal=self._terminal,
-                warn=self.warn,
-            )
-        count = self.human().table(
-            rows,
-            brief if brief is not None else columns,
-            title,
-            render=render,
-            styles=styles,
-        )
-        if not count and empty:
+        table = Table(columns, brief, title, render, styles)
+        count = self._writer().rows(rows, table)
+        if not count and empty and not self.is_data:
             self.note(empty)
         return count
 
@@ -147,57 +131,45 @@ class Output:
         ``human`` gets a :class:`~rmqctl.output.human.Human` to write on; without it the object is
         laid out generically.
         """
-        if self.format in ("json", "jsonl"):
-            from rmqctl.output.jsonlines import write_json_document
+        self._writer().document(document, human)
 
-            self._claim_json()
-            write_json_document(
-                self._sink, document, indented=self.format == "json", terminal=self._terminal
-            )
-        elif self.format in ("csv", "tsv"):
-            from rmqctl.output.separated import SEPARATORS, write_separated_document
+    def listing(
+        self,
+        document: Mapping[str, Any],
+        human: Callable[[Human], None],
+        *,
+        rows: Iterable[Row],
+        columns: Sequence[str],
+        lines: Iterable[Row],
+    ) -> None:
+        """A document that is a list with a summary, in what form the format can hold.
 
-            write_separated_document(
-                self._sink, SEPARATORS[self.format], document, terminal=self._terminal
-            )
-        elif human is not None:
-            human(self.human())
+        json shows ``document``, people see ``human``; csv and tsv have the ``rows`` of the list,
+        and jsonl the ``lines``: rows, and what else is to be said, as rows of their own.
+        """
+        if not self.streams:
+            self.document(document, human)
+        elif self.is_flat:
+            self.rows(rows, columns)
         else:
-            from rmqctl.output.human import describe
-
-            describe(self.human(), document)
+            self.rows(lines)
 
     def human(self) -> Human:
         """The page for people in this format (table, plain or markdown)."""
-        from rmqctl.output.human import MarkdownHuman, PlainHuman, RichHuman
+        return cast(PageWriter, self._writer()).page()
 
-        if self.format == "table":
-            return RichHuman(self._sink, self._canvas())
-        kind = MarkdownHuman if self.format == "markdown" else PlainHuman
-        return kind(
-            self._sink,
-            width=terminal_width(self._stdout, self._environ),
-            unicode=can_encode(self._stdout, _UNICODE_SAMPLE),
-        )
+    def _writer(self) -> Writer:
+        if self.is_value:
+            # Two JSON values on stdout are no JSON: a defect to be found in the first test.
+            if self._value_written:
+                raise RuntimeError("a command wrote two JSON values")
+            self._value_written = True
+        return self._format.writer(self.format, Target(
+            self._sink, self._stdout, self._environ, self._terminal, self.warn))
 
     def flush(self) -> None:
         """Hand all data written so far to the system."""
         self._sink.flush()
-
-    def _canvas(self) -> Canvas:
-        from rmqctl.output.richtable import Canvas
-
-        return Canvas(
-            width=terminal_width(self._stdout, self._environ),
-            colour=wants_colour(self._stdout, self._environ),
-            encoding=self._sink.encoding,
-        )
-
-    def _claim_json(self) -> None:
-        # Two JSON values on stdout are no JSON: a defect to be found in the first test.
-        if self.format == "json" and self._json_written:
-            raise RuntimeError("a command wrote two JSON values")
-        self._json_written = True
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -247,6 +219,12 @@ class Output:
             self._sink.before_write = bar.hide  # rows and the bar share one screen
         self._progress = bar
         return bar
+
+    @contextlib.contextmanager
+    def watch(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """The same for a library function with stages of its own: gives its ``advance``."""
+        with self.progress(label, total) as progress:
+            yield progress.advance
 
 
 def say(line: str, stream: IO[str] | None) -> None:

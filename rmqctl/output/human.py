@@ -7,18 +7,20 @@ file or a Markdown page.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.output.cells import Render, Row, Styles, cell_text, cut
+from rmqctl.output.cells import Render, Row, Styles, Table, cell_text, cut
 from rmqctl.output.escape import markdown_text, visible, visible_lines
 from rmqctl.output.plain import write_tabulated
+from rmqctl.output.streams import Target, can_encode, wants_colour
 
 if TYPE_CHECKING:
     from rmqctl.output.richtable import Canvas
     from rmqctl.output.streams import Sink
 
 _VALUE_LIMIT = 2000
+_UNICODE_SAMPLE = "…─│█▁"
 
 
 class Human(ABC):
@@ -219,3 +221,38 @@ def describe(human: Human, document: Mapping[str, Any]) -> None:
     human.pairs(plain)
     for key, rows in tables.items():
         human.table(rows, None, key)
+
+
+class Pages:
+    """Writes a format for people: a table for rows, a page for a document."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        self._name, self._target = name, target
+
+    def page(self) -> Human:
+        target = self._target
+        if self._name == "table":
+            from rmqctl.output.richtable import Canvas
+
+            return RichHuman(target.sink, Canvas(
+                target.width, wants_colour(target.stream, target.environ), target.sink.encoding))
+        kind = MarkdownHuman if self._name == "markdown" else PlainHuman
+        return kind(target.sink, width=target.width,
+                    unicode=can_encode(target.stream, _UNICODE_SAMPLE))
+
+    def rows(self, rows: Iterable[Row], table: Table) -> int:
+        columns = table.columns if table.brief is None else table.brief
+        return self.page().table(rows, columns, table.title, render=table.render,
+                                 styles=table.styles)
+
+    def document(self, document: Mapping[str, Any],
+                 human: Callable[[Human], None] | None) -> None:
+        if human is None:
+            describe(self.page(), document)
+        else:
+            human(self.page())
+
+
+def writer(name: str, target: Target) -> Pages:
+    """The writer of ``table``, ``plain`` or ``markdown``."""
+    return Pages(name, target)

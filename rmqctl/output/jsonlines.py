@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rmqctl.output.cells import FLUSH, Row, plain_value
+from rmqctl.output.cells import FLUSH, Row, Table, plain_value
 from rmqctl.output.escape import json_visible
-from rmqctl.output.streams import Sink
+from rmqctl.output.streams import Sink, Target
 
 _BATCH_CHARS = 1 << 16
 _FLUSH_SECONDS = 0.2
@@ -64,20 +64,41 @@ def _indented(value: Any, margin: str = "") -> str:
     return f"{opening}\n{body}\n{margin}{closing}"
 
 
-def write_jsonl(sink: Sink, rows: Iterable[Row], *, terminal: bool = False) -> int:
-    """One object per line; returns how many. Written at once after a pause or a FLUSH."""
-    return _stream(sink, rows, "", "\n", terminal)
+class JsonLines:
+    """One object per line, written at once after a pause or a FLUSH."""
+
+    def __init__(self, target: Target) -> None:
+        self._sink, self._terminal = target.sink, target.terminal
+
+    def rows(self, rows: Iterable[Row], table: Table) -> int:
+        return _stream(self._sink, rows, "", "\n", self._terminal)
+
+    def document(self, document: Mapping[str, Any], human: object) -> None:
+        self._document(_encode(document))
+
+    def _document(self, text: str) -> None:
+        self._sink.write((json_visible(text) if self._terminal else text) + "\n")
 
 
-def write_json_array(sink: Sink, rows: Iterable[Row], *, terminal: bool = False) -> int:
-    """One array, one object per line within it; returns how many.
+class Json(JsonLines):
+    """One array, one object per line within it; a document in lines, for people."""
 
-    When ``rows`` raises, the array stays open: a reader cannot take half a listing for a whole one.
-    """
-    sink.write("[")
-    count = _stream(sink, rows, ",", "", terminal)
-    sink.write("\n]\n" if count else "]\n")
-    return count
+    def rows(self, rows: Iterable[Row], table: Table) -> int:
+        """When ``rows`` raises, the array stays open: a reader cannot take half a listing for a
+        whole one.
+        """
+        self._sink.write("[")
+        count = _stream(self._sink, rows, ",", "", self._terminal)
+        self._sink.write("\n]\n" if count else "]\n")
+        return count
+
+    def document(self, document: Mapping[str, Any], human: object) -> None:
+        self._document(_indented(document))
+
+
+def writer(name: str, target: Target) -> JsonLines:
+    """The writer of ``json`` or ``jsonl``."""
+    return (Json if name == "json" else JsonLines)(target)
 
 
 def _stream(sink: Sink, rows: Iterable[Row], comma: str, ending: str, terminal: bool) -> int:
@@ -110,11 +131,3 @@ def _stream(sink: Sink, rows: Iterable[Row], comma: str, ending: str, terminal: 
             pending, size, flushed = [], 0, clock()
     sink.write("".join(pending))
     return count
-
-
-def write_json_document(
-    sink: Sink, document: Mapping[str, Any], *, indented: bool, terminal: bool = False
-) -> None:
-    """One object, in lines for people (``json``) or on a single line (``jsonl``)."""
-    text = _indented(document) if indented else _encode(document)
-    sink.write((json_visible(text) if terminal else text) + "\n")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rmqctl.output.cells import Row, columns_of, compact_json, pages, peek, refuse_bytes
+from rmqctl.output.cells import Row, Table, columns_of, compact_json, pages, peek, refuse_bytes
 from rmqctl.output.escape import spreadsheet_safe, visible
-from rmqctl.output.streams import Sink
+from rmqctl.output.streams import Target
 
-SEPARATORS = {"csv": ",", "tsv": "\t"}
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 class _Lines:
@@ -48,59 +48,54 @@ def _field(value: Any) -> Any:
     return compact_json(value)
 
 
-def write_separated(
-    sink: Sink,
-    separator: str,
-    rows: Iterable[Row],
-    columns: Sequence[str] | None,
-    *,
-    terminal: bool = False,
-    warn: Callable[[str], None],
-) -> int:
-    """Stream ``rows`` as records; returns how many.
-
-    ``columns`` None takes the keys of the first page of rows. A key that turns up later has no
-    column; it is named once through ``warn``, for nothing may go missing silently. On a terminal
-    control characters are escaped; in a file or pipe the text is exact.
+class Separated:
+    """Records of one separator. On a terminal control characters are escaped; in a file or pipe
+    the text is exact.
     """
-    first, stream = peek(pages(rows))
-    names = list(columns) if columns is not None else columns_of(first)
-    if not names:
-        return 0
-    lines = _Lines()
-    writer = csv.writer(lines, delimiter=separator, lineterminator="\r\n")
-    writer.writerow([spreadsheet_safe(name) for name in names])
-    known = set(names)
-    count = 0
-    for page in stream:
-        for row in page:
-            fields = [_field(row.get(name)) for name in names]
-            if terminal:
-                fields = [visible(f) if isinstance(f, str) else f for f in fields]
-            writer.writerow(fields)
-            if columns is None and len(row) != len(names):
-                for name in [key for key in row if key not in known]:
-                    known.add(name)
-                    warn(f"the {_kind(separator)} header has no column {visible(name)!r}: left out")
-        count += len(page)
-        sink.write(lines.take())
-        sink.flush()
-    sink.write(lines.take())  # the header alone, when there was no row
-    return count
+
+    def __init__(self, name: str, target: Target) -> None:
+        self._name, self._target = name, target
+
+    def rows(self, rows: Iterable[Row], table: Table) -> int:
+        """Without columns, those are the keys of the first page of rows. A key that turns up later
+        has no column; it is named once on stderr, for nothing may go missing silently.
+        """
+        columns, sink, terminal = table.columns, self._target.sink, self._target.terminal
+        first, stream = peek(pages(rows))
+        names = list(columns) if columns is not None else columns_of(first)
+        if not names:
+            return 0
+        lines = _Lines()
+        records = csv.writer(lines, delimiter=_SEPARATORS[self._name], lineterminator="\r\n")
+        records.writerow([spreadsheet_safe(name) for name in names])
+        known = set(names)
+        count = 0
+        for page in stream:
+            for row in page:
+                fields = [_field(row.get(name)) for name in names]
+                if terminal:
+                    fields = [visible(f) if isinstance(f, str) else f for f in fields]
+                records.writerow(fields)
+                if columns is None and len(row) != len(names):
+                    for name in [key for key in row if key not in known]:
+                        known.add(name)
+                        self._target.warn(f"the {self._name.upper()} header has no column "
+                                          f"{visible(name)!r}: left out")
+            count += len(page)
+            sink.write(lines.take())
+            sink.flush()
+        sink.write(lines.take())  # the header alone, when there was no row
+        return count
+
+    def document(self, document: Mapping[str, Any], human: object) -> None:
+        """``key,value`` records, one per leaf (see :func:`flatten`)."""
+        rows = ({"key": key, "value": value} for key, value in flatten(document))
+        self.rows(rows, Table(("key", "value"), None, None, None, None))
 
 
-def _kind(separator: str) -> str:
-    return "TSV" if separator == "\t" else "CSV"
-
-
-def write_separated_document(
-    sink: Sink, separator: str, document: Mapping[str, Any], *, terminal: bool = False
-) -> None:
-    """One object as ``key,value`` records, one per leaf (see :func:`flatten`)."""
-    rows = ({"key": key, "value": value} for key, value in flatten(document))
-    write_separated(
-        sink, separator, rows, ["key", "value"], terminal=terminal, warn=lambda _text: None
-    )
+def writer(name: str, target: Target) -> Separated:
+    """The writer of ``csv`` or ``tsv``."""
+    return Separated(name, target)
 
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import IO, Any
 
 from rmqctl.errors import StoreIOError
@@ -112,3 +113,22 @@ class Sink:
             raise StoreIOError.from_oserror(exc, "standard output", "write to") from exc
         except ValueError as exc:  # closed under our feet
             raise StoreIOError("cannot write to standard output: it is closed") from exc
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a writer's data goes, and what there is to know of the place.
+
+    ``terminal``: somebody watches, and control characters would act. ``warn`` speaks on stderr.
+    """
+
+    sink: Sink
+    stream: IO[str] | None
+    environ: Mapping[str, str]
+    terminal: bool
+    warn: Callable[[str], None]
+
+    @property
+    def width(self) -> int:
+        """Columns to lay out for."""
+        return terminal_width(self.stream, self.environ)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rmqctl.commands.shared.deferred_signals import Gently
+from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.engine.input import lines as lines_module
 from rmqctl.engine.input.lines import InputError, LineReader, open_lines, parse
 from rmqctl.errors import ExitCode, StoreIOError
@@ -250,7 +250,7 @@ def test_a_wait_that_is_woken_goes_on_until_there_is_input():
 def test_a_signal_before_the_wait_ends_it(number):
     """As if it came between the last look and the read: nothing but the descriptor tells of it."""
     source, sink = os.pipe()
-    with pytest.raises(KeyboardInterrupt), Gently() as gently:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), DeferredSignals() as gently:  # noqa: PT012
         reader = LineReader(source)
         reader.wake = gently.wake
         os.kill(os.getpid(), number)  # noted, not let through
@@ -263,6 +263,6 @@ def test_a_signal_before_the_wait_ends_it(number):
 
 def test_nothing_is_left_open():
     before = set(os.listdir("/proc/self/fd"))
-    with Gently():
+    with DeferredSignals():
         pass
     assert set(os.listdir("/proc/self/fd")) == before

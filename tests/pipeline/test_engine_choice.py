@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqctl.commands.shared.pipeline_options import AUTO_FROM, chosen_engine, conf_of, named_stores
+from rmqctl.commands.shared.spark_options import AUTO_FROM, chosen_engine, conf_of, named_stores
 from rmqctl.errors import NotAStoreError, UsageError
 
 

@@ -86,7 +86,7 @@ def test_all_settings_of_a_session_are_there(tmp_path):
 
 
 def test_the_bounds_are_those_of_the_program():
-    from rmqctl.commands.shared.pipeline_options import AUTO_FROM
+    from rmqctl.commands.shared.spark_options import AUTO_FROM
     from rmqctl.pipeline.source import planning, times
 
     assert f"{AUTO_FROM >> 30} GiB of log and more" in PAGE

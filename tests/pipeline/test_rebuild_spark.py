@@ -119,7 +119,7 @@ def test_the_command_on_spark(rmqctl, golden_copy, spark, monkeypatch):
     def same_session(*_):
         yield spark
 
-    monkeypatch.setattr("rmqctl.commands.shared.pipeline_options.spark_session", same_session)
+    monkeypatch.setattr("rmqctl.commands.shared.spark_options.spark_session", same_session)
     done = rmqctl("pipeline", "rebuild", root, "--apply", "--yes", "-o", "json",
                   "--consumequeue-file-size", next(str(len(data)) for name, data in wanted.items()
                                                    if name.startswith("consume"))).expect(0).json()

@@ -13,11 +13,11 @@ from typing import NoReturn
 
 import typer
 
-from rmqctl import __version__
+import rmqctl
 from rmqctl.errors import ExitCode, RmqctlError, StoreIOError, UsageError
 from rmqctl.output.core import say
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
 _LONGEST_MESSAGE = 500
 
 
@@ -178,7 +178,7 @@ def _defect(exc: BaseException) -> list[str]:
     place = _innermost(exc)
     where = f", at {place}" if place else ""
     return [
-        f"rmqctl: error: a defect in rmqctl: {what} (rmqctl {__version__}{where})",
+        f"rmqctl: error: a defect in rmqctl: {what} (rmqctl {rmqctl.__version__}{where})",
         "Please report it with the command you gave; with RMQCTL_DEBUG=1 it shows all it knows.",
     ]
 

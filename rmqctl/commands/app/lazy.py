@@ -15,10 +15,10 @@ import typer
 import typer.core
 import typer.main
 
-from rmqctl.commands import EFFECTS, CommandSpec, GroupSpec
+from rmqctl.commands import EFFECTS, STORE_VARIABLE, CommandSpec, GroupSpec
 from rmqctl.commands.app.coerce import use_light_coercion
 from rmqctl.commands.app.helptext import HelpMixin
-from rmqctl.commands.shared.options import STORE_VARIABLE
+from rmqctl.commands.app.option_groups import spelled_out
 from rmqctl.errors import UsageError
 
 CONTEXT_SETTINGS: dict[str, Any] = {
@@ -146,7 +146,7 @@ def load(spec: CommandSpec) -> Command:
         short_help=spec.help,
         epilog=f"Effect: {spec.effect}: {_promise(spec)}.",
         context_settings=dict(CONTEXT_SETTINGS),
-    )(module.command)
+    )(spelled_out(module.command))
     command: Any = typer.main.get_command(app)
     assert isinstance(command, Command)
     command.spec = spec

@@ -5,41 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.filters import Key, Tag, Where, conditions
-from rmqctl.commands.shared.messages import Fields
-from rmqctl.commands.shared.options import (
-    Body,
-    CommitlogDirs,
-    CommitlogFileSize,
-    Jobs,
-    NoProgress,
-    OutputFormat,
-    Queue,
-    Quiet,
-    Since,
-    Topic,
-    Until,
-    Verbose,
-    Zone,
-    open_output,
-    worker_count,
-)
-from rmqctl.commands.shared.parsing import parse_time_range
-from rmqctl.commands.shared.pipeline_options import (
-    Conf,
-    DryRun,
-    Engine,
-    Master,
-    Partitions,
-    SparkLog,
-    Stores,
-    named_stores,
-    opened_pool,
-)
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.message_options import IN_LOG_ORDER, Fields, SelectOptions
+from rmqctl.commands.shared.options import Body, DryRead, LayoutOptions, Out, Zone
+from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -47,8 +21,6 @@ if TYPE_CHECKING:
     from rmqctl.pipeline.export.export import Result, StoreResult
     from rmqctl.pipeline.export.plan import StorePlan
     from rmqctl.pipeline.export.spec import Export
-    from rmqctl.store.query.conditions import Condition
-    from rmqctl.store.query.select import Selection
 
 NAME = ("pipeline", "export")
 EFFECT = "writes-new"
@@ -57,58 +29,29 @@ _NAMED = 5
 
 
 def command(
-    target: Annotated[
-        str,
-        typer.Option(
-            "--out", metavar="PATH",
-            help="The new folder; it must not be there, or be empty.",
-        ),
-    ],
+    *,
+    target: Annotated[str, typer.Option(
+        "--out", metavar="PATH", help="The new folder; it must not be there, or be empty.")],
     stores: Stores = None,
     format: Annotated[  # noqa: A002
         Literal["parquet", "json", "csv", "avro"],
         typer.Option("--format", help="json: lines, each a message object as `rmqctl read -o "
                      "jsonl` shows it; csv: its fields; parquet and avro: typed columns."),
     ] = "parquet",
-    topic: Topic = None,
-    queue: Queue = None,
-    since: Since = None,
-    until: Until = None,
-    tag: Tag = None,
-    key: Key = None,
-    where: Where = None,
+    select: Annotated[SelectOptions, pick(IN_LOG_ORDER)],
     fields: Fields = None,
     body: Body = "auto",
-    partition_by: Annotated[
-        str,
-        typer.Option(
-            "--partition-by", metavar="NAMES",
-            help="Folders: any of topic, day (of the store time, in --tz) and store, "
-            "comma-separated, or none.",
-        ),
-    ] = "topic,day",
-    compression: Annotated[
-        str | None,
-        typer.Option(
-            "--compression", metavar="NAME",
-            help="parquet: zstd, snappy, gzip, lz4, none; json and csv: none, gzip, zstd; avro: "
-            "deflate, none. The first is taken by default.",
-        ),
-    ] = None,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    dry_run: DryRun = False,
-    engine: Engine = None,
-    master: Master = "local[*]",
-    conf: Conf = None,
-    partitions: Partitions = None,
-    spark_log: SparkLog = None,
-    jobs: Jobs = 0,
-    commitlog_dirs: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    partition_by: Annotated[str, typer.Option(
+        "--partition-by", metavar="NAMES", help="Folders: any of topic, day (of the store time, in "
+        "--tz) and store, comma-separated, or none.")] = "topic,day",
+    compression: Annotated[str | None, typer.Option(
+        "--compression", metavar="NAME", help="parquet: zstd, snappy, gzip, lz4, none; json and "
+        "csv: none, gzip, zstd; avro: deflate, none. The first is taken by default.")] = None,
+    tz: Zone = UTC,
+    dry_run: DryRead = False,
+    spark: SparkOptions,
+    layout: Annotated[LayoutOptions, pick("commitlog_dirs commitlog_file_size")],
+    out: Out,
 ) -> None:
     """Write the messages of stores into files for other programs, in folders by topic and day.
 
@@ -124,28 +67,22 @@ def command(
     """
     from rmqctl.pipeline.export.plan import estimate, plan
     from rmqctl.pipeline.export.spec import Export
-    from rmqctl.store import Sizes
-    from rmqctl.store.query.select import Selection
 
-    out = open_output(output, quiet, verbose, no_progress)
-    begin, end = parse_time_range(since, until, tz=tz)
     names = named_stores(stores)
-    wanted = Selection(topic=topic, queue_id=queue, since=begin, until=end, tag=tag, key=key,
-                       where=conditions(where, tz))  # fmt: skip
+    wanted = select.selection(tz)
     spec = Export.of(
         format, fields=None if fields is None else fields.split(","), body=body,
         partition_by=_parts(partition_by), compression=compression, zone=tz,
-        conditions=_conditions(wanted), stores=len(names))  # fmt: skip
-    _check_place(target, names, commitlog_dirs or ())
-    plans = plan(names, wanted, worker_count(jobs), count=partitions,
-                 folders=commitlog_dirs or (), sizes=Sizes(commitlog_file_size))  # fmt: skip
+        conditions=wanted.in_log(), stores=len(names))  # fmt: skip
+    _check_place(target, names, layout.folders)
+    plans = plan(names, wanted, spark.workers, count=spark.partitions, folders=layout.folders,
+                 sizes=layout.sizes)
     if dry_run:
         about = estimate(spec, plans)
         document = _plan_document(plans, target, about.bytes, about.sampled)
         out.document(document, lambda page: _show_plan(page, document))
         return
-    result = _exported(out, plans, spec, target, engine=engine, jobs=worker_count(jobs),
-                       master=master, conf=conf, log=spark_log)  # fmt: skip
+    result = _exported(out, plans, spec, target, spark)
     _report(out, result, spec)
     if not result.total("rows"):
         out.note("no messages")
@@ -154,12 +91,12 @@ def command(
 
 
 def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str,
-              **how: Any) -> Result:
+              spark: SparkOptions) -> Result:
     from rmqctl.pipeline.export.export import export
     from rmqctl.store.log.ranges import Processes
 
     total = sum(piece.length for one in plans for piece in one.pieces)
-    with opened_pool(out, how.pop("engine"), sum(one.bytes for one in plans), **how) as pool:
+    with spark.pool(out, sum(one.bytes for one in plans)) as pool:
         if not isinstance(pool, Processes):  # Spark shows the tasks that are done
             return export(plans, spec, target, pool)
         with out.progress("exporting", total) as progress:
@@ -171,17 +108,6 @@ def _parts(text: str) -> list[str]:
     if "none" in named and len(named) > 1:
         raise UsageError(f"--partition-by {text}: none stands alone")
     return [] if named == ["none"] else named
-
-
-def _conditions(wanted: Selection) -> list[Condition]:
-    from rmqctl.store.query.conditions import Condition
-
-    found = wanted.conditions()
-    if wanted.queue_id is not None:
-        found.insert(0, Condition("queue_id", "=", wanted.queue_id))
-    if wanted.topic is not None:
-        found.insert(0, Condition("topic", "=", wanted.topic))
-    return found
 
 
 def _check_place(target: str, names: Sequence[str], folders: Sequence[str]) -> None:

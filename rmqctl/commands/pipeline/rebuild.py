@@ -8,47 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from rmqctl.commands.shared.applying import Apply, DryRun, Yes
-from rmqctl.commands.shared.engine_options import (
-    BatchConsumequeueFileSize,
-    BrokerVersion,
-    ConsumequeueExt,
-    ConsumequeueExtFileSize,
-    DelayLevels,
-    Lmq,
-    MultiDispatch,
-)
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    IndexMax,
-    IndexSlots,
-    Jobs,
-    NoProgress,
-    OutputFormat,
-    Queue,
-    Quiet,
-    Topic,
-    Verbose,
-    open_output,
-    worker_count,
-)
-from rmqctl.commands.shared.pipeline_options import (
-    Conf,
-    Engine,
-    Master,
-    Partitions,
-    SparkLog,
-    Stores,
-    named_stores,
-    opened_pool,
-)
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.applying import ApplyOptions, Proposal
+from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
+from rmqctl.commands.shared.options import Jobs, LayoutOptions, Out, Queue, Topic, worker_count
+from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 from rmqctl.errors import RmqctlError, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
-    from rmqctl.repair.plan import Plan
     from rmqctl.repair.recover import Wishes
     from rmqctl.repair.scratch import Scratch
     from rmqctl.store.log.ranges import Pool
@@ -71,47 +39,24 @@ def parse_only(text: str) -> str:
 
 
 def command(
+    *,
     stores: Stores = None,
-    only: Annotated[
-        str | None,
-        typer.Option("--only", metavar="PARTS", parser=parse_only,
-                     help="consumequeue or index; both without it."),
-    ] = None,
+    only: Annotated[str | None, typer.Option(
+        "--only", metavar="PARTS", parser=parse_only,
+        help="consumequeue or index; both without it.")] = None,
     topic: Topic = None,
     queue: Queue = None,
-    apply: Apply = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    engine: Engine = "spark",
-    master: Master = "local[*]",
-    conf: Conf = None,
-    partitions: Partitions = None,
-    spark_log: SparkLog = None,
-    scratch: Annotated[
-        str | None,
-        typer.Option(
-            "--scratch", metavar="FOLDER", rich_help_panel="Spark",
-            help="Where a plan that is only shown is made: a folder that all workers of a cluster "
-            "see. With --apply it is made below each store.",
-        ),
-    ] = None,
+    apply: ApplyOptions,
+    spark: Annotated[SparkOptions, pick("engine master conf partitions spark_log",
+                                        engine="spark")],
+    scratch: Annotated[str | None, typer.Option(
+        "--scratch", metavar="FOLDER", rich_help_panel="Spark", help="Where a plan that is only "
+        "shown is made: a folder that all workers of a cluster see. With --apply it is made below "
+        "each store.")] = None,
     jobs: Jobs = 0,
-    broker_version: BrokerVersion = None,
-    consumequeue_ext: ConsumequeueExt = None,
-    lmq: Lmq = None,
-    multi_dispatch: MultiDispatch = None,
-    delay_levels: DelayLevels = None,
-    consumequeue_ext_file_size: ConsumequeueExtFileSize = None,
-    batch_consumequeue_file_size: BatchConsumequeueFileSize = None,
-    commitlog_dirs: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    settings: Annotated[EngineOptions, pick(REBUILD)],
+    layout: LayoutOptions,
+    out: Out,
 ) -> None:
     """Make consumequeues and index anew from the log, where they differ from it: shows the plan,
     and with --apply carries it out.
@@ -130,30 +75,16 @@ def command(
         rmqctl pipeline rebuild STORE --apply --master spark://host:7077
     """
     from rmqctl.repair.recover import Wishes
-    from rmqctl.store import Sizes
 
-    out = open_output(output, quiet, verbose, no_progress)
-    _refuse(only, topic, queue, apply=apply, scratch=scratch)
+    _refuse(only, topic, queue, apply=apply.apply, scratch=scratch)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
-    given = {
-        "version": broker_version, "consumequeue_ext": consumequeue_ext, "lmq": lmq,
-        "multi_dispatch": multi_dispatch, "message_delay_level": delay_levels,
-        "commitlog_file_size": commitlog_file_size,
-        "consumequeue_file_size": consumequeue_file_size,
-        "consumequeue_ext_file_size": consumequeue_ext_file_size,
-        "batch_consumequeue_file_size": batch_consumequeue_file_size,
-        "index_slots": index_slots, "index_max": index_max,
-    }
     count = worker_count(jobs)
-    wishes = Wishes(
-        frozenset(parts), topic, queue, jobs=count, commitlog_dirs=tuple(commitlog_dirs or ()),
-        sizes=Sizes(commitlog_file_size, consumequeue_file_size, index_slots, index_max),
-        given=given)
+    wishes = Wishes(frozenset(parts), topic, queue, jobs=count, commitlog_dirs=layout.folders,
+                    sizes=layout.sizes, given={**settings.given(REBUILD), **layout.given_sizes()})
     roots = named_stores(stores)
     total = _total(roots, wishes)
-    with opened_pool(out, engine, total, jobs=count, master=master, conf=conf,
-                     log=spark_log) as pool:
-        run = _Run(out, pool, wishes, partitions, scratch, apply=apply, yes=yes, dry_run=dry_run)
+    with spark.pool(out, total, count) as pool:
+        run = _Run(out, pool, wishes, spark.partitions, scratch, apply)
         if len(roots) == 1:
             run.one(out, roots[0])
             return
@@ -200,18 +131,16 @@ class _Run:
     """The same for one store after the other."""
 
     def __init__(self, out: Output, pool: Pool, wishes: Wishes, partitions: int | None,
-                 scratch: str | None, *, apply: bool, yes: bool, dry_run: bool) -> None:
+                 scratch: str | None, apply: ApplyOptions) -> None:
         self._out, self._pool, self._wishes = out, pool, wishes
-        self._partitions, self._scratch = partitions, scratch
-        self._apply, self._yes, self._dry_run = apply, yes, dry_run
+        self._partitions, self._scratch, self._apply = partitions, scratch, apply
 
     def one(self, out: Output, root: str) -> None:
         """Shows or carries out the plan for a store."""
         from rmqctl.commands.shared import applying
 
-        applying.run(out, root, _SCRATCH, lambda scratch: self._plan(root, scratch),
-                     apply=self._apply, yes=self._yes, dry_run=self._dry_run,
-                     scratch_above=self._scratch)
+        applying.run(out, root, _SCRATCH, lambda scratch: self._propose(root, scratch),
+                     self._apply, scratch_above=self._scratch)
 
     def several(self, roots: list[str]) -> RmqctlError | None:
         """The same for each; one document for all. The first failure."""
@@ -228,19 +157,20 @@ class _Run:
                 text = str(error)
                 self._out.warn(text if root in text else f"{root}: {text}")
                 shown.append({"store": root, "error": text})
-        if self._out.format == "jsonl":
+        if self._out.streams and not self._out.is_flat:
             self._out.rows(shown)
         elif self._out.is_data:
             self._out.document({"stores": shown})
         return first
 
-    def _plan(self, root: str, scratch: Scratch) -> Plan:
+    def _propose(self, root: str, scratch: Scratch) -> Proposal:
         from rmqctl.pipeline.rebuild.rebuild import plan_rebuild
 
         size = None
         if self._partitions is not None:
             size = max(1, -(-_log_bytes(root, self._wishes) // self._partitions))
-        return plan_rebuild(root, scratch, self._wishes, self._watch, self._pool, range_size=size)
+        return Proposal(plan_rebuild(root, scratch, self._wishes, self._watch, self._pool,
+                                     range_size=size))
 
     @contextmanager
     def _watch(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -249,8 +179,8 @@ class _Run:
         if not isinstance(self._pool, Processes):  # Spark's own progress is shown
             yield lambda _: None
             return
-        with self._out.progress(label, total) as progress:
-            yield progress.advance
+        with self._out.watch(label, total) as advance:
+            yield advance
 
 
 class _OneOfMany:

@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rmqctl.commands.shared.options import NoProgress, OutputFormat, Quiet, Verbose, open_output
-from rmqctl.commands.shared.pipeline_options import (
-    Conf,
-    DryRun,
-    Master,
-    Partitions,
-    SparkLog,
-    named_stores,
-    spark_session,
-    tasks_shown,
-)
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.options import DryRead, Out
+from rmqctl.commands.shared.spark_options import SparkOptions, named_stores, tasks_shown
 from rmqctl.errors import StoreIOError, UsageError
 
 if TYPE_CHECKING:
@@ -31,41 +23,22 @@ EFFECT = "writes-new"
 
 
 def command(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="STORE... QUERY",
-            help="Store roots or patterns, then the query as one argument (in quotes); with "
-            "--file store roots only.",
-            show_default=False,
-        ),
-    ],
-    file: Annotated[
-        str | None, typer.Option("--file", metavar="FILE", help="Read the query from a file.")
-    ] = None,
-    out_path: Annotated[
-        str | None,
-        typer.Option(
-            "--out", metavar="PATH", help="Write the rows into a new folder instead of showing "
-            "them: whole, or not at all.",
-        ),
-    ] = None,
-    form: Annotated[
-        Literal["parquet", "json", "csv"],
-        typer.Option("--format", help="What kind of files --out has."),
-    ] = "parquet",
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=0, help="At most N rows.")
-    ] = None,
-    dry_run: DryRun = False,
-    master: Master = "local[*]",
-    partitions: Partitions = None,
-    conf: Conf = None,
-    spark_log: SparkLog = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    *,
+    arguments: Annotated[list[str], typer.Argument(
+        metavar="STORE... QUERY", show_default=False, help="Store roots or patterns, then the "
+        "query as one argument (in quotes); with --file store roots only.")],
+    file: Annotated[str | None, typer.Option(
+        "--file", metavar="FILE", help="Read the query from a file.")] = None,
+    out_path: Annotated[str | None, typer.Option(
+        "--out", metavar="PATH", help="Write the rows into a new folder instead of showing them: "
+        "whole, or not at all.")] = None,
+    form: Annotated[Literal["parquet", "json", "csv"], typer.Option(
+        "--format", help="What kind of files --out has.")] = "parquet",
+    limit: Annotated[int | None, typer.Option(
+        "--limit", metavar="N", min=0, help="At most N rows.")] = None,
+    dry_run: DryRead = False,
+    spark: Annotated[SparkOptions, pick("master partitions conf spark_log")],
+    out: Out,
 ) -> None:
     """Ask stores in SQL: the views messages, frames, consumequeue, index and tiered_messages.
 
@@ -79,7 +52,6 @@ def command(
     """
     from rmqctl.store import Store
 
-    out = open_output(output, quiet, verbose, no_progress)
     names, text = _told_apart(arguments, file)
     stores = named_stores(names)
     for one in stores:  # before Spark is started for something that is no store
@@ -89,18 +61,18 @@ def command(
         from rmqctl.pipeline.export.staging import checked_target
 
         checked_target(out_path)
-    options = {} if partitions is None else {"numPartitions": str(partitions)}
+    options = {} if spark.partitions is None else {"numPartitions": str(spark.partitions)}
     if dry_run:
         _show_pieces(out, stores, text, options)
         return
     with ExitStack() as held:
-        spark = held.enter_context(spark_session(out, master, conf, spark_log))
+        session = held.enter_context(spark.session(out))
         from rmqctl.pipeline.sql import sql
         from rmqctl.pipeline.watching import watched
 
         progress = held.enter_context(out.progress("query", None, unit="tasks"))
-        held.enter_context(watched(spark, tasks_shown(progress)))
-        frame = sql.query(spark, stores, text, options=options)
+        held.enter_context(watched(session, tasks_shown(progress)))
+        frame = sql.query(session, stores, text, options=options)
         if limit is not None:
             frame = frame.limit(limit)
         if out_path is not None:

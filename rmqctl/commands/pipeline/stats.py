@@ -8,31 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rmqctl.commands.shared.options import (
-    Jobs,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Since,
-    Topic,
-    Until,
-    Verbose,
-    Zone,
-    open_output,
-    worker_count,
-)
-from rmqctl.commands.shared.parsing import parse_time_range
-from rmqctl.commands.shared.pipeline_options import (
-    Conf,
-    DryRun,
-    Engine,
-    Master,
-    Partitions,
-    SparkLog,
-    Stores,
-    named_stores,
-)
-from rmqctl.commands.shared.stats_view import By, Plot, SortBy, Top
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.options import DryRead, Out
+from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
+from rmqctl.commands.shared.stats import By, Figures, Source, StatsOptions, count, pieces, show
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -42,31 +21,17 @@ EFFECT = "read-only"
 
 
 def command(
+    *,
     stores: Stores = None,
-    by: Annotated[
-        Literal[By, "store"], typer.Option("--by", help="What to count by, in each store.")
-    ] = "topic",
-    together: Annotated[
-        bool, typer.Option("--together", help="Add the stores up, instead of rows by store.")
-    ] = False,
-    topic: Topic = None,
-    since: Since = None,
-    until: Until = None,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    top: Top = None,
-    sort: SortBy = None,
-    plot: Plot = False,
-    engine: Engine = "spark",
-    jobs: Jobs = 0,
-    master: Master = "local[*]",
-    partitions: Partitions = None,
-    conf: Conf = None,
-    spark_log: SparkLog = None,
-    dry_run: DryRun = False,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    by: Annotated[Literal[By, "store"], typer.Option(
+        "--by", help="What to count by, in each store.")] = "topic",
+    together: Annotated[bool, typer.Option(
+        "--together", help="Add the stores up, instead of rows by store.")] = False,
+    figures: StatsOptions,
+    spark: Annotated[SparkOptions, pick("engine jobs master partitions conf spark_log",
+                                        engine="spark")],
+    dry_run: DryRead = False,
+    out: Out,
 ) -> None:
     """Count the messages of many stores: how many, how large, how fast they came.
 
@@ -74,17 +39,13 @@ def command(
     messages of all stores. --by store gives a row for each, --together adds the stores up as if
     they were one. The answer depends neither on the engine nor on how the logs are cut.
     """
-    from rmqctl.commands.shared.stats_view import Figures, show
-    from rmqctl.commands.shared.stats_work import Source, count, pieces
     from rmqctl.errors import UsageError
     from rmqctl.store import Store
     from rmqctl.store.stats.stats import Query
 
-    out = open_output(output, quiet, verbose, no_progress)
     if together and by == "store":
         raise UsageError("--together leaves nothing to count by store")
-    begin, end = parse_time_range(since, until, tz=tz)
-    query = Query("none" if by == "store" else by, topic, begin, end)
+    query = Query("none" if by == "store" else by, figures.topic, *figures.times())
     names = named_stores(stores)
     with ExitStack() as opened:
         sources = [
@@ -93,15 +54,14 @@ def command(
             for one in names
         ]
         if dry_run:
-            _show_pieces(out, *pieces(sources, engine, master, worker_count(jobs), partitions))
+            _show_pieces(out, *pieces(sources, spark))
             return
-        sums = count(out, sources, query, engine, worker_count(jobs), partitions=partitions,
-                     together=together, master=master, conf=conf, log=spark_log)  # fmt: skip
-    show(out, Figures(by, sums, None if together else names), tz, sort, top, plot)
+        sums = count(out, sources, query, spark, together=together)
+    show(out, Figures(by, sums, None if together else names), figures)
 
 
 def _show_pieces(out: Output, engine: str, why: str, rows: list[dict[str, object]]) -> None:
-    if out.format == "json":
+    if out.is_value:
         out.document({"engine": engine, "why": why, "stores": rows})
         return
     from rmqctl.output.units import count_text, size_text

@@ -6,27 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    Jobs,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Verbose,
-    open_output,
-    worker_count,
-)
-from rmqctl.commands.shared.pipeline_options import (
-    Conf,
-    DryRun,
-    Engine,
-    Master,
-    Partitions,
-    SparkLog,
-    Stores,
-    named_stores,
-    opened_pool,
-)
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.options import DryRead, LayoutOptions, Out
+from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 from rmqctl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -38,6 +20,7 @@ EFFECT = "read-only"
 
 
 def command(
+    *,
     stores: Stores = None,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="NAMES", help="Check these structures only, comma-separated: "
@@ -45,18 +28,10 @@ def command(
     max_findings: Annotated[int, typer.Option(
         "--max-findings", metavar="N", min=0, help="List at most N findings of a store; all are "
         "counted.")] = 1000,
-    dry_run: DryRun = False,
-    engine: Engine = "spark",
-    master: Master = "local[*]",
-    conf: Conf = None,
-    partitions: Partitions = None,
-    spark_log: SparkLog = None,
-    jobs: Jobs = 0,
-    commitlog_dirs: CommitlogDirs = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    dry_run: DryRead = False,
+    spark: Annotated[SparkOptions, pick(engine="spark")],
+    layout: Annotated[LayoutOptions, pick("commitlog_dirs")],
+    out: Out,
 ) -> None:
     """Check everything of many stores that can be checked, as `rmqctl verify` does of one.
 
@@ -69,18 +44,16 @@ def command(
         rmqctl pipeline verify /mnt/a/store /mnt/b/store --master spark://host:7077
     """
     from rmqctl.checks.verify.verify import STRUCTURES, Options
-    from rmqctl.commands.shared.verify_view import structures
+    from rmqctl.commands.shared.verifying import structures
     from rmqctl.pipeline.verify import verify_stores
 
-    out = open_output(output, quiet, verbose, no_progress)
-    options = Options(structures(only, STRUCTURES), worker_count(jobs), ranges=partitions)
-    roots, dirs = named_stores(stores), tuple(commitlog_dirs or ())
+    options = Options(structures(only, STRUCTURES), spark.workers, ranges=spark.partitions)
+    roots, dirs = named_stores(stores), layout.folders
     if dry_run:
-        _plan(out, roots, options.jobs, partitions, dirs)
+        _plan(out, roots, options.jobs, spark.partitions, dirs)
         return
     size = _size(roots, dirs)
-    with opened_pool(out, engine, size, jobs=options.jobs, master=master, conf=conf,
-                     log=spark_log) as pool:
+    with spark.pool(out, size) as pool:
         found = list(verify_stores(roots, pool, options, max_findings, dirs))
     _show(out, found)
     failed = next((one.error for one in found if one.error is not None), None)
@@ -125,7 +98,7 @@ def _plan(out: Output, roots: list[str], jobs: int, partitions: int | None,
 
 
 def _show(out: Output, found: list[Judged]) -> None:
-    from rmqctl.commands.shared.verify_view import COLUMNS
+    from rmqctl.commands.shared.verifying import COLUMNS
 
     for one in found:
         if one.error is not None and len(found) > 1:
@@ -176,7 +149,7 @@ def _document(found: list[Judged]) -> dict[str, Any]:
 
 
 def _page(page: Human, found: list[Judged]) -> None:
-    from rmqctl.commands.shared.verify_view import show_page
+    from rmqctl.commands.shared.verifying import show_page
     from rmqctl.commands.verify import covered
     from rmqctl.output.units import count_text, counted, size_text
 

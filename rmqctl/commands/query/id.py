@@ -6,22 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.messages import Faults, Fields, not_found, projection, show_records
-from rmqctl.commands.shared.options import (
-    Body,
-    CommitlogDirs,
-    CommitlogFileSize,
-    Decompress,
-    IndexMax,
-    IndexSlots,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    Zone,
-    open_output,
-)
+from rmqctl.commands.shared.message_options import MessageOptions
+from rmqctl.commands.shared.messages import Faults, not_found, show_records
+from rmqctl.commands.shared.options import Out, StoreIndex
 from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +21,7 @@ EFFECT = "read-only"
 
 
 def command(
-    store: Store,
+    *,
     msgid: Annotated[str, typer.Argument(
         metavar="MSGID", help="A message id of 32 or 56 hex digits; several joined by commas, as "
         "a batch send returns them.", show_default=False)],
@@ -43,18 +30,9 @@ def command(
     )] = False,
     topic: Annotated[str | None, typer.Option(
         "--topic", metavar="TOPIC", help="With --unique: look in this topic only.")] = None,
-    fields: Fields = None,
-    body: Body = "auto",
-    decompress: Decompress = False,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    commitlog_dir: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    show: MessageOptions,
+    store: StoreIndex,
+    out: Out,
 ) -> None:
     """Show the message with a message id.
 
@@ -66,22 +44,18 @@ def command(
 
         rmqctl query id STORE 0A000008126718B4AAC2CFF2AF34A3CA --unique
     """
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.query.lookup import by_unique_key, known_topics
 
-    out = open_output(output, quiet, verbose, no_progress)
-    made = projection(out, fields, body, decompress)
+    made = show.projection(out)
     wanted = [one for one in msgid.replace(" ", "").split(",") if one]
     if not wanted:
         raise UsageError("no message id given")
     if topic is not None and not unique:
         raise UsageError("--topic goes with --unique: an offset message id names the place itself")
     faults = Faults(out)
-    sizes = Sizes(commitlog_file_size, None, index_slots, index_max)
     records: list[Record] = []
     reasons: list[str] = []
-    with OpenedStore.open(store, commitlog_dir or (), sizes) as opened:
+    with store.open() as opened:
         topics = [topic] if topic is not None else known_topics(opened) if unique else []
         for one in wanted:
             if unique:
@@ -93,7 +67,7 @@ def command(
                 record, reason = _by_offset(out, opened, one)
                 records += [record] if record is not None else []
                 reasons += [reason] if record is None else []
-        show_records(out, records, made, tz, faults)
+        show_records(out, records, made, show.tz, faults)
         if reasons:
             not_found(out, faults, *reasons)
     faults.end()

@@ -6,25 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rmqctl.commands.shared.filters import AnswerView
-from rmqctl.commands.shared.messages import Faults, Fields, not_found, projection, show_records
-from rmqctl.commands.shared.options import (
-    Body,
-    CommitlogDirs,
-    CommitlogFileSize,
-    Decompress,
-    IndexMax,
-    IndexSlots,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    RequiredTopic,
-    Store,
-    Verbose,
-    Zone,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_time_range
+from rmqctl.commands.shared.message_options import MessageOptions
+from rmqctl.commands.shared.messages import Faults, not_found, show_records
+from rmqctl.commands.shared.options import Begin, End, Out, RequiredTopic, StoreIndex, View
+from rmqctl.parse_values import parse_time_range
 
 if TYPE_CHECKING:
     from rmqctl.store import Store as OpenedStore
@@ -35,14 +20,11 @@ EFFECT = "read-only"
 
 
 def command(
-    store: Store,
+    *,
     topic: RequiredTopic,
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="The key.")],
-    begin: Annotated[str | None, typer.Option(
-        "--begin", metavar="TIME", help="Stored at this time or later: epoch ms, ISO-8601, or "
-        "relative (-2h, -7d).")] = None,
-    end: Annotated[str | None, typer.Option(
-        "--end", metavar="TIME", help="Stored at this time or earlier.")] = None,
+    begin: Begin = None,
+    end: End = None,
     most: Annotated[int, typer.Option(
         "--max", metavar="N", min=1, help="At most this many; a broker gives 64 and no more.",
     )] = 32,
@@ -51,19 +33,10 @@ def command(
     )] = None,
     raw: Annotated[bool, typer.Option(
         "--raw", help="Keep messages of other keys that only share the hash.")] = False,
-    view: AnswerView = "auto",
-    fields: Fields = None,
-    body: Body = "auto",
-    decompress: Decompress = False,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    commitlog_dir: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    index_slots: IndexSlots = None,
-    index_max: IndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    view: View = "auto",
+    show: MessageOptions,
+    store: StoreIndex,
+    out: Out,
 ) -> None:
     """Show the messages with a key: what a broker's queryMessage answers, in its order.
 
@@ -73,21 +46,17 @@ def command(
 
         rmqctl query key STORE --topic orders --key order-4711 --begin -2d
     """
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.query import lookup
 
-    out = open_output(output, quiet, verbose, no_progress)
-    made = projection(out, fields, body, decompress)
-    first, last = parse_time_range(begin, end, tz=tz)
+    made = show.projection(out)
+    first, last = parse_time_range(begin, end, tz=show.tz)
     faults = Faults(out)
-    sizes = Sizes(commitlog_file_size, None, index_slots, index_max)
-    with OpenedStore.open(store, commitlog_dir or (), sizes) as opened:
+    with store.open() as opened:
         answer = lookup.by_key(
             lookup.answering_view(opened, view), topic, key, begin=first or 0,
             end=lookup.FOR_EVER if last is None else last, most=most, kind=kind, raw=raw,
             report=faults.report)
-        show_records(out, answer.records, made, tz, faults)
+        show_records(out, answer.records, made, show.tz, faults)
         if most > lookup.MOST and len(answer.records) + answer.false_hits >= lookup.MOST:
             out.note(f"a broker gives no more than {lookup.MOST} at a time; ask again with --begin "
                      "or --end, or use `rmqctl read --key`")

@@ -6,33 +6,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.filters import AnswerView
-from rmqctl.commands.shared.messages import Faults, Fields, not_found, projection, rows_of, show
-from rmqctl.commands.shared.options import (
-    Body,
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    Decompress,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    RequiredQueue,
-    RequiredTopic,
-    Store,
-    Verbose,
-    Zone,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_time
+from rmqctl.commands.shared.message_options import MessageOptions
+from rmqctl.commands.shared.messages import Faults, not_found, rows_of, show_rows
+from rmqctl.commands.shared.options import Out, RequiredQueue, RequiredTopic, StoreQueues, View
 from rmqctl.errors import UsageError
+from rmqctl.parse_values import parse_time
 
 NAME = ("query", "time")
 EFFECT = "read-only"
 
 
 def command(
-    store: Store,
+    *,
     topic: RequiredTopic,
     queue: RequiredQueue,
     time: Annotated[str, typer.Option(
@@ -47,18 +32,10 @@ def command(
         "--messages", help="Show the messages from that offset on instead of the offset.")] = False,
     count: Annotated[int, typer.Option(
         "--count", metavar="N", min=1, help="With --messages: how many.")] = 1,
-    view: AnswerView = "auto",
-    fields: Fields = None,
-    body: Body = "auto",
-    decompress: Decompress = False,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    commitlog_dir: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    view: View = "auto",
+    show: MessageOptions,
+    store: StoreQueues,
+    out: Out,
 ) -> None:
     """Show the queue offset at a time, as a broker's getOffsetInQueueByTime answers it.
 
@@ -67,30 +44,26 @@ def command(
 
         rmqctl query time STORE --topic orders --queue 0 --time 2024-06-21T19:53:00Z
     """
-    from rmqctl.store import Sizes
-    from rmqctl.store import Store as OpenedStore
     from rmqctl.store.explain import missing_queue
     from rmqctl.store.query.lookup import answering_view
     from rmqctl.store.query.select import Selection, Selector
     from rmqctl.store.query.time_lookup import TimeAnswer, offset_by_time
 
-    out = open_output(output, quiet, verbose, no_progress)
     if like == "4.9.3" and boundary == "upper":
         raise UsageError("--like 4.9.3 knows no boundary: it gives the message nearest in time")
-    when = parse_time(time, tz=tz)
+    when = parse_time(time, tz=show.tz)
     faults = Faults(out)
-    sizes = Sizes(commitlog_file_size, consumequeue_file_size)
-    with OpenedStore.open(store, commitlog_dir or (), sizes) as opened:
+    with store.open() as opened:
         at = answering_view(opened, view, int(like[0]))
         answer = offset_by_time(at, topic, queue, when, upper=boundary == "upper", like=like)
         missing = None if answer is not None else missing_queue(opened, topic, queue)
         answer = answer or TimeAnswer(0, 0, 0)
         if messages:
-            made = projection(out, fields, body, decompress)
+            made = show.projection(out)
             wanted = Selection(topic, queue, from_offset=answer.queue_offset, count=count)
             selector = Selector(opened, wanted, at, faults.report)
             rows = rows_of(faults.judged(selector.pages()), made) if missing is None else iter(())
-            if not show(out, rows, made, tz, empty="") and missing is None:
+            if not show_rows(out, rows, made, show.tz, empty="") and missing is None:
                 missing = (f"nothing is at offset {answer.queue_offset}: the queue has the "
                            f"offsets {answer.min_offset} to {answer.max_offset - 1}"
                            if answer.min_offset < answer.max_offset else "the queue is empty")
@@ -102,7 +75,7 @@ def command(
                 "min_offset": answer.min_offset, "max_offset": answer.max_offset,
                 "store_timestamp": None if found is None else found.store_timestamp,
                 "physical_offset": None if found is None else found.physical_offset,
-            }, lambda page: page.pairs(_worded(answer, when, tz)))
+            }, lambda page: page.pairs(_worded(answer, when, show.tz)))
         if missing is not None:
             not_found(out, faults, missing)
     faults.end()

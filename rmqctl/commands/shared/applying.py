@@ -1,6 +1,6 @@
 """What all repair commands share: the plan is shown, and with ``--apply`` carried out.
 
-A command gives `run` a function that makes its plan; everything else (lock, completing what an
+A command gives `run` a function that proposes a plan; everything else (lock, completing what an
 interrupted run left, asking, journal, what is printed) happens here.
 """
 
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.errors import RmqctlError, StoreIOError, UsageError, noting_refusals
 
 if TYPE_CHECKING:
@@ -29,26 +31,36 @@ _LOST_SHOWN = 5
 _COLUMNS = ("action", "target", "from", "to", "reason")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 
-Apply = Annotated[
-    bool,
-    typer.Option("--apply", help="Carry the plan out; without it nothing is changed.",
-                 rich_help_panel=_APPLYING),
-]  # fmt: skip
-Yes = Annotated[
-    bool,
-    typer.Option(
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions(OptionGroup):
+    """Whether the plan is carried out."""
+
+    apply: Annotated[bool, typer.Option(
+        "--apply", help="Carry the plan out; without it nothing is changed.",
+        rich_help_panel=_APPLYING)] = False
+    yes: Annotated[bool, typer.Option(
         "--yes", "-y", rich_help_panel=_APPLYING,
         help="Do not ask. Without a terminal (cron) and with -o json nothing is asked anyway.",
-    ),
-]  # fmt: skip
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Only show the plan, which is the default.",
-                 rich_help_panel=_APPLYING),
-]  # fmt: skip
+    )] = False
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="Only show the plan, which is the default.",
+        rich_help_panel=_APPLYING)] = False
 
-MakePlan = Callable[["Scratch"], "Plan"]
-Extra = Callable[["Plan"], Mapping[str, Any]]
+
+def at_a_terminal() -> bool:
+    """Whether somebody is there to be asked: cron and pipes are not."""
+    try:
+        return sys.stdin is not None and sys.stdin.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def agreed(question: str, *, yes: bool) -> bool:
+    """Whether to go on: with ``--yes`` and where nobody is there, without a question.
+
+    Ctrl-C and the end of input end the run as interrupted.
+    """
+    return yes or not at_a_terminal() or typer.confirm(question, err=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,37 +74,39 @@ class Tiered:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run came to. ``applied`` None: the plan was only shown, or was not agreed to."""
+class Proposal:
+    """A plan, the further ``fields`` of its JSON document, and what people read above it."""
 
     plan: Plan
-    applied: Applied | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
 
-def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: bool, yes: bool,
-        dry_run: bool = False, extra: Extra | None = None, summary: Extra | None = None,
-        resume: bool = False, scratch_above: str | None = None, tier: Tiered | None = None
-        ) -> Outcome:
-    """Shows the plan of the command ``name`` for a store, and carries it out with ``apply``.
+Propose = Callable[["Scratch"], Proposal]
 
-    ``make_plan`` works in the scratch folder it is given: a temporary one for a plan that is only
+
+def run(out: Output, store_root: str, name: str, propose: Propose, options: ApplyOptions, *,
+        resume: bool = False, scratch_above: str | None = None, tier: Tiered | None = None) -> None:
+    """Shows the plan of the command ``name`` for a store, and carries it out with ``--apply``.
+
+    ``propose`` works in the scratch folder it is given: a temporary one for a plan that is only
     shown; for one that is applied, one on the store's file system, made under the store's lock.
     It is empty unless ``resume``: then it may hold what an interrupted run had made, and is kept
     if this one is interrupted. ``scratch_above``: where the temporary one is made, instead of the
-    system's folder for such. ``extra`` gives further fields of the JSON document, ``summary``
-    what people read above the actions; both are asked once the plan is made. ``tier``: the root
-    is a tier's, not a store's.
+    system's folder for such. ``tier``: the root is a tier's, not a store's.
 
-    Asks on a terminal, unless ``yes`` or the output is data; elsewhere ``apply`` is consent enough:
-    `undo` takes everything back. UsageError, StoreHeldError, and what `Repair` raises.
+    Asks on a terminal, unless ``--yes`` is given or the output is data; elsewhere ``--apply`` is
+    consent enough: `undo` takes everything back. UsageError, StoreHeldError, and what `Repair`
+    raises.
     """
-    from rmqctl.commands.shared.confirm import at_a_terminal
-
-    _refuse(apply=apply, yes=yes, dry_run=dry_run)
-    yes = yes or out.is_data or not at_a_terminal()
-    shown = _Shown(out, extra or (lambda _: {}), summary or (lambda _: {}))
-    if apply:
-        return _apply(shown, store_root, name, make_plan, yes=yes, resume=resume, tier=tier)
+    if options.dry_run and options.apply:
+        raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
+    if options.yes and not options.apply:
+        raise UsageError("--yes goes with --apply")
+    if options.apply:
+        yes = options.yes or out.is_data or not at_a_terminal()
+        _apply(out, store_root, name, propose, yes=yes, resume=resume, tier=tier)
+        return
     from rmqctl.repair.executor.check_plan import check
     from rmqctl.repair.executor.journal import pending
     from rmqctl.repair.scratch import Scratch
@@ -101,39 +115,32 @@ def run(out: Output, store_root: str, name: str, make_plan: MakePlan, *, apply: 
     if unfinished is not None:
         out.warn(f"repair {unfinished} was interrupted and is not finished: --apply completes it "
                  f"first, `rmqctl undo {store_root} {unfinished}` takes it back")
-    for place in {os.path.realpath(one): one for one in (
-            *(tier.homes if tier else ()), store_root)}.values():
-        _warn_if_held(out, place)
+    roots = (*(tier.homes if tier else ()), store_root)
+    for root in {os.path.realpath(root): root for root in roots}.values():
+        _warn_if_held(out, root)
     with Scratch(scratch_above, f"rmqctl-{uuid.uuid4().hex}") as scratch:
         with noting_refusals() as refused:
-            plan = make_plan(scratch)
-        check(store_root, plan.steps)  # what --apply refuses is no plan
-        plan = _warned(store_root, plan)
-        shown(plan, "There is nothing to do." if plan.empty else
+            proposal = propose(scratch)
+        check(store_root, proposal.plan.steps)  # what --apply refuses is no plan
+        _show(out, _warned(store_root, proposal),
+              "There is nothing to do." if proposal.plan.empty else
               "Nothing was changed. --apply carries this out.")
     if refused:
         raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
-    return Outcome(plan)
 
 
-def _refuse(*, apply: bool, yes: bool, dry_run: bool) -> None:
-    if dry_run and apply:
-        raise UsageError("--dry-run only shows the plan, --apply carries it out: give one of them")
-    if yes and not apply:
-        raise UsageError("--yes goes with --apply")
-
-
-def _warned(store_root: str, plan: Plan) -> Plan:
+def _warned(store_root: str, proposal: Proposal) -> Proposal:
     """With a note where a repair changes more than one name leads to."""
     from rmqctl.repair.executor.check_plan import shared
 
-    found = shared(store_root, plan.steps)
-    if not found:
-        return plan
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return replace(plan, notes=(*plan.notes, (
-        f"{found[0]}{more}: changed in place, and there are hard links to it: what else these "
-        "belong to (a backup?) changes too")))
+    plan = proposal.plan
+    linked = shared(store_root, plan.steps)
+    if not linked:
+        return proposal
+    more = f" and {len(linked) - 1} more" if len(linked) > 1 else ""
+    note = (f"{linked[0]}{more}: changed in place, and there are hard links to it: what else these "
+            "belong to (a backup?) changes too")
+    return replace(proposal, plan=replace(plan, notes=(*plan.notes, note)))
 
 
 def _warn_if_held(out: Output, store_root: str) -> None:
@@ -149,8 +156,8 @@ def _warn_if_held(out: Output, store_root: str) -> None:
 # -- with --apply ---------------------------------------------------------------------------------
 
 
-def _apply(shown: _Shown, store_root: str, name: str, make_plan: MakePlan, *, yes: bool,
-           resume: bool, tier: Tiered | None) -> Outcome:
+def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bool,
+           resume: bool, tier: Tiered | None) -> None:
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.scratch import Scratch
 
@@ -158,72 +165,66 @@ def _apply(shown: _Shown, store_root: str, name: str, make_plan: MakePlan, *, ye
     with Repair(store_root, name, homes=homes, is_root=is_root) as repair:
         if repair.finished is not None:
             done = "the undoing of repair" if repair.finished.undone else "repair"
-            shown.out.warn(f"{done} {repair.finished.id}, which had been interrupted, was "
-                           "completed first")
+            out.warn(f"{done} {repair.finished.id}, which had been interrupted, was completed "
+                     "first")
         scratch = Scratch(repair.scratch_folder, name, keep=resume)
         if not resume:
             scratch.clear()
         try:
             with scratch:
                 with noting_refusals() as refused:
-                    plan = make_plan(scratch)
+                    proposal = propose(scratch)
                 if refused:
                     raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
                                        "nothing was changed")
-                outcome = _with_scratch(shown, store_root, repair, _warned(store_root, plan),
-                                        yes=yes)
+                _carry_out(out, store_root, repair, _warned(store_root, proposal), yes=yes)
             scratch.remove()
         finally:
             for folder in (repair.scratch_folder, os.path.dirname(repair.scratch_folder)):
                 with contextlib.suppress(OSError):  # it holds something else
                     os.rmdir(folder)
-    return outcome
 
 
-def _with_scratch(shown: _Shown, store_root: str, repair: Repair, plan: Plan, *,
-                  yes: bool) -> Outcome:
-    out = shown.out
-    if plan.empty:
-        _nothing(shown, plan)
-        return Outcome(plan)
+def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, *,
+               yes: bool) -> None:
+    if proposal.plan.empty:
+        _nothing(out, proposal)
+        return
     if not yes:
-        shown(plan)
+        _show(out, proposal)
         if not typer.confirm("Carry this out?", err=True):
             out.note("nothing was changed")
-            return Outcome(plan)
+            return
     try:
-        done = repair.apply(plan)
+        done = repair.apply(proposal.plan)
     except RmqctlError:
         raise
     except BaseException:
         _say_interrupted(out, store_root)
         raise
     if done.already:
-        _nothing(shown, plan)
-        return Outcome(plan)
-    where = os.path.join(store_root, done.kept)
-    kept = _bytes_below(where)
-    last = _last_line(store_root, done, where, kept)
+        _nothing(out, proposal)
+        return
+    backup = os.path.join(store_root, done.kept)
+    backup_bytes = _bytes_below(backup)
+    last = _last_line(store_root, done, backup, backup_bytes)
     if yes:
-        shown(plan, last, {"applied": True, "id": done.id, "steps": done.steps, "kept": done.kept,
-                           "kept_bytes": kept})
+        _show(out, proposal, last, {"applied": True, "id": done.id, "steps": done.steps,
+                                    "kept": done.kept, "kept_bytes": backup_bytes})
     else:
         out.human().text(last)
-    return Outcome(plan, done)
 
 
-def _nothing(shown: _Shown, plan: Plan) -> None:
+def _nothing(out: Output, proposal: Proposal) -> None:
     """Quiet, so that cron only writes of what was done; a document is one all the same."""
-    from rmqctl.commands.shared.confirm import at_a_terminal
-
-    if shown.out.is_data:
-        shown(plan)
+    if out.is_data:
+        _show(out, proposal)
         return
-    there = at_a_terminal()
-    for text in plan.notes:
-        (shown.out.warn if there else shown.out.debug)(text)
-    if there:
-        shown.out.note("there is nothing to do")
+    attended = at_a_terminal()
+    for text in proposal.plan.notes:
+        (out.warn if attended else out.debug)(text)
+    if attended:
+        out.note("there is nothing to do")
 
 
 def _say_interrupted(out: Output, store_root: str) -> None:
@@ -241,58 +242,58 @@ def _say_interrupted(out: Output, store_root: str) -> None:
 def _bytes_below(folder: str) -> int:
     """Bytes on disk of all that lies below a folder."""
     total = 0
-    for at, _, names in os.walk(folder):
-        for one in names:
+    for parent, _, names in os.walk(folder):
+        for name in names:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(at, one)).st_blocks * 512
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
     return total
 
 
-def _last_line(store_root: str, done: Applied, where: str, kept: int) -> str:
+def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int) -> str:
     from rmqctl.output.units import size_text
 
-    return (f"Done. What was replaced or moved away is kept in {where} ({size_text(kept)}, on the "
-            "store's disk until you remove it); it comes back with:\n"
-            f"  rmqctl undo {store_root} {done.id}")
+    return (f"Done. What was replaced or moved away is kept in {backup} "
+            f"({size_text(backup_bytes)}, on the store's disk until you remove it); it comes back "
+            f"with:\n  rmqctl undo {store_root} {done.id}")
 
 
 # -- what is printed ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """Shows plans: as a document, or as a page for people."""
+def _show(out: Output, proposal: Proposal, last: str = "",
+          done: Mapping[str, Any] | None = None) -> None:
+    """The plan: as a document, or as a page for people; with ``done`` also what came of it."""
+    plan = proposal.plan
+    document = {**plan.as_dict(), "notes": list(plan.notes), **proposal.fields,
+                "applied": False, "id": None, **(done or {})}
+    if out.is_data or not (done and out.quiet):
+        out.document(document, lambda page: _page(page, proposal, document, last))
+    for text in plan.notes:
+        out.warn(text)
 
-    out: Output
-    fields: Extra
-    summary: Extra
 
-    def __call__(self, plan: Plan, last: str = "", done: Mapping[str, Any] | None = None) -> None:
-        document = {**plan.as_dict(), "notes": list(plan.notes), **self.fields(plan),
-                    "applied": False, "id": None, **(done or {})}  # fmt: skip
-        if self.out.is_data or not (done and self.out.quiet):
-            self.out.document(document, lambda page: self._page(page, plan, document, last))
-        for text in plan.notes:
-            self.out.warn(text)
-
-    def _page(self, page: Human, plan: Plan, document: Mapping[str, Any], last: str) -> None:
-        pairs = self.summary(plan) if plan.actions else {}
-        if pairs:
-            page.pairs(pairs)
-            page.blank()
+def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: str) -> None:
+    plan = proposal.plan
+    if plan.actions and proposal.summary:
+        page.pairs(proposal.summary)
+        page.blank()
+    if plan.actions:
+        rows = [blank_for_none(action.as_dict()) for action in plan.actions[:_SHOWN]]
+        page.table(rows, [name for name in _COLUMNS if any(row[name] != "" for row in rows)])
+        if len(plan.actions) > _SHOWN:
+            page.text(f"and {len(plan.actions) - _SHOWN} more actions (-o json has all)")
+    lost = int(document.get("messages_lost_total", len(plan.messages_lost)))
+    if lost:
+        _lost(page, plan, lost)
+    if last:
         if plan.actions:
-            rows = [{name: "" if value is None else value
-                     for name, value in one.as_dict().items()} for one in plan.actions[:_SHOWN]]
-            page.table(rows, [name for name in _COLUMNS if any(row[name] != "" for row in rows)])
-            if len(plan.actions) > _SHOWN:
-                page.text(f"and {len(plan.actions) - _SHOWN} more actions (-o json has all)")
-        lost = int(document.get("messages_lost_total", len(plan.messages_lost)))
-        if lost:
-            _lost(page, plan, lost)
-        if last:
-            if plan.actions:
-                page.blank()
-            page.text(last)
+            page.blank()
+        page.text(last)
+
+
+def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
+    """For people: what is not known is an empty cell."""
+    return {name: "" if value is None else value for name, value in row.items()}
 
 
 def _lost(page: Human, plan: Plan, count: int) -> None:
@@ -300,10 +301,9 @@ def _lost(page: Human, plan: Plan, count: int) -> None:
 
     page.heading(f"{count_text(count)} message{'s' if count != 1 else ''} lost")
     rows = []
-    for one in plan.messages_lost[:_LOST_SHOWN]:
-        row = {**one.as_dict(), "store_timestamp": "" if one.time_from is None
-               else time_text(one.time_from)}  # fmt: skip
-        rows.append({name: "" if row[name] is None else row[name] for name in _LOST_COLUMNS})
+    for message in plan.messages_lost[:_LOST_SHOWN]:
+        time = None if message.time_from is None else time_text(message.time_from)
+        rows.append(blank_for_none({**message.as_dict(), "store_timestamp": time}))
     page.table(rows, _LOST_COLUMNS)
     if count > len(rows):
         page.text(f"and {count_text(count - len(rows))} more (-o json lists them)")

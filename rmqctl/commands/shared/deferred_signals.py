@@ -1,7 +1,7 @@
 """Stopping between two steps: a signal waits until what is under way is whole.
 
-While a command works on a store, Ctrl-C and SIGTERM only leave a mark; `Gently.check` lets them
-through where nothing is half done. While it waits for input they come at once.
+While a command works on a store, Ctrl-C and SIGTERM only leave a mark; `DeferredSignals.check` lets
+them through where nothing is half done. While it waits for input they come at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Gently:
+class DeferredSignals:
     """Holds SIGINT and SIGTERM back between `__enter__` and `__exit__`."""
 
     def __init__(self) -> None:

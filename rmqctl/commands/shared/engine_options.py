@@ -8,141 +8,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.parsing import parse_size
+from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.options import StoreOptions
 from rmqctl.errors import UsageError
+from rmqctl.parse_values import parse_size
 
 if TYPE_CHECKING:
     from rmqctl.engine.config.settings import Settings
 
 _BROKER = "The broker's configuration"
+_WRITING = "How the commitlog is written"
 
 Version = Literal["4.9.3", "5.3.3"]
-BrokerVersion = Annotated[
-    Version | None,
-    typer.Option(
-        "--broker-version",
-        metavar="VERSION",
-        help="Write the bytes of this version; for a store that remembers none, the newest.",
-        rich_help_panel=_BROKER,
-    ),
-]
-ConsumequeueExt = Annotated[
-    bool | None,
-    typer.Option(
-        "--consumequeue-ext/--no-consumequeue-ext",
-        help="enableConsumeQueueExt: write ConsumeQueueExt units.",
-        rich_help_panel=_BROKER,
-    ),
-]
-ConsumequeueExtFileSize = Annotated[
-    int | None,
-    typer.Option(
-        "--consumequeue-ext-file-size",
-        metavar="SIZE",
-        parser=parse_size,
-        help="Size of a ConsumeQueueExt file (mappedFileSizeConsumeQueueExt).",
-        rich_help_panel=_BROKER,
-    ),
-]
-BatchConsumequeueFileSize = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-consumequeue-file-size",
-        metavar="SIZE",
-        parser=parse_size,
-        help="Size of a batch consumequeue file (5.x).",
-        rich_help_panel=_BROKER,
-    ),
-]
-Lmq = Annotated[
-    bool | None,
-    typer.Option("--lmq/--no-lmq", help="enableLmq: light message queues.",
-                 rich_help_panel=_BROKER),
-]  # fmt: skip
-MultiDispatch = Annotated[
-    bool | None,
-    typer.Option(
-        "--multi-dispatch/--no-multi-dispatch",
-        help="enableMultiDispatch: a message also goes to the queues its INNER_MULTI_DISPATCH "
-        "names.",
-        rich_help_panel=_BROKER,
-    ),
-]
-AppendCrc = Annotated[
-    bool | None,
-    typer.Option(
-        "--append-crc/--no-append-crc",
-        help="enabledAppendPropCRC: append a CRC of the record to its properties (5.2.0+).",
-        rich_help_panel=_BROKER,
-    ),
-]
-DelayLevels = Annotated[
-    str | None,
-    typer.Option(
-        "--delay-levels",
-        metavar="LEVELS",
-        help="messageDelayLevel: the delays of the levels, as in '1s 5s 10s 1m'.",
-        rich_help_panel=_BROKER,
-    ),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster", metavar="NAME", help="brokerClusterName  [default: DefaultCluster]",
-        rich_help_panel=_BROKER,
-    ),
-]  # fmt: skip
-FlushMode = Annotated[
-    Literal["async", "sync"],
-    typer.Option(
-        "--flush",
-        help="sync: each answer comes after the message is on the disk (many share one fsync); "
-        "async: in the background, as a broker does by default.",
-        rich_help_panel=_BROKER,
-    ),
-]
-
-
-_WRITING = "How the commitlog is written"
-Mapped = Annotated[
-    bool,
-    typer.Option(
-        "--mapped",
-        help="Through a memory map, as a broker does, instead of positional writes.",
-        rich_help_panel=_WRITING,
-    ),
-]
-Warm = Annotated[
-    bool,
-    typer.Option(
-        "--warm",
-        help="With --mapped: touch, lock (mlock) and announce (madvise) the pages of a new file.",
-        rich_help_panel=_WRITING,
-    ),
-]
-Preallocate = Annotated[
-    bool,
-    typer.Option(
-        "--preallocate",
-        help="Make the next file ahead, in the background.",
-        rich_help_panel=_WRITING,
-    ),
-]
-TransientPool = Annotated[
-    int,
-    typer.Option(
-        "--transient-pool",
-        metavar="N",
-        min=0,
-        help="Gather messages in N buffers of a file's size and commit them from there "
-        "(transientStorePoolEnable; not with --flush sync).",
-        rich_help_panel=_WRITING,
-    ),
-]
+BrokerVersion = Annotated[Version | None, typer.Option(
+    "--broker-version", metavar="VERSION", rich_help_panel=_BROKER,
+    help="Write the bytes of this version; for a store that remembers none, the newest.")]
 
 
 def parse_watermark(text: str | float) -> float:
@@ -155,21 +40,85 @@ def parse_watermark(text: str | float) -> float:
     raise UsageError(f"{text!r} is not a share of the disk; write 90%, or 100% for no limit")
 
 
-Watermark = Annotated[
-    float | None,
-    typer.Option(
-        "--disk-watermark",
-        metavar="PERCENT",
-        parser=parse_watermark,
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(OptionGroup):
+    """The configuration to write with. The fields have the names of those of `Settings`."""
+
+    flush: Annotated[Literal["async", "sync"], typer.Option(
+        "--flush", rich_help_panel=_BROKER,
+        help="sync: each answer comes after the message is on the disk (many share one fsync); "
+        "async: in the background, as a broker does by default.")] = "async"
+    mapped: Annotated[bool, typer.Option(
+        "--mapped", rich_help_panel=_WRITING,
+        help="Through a memory map, as a broker does, instead of positional writes.")] = False
+    warm: Annotated[bool, typer.Option(
+        "--warm", rich_help_panel=_WRITING,
+        help="With --mapped: touch, lock (mlock) and announce (madvise) the pages of a new file.",
+    )] = False
+    preallocate: Annotated[bool, typer.Option(
+        "--preallocate", rich_help_panel=_WRITING,
+        help="Make the next file ahead, in the background.")] = False
+    transient_pool: Annotated[int, typer.Option(
+        "--transient-pool", metavar="N", min=0, rich_help_panel=_WRITING,
+        help="Gather messages in N buffers of a file's size and commit them from there "
+        "(transientStorePoolEnable; not with --flush sync).")] = 0
+    cluster: Annotated[str | None, typer.Option(
+        "--cluster", metavar="NAME", rich_help_panel=_BROKER,
+        help="brokerClusterName  [default: DefaultCluster]")] = None
+    version: BrokerVersion = None
+    lmq: Annotated[bool | None, typer.Option(
+        "--lmq/--no-lmq", help="enableLmq: light message queues.", rich_help_panel=_BROKER,
+    )] = None
+    multi_dispatch: Annotated[bool | None, typer.Option(
+        "--multi-dispatch/--no-multi-dispatch", rich_help_panel=_BROKER,
+        help="enableMultiDispatch: a message also goes to the queues its INNER_MULTI_DISPATCH "
+        "names.")] = None
+    consumequeue_ext: Annotated[bool | None, typer.Option(
+        "--consumequeue-ext/--no-consumequeue-ext", rich_help_panel=_BROKER,
+        help="enableConsumeQueueExt: write ConsumeQueueExt units.")] = None
+    append_properties_crc: Annotated[bool | None, typer.Option(
+        "--append-crc/--no-append-crc", rich_help_panel=_BROKER,
+        help="enabledAppendPropCRC: append a CRC of the record to its properties (5.2.0+).",
+    )] = None
+    message_delay_level: Annotated[str | None, typer.Option(
+        "--delay-levels", metavar="LEVELS", rich_help_panel=_BROKER,
+        help="messageDelayLevel: the delays of the levels, as in '1s 5s 10s 1m'.")] = None
+    consumequeue_ext_file_size: Annotated[int | None, typer.Option(
+        "--consumequeue-ext-file-size", metavar="SIZE", parser=parse_size, rich_help_panel=_BROKER,
+        help="Size of a ConsumeQueueExt file (mappedFileSizeConsumeQueueExt).")] = None
+    batch_consumequeue_file_size: Annotated[int | None, typer.Option(
+        "--batch-consumequeue-file-size", metavar="SIZE", parser=parse_size,
+        help="Size of a batch consumequeue file (5.x).", rich_help_panel=_BROKER)] = None
+    disk_watermark: Annotated[float | None, typer.Option(
+        "--disk-watermark", metavar="PERCENT", parser=parse_watermark, rich_help_panel=_BROKER,
         help="Refuse messages while the log's disk is fuller than this; 100% never does  "
-        "[default: 90%]",
-        rich_help_panel=_BROKER,
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Only say what would be done; nothing is changed."),
-]
+        "[default: 90%]")] = None
+
+    def given(self, names: str) -> dict[str, Any]:
+        """The fields ``names`` (words) by name; None: not given."""
+        return {name: getattr(self, name) for name in names.split()}
+
+    def settings(self, store: StoreOptions, names: str, **more: Any) -> Settings:
+        """The settings to write into ``store`` with, of the fields ``names``; ``more`` wins.
+
+        Raises what `settings_from` raises.
+        """
+        return settings_from(store.root, commitlog_dirs=store.folders,
+                             **{**store.given_sizes(), **self.given(names), **more})
+
+
+#: The options of `EngineOptions` for putting single messages,
+PUT = ("flush cluster version lmq multi_dispatch consumequeue_ext append_properties_crc "
+       "disk_watermark")
+#: for putting many,
+PUT_MANY = ("flush mapped warm preallocate transient_pool cluster version lmq multi_dispatch "
+            "consumequeue_ext append_properties_crc disk_watermark")
+#: for an empty store,
+NEW_STORE = ("version batch_consumequeue_file_size consumequeue_ext consumequeue_ext_file_size "
+             "lmq multi_dispatch append_properties_crc message_delay_level")
+#: and for making again what is derived from the log.
+REBUILD = ("version consumequeue_ext lmq multi_dispatch message_delay_level "
+           "consumequeue_ext_file_size batch_consumequeue_file_size")
 
 
 def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = None,

@@ -1,70 +1,41 @@
-"""What all commands that show messages share: fields, columns, how cells look, how it ends."""
+"""What all commands that show messages share: how rows and cells look, what was met, the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import tzinfo
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rmqctl.commands.shared.message_options import BRIEF
 from rmqctl.errors import ExitCode
 from rmqctl.output import Output
 
 if TYPE_CHECKING:
     from rmqctl.formats.local.message import Record
+    from rmqctl.output.cells import Render
     from rmqctl.store.pages import Page
     from rmqctl.store.problems import Problem
     from rmqctl.store.projection import Projection
 
-Fields = Annotated[
-    str | None,
-    typer.Option(
-        "--fields",
-        metavar="A,B,C",
-        help="Only these fields of the message object, in this order; property.NAME is one "
-        "property.",
-    ),
-]
-
-BRIEF = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags", "keys",
-         "total_size", "body")
-"""The columns for people when no fields were named."""
-_PREVIEW, _LEAST_PREVIEW = 64, 16
-_OTHER_COLUMNS = 130
-"""About what the brief columns without the body take on a terminal."""
 _NAMED = 5
 
 
-def projection(out: Output, fields: str | None, body: str, decompress: bool) -> Projection:
-    """The fields to make: all for programs, a few for people, or those the user named."""
-    from rmqctl.store.objects import FIELDS
-    from rmqctl.store.projection import Projection, checked_fields
-
-    if fields is not None:
-        return Projection(checked_fields(fields.split(",")), body, decompress)
-    if out.is_data:
-        return Projection(FIELDS, body, decompress)
-    return Projection(BRIEF, body, decompress, preview=_preview(out) if body == "auto" else 0)
-
-
-def _preview(out: Output) -> int:
-    """Bytes of a body to show: what is left of a line of the terminal."""
-    if out.format != "table":
-        return _PREVIEW
-    return min(max(out.human().width - _OTHER_COLUMNS, _LEAST_PREVIEW), _PREVIEW)
-
-
-def show(out: Output, rows: Iterable[Mapping[str, Any]], made: Projection, tz: tzinfo, *,
+def show_rows(out: Output, rows: Iterable[Mapping[str, Any]], made: Projection, tz: tzinfo, *,
          empty: str = "no messages") -> int:
     """Rows of messages in the format asked for; returns how many."""
+    return out.rows(rows, made.names, empty=empty, render=message_render(tz))
+
+
+def message_render(tz: tzinfo) -> Render:
+    """How the fields of a message are worded for people."""
     from rmqctl.output.units import time_text
 
-    def worded(millis: Any) -> str:
+    def moment(millis: Any) -> str:
         return time_text(millis, tz)
 
-    return out.rows(rows, made.names, empty=empty, render={
-        "store_timestamp": worded, "born_timestamp": worded, "keys": " ".join})
+    return {"store_timestamp": moment, "born_timestamp": moment, "keys": " ".join}
 
 
 def rows_of(pages: Iterable[Page], made: Projection) -> Iterator[Mapping[str, Any]]:
@@ -85,7 +56,7 @@ def show_records(out: Output, records: Sequence[Record], made: Projection, tz: t
         whole = Projection(FIELDS, made.body, made.decompress)
         out.human().pairs(_worded(next(whole.rows(pages[0])), tz))
     else:
-        show(out, rows_of(pages, made), made, tz, empty="")
+        show_rows(out, rows_of(pages, made), made, tz, empty="")
 
 
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
@@ -98,8 +69,8 @@ def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
         shown[name] = f"{time_text(row[name], tz)} ({row[name]})"
     flag = row["sys_flag"]
     words = [sysflag.compression(flag), sysflag.transaction_type(flag)]
-    told = ", ".join(word for word in words if word not in (None, "none"))
-    shown["sys_flag"] = f"{flag} ({told})" if told else flag
+    named = ", ".join(word for word in words if word not in (None, "none"))
+    shown["sys_flag"] = f"{flag} ({named})" if named else flag
     return shown
 
 

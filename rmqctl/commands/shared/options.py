@@ -1,30 +1,35 @@
-"""Options and arguments that several commands share, as annotated types.
+"""Options and arguments that several commands share, each declared once.
 
-A command writes ``store: Store``, ``output: OutputFormat = None`` and so has the same names, help
-and parsing as every other one. Values arrive parsed: sizes and offsets as int, the zone as tzinfo.
+An alias (``jobs: Jobs = 1``) is one option; a group (``store: StoreOptions``) is a dataclass whose
+fields are options, and which knows what is made of them. Values arrive parsed: sizes and offsets
+as int, the zone as tzinfo. See `rmqctl.commands.app.option_groups` for how typer sees a group.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import tzinfo
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.parsing import (
-    FieldValue,
-    parse_field_value,
-    parse_offset,
-    parse_percent,
-    parse_size,
-    parse_zone,
-)
+from rmqctl.commands import STORE_VARIABLE
+from rmqctl.commands.app.option_groups import OptionGroup, pick
 from rmqctl.formats import bodies
-from rmqctl.output import Output
+from rmqctl.output import FORMATS, Output
+from rmqctl.parse_values import parse_size, parse_zone
 
-STORE_VARIABLE = "RMQCTL_STORE"
+if TYPE_CHECKING:
+    from rmqctl.store import Sizes
+    from rmqctl.store import Store as OpenedStore
+
+    BodyForm = str
+    Format = str
+else:
+    BodyForm = Literal[tuple(bodies.FORMS)]
+    Format = Literal[tuple(FORMATS)]
 
 # Panels of the help: what is particular to a command comes first, what all have comes last.
 _OUTPUT = "Output"
@@ -44,206 +49,146 @@ def complete_folders(incomplete: str) -> Iterator[str]:
             yield os.path.join(head, name) + "/"
 
 
+# -- how it is shown --------------------------------------------------------------------------
+
+OutputFormat = Annotated[Format | None, typer.Option(
+    "--output", "-o", metavar="FORMAT", rich_help_panel=_OUTPUT,
+    help="How data is written; table on a terminal, else plain, unless given.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(OptionGroup):
+    """The four options every command has; a command gets the `Output` they ask for."""
+
+    output: OutputFormat = None
+    quiet: Annotated[int, typer.Option(
+        "--quiet", "-q", count=True, rich_help_panel=_OUTPUT,
+        help="No notes and no progress; twice: no warnings either.")] = 0
+    verbose: Annotated[int, typer.Option(
+        "--verbose", "-v", count=True, rich_help_panel=_OUTPUT,
+        help="Say more on stderr; twice: a traceback should rmqctl itself fail.")] = 0
+    no_progress: Annotated[bool, typer.Option(
+        "--no-progress", help="No progress bar.", rich_help_panel=_OUTPUT)] = False
+
+    def value(self) -> Output:
+        return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
+                           no_progress=self.no_progress)
+
+
+Out = Annotated[Output, OutputOptions]
+
 # -- where ------------------------------------------------------------------------------------
 
-# No existence check by typer: the library says what is wrong with a path, with its exit code.
-Store = Annotated[
-    str,
-    typer.Argument(
-        metavar="STORE",
-        envvar=STORE_VARIABLE,
-        help="Store root: the folder that holds commitlog/, consumequeue/, index/, config/.",
-        autocompletion=complete_folders,
-        show_default=False,
-    ),
-]
 
-CommitlogDirs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--commitlog-dir",
-        metavar="DIR",
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions(OptionGroup):
+    """How a store lies, where its files do not tell."""
+
+    commitlog_dirs: Annotated[list[str] | None, typer.Option(
+        "--commitlog-dir", metavar="DIR", autocompletion=complete_folders, rich_help_panel=_STORE,
         help="A folder of a multi-path commitlog, relative to STORE or absolute; repeatable.",
-        autocompletion=complete_folders,
-        rich_help_panel=_STORE,
-    ),
-]
+    )] = None
+    commitlog_file_size: Annotated[int | None, typer.Option(
+        "--commitlog-file-size", metavar="SIZE", parser=parse_size, rich_help_panel=_STORE,
+        help="Size of a commitlog file, instead of what the files say.")] = None
+    consumequeue_file_size: Annotated[int | None, typer.Option(
+        "--consumequeue-file-size", metavar="SIZE", parser=parse_size, rich_help_panel=_STORE,
+        help="Size of a consumequeue file, instead of what the files say.")] = None
+    index_slots: Annotated[int | None, typer.Option(
+        "--index-slots", metavar="N", min=1, rich_help_panel=_STORE,
+        help="Hash slots of an index file, instead of what the files say.")] = None
+    index_max: Annotated[int | None, typer.Option(
+        "--index-max", metavar="N", min=1, rich_help_panel=_STORE,
+        help="Entries an index file has room for, instead of what the files say.")] = None
 
-CommitlogFileSize = Annotated[
-    int | None,
-    typer.Option(
-        "--commitlog-file-size",
-        metavar="SIZE",
-        parser=parse_size,
-        help="Size of a commitlog file, instead of what the files say.",
-        rich_help_panel=_STORE,
-    ),
-]
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of a multi-path commitlog; none where nothing was given."""
+        return tuple(self.commitlog_dirs or ())
 
-ConsumequeueFileSize = Annotated[
-    int | None,
-    typer.Option(
-        "--consumequeue-file-size",
-        metavar="SIZE",
-        parser=parse_size,
-        help="Size of a consumequeue file, instead of what the files say.",
-        rich_help_panel=_STORE,
-    ),
-]
+    @property
+    def sizes(self) -> Sizes:
+        from rmqctl.store import Sizes
 
-IndexSlots = Annotated[
-    int | None,
-    typer.Option(
-        "--index-slots",
-        metavar="N",
-        min=1,
-        help="Hash slots of an index file, instead of what the files say.",
-        rich_help_panel=_STORE,
-    ),
-]
+        return Sizes(self.commitlog_file_size, self.consumequeue_file_size, self.index_slots,
+                     self.index_max)
 
-IndexMax = Annotated[
-    int | None,
-    typer.Option(
-        "--index-max",
-        metavar="N",
-        min=1,
-        help="Entries an index file has room for, instead of what the files say.",
-        rich_help_panel=_STORE,
-    ),
-]
+    def given_sizes(self) -> dict[str, Any]:
+        """The sizes by their names in `rmqctl.engine.config.settings.Settings`."""
+        return {name: getattr(self, name) for name in (
+            "commitlog_file_size", "consumequeue_file_size", "index_slots", "index_max")}
+
+    def open_store(self, root: str) -> OpenedStore:
+        """The store at ``root``, to be read: a context manager. NotAStoreError."""
+        from rmqctl.store import Store as OpenedStore
+
+        return OpenedStore.open(root, self.folders, self.sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions(LayoutOptions):
+    """STORE, and how it lies."""
+
+    # No existence check by typer: the library says what is wrong with a path, with its exit code.
+    root: Annotated[str, typer.Argument(
+        metavar="STORE", envvar=STORE_VARIABLE, autocompletion=complete_folders,
+        show_default=False,
+        help="Store root: the folder that holds commitlog/, consumequeue/, index/, config/.")]
+
+    def open(self) -> OpenedStore:
+        """The store, to be read: a context manager. NotAStoreError."""
+        return self.open_store(self.root)
+
+
+# What a command that needs only some of the files asks for.
+StoreRoot = Annotated[StoreOptions, pick("")]
+StoreFolders = Annotated[StoreOptions, pick("commitlog_dirs")]
+StoreLog = Annotated[StoreOptions, pick("commitlog_dirs commitlog_file_size")]
+StoreQueues = Annotated[
+    StoreOptions, pick("commitlog_dirs commitlog_file_size consumequeue_file_size")]
+StoreIndex = Annotated[
+    StoreOptions, pick("commitlog_dirs commitlog_file_size index_slots index_max")]
 
 # -- what -------------------------------------------------------------------------------------
 
-Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Topic.")]
-RequiredTopic = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Topic.")]
-Queue = Annotated[
-    int | None, typer.Option("--queue", metavar="N", min=0, max=(1 << 31) - 1, help="Queue id.")
-]
-RequiredQueue = Annotated[
-    int, typer.Option("--queue", metavar="N", min=0, max=(1 << 31) - 1, help="Queue id.")
-]
+_QUEUE = typer.Option("--queue", metavar="N", min=0, max=(1 << 31) - 1, help="Queue id.")
+_TOPIC = typer.Option("--topic", metavar="TOPIC", help="Topic.")
+Topic = Annotated[str | None, _TOPIC]
+RequiredTopic = Annotated[str, _TOPIC]
+Queue = Annotated[int | None, _QUEUE]
+RequiredQueue = Annotated[int, _QUEUE]
 
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="Stored at this time or later: epoch ms, ISO-8601, or relative (-2h, -7d).",
-    ),
-]
-Until = Annotated[
-    str | None,
-    typer.Option("--until", metavar="TIME", help="Stored at this time or earlier."),
-]
-Zone = Annotated[
-    tzinfo,
-    typer.Option(
-        "--tz",
-        metavar="ZONE",
-        parser=parse_zone,
-        help="Zone of times given without one and of times shown: UTC, local, +08:00, "
-        "Asia/Shanghai.",
-    ),
-]
+Since = Annotated[str | None, typer.Option(
+    "--since", metavar="TIME",
+    help="Stored at this time or later: epoch ms, ISO-8601, or relative (-2h, -7d).")]
+Until = Annotated[str | None, typer.Option(
+    "--until", metavar="TIME", help="Stored at this time or earlier.")]
+Begin = Annotated[str | None, typer.Option(
+    "--begin", metavar="TIME",
+    help="Stored at this time or later: epoch ms, ISO-8601, or relative (-2h, -7d).")]
+End = Annotated[str | None, typer.Option(
+    "--end", metavar="TIME", help="Stored at this time or earlier.")]
+Zone = Annotated[tzinfo, typer.Option(
+    "--tz", metavar="ZONE", parser=parse_zone,
+    help="Zone of times given without one and of times shown: UTC, local, +08:00, "
+    "Asia/Shanghai.")]
 
-FromPhy = Annotated[
-    int | None,
-    typer.Option(
-        "--from-phy", metavar="OFFSET", parser=parse_offset, help="From this physical offset on."
-    ),
-]
-ToPhy = Annotated[
-    int | None,
-    typer.Option(
-        "--to-phy", metavar="OFFSET", parser=parse_offset, help="Up to before this physical offset."
-    ),
-]
-Where = Annotated[
-    list[FieldValue] | None,
-    typer.Option(
-        "--where",
-        metavar="FIELD=VALUE",
-        parser=parse_field_value,
-        help="Only messages whose field has this value; repeatable, all must hold.",
-    ),
-]
-Sample = Annotated[
-    float | None,
-    typer.Option(
-        "--sample", metavar="PERCENT", parser=parse_percent, help="Look at a share only: 10%."
-    ),
-]
+Body = Annotated[BodyForm, typer.Option(
+    "--body", help="How bodies are shown: as text where they are UTF-8 and else in base64 (auto), "
+    "always one way, or not at all.")]
+View = Annotated[Literal["auto", "disk", "broker"], typer.Option(
+    "--view", help="disk: all that is intact on disk. broker: only what a broker would still have "
+    "after a start. auto: broker where the log is small (64 MiB), because it must be walked, else "
+    "disk.")]
 
-if TYPE_CHECKING:
-    BodyForm = str
-else:
-    BodyForm = Literal[tuple(bodies.FORMS)]
-Body = Annotated[
-    BodyForm,
-    typer.Option(
-        "--body",
-        help="How bodies are shown: as text where they are UTF-8 and else in base64 (auto), "
-        "always one way, or not at all.",
-    ),
-]
-_CODECS = f"{', '.join(bodies.CODEC_NAMES[:-1])} or {bodies.CODEC_NAMES[-1]}"
-Decompress = Annotated[
-    bool,
-    typer.Option("--decompress", help=f"Undo {_CODECS} where the sys_flag says so."),
-]
-
-Jobs = Annotated[
-    int,
-    typer.Option(
-        "--jobs", "-j", metavar="N", min=0, help="Processes to work with; 0 is one per CPU."
-    ),
-]
-
-# -- how it is shown --------------------------------------------------------------------------
-
-Format = Literal["table", "json", "jsonl", "csv", "tsv", "markdown", "plain"]
-OutputFormat = Annotated[
-    Format | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FORMAT",
-        help="How data is written; table on a terminal, else plain, unless given.",
-        rich_help_panel=_OUTPUT,
-    ),
-]
-Quiet = Annotated[
-    int,
-    typer.Option(
-        "--quiet",
-        "-q",
-        count=True,
-        help="No notes and no progress; twice: no warnings either.",
-        rich_help_panel=_OUTPUT,
-    ),
-]
-Verbose = Annotated[
-    int,
-    typer.Option(
-        "--verbose",
-        "-v",
-        count=True,
-        help="Say more on stderr; twice: a traceback should rmqctl itself fail.",
-        rich_help_panel=_OUTPUT,
-    ),
-]
-NoProgress = Annotated[
-    bool,
-    typer.Option("--no-progress", help="No progress bar.", rich_help_panel=_OUTPUT),
-]
-
-
-def open_output(
-    output: Format | None, quiet: int = 0, verbose: int = 0, no_progress: bool = False
-) -> Output:
-    """The output of a command from the four options every command has."""
-    return Output.open(output, quiet=quiet, verbose=verbose, no_progress=no_progress)
+DryRun = Annotated[bool, typer.Option(
+    "--dry-run", help="Only say what would be done; nothing is changed.")]
+DryRead = Annotated[bool, typer.Option(
+    "--dry-run", help="Only show what would be read, in which pieces.")]
+MaxFindings = Annotated[int, typer.Option(
+    "--max-findings", metavar="N", min=0, help="List at most N findings; all are counted.")]
+Jobs = Annotated[int, typer.Option(
+    "--jobs", "-j", metavar="N", min=0, help="Processes to work with; 0 is one per CPU.")]
 
 
 def worker_count(jobs: int) -> int:

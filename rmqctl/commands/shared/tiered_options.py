@@ -1,73 +1,124 @@
-"""Options that the commands on tiers share."""
+"""Options of the commands on tiers: where one lies, and the broker's local store beside it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rmqctl.commands.app.option_groups import OptionGroup, pick
 from rmqctl.commands.shared.options import complete_folders
+from rmqctl.errors import UsageError
+from rmqctl.parse_values import parse_offset
 
 if TYPE_CHECKING:
+    from rmqctl.output import Output
+    from rmqctl.tiered.as_broker.router import Router
     from rmqctl.tiered.tier import Tier
 
 _TIER = "Where and how the tier lies"
+_BOTH = "Together with a local store"
 
-TierRoot = Annotated[
-    str,
-    typer.Argument(
-        metavar="DIR",
-        help="Tier root: the folder with the clusters' folders (212d6b50_DefaultCluster/), a store "
-        "that has it as tieredstore/, or a URL for fsspec.",
-        autocompletion=complete_folders,
-        show_default=False,
-    ),
-]
-MetadataFile = Annotated[
-    str | None,
-    typer.Option(
-        "--metadata", metavar="FILE", rich_help_panel=_TIER,
-        help="The broker's tieredStoreMetadata.json, where it is not in config/ beside DIR. The "
-        "index files that are not uploaded are looked for in tiered_index_file/ of the same "
-        "local root.",
-    ),
-]
-Broker = Annotated[
-    str | None,
-    typer.Option("--broker", metavar="NAME", rich_help_panel=_TIER,
-                 help="Only what this broker (brokerName) uploaded."),
-]
-TieredIndexSlots = Annotated[
-    int | None,
-    typer.Option(
-        "--index-slots", metavar="N", min=1, rich_help_panel=_TIER,
-        help="tieredStoreIndexFileMaxHashSlotNum, where no uploaded index file tells it "
-        "(default 5000000).",
-    ),
-]
-TieredIndexMax = Annotated[
-    int | None,
-    typer.Option(
-        "--index-max", metavar="N", min=2, rich_help_panel=_TIER,
-        help="tieredStoreIndexFileMaxIndexNum (default 20000000).",
-    ),
-]
+TierRoot = Annotated[str, typer.Argument(
+    metavar="DIR", autocompletion=complete_folders, show_default=False,
+    help="Tier root: the folder with the clusters' folders (212d6b50_DefaultCluster/), a store "
+    "that has it as tieredstore/, or a URL for fsspec.")]
+MetadataFile = Annotated[str | None, typer.Option(
+    "--metadata", metavar="FILE", rich_help_panel=_TIER,
+    help="The broker's tieredStoreMetadata.json, where it is not in config/ beside DIR. The index "
+    "files that are not uploaded are looked for in tiered_index_file/ of the same local root.")]
+Broker = Annotated[str | None, typer.Option(
+    "--broker", metavar="NAME", rich_help_panel=_TIER,
+    help="Only what this broker (brokerName) uploaded.")]
+TieredCluster = Annotated[str | None, typer.Option(
+    "--cluster", metavar="NAME", help="Only this cluster's broker.")]
+TieredIndexSlots = Annotated[int | None, typer.Option(
+    "--index-slots", metavar="N", min=1, rich_help_panel=_TIER,
+    help="tieredStoreIndexFileMaxHashSlotNum, where no uploaded index file tells it "
+    "(default 5000000).")]
+TieredIndexMax = Annotated[int | None, typer.Option(
+    "--index-max", metavar="N", min=2, rich_help_panel=_TIER,
+    help="tieredStoreIndexFileMaxIndexNum (default 20000000).")]
+AsBroker = Annotated[bool, typer.Option(
+    "--as-broker", help="Exactly what a 5.3.3 broker answers, with what it misses and mixes up.")]
 
 
-def opened_tier(root: str, metadata: str | None, broker: str | None = None) -> Tier:
-    """The tier of a command, opened for reading. NotAStoreError.
+@dataclass(frozen=True, kw_only=True)
+class TierOptions(OptionGroup):
+    """DIR, and how the tier in it lies."""
 
-    UsageError where ``broker`` has nothing in it.
-    """
-    from rmqctl.errors import UsageError
-    from rmqctl.tiered.tier import Tier
+    root: TierRoot
+    metadata: MetadataFile = None
+    cluster: TieredCluster = None
+    broker: Broker = None
+    index_slots: TieredIndexSlots = None
+    index_max: TieredIndexMax = None
 
-    tier = Tier.open(root, metadata)
-    if broker is not None:
-        there = {one.broker for one in tier.found.queues} | {
-            owner for _, owner in tier.found.indexes}
-        if broker not in there:
-            tier.close()
-            raise UsageError(f"{tier.name}: nothing of a broker {broker} is in it; there is "
-                             f"{', '.join(sorted(there)) or 'none'}")
-    return tier
+    def open(self) -> Tier:
+        """The tier, to be read: a context manager. NotAStoreError.
+
+        UsageError where the broker that is named has nothing in it.
+        """
+        from rmqctl.tiered.tier import Tier
+
+        tier = Tier.open(self.root, self.metadata)
+        if self.broker is not None:
+            brokers = {queue.broker for queue in tier.found.queues} | {
+                owner for _, owner in tier.found.indexes}
+            if self.broker not in brokers:
+                tier.close()
+                raise UsageError(f"{tier.name}: nothing of a broker {self.broker} is in it; there "
+                                 f"is {', '.join(sorted(brokers)) or 'none'}")
+        return tier
+
+
+TierBroker = Annotated[TierOptions, pick("metadata broker")]
+TierIndex = Annotated[TierOptions, pick("metadata broker index_slots index_max")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions(OptionGroup):
+    """The broker's local store, which answers together with the tier."""
+
+    root: Annotated[str | None, typer.Option(
+        "--local", metavar="STORE", autocompletion=complete_folders, rich_help_panel=_BOTH,
+        help="The broker's local store: it and the tier answer together, as a broker with both "
+        "does.")] = None
+    strategy: Annotated[
+        Literal["disable", "not-in-disk", "not-in-mem", "force"] | None, typer.Option(
+            "--strategy", rich_help_panel=_BOTH,
+            help="tieredStorageLevel, with --local: who answers. disable: the local store. "
+            "not-in-disk (default): the tier for what is not in the local log any more. "
+            "not-in-mem: also for what is not in memory. force: the tier for everything.")] = None
+    in_memory: Annotated[int | None, typer.Option(
+        "--in-memory-from", metavar="OFFSET", parser=parse_offset, rich_help_panel=_BOTH,
+        help="With --strategy not-in-mem: from this physical offset on the local log counts as in "
+        "memory, which only the broker knows. Without it nothing does.")] = None
+
+    def check(self) -> None:
+        """UsageError where options for a local store are given without one."""
+        if self.root is None and (self.strategy is not None or self.in_memory is not None):
+            raise UsageError("--strategy and --in-memory-from need --local STORE: without a local "
+                             "store only the tier can answer")
+        if self.in_memory is not None and self.strategy != "not-in-mem":
+            raise UsageError("--in-memory-from goes with --strategy not-in-mem")
+
+    @contextmanager
+    def router(self, out: Output, tier: Tier, broker: str | None) -> Iterator[Router]:
+        """The local store (there must be one) and the tier as one. NotAStoreError, UsageError."""
+        from rmqctl.store import Store
+        from rmqctl.store.query.lookup import answering_view
+        from rmqctl.tiered.as_broker.local_side import LocalSide
+        from rmqctl.tiered.as_broker.router import Router, Strategy
+
+        assert self.root is not None
+        strategy = Strategy.of(self.strategy or "not-in-disk")
+        if strategy is Strategy.NOT_IN_MEM and self.in_memory is None:
+            out.note("nothing of the local log is taken to be in memory: the tier answers for all "
+                     "it has (--in-memory-from tells otherwise)")
+        with Store.open(self.root) as store:
+            yield Router(LocalSide(answering_view(store, "auto", 5), self.in_memory), tier,
+                         strategy, broker=broker)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Annotated
 
-from rmqctl.commands.shared.deferred_signals import Gently
-from rmqctl.commands.shared.engine_options import DryRun
-from rmqctl.commands.shared.options import NoProgress, OutputFormat, Quiet, Verbose, open_output
-from rmqctl.commands.shared.tiered_options import MetadataFile, TierRoot
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.deferred_signals import DeferredSignals
+from rmqctl.commands.shared.options import DryRun, Out
+from rmqctl.commands.shared.tiered_options import TierOptions
 from rmqctl.errors import ExitCode
 from rmqctl.parse_values import wall_clock
 
@@ -19,13 +20,10 @@ _COLUMNS = ("broker", "topic", "queue_id", "units_added", "bytes_cut", "entries_
 
 
 def command(
-    root: TierRoot,
-    metadata: MetadataFile = None,
+    *,
+    tier: Annotated[TierOptions, pick("metadata")],
     dry_run: DryRun = False,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    out: Out,
 ) -> int:
     """Complete what an upload that was killed or failed left half done in a tier.
 
@@ -41,14 +39,13 @@ def command(
     """
     from rmqctl.tiered.dispatch.resume import Committed, commit_tier
 
-    out = open_output(output, quiet, verbose, no_progress)
     found: list[Committed] = []
-    with Gently() as gently, closing(
-            commit_tier(root, metadata, wall_clock, dry_run=dry_run)) as queues:
+    with DeferredSignals() as signals, closing(
+            commit_tier(tier.root, tier.metadata, wall_clock, dry_run=dry_run)) as queues:
         for one in queues:
             if one.done.changed or one.done.fault:
                 found.append(one)
-            gently.check()
+            signals.check()
     for one in found:
         if one.done.fault:
             out.warn(f"{one.queue.name.path}: {one.done.fault}")

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.engine_options import DryRun
-from rmqctl.commands.shared.options import (
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Verbose,
-    complete_folders,
-    open_output,
-)
+from rmqctl.commands.shared.options import DryRun, Out, complete_folders
 from rmqctl.commands.shared.tiered_options import (
     Broker,
     MetadataFile,
@@ -39,43 +31,29 @@ _TIER = "Where and how the tier lies"
 
 
 def command(
-    root: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DIR", autocompletion=complete_folders, show_default=False,
-            help="Tier root, or a store that has it as tieredstore/, or a URL for fsspec.",
-        ),
-    ] = None,
-    everything: Annotated[
-        bool,
-        typer.Option("--all/--full", help="All files, also the newest, which could still receive "
-                     "items: as a broker from 5.3.1 on does at a clean shutdown. Or only full "
-                     "ones, as while it runs."),
-    ] = True,
+    *,
+    root: Annotated[str | None, typer.Argument(
+        metavar="DIR", autocompletion=complete_folders, show_default=False,
+        help="Tier root, or a store that has it as tieredstore/, or a URL for fsspec.")] = None,
+    everything: Annotated[bool, typer.Option(
+        "--all/--full", help="All files, also the newest, which could still receive items: as a "
+        "broker from 5.3.1 on does at a clean shutdown. Or only full ones, as while it "
+        "runs.")] = True,
     dry_run: DryRun = False,
     metadata: MetadataFile = None,
     broker: Broker = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="NAME", rich_help_panel=_TIER,
-                     help="The broker's cluster (brokerClusterName), where the tier has several."),
-    ] = None,
+    cluster: Annotated[str | None, typer.Option(
+        "--cluster", metavar="NAME", rich_help_panel=_TIER,
+        help="The broker's cluster (brokerClusterName), where the tier has several.")] = None,
     index_slots: TieredIndexSlots = None,
     index_max: TieredIndexMax = None,
-    file: Annotated[
-        str | None,
-        typer.Option("--file", metavar="FILE", rich_help_panel=_ONE,
-                     help="Only rearrange this open index file; no tier is needed or changed."),
-    ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option("--out", metavar="FILE", rich_help_panel=_ONE,
-                     help="The new file for the rearranged form, with --file."),
-    ] = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    file: Annotated[str | None, typer.Option(
+        "--file", metavar="FILE", rich_help_panel=_ONE,
+        help="Only rearrange this open index file; no tier is needed or changed.")] = None,
+    to: Annotated[str | None, typer.Option(
+        "--out", metavar="FILE", rich_help_panel=_ONE,
+        help="The new file for the rearranged form, with --file.")] = None,
+    out: Out,
 ) -> None:
     """Rearrange local index files and upload them, as a broker's index service does.
 
@@ -90,7 +68,6 @@ def command(
 
         rmqctl tiered compact --file tiered_index_file/1795233794638 --out compacted
     """
-    out = open_output(output, quiet, verbose, no_progress)
     if file is not None or to is not None:
         if file is None or to is None or root is not None:
             raise UsageError("--file and --out belong together, and need no DIR")

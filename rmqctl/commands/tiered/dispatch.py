@@ -6,23 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.deferred_signals import Gently
-from rmqctl.commands.shared.engine_options import DryRun
-from rmqctl.commands.shared.options import (
-    CommitlogDirs,
-    CommitlogFileSize,
-    ConsumequeueFileSize,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Store,
-    Verbose,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_duration, parse_size
+from rmqctl.commands.shared.applying import blank_for_none
+from rmqctl.commands.shared.deferred_signals import DeferredSignals
+from rmqctl.commands.shared.options import DryRun, Out, StoreQueues
 from rmqctl.commands.shared.tiered_options import TieredIndexMax, TieredIndexSlots, TierRoot
 from rmqctl.errors import ExitCode, UsageError
-from rmqctl.parse_values import parse_time, wall_clock
+from rmqctl.parse_values import parse_duration, parse_size, parse_time, wall_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,36 +53,23 @@ def _size(option: str, default: str, what: str) -> Any:
 
 
 def command(
-    store: Store,
+    *,
     root: TierRoot,
     metadata: Metadata = None,
     cluster: Cluster = None,
     broker: Broker = None,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option("--topic", metavar="TOPIC", help="Only this topic; repeatable."),
-    ] = None,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--start", metavar="earliest|broker|TIME",
-            help="Where a queue begins that is not in the tier yet: at its first message, two "
-            "minutes ago as a broker does (what is older is never uploaded), or at a time.",
-        ),
-    ] = "earliest",
-    only_due: Annotated[
-        bool,
-        typer.Option("--only-due", help="Only what a broker would upload now: queues whose oldest "
-                     "message waits long enough, or that have enough of them."),
-    ] = False,
-    restart_queue: Annotated[
-        bool,
-        typer.Option(
-            "--restart-queue",
-            help="A tiered queue that the local one does not continue is moved aside and begun "
-            "anew. A broker deletes it.",
-        ),
-    ] = False,
+    topic: Annotated[list[str] | None, typer.Option(
+        "--topic", metavar="TOPIC", help="Only this topic; repeatable.")] = None,
+    start: Annotated[str, typer.Option(
+        "--start", metavar="earliest|broker|TIME", help="Where a queue begins that is not in the "
+        "tier yet: at its first message, two minutes ago as a broker does (what is older is never "
+        "uploaded), or at a time.")] = "earliest",
+    only_due: Annotated[bool, typer.Option(
+        "--only-due", help="Only what a broker would upload now: queues whose oldest message waits "
+        "long enough, or that have enough of them.")] = False,
+    restart_queue: Annotated[bool, typer.Option(
+        "--restart-queue", help="A tiered queue that the local one does not continue is moved "
+        "aside and begun anew. A broker deletes it.")] = False,
     commit_log_max: Annotated[
         int | None, _size("--commitlog-max-size", "1GiB", "tieredStoreCommitLogMaxSize")] = None,
     consume_queue_max: Annotated[
@@ -101,59 +77,34 @@ def command(
         _size("--consumequeue-max-size", "100MiB", "tieredStoreConsumeQueueMaxSize")] = None,
     index_slots: TieredIndexSlots = None,
     index_max: TieredIndexMax = None,
-    group_commit_count: Annotated[
-        int | None,
-        typer.Option("--group-commit-count", metavar="N", min=1, rich_help_panel=_BROKER,
-                     help="tieredStoreGroupCommitCount (default 4096)."),
-    ] = None,
-    group_commit_size: Annotated[
-        int | None,
-        typer.Option("--group-commit-size", metavar="SIZE", parser=parse_size,
-                     rich_help_panel=_BROKER, help="tieredStoreGroupCommitSize (default 4MiB)."),
-    ] = None,
-    group_commit_timeout: Annotated[
-        int | None,
-        typer.Option("--group-commit-timeout", metavar="AGE", parser=parse_duration,
-                     rich_help_panel=_BROKER,
-                     help="tieredStoreGroupCommitTimeout (default 30s)."),
-    ] = None,
-    rolling_interval: Annotated[
-        int | None,
-        typer.Option("--rolling-interval", metavar="AGE", parser=parse_duration,
-                     rich_help_panel=_BROKER,
-                     help="commitLogRollingInterval (default 24h): an older segment is ended."),
-    ] = None,
-    rolling_min_size: Annotated[
-        int | None,
-        typer.Option("--rolling-min-size", metavar="SIZE", parser=parse_size,
-                     rich_help_panel=_BROKER,
-                     help="commitLogRollingMinimumSize (default 16MiB): no smaller one is."),
-    ] = None,
-    no_index: Annotated[
-        bool, typer.Option("--no-index", help="Make no index (messageIndexEnable=false).")
-    ] = False,
-    seal_index: Annotated[
-        bool,
-        typer.Option("--seal-index", help="Upload the open index file, too, as a broker does when "
-                     "it is shut down."),
-    ] = False,
-    verify_after: Annotated[
-        bool,
-        typer.Option("--verify-after", help="Read back what was uploaded, compare it "
-                     "with STORE, and verify the whole of this broker's tier."),
-    ] = False,
+    group_commit_count: Annotated[int | None, typer.Option(
+        "--group-commit-count", metavar="N", min=1, rich_help_panel=_BROKER,
+        help="tieredStoreGroupCommitCount (default 4096).")] = None,
+    group_commit_size: Annotated[int | None, typer.Option(
+        "--group-commit-size", metavar="SIZE", parser=parse_size, rich_help_panel=_BROKER,
+        help="tieredStoreGroupCommitSize (default 4MiB).")] = None,
+    group_commit_timeout: Annotated[int | None, typer.Option(
+        "--group-commit-timeout", metavar="AGE", parser=parse_duration, rich_help_panel=_BROKER,
+        help="tieredStoreGroupCommitTimeout (default 30s).")] = None,
+    rolling_interval: Annotated[int | None, typer.Option(
+        "--rolling-interval", metavar="AGE", parser=parse_duration, rich_help_panel=_BROKER,
+        help="commitLogRollingInterval (default 24h): an older segment is ended.")] = None,
+    rolling_min_size: Annotated[int | None, typer.Option(
+        "--rolling-min-size", metavar="SIZE", parser=parse_size, rich_help_panel=_BROKER,
+        help="commitLogRollingMinimumSize (default 16MiB): no smaller one is.")] = None,
+    no_index: Annotated[bool, typer.Option(
+        "--no-index", help="Make no index (messageIndexEnable=false).")] = False,
+    seal_index: Annotated[bool, typer.Option(
+        "--seal-index",
+        help="Upload the open index file, too, as a broker does when it is shut down.")] = False,
+    verify_after: Annotated[bool, typer.Option(
+        "--verify-after", help="Read back what was uploaded, compare it with STORE, and verify the "
+        "whole of this broker's tier.")] = False,
     dry_run: DryRun = False,
-    now: Annotated[
-        str | None,
-        typer.Option("--now", metavar="TIME", help="The time it is taken to be."),
-    ] = None,
-    commitlog_dir: CommitlogDirs = None,
-    commitlog_file_size: CommitlogFileSize = None,
-    consumequeue_file_size: ConsumequeueFileSize = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    now: Annotated[str | None, typer.Option(
+        "--now", metavar="TIME", help="The time it is taken to be.")] = None,
+    store: StoreQueues,
+    out: Out,
 ) -> int:
     """Upload messages of a local store that no broker runs on to a tier.
 
@@ -169,24 +120,22 @@ def command(
 
         rmqctl tiered dispatch STORE /mnt/tier --only-due --verify-after
     """
-    from rmqctl.store import Sizes
     from rmqctl.tiered.dispatch.request import Request
 
-    out = open_output(output, quiet, verbose, no_progress)
     fixed = None if now is None else parse_time(now)
 
     def clock() -> int:
         return wall_clock() if fixed is None else fixed
 
     request = Request(
-        store, root, metadata, cluster, broker, tuple(topic or ()), _start(start, clock),
+        store.root, root, metadata, cluster, broker, tuple(topic or ()), _start(start, clock),
         only_due, restart_queue, not no_index, seal_index, verify_after,
         {"commit_log_max": commit_log_max, "consume_queue_max": consume_queue_max,
          "index_slots": index_slots, "index_max": index_max,
          "group_commit_count": group_commit_count, "group_commit_size": group_commit_size,
          "group_commit_timeout": group_commit_timeout, "rolling_interval": rolling_interval,
          "rolling_min_size": rolling_min_size},
-        tuple(commitlog_dir or ()), Sizes(commitlog_file_size, consumequeue_file_size))
+        store.folders, store.sizes)
     if seal_index and no_index:
         raise UsageError("--seal-index goes not with --no-index")
     result = _rehearsed(request, clock) if dry_run else _run(out, request, clock)
@@ -212,15 +161,15 @@ def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:
     from rmqctl.tiered.dispatch.request import Watch
     from rmqctl.tiered.dispatch.session import dispatch
 
-    with Gently() as gently, out.progress("uploading", None) as progress:
+    with DeferredSignals() as signals, out.progress("uploading", None) as progress:
         result = dispatch(request, clock, Watch(progress.total, progress.advance, progress.label,
-                                                lambda: gently.requested))
-        if result.stopped or gently.requested:
+                                                lambda: signals.requested))
+        if result.stopped or signals.requested:
             progress.hide()
             _show(out, result, dry_run=False)
             if result.stopped:
                 out.warn("interrupted: what was uploaded stays, the next run goes on there")
-            gently.check()
+            signals.check()
     return result
 
 
@@ -237,11 +186,10 @@ def _show(out: Output, result: Result, *, dry_run: bool) -> None:
             out.warn(f"verify: {text}")
     if dry_run:
         out.note("dry run: nothing was changed")
-    if out.format in ("jsonl", "csv", "tsv"):
-        out.rows([one.as_dict() for one in result.outcomes], _COLUMNS)
-    else:
-        document = {**result.as_dict(), "dry_run": dry_run}
-        out.document(document, lambda page: _page(page, result))
+    document = {**result.as_dict(), "dry_run": dry_run}
+    rows = [one.as_dict() for one in result.outcomes]
+    out.listing(document, lambda page: _page(page, result), rows=rows, columns=_COLUMNS,
+                lines=rows)
 
 
 def _page(page: Human, result: Result) -> None:
@@ -257,8 +205,7 @@ def _page(page: Human, result: Result) -> None:
            {"read back": f"{count_text(result.checked.messages)} messages are as in the store",
             "verified": "no finding" if not result.checked.findings else "see the warnings"}),
     })
-    rows = [{name: "" if value is None else value for name, value in one.as_dict().items()}
-            for one in result.outcomes]
+    rows = [blank_for_none(one.as_dict()) for one in result.outcomes]
     if rows:
         page.blank()
         page.table(rows, [name for name in _COLUMNS[:-1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Annotated, Literal
 
 import typer
 
-from rmqctl.commands.shared.options import Body, NoProgress, OutputFormat, Quiet, Verbose, Zone
-from rmqctl.commands.shared.parsing import parse_offset
+from rmqctl.commands.shared.options import Body, LayoutOptions, Out, Zone
 from rmqctl.commands.shared.tiered_options import TieredIndexSlots
+from rmqctl.parse_values import parse_offset
 
 NAME = ("tiered", "dump")
 EFFECT = "read-only"
@@ -17,6 +18,7 @@ Type = Literal["commit-log", "consume-queue", "index", "metadata"]
 
 
 def command(
+    *,
     file: Annotated[str, typer.Argument(
         metavar="FILE", help="A segment, an index file (uploaded or not), or "
         "tieredStoreMetadata.json; or a copy of one.", show_default=False)],
@@ -30,18 +32,14 @@ def command(
     count: Annotated[int | None, typer.Option(
         "--count", metavar="N", min=0, help="At most N records (1 with --at).")] = None,
     at: Annotated[int | None, typer.Option(
-        "--at", metavar="OFFSET", parser=parse_offset,
-        help="The record at this offset, in the file or in the flat file its name counts in.",
-    )] = None,
+        "--at", metavar="OFFSET", parser=parse_offset, help="The record at this offset, in the "
+        "file or in the flat file its name counts in.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Units, slots and items of zeros too.")] = (
         False),
     body: Body = "auto",
     index_slots: TieredIndexSlots = None,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    tz: Zone = UTC,
+    out: Out,
 ) -> None:
     """Show one file of a tier, record by record.
 
@@ -58,6 +56,5 @@ def command(
     from rmqctl.tiered.read.dump import TYPES, kind_of
 
     kind = kind_of(file) if type_ is None else TYPES[type_]
-    dump(file, kind=kind, hex_=hex_, start=start, count=count, at=at, every=every, body=body,
-         index_slots=index_slots, tz=tz, output=output, quiet=quiet, verbose=verbose,
-         no_progress=no_progress)
+    dump(file=file, kind=kind, hex_=hex_, start=start, count=count, at=at, every=every, body=body,
+         layout=LayoutOptions(index_slots=index_slots), tz=tz, out=out)

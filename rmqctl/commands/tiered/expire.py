@@ -2,61 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.applying import Apply, DryRun, Yes
-from rmqctl.commands.shared.options import (
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Topic,
-    Verbose,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_duration, parse_time
-from rmqctl.commands.shared.tiered_options import Broker, MetadataFile, TierRoot
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.options import Out, Topic
+from rmqctl.commands.shared.tiered_options import TierOptions
+from rmqctl.parse_values import parse_duration, parse_time
 
 if TYPE_CHECKING:
-    from rmqctl.repair.plan import Plan
     from rmqctl.repair.scratch import Scratch
-    from rmqctl.tiered.expire import Expiry
 
 NAME = ("tiered", "expire")
 EFFECT = "mutates"
 
 
 def command(
-    root: TierRoot,
-    older_than: Annotated[
-        int,
-        typer.Option(
-            "--older-than", metavar="AGE", parser=parse_duration, show_default=False,
-            help="Messages so old expire: 72h, 7d, 1d12h (tieredStoreFileReservedTime; a broker's "
-            "default is 72h). A topic that has a reserve time of its own keeps to that.",
-        ),
-    ],
+    *,
+    older_than: Annotated[int, typer.Option(
+        "--older-than", metavar="AGE", parser=parse_duration, show_default=False,
+        help="Messages so old expire: 72h, 7d, 1d12h (tieredStoreFileReservedTime; a broker's "
+        "default is 72h). A topic that has a reserve time of its own keeps to that.")],
     topic: Topic = None,
-    now: Annotated[
-        int | None,
-        typer.Option(
-            "--now", metavar="TIME", parser=parse_time, show_default=False,
-            help="The time from which ages count back; now, unless given.",
-        ),
-    ] = None,
-    metadata: MetadataFile = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", help="Only this cluster's broker.")
-    ] = None,
-    broker: Broker = None,
-    apply: Apply = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    now: Annotated[int | None, typer.Option(
+        "--now", metavar="TIME", parser=parse_time, show_default=False,
+        help="The time from which ages count back; now, unless given.")] = None,
+    tier: Annotated[TierOptions, pick("metadata cluster broker")],
+    apply: ApplyOptions,
+    out: Out,
 ) -> None:
     """Take expired files of a tier away, by the rules of a broker's own expiry.
 
@@ -73,37 +48,27 @@ def command(
     from rmqctl.commands.shared import applying
     from rmqctl.engine.clock import now_ms
     from rmqctl.errors import UsageError
+    from rmqctl.output.units import count_text, size_text
     from rmqctl.tiered.expire import expire
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
-    out = open_output(output, quiet, verbose, no_progress)
-    with open_tier(root, metadata) as tier:
-        place, scope = tier.name, scope_of(tier, cluster, broker)
-        if topic is not None and next(tier.queues(topic, broker=scope.broker), None) is None:
+    with open_tier(tier.root, tier.metadata) as opened:
+        place, scope = opened.name, scope_of(opened, tier.cluster, tier.broker)
+        if topic is not None and next(opened.queues(topic, broker=scope.broker), None) is None:
             raise UsageError(f"{place}: there is no queue of topic {topic!r}")
     at = now_ms() if now is None else now
-    made: list[Expiry] = []
 
-    def make(_: Scratch) -> Plan:
-        with open_tier(root, metadata) as tier:
-            made[:] = [expire(tier, scope, at, older_than, topic)]
-        return made[0].plan
+    def propose(_: Scratch) -> applying.Proposal:
+        with open_tier(tier.root, tier.metadata) as opened:
+            expiry = expire(opened, scope, at, older_than, topic)
+        messages, files = sum(expiry.messages.values()), sum(expiry.files.values())
+        return applying.Proposal(
+            expiry.plan,
+            {"now": at, "bytes": expiry.bytes, "files": dict(expiry.files),
+             "messages_expired": messages, "expired_by_topic": expiry.messages,
+             "queues": [one.as_dict() for one in expiry.queues]},
+            {"messages": count_text(messages), "queues": count_text(len(expiry.queues)),
+             "files": f"{count_text(files)} ({size_text(expiry.bytes)})"})
 
-    def extra(_: Plan) -> dict[str, Any]:
-        found = made[0]
-        return {"now": at, "bytes": found.bytes, "files": dict(found.files),
-                "messages_expired": sum(found.messages.values()),
-                "expired_by_topic": found.messages,
-                "queues": [one.as_dict() for one in found.queues]}
-
-    def summary(_: Plan) -> dict[str, Any]:
-        from rmqctl.output.units import count_text, size_text
-
-        found = made[0]
-        return {"messages": count_text(sum(found.messages.values())),
-                "queues": count_text(len(found.queues)),
-                "files": f"{count_text(sum(found.files.values()))} ({size_text(found.bytes)})"}
-
-    applying.run(out, place, "tiered expire", make, apply=apply, yes=yes, dry_run=dry_run,
-                 extra=extra, summary=summary,
-                 tier=applying.Tiered([scope.broker_root], check_root(metadata)))
+    applying.run(out, place, "tiered expire", propose, apply,
+                 tier=applying.Tiered([scope.broker_root], check_root(tier.metadata)))

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.options import (
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Topic,
-    Verbose,
-    Zone,
-    open_output,
-)
-from rmqctl.commands.shared.tiered_options import (
-    Broker,
-    MetadataFile,
-    TieredIndexMax,
-    TieredIndexSlots,
-    TierRoot,
-    opened_tier,
-)
+from rmqctl.commands.shared.options import Out, Topic, Zone
+from rmqctl.commands.shared.tiered_options import TierIndex
 
 if TYPE_CHECKING:
     from rmqctl.output.cells import Render
@@ -43,20 +29,14 @@ _STYLES = {"ok": "good", "empty": "dim", "stale-metadata": "warn", "no-metadata"
 
 
 def command(
-    root: TierRoot,
+    *,
     segments: Annotated[bool, typer.Option(
         "--segments", help="A row per segment: its file, and what the metadata says of it.",
     )] = False,
     topic: Topic = None,
-    metadata: MetadataFile = None,
-    broker: Broker = None,
-    index_slots: TieredIndexSlots = None,
-    index_max: TieredIndexMax = None,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    tier: TierIndex,
+    tz: Zone = UTC,
+    out: Out,
 ) -> None:
     """Queues, segments and index files of a tier.
 
@@ -70,24 +50,20 @@ def command(
     """
     from rmqctl.tiered.read import ls
 
-    out = open_output(output, quiet, verbose, no_progress)
-    with opened_tier(root, metadata, broker) as tier:
-        _warn_of(out, tier)
-        found: list[dict[str, Any]] = list(
-            ls.segments(tier, broker, topic) if segments else ls.queues(tier, broker, topic))
+    with tier.open() as opened:
+        _warn_of(out, opened)
+        list_of = ls.segments if segments else ls.queues
+        found: list[dict[str, Any]] = list(list_of(opened, tier.broker, topic))
         indexes = [] if topic is not None else list(
-            ls.index_files(tier, broker, index_slots, index_max))
+            ls.index_files(opened, tier.broker, tier.index_slots, tier.index_max))
         kind = "segments" if segments else "queues"
         columns = ls.SEGMENT_COLUMNS if segments else ls.QUEUE_COLUMNS
-        document = {"tier": tier.name, "metadata": tier.metadata_path, kind: found,
+        document = {"tier": opened.name, "metadata": opened.metadata_path, kind: found,
                     "index_files": indexes}
-    if out.format == "jsonl":
-        out.rows([{"kind": kind[:-1], **row} for row in found]
-                 + [{"kind": "index_file", **row} for row in indexes])
-    elif out.format in ("csv", "tsv"):
-        out.rows(found, columns)
-    else:
-        out.document(document, lambda page: _page(page, document, kind, tz))
+    lines = [*({"kind": kind[:-1], **row} for row in found),
+             *({"kind": "index_file", **row} for row in indexes)]
+    out.listing(document, lambda page: _page(page, document, kind, tz), rows=found,
+                columns=columns, lines=lines)
 
 
 def _warn_of(out: Any, tier: Tier) -> None:

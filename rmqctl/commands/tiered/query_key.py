@@ -6,36 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rmqctl.commands.shared.messages import Faults, Fields, not_found, projection, show_records
-from rmqctl.commands.shared.options import (
-    Body,
-    Decompress,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    RequiredTopic,
-    Verbose,
-    Zone,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_time_range
-from rmqctl.commands.shared.tiered_local import (
-    AsBroker,
-    InMemory,
-    Local,
-    ReadStrategy,
-    check_local,
-    opened_router,
-)
-from rmqctl.commands.shared.tiered_options import (
-    Broker,
-    MetadataFile,
-    TieredIndexMax,
-    TieredIndexSlots,
-    TierRoot,
-    opened_tier,
-)
+from rmqctl.commands.shared.message_options import MessageOptions
+from rmqctl.commands.shared.messages import Faults, not_found, show_records
+from rmqctl.commands.shared.options import Begin, End, Out, RequiredTopic
+from rmqctl.commands.shared.tiered_options import AsBroker, LocalOptions, TierIndex
 from rmqctl.errors import UsageError
+from rmqctl.parse_values import parse_time_range
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -47,14 +23,11 @@ EFFECT = "read-only"
 
 
 def command(
-    root: TierRoot,
+    *,
     topic: RequiredTopic,
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="The key.")],
-    begin: Annotated[str | None, typer.Option(
-        "--begin", metavar="TIME", help="Stored at this time or later: epoch ms, ISO-8601, or "
-        "relative (-2h, -7d).")] = None,
-    end: Annotated[str | None, typer.Option(
-        "--end", metavar="TIME", help="Stored at this time or earlier.")] = None,
+    begin: Begin = None,
+    end: End = None,
     most: Annotated[int, typer.Option(
         "--max", metavar="N", min=1, help="At most this many: where there are more, the newest.",
     )] = 32,
@@ -64,21 +37,10 @@ def command(
     raw: Annotated[bool, typer.Option(
         "--raw", help="Keep messages of other keys that only share the hash.")] = False,
     as_broker: AsBroker = False,
-    local: Local = None,
-    strategy: ReadStrategy = None,
-    in_memory: InMemory = None,
-    metadata: MetadataFile = None,
-    broker: Broker = None,
-    index_slots: TieredIndexSlots = None,
-    index_max: TieredIndexMax = None,
-    fields: Fields = None,
-    body: Body = "auto",
-    decompress: Decompress = False,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    local: LocalOptions,
+    tier: TierIndex,
+    show: MessageOptions,
+    out: Out,
 ) -> None:
     """Show the messages with a key in a tier, by store time.
 
@@ -93,34 +55,33 @@ def command(
     from rmqctl.tiered.read import by_key
     from rmqctl.tiered.read.by_key_files import IndexFiles
 
-    out = open_output(output, quiet, verbose, no_progress)
-    check_local(local, strategy, in_memory)
+    local.check()
     if as_broker and (raw or kind):
         raise UsageError("--as-broker gives what a broker gives: not with --raw or --type")
-    made = projection(out, fields, body, decompress)
-    first, last = parse_time_range(begin, end, tz=tz)
+    made = show.projection(out)
+    first, last = parse_time_range(begin, end, tz=show.tz)
     since, until = first or 0, by_key.FOR_EVER if last is None else last
     faults = Faults(out)
-    with (opened_tier(root, metadata, broker) as tier,
-          IndexFiles.open(tier, broker, index_slots, index_max) as files):
+    with (tier.open() as opened,
+          IndexFiles.open(opened, tier.broker, tier.index_slots, tier.index_max) as files):
         answer: KeyAnswer | None
         false_hits = 0
-        if local is not None:
-            with opened_router(out, tier, local, strategy, in_memory, broker) as router:
+        if local.root is not None:
+            with local.router(out, opened, tier.broker) as router:
                 both = router_key.query(router, files, topic, key, begin=since, end=until,
                                         most=most, as_broker=as_broker, raw=raw, kind=kind,
                                         report=faults.report)
             records, answer, false_hits = both.records, both.answer, both.local_false_hits
             out.note(f"{len(both.local)} from the local store, {len(both.tier)} from the tier")
         elif as_broker:
-            answer = by_key.as_broker(tier, files, topic, key, begin=since, end=until, most=most,
-                                      broker=broker, report=faults.report)
+            answer = by_key.as_broker(opened, files, topic, key, begin=since, end=until, most=most,
+                                      broker=tier.broker, report=faults.report)
             records = answer.records
         else:
-            answer = by_key.by_key(tier, files, topic, key, begin=since, end=until, most=most,
-                                   broker=broker, raw=raw, kind=kind, report=faults.report)
+            answer = by_key.by_key(opened, files, topic, key, begin=since, end=until, most=most,
+                                   broker=tier.broker, raw=raw, kind=kind, report=faults.report)
             records = answer.records
-        show_records(out, records, made, tz, faults)
+        show_records(out, records, made, show.tz, faults)
         if not records:
             not_found(out, faults, _reason(files, topic, key, answer, false_hits))
         elif answer is not None:

@@ -6,29 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.messages import Faults, Fields, not_found, projection, show_records
-from rmqctl.commands.shared.options import (
-    Body,
-    Decompress,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    RequiredQueue,
-    RequiredTopic,
-    Verbose,
-    Zone,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_offset
-from rmqctl.commands.shared.tiered_local import (
-    InMemory,
-    Local,
-    ReadStrategy,
-    check_local,
-    opened_router,
-)
-from rmqctl.commands.shared.tiered_options import Broker, MetadataFile, TierRoot, opened_tier
+from rmqctl.commands.shared.message_options import MessageOptions
+from rmqctl.commands.shared.messages import Faults, not_found, show_records
+from rmqctl.commands.shared.options import Out, RequiredQueue, RequiredTopic
+from rmqctl.commands.shared.tiered_options import LocalOptions, TierBroker
 from rmqctl.errors import UsageError
+from rmqctl.parse_values import parse_offset
 
 if TYPE_CHECKING:
     from rmqctl.tiered.as_broker.router import RoutedGet
@@ -38,7 +21,7 @@ EFFECT = "read-only"
 
 
 def command(
-    root: TierRoot,
+    *,
     topic: RequiredTopic,
     queue: RequiredQueue,
     offset: Annotated[int | None, typer.Option(
@@ -57,19 +40,10 @@ def command(
     tag: Annotated[str | None, typer.Option(
         "--tag", metavar="TAG", help="With --as-broker: a consumer's tag expression ('A || B').",
     )] = None,
-    local: Local = None,
-    strategy: ReadStrategy = None,
-    in_memory: InMemory = None,
-    metadata: MetadataFile = None,
-    broker: Broker = None,
-    fields: Fields = None,
-    body: Body = "auto",
-    decompress: Decompress = False,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    local: LocalOptions,
+    tier: TierBroker,
+    show: MessageOptions,
+    out: Out,
 ) -> None:
     """Show the message at a queue offset of a tier, or with --phy at an offset of its commit log.
 
@@ -84,23 +58,22 @@ def command(
     from rmqctl.tiered.as_broker.tags import TagMatching
     from rmqctl.tiered.read import at_place
 
-    out = open_output(output, quiet, verbose, no_progress)
     if (offset is None) == (phy is None):
         raise UsageError("name either --offset (of the queue) or --phy (of its tiered commit log)")
-    if phy is not None and (as_broker or local is not None):
+    if phy is not None and (as_broker or local.root is not None):
         raise UsageError("--phy is a place in the tier: not with --as-broker or --local")
     if around and phy is None:
         raise UsageError("--containing goes with --phy")
-    if tag is not None and (not as_broker or local is not None):
+    if tag is not None and (not as_broker or local.root is not None):
         raise UsageError("--tag goes with --as-broker, and without --local")
-    check_local(local, strategy, in_memory)
-    made = projection(out, fields, body, decompress)
+    local.check()
+    made = show.projection(out)
     faults = Faults(out)
-    with opened_tier(root, metadata, broker) as tier:
-        found = tier.queue(topic, queue, broker)
+    with tier.open() as opened:
+        found = opened.queue(topic, queue, tier.broker)
         answer: RoutedGet | None = None
-        if local is not None and offset is not None:
-            with opened_router(out, tier, local, strategy, in_memory, broker) as routing:
+        if local.root is not None and offset is not None:
+            with local.router(out, opened, tier.broker) as routing:
                 answer = routing.get(topic, queue, offset, count if as_broker else 1)
         elif as_broker and offset is not None:
             matching = None if tag is None else TagMatching(tag)
@@ -112,17 +85,17 @@ def command(
                 faults.found = True
         elif answer is not None and offset is not None:
             records = [one for one in answer.records if one.queue_offset == offset]
-            show_records(out, records, made, tz, faults)
+            show_records(out, records, made, show.tz, faults)
             if not records:
                 not_found(out, faults, answer.trouble or f"{answer.status}: no message at queue "
                           f"offset {offset}; min {answer.min}, max {answer.max}")
         elif found is None:
-            show_records(out, [], made, tz, faults)
+            show_records(out, [], made, show.tz, faults)
             not_found(out, faults, f"the tier has no queue {queue} of topic {topic}")
         else:
             place = at_place.at_offset(found, offset) if offset is not None else (
                 at_place.at_place(found, phy or 0, around))
-            show_records(out, [] if isinstance(place, str) else [place], made, tz, faults)
+            show_records(out, [] if isinstance(place, str) else [place], made, show.tz, faults)
             if isinstance(place, str):
                 not_found(out, faults, place)
     faults.end()

@@ -6,30 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.messages import Faults, Fields, not_found, projection, rows_of, show
-from rmqctl.commands.shared.options import (
-    Body,
-    Decompress,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    RequiredQueue,
-    RequiredTopic,
-    Verbose,
-    Zone,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_time
-from rmqctl.commands.shared.tiered_local import (
-    AsBroker,
-    InMemory,
-    Local,
-    ReadStrategy,
-    check_local,
-    opened_router,
-)
-from rmqctl.commands.shared.tiered_options import Broker, MetadataFile, TierRoot, opened_tier
+from rmqctl.commands.shared.message_options import MessageOptions
+from rmqctl.commands.shared.messages import Faults, not_found, rows_of, show_rows
+from rmqctl.commands.shared.options import Out, RequiredQueue, RequiredTopic
+from rmqctl.commands.shared.tiered_options import AsBroker, LocalOptions, TierBroker
 from rmqctl.errors import FormatError, UsageError
+from rmqctl.parse_values import parse_time
 
 if TYPE_CHECKING:
     from rmqctl.tiered.as_broker.router import RoutedTime
@@ -40,7 +22,7 @@ EFFECT = "read-only"
 
 
 def command(
-    root: TierRoot,
+    *,
     topic: RequiredTopic,
     queue: RequiredQueue,
     time: Annotated[str, typer.Option(
@@ -56,19 +38,10 @@ def command(
     count: Annotated[int, typer.Option(
         "--count", metavar="N", min=1, help="With --messages: how many.")] = 1,
     as_broker: AsBroker = False,
-    local: Local = None,
-    strategy: ReadStrategy = None,
-    in_memory: InMemory = None,
-    metadata: MetadataFile = None,
-    broker: Broker = None,
-    fields: Fields = None,
-    body: Body = "auto",
-    decompress: Decompress = False,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    local: LocalOptions,
+    tier: TierBroker,
+    show: MessageOptions,
+    out: Out,
 ) -> None:
     """Show the queue offset at a store time in a tier.
 
@@ -83,40 +56,40 @@ def command(
     from rmqctl.tiered.as_broker.router_select import routed_pages
     from rmqctl.tiered.read.select import pages
 
-    out = open_output(output, quiet, verbose, no_progress)
-    check_local(local, strategy, in_memory)
-    if like == "5.2.0" and (as_broker or local is not None):
+    local.check()
+    if like == "5.2.0" and (as_broker or local.root is not None):
         raise UsageError("--like is for the tier alone: not with --as-broker or --local")
-    when, upper = parse_time(time, tz=tz), boundary == "upper"
-    made = projection(out, fields, body, decompress)
+    when, upper = parse_time(time, tz=show.tz), boundary == "upper"
+    made = show.projection(out)
     faults = Faults(out)
-    with opened_tier(root, metadata, broker) as tier:
+    with tier.open() as opened:
         missing: str | None = None
         answer = None
         try:
-            if local is None:
-                answer = _tier_time(tier, (topic, queue, broker), when, upper, like, as_broker)
+            if local.root is None:
+                place = (topic, queue, tier.broker)
+                answer = _tier_time(opened, place, when, upper, like, as_broker)
             else:
-                with opened_router(out, tier, local, strategy, in_memory, broker) as router:
+                with local.router(out, opened, tier.broker) as router:
                     answer = router.at_time(topic, queue, when, upper=upper, as_broker=as_broker)
                     if messages and answer is not None:
                         wanted = Selection(topic, queue, answer.queue_offset, count)
                         found = faults.judged(routed_pages(router, topic, wanted, faults.report))
-                        if not show(out, rows_of(found, made), made, tz, empty=""):
+                        if not show_rows(out, rows_of(found, made), made, show.tz, empty=""):
                             missing = f"nothing is at queue offset {answer.queue_offset}"
         except FormatError as error:
             missing = f"a broker fails to answer: {error}"
         if answer is None:
             missing = missing or f"there is no queue {queue} of topic {topic}"
-        elif messages and local is None:
+        elif messages and local.root is None:
             wanted = Selection(topic, queue, answer.queue_offset, count)
-            found = faults.judged(pages(tier, wanted, broker, faults.report))
-            if not show(out, rows_of(found, made), made, tz, empty=""):
+            found = faults.judged(pages(opened, wanted, tier.broker, faults.report))
+            if not show_rows(out, rows_of(found, made), made, show.tz, empty=""):
                 missing = f"nothing is at queue offset {answer.queue_offset}"
         elif not messages:
             known = answer
             out.document(_document(known, topic, queue, when, boundary, as_broker),
-                         lambda page: page.pairs(_worded(known, when, tz)))
+                         lambda page: page.pairs(_worded(known, when, show.tz)))
         if missing is not None:
             not_found(out, faults, missing)
     faults.end()

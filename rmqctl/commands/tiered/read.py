@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from rmqctl.commands.shared.filters import Count, FromOffset, Key, Tag, Where, conditions
-from rmqctl.commands.shared.messages import Faults, Fields, projection, rows_of, show
-from rmqctl.commands.shared.options import (
-    Body,
-    Decompress,
-    NoProgress,
-    OutputFormat,
-    Queue,
-    Quiet,
-    Since,
-    Topic,
-    Until,
-    Verbose,
-    Zone,
-    open_output,
-)
-from rmqctl.commands.shared.parsing import parse_time_range
-from rmqctl.commands.shared.tiered_local import (
-    InMemory,
-    Local,
-    ReadStrategy,
-    check_local,
-    opened_router,
-)
-from rmqctl.commands.shared.tiered_options import Broker, MetadataFile, TierRoot, opened_tier
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
+from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
+from rmqctl.commands.shared.options import Out
+from rmqctl.commands.shared.tiered_options import LocalOptions, TierBroker
 from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,29 +20,13 @@ EFFECT = "read-only"
 
 
 def command(
-    root: TierRoot,
-    topic: Topic = None,
-    queue: Queue = None,
-    from_offset: FromOffset = None,
-    count: Count = None,
-    since: Since = None,
-    until: Until = None,
-    tag: Tag = None,
-    key: Key = None,
-    where: Where = None,
-    local: Local = None,
-    strategy: ReadStrategy = None,
-    in_memory: InMemory = None,
-    metadata: MetadataFile = None,
-    broker: Broker = None,
-    fields: Fields = None,
-    body: Body = "auto",
-    decompress: Decompress = False,
-    tz: Zone = "UTC",  # type: ignore[assignment]
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    *,
+    select: Annotated[SelectOptions, pick(
+        "topic queue from_offset count since until tag key where")],
+    local: LocalOptions,
+    tier: TierBroker,
+    show: MessageOptions,
+    out: Out,
 ) -> None:
     """Show the messages of a tier, queue after queue, through its consumequeues.
 
@@ -75,41 +39,40 @@ def command(
 
         rmqctl tiered read /mnt/tier --topic orders --local /data/store --strategy not-in-disk
     """
-    from rmqctl.store.query.select import Selection
     from rmqctl.tiered.as_broker.router_select import routed_pages, routed_queues
     from rmqctl.tiered.read.select import pages, unreadable
 
-    out = open_output(output, quiet, verbose, no_progress)
-    if topic is None and (queue is not None or from_offset is not None or local is not None):
+    topic, queue, from_offset, broker = (select.topic, select.queue, select.from_offset,
+                                         tier.broker)
+    if topic is None and (
+            queue is not None or from_offset is not None or local.root is not None):
         raise UsageError("--queue, --offset and --local need --topic")
     if from_offset is not None and queue is None:
         raise UsageError("--offset needs --queue: each queue counts for itself")
-    check_local(local, strategy, in_memory)
-    made = projection(out, fields, body, decompress)
-    begin, end = parse_time_range(since, until, tz=tz)
-    wanted = Selection(topic, queue, from_offset, count, None, None, begin, end, tag, key,
-                       conditions(where, tz))
+    local.check()
+    made = show.projection(out)
+    wanted = select.selection(show.tz)
     faults = Faults(out)
-    with opened_tier(root, metadata, broker) as tier:
-        if local is not None and topic is not None:
-            unreadable(tier, topic, faults.report)
-            with opened_router(out, tier, local, strategy, in_memory, broker) as router:
+    with tier.open() as opened:
+        if local.root is not None and topic is not None:
+            unreadable(opened, topic, faults.report)
+            with local.router(out, opened, tier.broker) as router:
                 found = faults.judged(routed_pages(router, topic, wanted, faults.report))
-                shown = show(out, rows_of(found, made), made, tz, empty="")
+                shown = show_rows(out, rows_of(found, made), made, show.tz, empty="")
                 known = routed_queues(router, topic)
             if not shown:
                 out.note("no messages" if known and queue in (None, *known) else
                          f"neither the tier nor the store has {_named(topic, queue)}")
         else:
-            chosen = list(tier.queues(topic, queue, broker))
-            _say_offset(out, tier, wanted.from_offset, topic, queue, broker)
+            chosen = list(opened.queues(topic, queue, broker))
+            _say_offset(out, opened, wanted.from_offset, topic, queue, broker)
             size = sum(one.usable for each in chosen for one in each.commit_log.segments)
             with out.progress("reading the tier", size) as progress:
-                rows = rows_of(faults.judged(pages(tier, wanted, broker, faults.report,
+                rows = rows_of(faults.judged(pages(opened, wanted, broker, faults.report,
                                                    progress.advance)), made)
-                shown = show(out, rows, made, tz, empty="")
+                shown = show_rows(out, rows, made, show.tz, empty="")
             if not shown:
-                out.note("no messages" if chosen else _missing(tier, topic, queue, broker))
+                out.note("no messages" if chosen else _missing(opened, topic, queue, broker))
     faults.end()
 
 

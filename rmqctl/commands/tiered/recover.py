@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.applying import Apply, DryRun, Yes
-from rmqctl.commands.shared.options import NoProgress, OutputFormat, Quiet, Verbose, open_output
-from rmqctl.commands.shared.parsing import parse_size
+from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.options import Out
 from rmqctl.commands.shared.tiered_options import (
     Broker,
     MetadataFile,
+    TieredCluster,
     TieredIndexMax,
     TieredIndexSlots,
     TierRoot,
 )
+from rmqctl.parse_values import parse_size
 
 if TYPE_CHECKING:
-    from rmqctl.repair.plan import Plan
     from rmqctl.repair.scratch import Scratch
 
 NAME = ("tiered", "recover")
@@ -28,45 +26,26 @@ EFFECT = "mutates"
 
 
 def command(
+    *,
     root: TierRoot,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            "--only", metavar="PARTS",
-            help="Some of metadata, queues, index, with commas between. With index alone an index "
-            "of which no file is left is made anew.",
-        ),
-    ] = None,
-    drop_orphans: Annotated[
-        bool,
-        typer.Option(
-            "--drop-orphans",
-            help="Cut messages at the end of commit logs to which no consume queue leads, instead "
-            "of giving them units. Those further in front stay where they are.",
-        ),
-    ] = False,
+    only: Annotated[str | None, typer.Option(
+        "--only", metavar="PARTS", help="Some of metadata, queues, index, with commas between. "
+        "With index alone an index of which no file is left is made anew.")] = None,
+    drop_orphans: Annotated[bool, typer.Option(
+        "--drop-orphans", help="Cut messages at the end of commit logs to which no consume queue "
+        "leads, instead of giving them units. Those further in front stay where they "
+        "are.")] = False,
     metadata: MetadataFile = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", help="Only this cluster's broker.")
-    ] = None,
+    cluster: TieredCluster = None,
     broker: Broker = None,
-    consumequeue_max_size: Annotated[
-        int | None,
-        typer.Option(
-            "--consumequeue-max-size", metavar="SIZE", parser=parse_size,
-            help="tieredStoreConsumeQueueMaxSize of files that are made, where neither the tier's "
-            "other files nor its metadata tell it (default 100 MiB).",
-        ),
-    ] = None,
+    consumequeue_max_size: Annotated[int | None, typer.Option(
+        "--consumequeue-max-size", metavar="SIZE", parser=parse_size,
+        help="tieredStoreConsumeQueueMaxSize of files that are made, where neither the tier's "
+        "other files nor its metadata tell it (default 100 MiB).")] = None,
     index_slots: TieredIndexSlots = None,
     index_max: TieredIndexMax = None,
-    apply: Apply = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    apply: ApplyOptions,
+    out: Out,
 ) -> None:
     """Make a tier whole from its files: shows the plan, and with --apply carries it out.
 
@@ -86,24 +65,17 @@ def command(
     from rmqctl.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
-    out = open_output(output, quiet, verbose, no_progress)
     parts = check_parts(only) if only is not None else frozenset(PARTS)
     options = RecoverOptions(parts, drop_orphans, consumequeue_max_size, index_slots, index_max,
                              all_index=parts == {"index"})
     with open_tier(root, metadata) as tier:
         place, scope = tier.name, scope_of(tier, cluster, broker)
 
-    @contextmanager
-    def watch(label: str, total: int) -> Iterator[Callable[[int], None]]:
-        with out.progress(label, total) as progress:
-            yield progress.advance
-
-    def make(scratch: Scratch) -> Plan:
+    def propose(scratch: Scratch) -> applying.Proposal:
         with open_tier(root, metadata) as tier:
-            return plan_recover(tier, scope, scratch, options, watch)
+            plan = plan_recover(tier, scope, scratch, options, out.watch)
+        return applying.Proposal(plan, {"cluster": scope.cluster, "broker": scope.broker,
+                                        "metadata": scope.metadata_path})
 
-    def extra(_: Plan) -> dict[str, Any]:
-        return {"cluster": scope.cluster, "broker": scope.broker, "metadata": scope.metadata_path}
-
-    applying.run(out, place, "tiered recover", make, apply=apply, yes=yes, dry_run=dry_run,
-                 extra=extra, tier=applying.Tiered([scope.broker_root], check_root(metadata)))
+    applying.run(out, place, "tiered recover", propose, apply,
+                 tier=applying.Tiered([scope.broker_root], check_root(metadata)))

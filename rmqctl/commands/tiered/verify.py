@@ -7,24 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqctl.commands.shared.options import (
-    Jobs,
-    NoProgress,
-    OutputFormat,
-    Quiet,
-    Verbose,
-    complete_folders,
-    open_output,
-    worker_count,
-)
-from rmqctl.commands.shared.tiered_options import (
-    Broker,
-    MetadataFile,
-    TieredIndexMax,
-    TieredIndexSlots,
-    TierRoot,
-    opened_tier,
-)
+from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, complete_folders, worker_count
+from rmqctl.commands.shared.store_warnings import warn_if_held
+from rmqctl.commands.shared.tiered_options import TierIndex
 from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +21,7 @@ EFFECT = "read-only"
 
 
 def command(
-    root: TierRoot,
+    *,
     local: Annotated[str | None, typer.Option(
         "--local", metavar="STORE", help="Also hold the tier against this local store: what is "
         "uploaded, what is in neither, whether both copies are equal.",
@@ -44,18 +29,10 @@ def command(
     only: Annotated[str | None, typer.Option(
         "--only", metavar="NAMES", help="Check these only, comma-separated: tier (names, gaps), "
         "metadata, commitlog, consumequeue, index, local.")] = None,
-    max_findings: Annotated[int, typer.Option(
-        "--max-findings", metavar="N", min=0, help="List at most N findings; all are counted.",
-    )] = 1000,
+    max_findings: MaxFindings = 1000,
     jobs: Jobs = 1,
-    metadata: MetadataFile = None,
-    broker: Broker = None,
-    index_slots: TieredIndexSlots = None,
-    index_max: TieredIndexMax = None,
-    output: OutputFormat = None,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-    no_progress: NoProgress = False,
+    tier: TierIndex,
+    out: Out,
 ) -> None:
     """Check everything of a tier that can be checked, byte by byte.
 
@@ -72,32 +49,26 @@ def command(
     """
     from contextlib import ExitStack
 
-    from rmqctl.commands.shared.verify_view import show, structures
+    from rmqctl.commands.shared.verifying import show, structures
     from rmqctl.files.lock_probe import probe
     from rmqctl.store import Store
     from rmqctl.tiered.verify.context import LOCAL, STRUCTURES
     from rmqctl.tiered.verify.verify import Options, Verification, verdict
 
-    out = open_output(output, quiet, verbose, no_progress)
     wanted = structures(only, STRUCTURES)
     if local is None and wanted is not None and LOCAL in wanted:
         raise UsageError("--only local needs --local STORE")
-    options = Options(wanted, broker, index_slots, index_max,
-                      worker_count(jobs))
+    options = Options(wanted, tier.broker, tier.index_slots, tier.index_max, worker_count(jobs))
     with ExitStack() as stack:
-        tier = stack.enter_context(opened_tier(root, metadata, broker))
+        opened = stack.enter_context(tier.open())
         store = None if local is None else stack.enter_context(Store.open(local))
-        if tier.broker_root is not None:
-            holder = probe(os.path.join(tier.broker_root, "lock"))
-            if holder.held:
-                who = f"process {holder.pid}" if holder.pid else "another process"
-                out.warn(f"{who} holds {tier.broker_root} ({holder.kind}): this is a moving "
-                         "picture")
-        size = sum(one.usable for queue in tier.queues(broker=broker)
+        if opened.broker_root is not None:
+            warn_if_held(out, probe(os.path.join(opened.broker_root, "lock")), opened.broker_root)
+        size = sum(one.usable for queue in opened.queues(broker=tier.broker)
                    for one in queue.commit_log.segments)
-        size += sum(one.size for _, flat in tier.indexes(broker) for one in flat.segments)
+        size += sum(one.size for _, flat in opened.indexes(tier.broker) for one in flat.segments)
         with out.progress("verify", size) as progress:
-            found = verdict(Verification(tier, options, store, progress.advance), max_findings)
+            found = verdict(Verification(opened, options, store, progress.advance), max_findings)
         show(out, found, covered)
     if not found.ok:
         raise typer.Exit(int(ExitCode.FINDINGS))

@@ -44,7 +44,7 @@ class LineReader:
 
     ``name`` is what errors call it; a line of more than ``limit`` bytes is skipped unread.
     ``taken`` tells how many bytes were read so far. ``wake``: a descriptor that ends a wait, see
-    `rmqctl.commands.shared.deferred_signals.Gently.wake`; what is in it is thrown away.
+    `rmqctl.commands.shared.deferred_signals.DeferredSignals.wake`; what is in it is thrown away.
     """
 
     def __init__(self, fd: int, name: str = STANDARD_INPUT, *, limit: int = MAX_LINE,

@@ -46,6 +46,11 @@ class CommitLog:
         """The end of the last file, used or not."""
         return max((one.end for one in self.files), default=0)
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(one.size for one in self.files)
+
     def gaps(self) -> list[Gap]:
         return [Gap(a.end, b.base) for a, b in zip(self.files, self.files[1:], strict=False)
                 if a.end < b.base]

@@ -67,6 +67,12 @@ class Selection:
             found.append(Condition(KEY, "=", self.key))
         return found + sorted(self.where, key=lambda one: not one.is_cheap)
 
+    def in_log(self) -> list[Condition]:
+        """All conditions for messages in log order: those on topic and queue, too."""
+        place = (("topic", self.topic), ("queue_id", self.queue_id))
+        return [Condition(field, "=", value) for field, value in place if value is not None] + (
+            self.conditions())
+
 
 class Selector:
     """Reads a selection from a store; ``view`` decides where queues and log end."""

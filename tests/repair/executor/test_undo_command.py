@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.commands.shared import confirm
+from rmqctl.commands.shared import applying
 from rmqctl.errors import StoreIOError
 from rmqctl.repair.executor.journal import history
 from rmqctl.repair.plan import Replace
@@ -58,7 +58,7 @@ def test_undo(root, rmqctl):
 def test_a_person_is_asked(root, rmqctl, monkeypatch):
     samples.repair(root)
     before = state(root)
-    monkeypatch.setattr(confirm, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(applying, "at_a_terminal", lambda: True)
     id = history(str(root))[0].id  # noqa: A001
     no = rmqctl("undo", root, stdin=b"n\n").expect(130)
     assert f"Take back recover {id} (13 files or folders)? [y/N]" in no.err

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.commands.shared.parsing import (
+from rmqctl.errors import UsageError
+from rmqctl.parse_values import (
     FieldValue,
     parse_field_value,
     parse_offset,
@@ -19,7 +20,6 @@ from rmqctl.commands.shared.parsing import (
     parse_time_range,
     parse_zone,
 )
-from rmqctl.errors import UsageError
 
 NOW = 1_700_000_000_000
 SHANGHAI = timezone(timedelta(hours=8))

@@ -1,4 +1,4 @@
-"""Options that the commands of the pipeline share, and the pool they work with."""
+"""Options of the commands that can work on Spark, and the pool they work with."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import glob
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.options import STORE_VARIABLE, complete_folders
+from rmqctl.commands import STORE_VARIABLE
+from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.options import Jobs, complete_folders, worker_count
 from rmqctl.errors import NotAStoreError, UsageError
 from rmqctl.tiered.files.reader import is_url
 
@@ -24,67 +27,63 @@ EngineName = Literal["auto", "local", "spark"]
 AUTO_FROM = 64 << 30
 """Bytes of log from which on `auto` takes a cluster that was named."""
 
-Stores = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="STORE",
-        help="Store roots; a pattern such as '/backup/*/store' names all that match. Default: "
-        "RMQCTL_STORE.",
-        autocompletion=complete_folders,
-        show_default=False,
-    ),
-]
-Master = Annotated[
-    str,
-    typer.Option(
-        "--master",
-        metavar="URL",
+Stores = Annotated[list[str] | None, typer.Argument(
+    metavar="STORE", autocompletion=complete_folders, show_default=False,
+    help="Store roots; a pattern such as '/backup/*/store' names all that match. Default: "
+    "RMQCTL_STORE.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkOptions(OptionGroup):
+    """What does the work: processes of this machine, or Spark."""
+
+    engine: Annotated[EngineName | None, typer.Option(
+        "--engine", rich_help_panel=_SPARK,
+        help="What does the work: processes of this machine (local), Spark, or what is faster for "
+        "so many bytes (auto, which says why).")] = None
+    master: Annotated[str, typer.Option(
+        "--master", metavar="URL", rich_help_panel=_SPARK,
         help="Where Spark works: local[*] is this machine; spark://HOST:PORT, yarn or k8s://URL "
-        "an existing cluster, whose workers see the stores under the same paths.",
-        rich_help_panel=_SPARK,
-    ),
-]
-Conf = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--conf",
-        metavar="NAME=VALUE",
-        help="A setting of Spark's own; repeatable.",
-        rich_help_panel=_SPARK,
-    ),
-]
-Partitions = Annotated[
-    int | None,
-    typer.Option(
-        "--partitions",
-        metavar="N",
-        min=1,
-        help="Ranges to cut the log of each store into, instead of what suits its size.",
-        rich_help_panel=_SPARK,
-    ),
-]
-SparkLog = Annotated[
-    str | None,
-    typer.Option(
-        "--spark-log",
-        metavar="FILE",
+        "an existing cluster, whose workers see the stores under the same paths.")] = "local[*]"
+    conf: Annotated[list[str] | None, typer.Option(
+        "--conf", metavar="NAME=VALUE", rich_help_panel=_SPARK,
+        help="A setting of Spark's own; repeatable.")] = None
+    partitions: Annotated[int | None, typer.Option(
+        "--partitions", metavar="N", min=1, rich_help_panel=_SPARK,
+        help="Ranges to cut the log of each store into, instead of what suits its size.")] = None
+    spark_log: Annotated[str | None, typer.Option(
+        "--spark-log", metavar="FILE", rich_help_panel=_SPARK,
         help="Keep Spark's own messages here; otherwise they are kept when something fails.",
-        rich_help_panel=_SPARK,
-    ),
-]
-Engine = Annotated[
-    EngineName | None,
-    typer.Option(
-        "--engine",
-        help="What does the work: processes of this machine (local), Spark, or what is faster "
-        "for so many bytes (auto, which says why).",
-        rich_help_panel=_SPARK,
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Only show what would be read, in which pieces."),
-]
+    )] = None
+    jobs: Jobs = 0
+
+    @property
+    def workers(self) -> int:
+        """Processes of this machine to work with."""
+        return worker_count(self.jobs)
+
+    @contextmanager
+    def session(self, out: Output) -> Iterator[Any]:
+        """A Spark session; that it starts is said to people who wait. UsageError."""
+        with spark_session(out, self.master, self.conf, self.spark_log) as spark:
+            yield spark
+
+    @contextmanager
+    def pool(self, out: Output, size: int, jobs: int | None = None) -> Iterator[Pool]:
+        """The pool for ``size`` bytes of log: ``jobs`` processes (default: `workers`), or Spark."""
+        name, why = chosen_engine(self.engine, self.master, size)
+        asked = self.engine == "auto" or (self.engine is None and name == "spark")
+        (out.note if asked else out.debug)(f"engine: {name}, {why}")
+        if name == "local":
+            from rmqctl.store.log.ranges import Processes
+
+            yield Processes(self.workers if jobs is None else jobs)
+            return
+        from rmqctl.pipeline.pool import SparkPool
+
+        with self.session(out) as spark, out.progress(
+                f"Spark ({self.master})", None, unit="tasks") as progress:
+            yield SparkPool(spark, watch=tasks_shown(progress))
 
 
 def named_stores(names: list[str] | None) -> list[str]:
@@ -94,30 +93,30 @@ def named_stores(names: list[str] | None) -> list[str]:
         if not one:
             raise UsageError(f"Missing argument 'STORE': name a store, or set {STORE_VARIABLE}")
         names = [one]
-    found: dict[str, None] = {}
+    roots: dict[str, None] = {}
     for name in names:
         if is_url(name):  # of a tier; whoever reads stores says that there is none
-            found[name] = None
+            roots[name] = None
             continue
         if os.path.lexists(name) or not glob.has_magic(name):
-            found[os.path.normpath(name)] = None
+            roots[os.path.normpath(name)] = None
             continue
         matches = sorted(one for one in glob.glob(name) if os.path.isdir(one))
         if not matches:
             raise NotAStoreError(f"{name}: no folder matches")
-        found |= dict.fromkeys(map(os.path.normpath, matches))
-    return list(found)
+        roots |= dict.fromkeys(map(os.path.normpath, matches))
+    return list(roots)
 
 
 def conf_of(given: list[str] | None) -> dict[str, str]:
     """Spark's settings from ``NAME=VALUE`` texts."""
-    found = {}
-    for one in given or ():
-        name, sign, value = one.partition("=")
+    conf = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
         if not sign or not name:
-            raise UsageError(f"--conf {one}: not NAME=VALUE")
-        found[name] = value
-    return found
+            raise UsageError(f"--conf {text}: not NAME=VALUE")
+        conf[name] = value
+    return conf
 
 
 def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
@@ -149,25 +148,6 @@ def spark_session(out: Output, master: str, conf: list[str] | None, log: str | N
         with session(master, conf=conf_of(conf), log=log) as spark:
             progress.hide()
             yield spark
-
-
-@contextmanager
-def opened_pool(out: Output, engine: EngineName | None, size: int, *, jobs: int, master: str,
-                conf: list[str] | None = None, log: str | None = None) -> Iterator[Pool]:
-    """The pool for so many bytes of log: ``jobs`` processes, or Spark on ``master``."""
-    name, why = chosen_engine(engine, master, size)
-    say = out.note if engine == "auto" or (engine is None and name == "spark") else out.debug
-    say(f"engine: {name}, {why}")
-    if name == "local":
-        from rmqctl.store.log.ranges import Processes
-
-        yield Processes(jobs)
-        return
-    from rmqctl.pipeline.pool import SparkPool
-
-    with spark_session(out, master, conf, log) as spark, out.progress(
-            f"Spark ({master})", None, unit="tasks") as progress:
-        yield SparkPool(spark, watch=tasks_shown(progress))
 
 
 def tasks_shown(progress: Progress) -> Callable[[int, int], None]:

@@ -1,37 +1,53 @@
-"""How figures of messages are shown: the document, the table, the plots. For all ``stats``."""
+"""What the ``stats`` commands share: which files are counted, by which engine; table and plots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
+
+from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.options import Since, Topic, Until, Zone
+from rmqctl.commands.shared.spark_options import SparkOptions, chosen_engine
+from rmqctl.parse_values import parse_time_range
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.output.cells import Render
     from rmqctl.scan.aggregate import Aggregate
+    from rmqctl.store import Store
+    from rmqctl.store.files import StoreFile
+    from rmqctl.store.stats.stats import Query
 
 By = Literal["topic", "queue", "tag", "key", "hour", "day", "minute", "store-host", "size", "flag",
              "transaction", "compression", "none"]  # fmt: skip
 Sort = Literal["key", "messages", "bytes", "body_bytes", "average_size", "messages_per_second",
                "bytes_per_second", "first_store_timestamp", "last_store_timestamp"]  # fmt: skip
 
-Top = Annotated[
-    int | None,
-    typer.Option("--top", metavar="N", min=1, help="The first N rows in the order only."),
-]
-SortBy = Annotated[
-    Sort | None,
-    typer.Option(
-        "--sort",
-        help="Order, greatest first (key: ascending); by default times and sizes by key, "
-        "all else by messages.",
-    ),
-]
-Plot = Annotated[bool, typer.Option("--plot", help="Draw it instead of a table.")]
+
+@dataclass(frozen=True, kw_only=True)
+class StatsOptions(OptionGroup):
+    """What is counted, and how the figures are shown."""
+
+    topic: Topic = None
+    since: Since = None
+    until: Until = None
+    tz: Zone = UTC
+    top: Annotated[int | None, typer.Option(
+        "--top", metavar="N", min=1, help="The first N rows in the order only.")] = None
+    sort: Annotated[Sort | None, typer.Option(
+        "--sort", help="Order, greatest first (key: ascending); by default times and sizes by key, "
+        "all else by messages.")] = None
+    plot: Annotated[bool, typer.Option(
+        "--plot", help="Draw it instead of a table.")] = False
+
+    def times(self) -> tuple[int | None, int | None]:
+        """``--since`` and ``--until`` as epoch milliseconds. UsageError."""
+        return parse_time_range(self.since, self.until, tz=self.tz)
+
 
 _NARROW = ("messages", "share", "bytes", "messages_per_second")
 _BRIEF = ("messages", "share", "bytes", "average_size", "messages_per_second", "bytes_per_second")
@@ -86,24 +102,23 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
         )
 
 
-def show(
-    out: Output, figures: Figures, tz: tzinfo, sort: str | None, top: int | None, plot: bool
-) -> None:
+def show(out: Output, figures: Figures, options: StatsOptions) -> None:
     """The figures in the form that was asked for."""
     from rmqctl.store.stats.rows import VALUE_COLUMNS, total
 
-    found = figures.rows(tz, sort)
-    shown = found if top is None else found[:top]
+    tz, sort = options.tz, options.sort
+    rows = figures.rows(tz, sort)
+    shown = rows[:options.top]
     keys = figures.keys
-    if out.format == "json":
-        out.document(_document(figures, shown, len(found)))
+    if out.is_value:
+        out.document(document_of(figures, shown, len(rows)))
     elif out.is_data:
         out.rows(shown, (*keys, *VALUE_COLUMNS))
-    elif not found:
+    elif not rows:
         out.note("no messages")
     else:
         page = out.human()
-        if plot:
+        if options.plot:
             _plot(page, figures, shown, sort, tz)
         elif not keys:
             _pairs(page, shown[0], tz)
@@ -112,7 +127,7 @@ def show(
             page.table(map(_named, shown), (*keys, *_values_shown(page, figures.by)),
                        render=_render(figures.by, tz))  # fmt: skip
         page.blank()
-        page.text(_summary(total(*figures.sums), len(found), len(shown), tz))
+        page.text(_summary(total(*figures.sums), len(rows), len(shown), tz))
 
 
 def _values_shown(page: Human, by: str) -> tuple[str, ...]:
@@ -129,7 +144,8 @@ def _named(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, **absent} if absent else row
 
 
-def _document(figures: Figures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
+def document_of(figures: Figures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
+    """The JSON object of figures of which the rows ``shown`` are shown, out of ``groups``."""
     from rmqctl.store.stats.rows import total
 
     document = {
@@ -271,3 +287,102 @@ def _label(name: str, value: Any, render: Render) -> str:
 def _whole(value: float) -> float:
     """A whole number as int, so that counts and sizes are worded as such."""
     return int(value) if value == int(value) else value
+
+
+# -- counting ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The log files of a store that are read."""
+
+    store: str
+    files: list[StoreFile]
+
+    @classmethod
+    def choose(cls, out: Output, store: Store, query: Query, name: str | None = None) -> Self:
+        """Those whose time it may be; ``name`` where there are several stores."""
+        from rmqctl.store.stats.stats import choose_files
+
+        files = choose_files(store, query)
+        for trouble in store.log_troubles:
+            out.warn(f"{trouble.path}: {trouble.reason}")
+        left = len(store.log.files) - len(files)
+        if left:
+            where = "" if name is None else f"{name}: "
+            out.debug(f"{where}{left} log files lie outside the time asked for")
+        return cls(name or store.root, files)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def range_size(sources: Sequence[Source], partitions: int | None, jobs: int) -> int:
+    """Bytes of a range; ``partitions`` are those of the largest store."""
+    from rmqctl.store.stats.stats import range_size_for
+
+    logs = [one.files for one in sources]
+    if partitions is not None:
+        logs = [max(sources, key=lambda one: one.size).files]
+    return range_size_for(logs, jobs, partitions)
+
+
+def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOptions, *,
+          together: bool = False) -> list[Aggregate]:
+    """The sums by store (``together``: one for all), and what they leave out as warnings."""
+    from rmqctl.output.progress import Progress
+    from rmqctl.store.log.ranges import RANGE_SIZE, Processes
+    from rmqctl.store.stats.stats import collect_many
+
+    size = sum(one.size for one in sources)
+    logs = [one.files for one in sources]
+    jobs, partitions = spark.workers, spark.partitions
+    with spark.pool(out, size) as pool:
+        local = isinstance(pool, Processes)
+        fine = RANGE_SIZE if local and partitions is None else range_size(sources, partitions,
+                                                                           pool.jobs)
+        # One process goes on where a range ended; it needs no pool, which would look for borders.
+        plain = local and jobs == 1 and partitions is None
+        # Spark's results come all at once: its own bar shows the tasks that are done.
+        with out.progress("counting", size) if local else Progress() as progress:
+            total = [size]
+
+            def again(more: int) -> None:
+                total[0] += more
+                progress.total(total[0])
+                progress.label("counting the heavy ones")
+                out.debug("more groups than fit: the log is read again for the heavy ones")
+
+            sums = collect_many(logs, query, jobs, range_size=fine,
+                                progress=progress.advance, pool=None if plain else pool,
+                                again=again, together=together)
+    for number, one in enumerate(sums):
+        named = len(sources) > 1 and not together
+        warn(out, one, sources[number].store if named else None)
+    return sums
+
+
+def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[
+        str, str, list[dict[str, Any]]]:
+    """(engine, why, a row per store with files, ranges and bytes): what would be read.
+
+    Nothing of the logs is read but where the bytes in use end.
+    """
+    from rmqctl.store.log.ranges import RANGE_SIZE, split
+
+    jobs, partitions = spark.workers, spark.partitions
+    name, why = chosen_engine(spark.engine, spark.master, sum(one.size for one in sources))
+    if name == "spark":
+        from rmqctl.pipeline.session import workers_of
+
+        jobs = workers_of(spark.master) or jobs
+    local = name == "local" and partitions is None
+    fine = RANGE_SIZE if local else range_size(sources, partitions, jobs)
+    found = []
+    for one in sources:
+        parts = list(split(one.files, fine))
+        found.append({"store": one.store, "files": len(one.files), "partitions": len(parts),
+                      "bytes": sum(part.end - part.start for part in parts),
+                      "file_bytes": one.size})
+    return name, why, found

@@ -1,8 +1,10 @@
-"""How what a verification came to is shown: findings, what to do next, what was covered."""
+"""What the ``verify`` commands share: which structures, the tier in a store, how it is shown."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqctl.errors import UsageError
@@ -10,8 +12,10 @@ from rmqctl.errors import UsageError
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
     from rmqctl.checks.verify.verdict import Covering, Verdict
+    from rmqctl.checks.verify.verify import Coverage
     from rmqctl.output import Output
     from rmqctl.output.human import Human
+    from rmqctl.store import Store
 
     C = TypeVar("C", bound=Covering)
 
@@ -20,6 +24,7 @@ COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "top
 _BRIEF = ("severity", "category", "where", "queue", "detail")
 _STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
 _NEXT_SHOWN = 6
+TIERED = "tiered"
 
 
 def structures(only: str | None, known: Sequence[str]) -> frozenset[str] | None:
@@ -42,13 +47,9 @@ def show(out: Output, found: Verdict[C],
                  "(--max-findings)")
     document = found.as_dict()
     rows = document["findings"]
-    if out.format == "jsonl":
-        out.rows([*rows, {name: value for name, value in document.items()
-                          if name != "findings"}])
-    elif out.format in ("csv", "tsv"):
-        out.rows(rows, COLUMNS)
-    else:
-        out.document(document, lambda page: show_page(page, found, covered))
+    rest = {name: value for name, value in document.items() if name != "findings"}
+    out.listing(document, lambda page: show_page(page, found, covered), rows=rows,
+                columns=COLUMNS, lines=[*rows, rest])
 
 
 def show_page(page: Human, found: Verdict[C],
@@ -76,11 +77,46 @@ def show_page(page: Human, found: Verdict[C],
 
 
 def _brief(finding: Finding, root: str) -> dict[str, Any]:
-    import os
-
     file = os.path.relpath(finding.file, root) if finding.file else finding.structure
     where = file if finding.offset is None else f"{file} @{finding.offset}"
     queue = "" if finding.topic is None else f"{finding.topic}/{finding.queue_id}" + (
         f" #{finding.queue_offset}" if finding.queue_offset is not None else "")
     return {"severity": finding.severity, "category": finding.category, "where": where,
             "queue": queue, "detail": finding.detail}
+
+
+# -- the tier that lies in a store ----------------------------------------------------------------
+
+
+def without_tier(only: str | None) -> tuple[str | None, bool]:
+    """The value of ``--only`` without the tier, and whether the tier is wanted."""
+    if only is None:
+        return None, True
+    names = [name.strip() for name in only.split(",")]
+    return ",".join(name for name in names if name != TIERED), TIERED in names
+
+
+def with_tier(out: Output, store: Store, found: Verdict[Coverage], most: int, *,
+              asked: bool) -> Verdict[Coverage]:
+    """The verdict on a store, with that on the tier in it, if there is one.
+
+    ``asked``: the tier was named; then it is said where none is there.
+    """
+    from rmqctl.errors import NotAStoreError
+    from rmqctl.tiered.tier import Tier
+    from rmqctl.tiered.verify.verify import Verification, verdict
+
+    try:
+        tier = Tier.open(store.root)
+    except NotAStoreError:
+        if asked:
+            out.note("no tier lies in the store: `rmqctl tiered verify DIR --local "
+                     f"{store.root}` checks one that lies elsewhere")
+        return found
+    with tier, out.progress("verify the tier", None) as progress:
+        theirs = verdict(Verification(tier, progress=progress.advance), most)
+    kept = (*found.findings, *theirs.findings)[:most]
+    return replace(found, ok=found.ok and theirs.ok, findings=kept,
+                   counts=found.counts + theirs.counts,
+                   checked=(*found.checked, {"structure": TIERED}),
+                   tier=theirs.coverage.as_dict())

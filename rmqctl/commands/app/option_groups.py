@@ -1,0 +1,105 @@
+"""Options that are declared once, as dataclasses, and spelled out in the signature typer reads.
+
+A command takes a group by one parameter, ``store: StoreOptions``, and gets an instance of it; typer
+sees the options one by one, in the place where the parameter stands. ``Annotated[StoreOptions,
+pick("commitlog_dirs")]`` takes only some of them, in the order named, or with other defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
+
+from typer.models import ArgumentInfo
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_NO_DEFAULT = inspect.Parameter.empty
+
+
+class OptionGroup:
+    """What all groups are: frozen dataclasses whose fields are annotated typer parameters."""
+
+    def value(self) -> Any:
+        """What the command receives; the group itself, unless it stands for something else."""
+        return self
+
+
+class Pick(NamedTuple):
+    """The options of a group a command has (None: all), and the defaults that differ there."""
+
+    names: tuple[str, ...] | None
+    defaults: Mapping[str, Any]
+
+
+def pick(names: str | None = None, **defaults: Any) -> Pick:
+    """For an annotation: the options ``names`` (words), in this order; the group's arguments come
+    anyway. An option that is not taken has its default from ``defaults``, too.
+    """
+    return Pick(None if names is None else tuple(names.split()), defaults)
+
+
+class _Group(NamedTuple):
+    kind: type[OptionGroup]
+    pick: Pick
+
+
+def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``command`` as typer takes it: every option of every group is a parameter of its own.
+
+    Arguments of groups come before the command's own ones.
+    """
+    arguments: list[inspect.Parameter] = []
+    others: list[inspect.Parameter] = []
+    groups: dict[str, tuple[_Group, dict[str, str]]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        group = _group_of(parameter.annotation)
+        if group is None:
+            others.append(parameter.replace(kind=_KEYWORD))
+            continue
+        names = {}
+        for field, flat, is_argument in _flat(parameter.name, group):
+            (arguments if is_argument else others).append(flat)
+            names[flat.name] = field
+        groups[parameter.name] = group, names
+
+    def run(**given: Any) -> Any:
+        for name, ((kind, picked), names) in groups.items():
+            values = {field: given.pop(flat) for flat, field in names.items()}
+            given[name] = kind(**{**picked.defaults, **values}).value()
+        return command(**given)
+
+    for name in ("__name__", "__doc__", "__module__"):
+        setattr(run, name, getattr(command, name))
+    run.__annotations__ = {}
+    run.__signature__ = inspect.Signature([*arguments, *others])  # type: ignore[attr-defined]
+    return run
+
+
+def _group_of(annotation: Any) -> _Group | None:
+    """The group an annotation names: as its type, or in ``Annotated[Made, Group]``."""
+    parts = typing.get_args(annotation) if typing.get_origin(annotation) is Annotated else (
+        annotation,)
+    kind = next((part for part in parts
+                 if isinstance(part, type) and issubclass(part, OptionGroup)), None)
+    if kind is None:
+        return None
+    return _Group(kind, next((part for part in parts if isinstance(part, Pick)), pick()))
+
+
+def _flat(prefix: str, group: _Group) -> Iterator[tuple[str, inspect.Parameter, bool]]:
+    """(field, its parameter, whether it is an argument) for each that the command takes."""
+    hints = typing.get_type_hints(group.kind, include_extras=True)
+    fields = {field.name: field
+              for field in dataclasses.fields(group.kind)}  # type: ignore[arg-type]
+    arguments = [name for name in fields
+                 if any(isinstance(part, ArgumentInfo) for part in hints[name].__metadata__)]
+    names = group.pick.names
+    options = [name for name in fields if name not in arguments] if names is None else names
+    for name in (*arguments, *options):
+        default = group.pick.defaults.get(name, fields[name].default)
+        yield name, inspect.Parameter(
+            f"{prefix}_{name}", _KEYWORD, annotation=hints[name],
+            default=_NO_DEFAULT if default is dataclasses.MISSING else default), name in arguments

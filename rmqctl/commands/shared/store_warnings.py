@@ -1,0 +1,38 @@
+"""What is to be known of a store before one relies on what is read of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rmqctl.files.lock_probe import LockState
+    from rmqctl.output import Output
+    from rmqctl.store import Store
+
+
+def warn_of_log(out: Output, store: Store) -> None:
+    """Names what of the commitlog could not be taken for a file of it."""
+    for trouble in store.log_troubles:
+        out.warn(f"{trouble.path}: {trouble.reason}")
+
+
+def warn_if_held(out: Output, lock: LockState, what: str) -> None:
+    """Says that a process holds ``what``, and may change it meanwhile."""
+    if lock.held:
+        who = f"process {lock.pid}" if lock.pid else "another process"
+        out.warn(f"{who} holds {what} ({lock.kind}): this is a moving picture")
+
+
+def warn_of_cut(out: Output, store: Store, view: str) -> bool:
+    """Says what the broker's view leaves out; whether it does: damage hides what lies beyond."""
+    from rmqctl.store.log.bounds import View
+    from rmqctl.store.query.lookup import cut_by_broker
+
+    if view != "broker":
+        return False
+    cut = cut_by_broker(View(store, view))
+    if cut is not None:
+        out.warn(f"a broker would end this log at {cut[0]}, at the first record it cannot read; "
+                 f"records up to {cut[1]} are left out (--view disk shows what is there, "
+                 "`rmqctl verify` what is wrong)")
+    return cut is not None
