@@ -16,7 +16,7 @@ from rmqctl.scan import malloc_tuning
 from rmqctl.scan.source import FileSource
 from rmqctl.store import Store
 from rmqctl.store.log.ranges import Range, in_order, split, walk
-from rmqctl.store.stats.stats import Query, collect
+from rmqctl.store.stats import Query, collect
 
 MIB = 1 << 20
 

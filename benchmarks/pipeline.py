@@ -50,7 +50,7 @@ BOUND = (
 
 def stats(stores: list[str], pool: Any, by: str) -> object:
     """Counts and bytes by a field."""
-    from rmqctl.store.stats.stats import Query, choose_files, collect_many
+    from rmqctl.store.stats import Query, choose_files, collect_many
     from rmqctl.store.store import Store
 
     query, logs = Query(by), []

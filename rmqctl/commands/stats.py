@@ -34,7 +34,7 @@ def command(
     into memory the log is read twice, and the light ones are summed as (other). Damaged spans are
     passed over and counted; `rmqctl verify` names them.
     """
-    from rmqctl.store.stats.stats import Query
+    from rmqctl.store.stats import Query
 
     query = Query(by, figures.topic, *figures.times())
     if spark.engine != "local":

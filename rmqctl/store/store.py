@@ -19,12 +19,11 @@ from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
 from rmqctl.files.lock_probe import LockState, probe
 from rmqctl.formats.local import checkpoint as checkpoint_format
 from rmqctl.formats.local.checkpoint import CheckpointRecord
-from rmqctl.formats.local.index_file import Shape
-from rmqctl.formats.local.index_shape import candidates, fits
+from rmqctl.formats.local.index_file import Shape, candidates, fits
 from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
-from rmqctl.store.index.index_files import IndexFile, open_index
+from rmqctl.store.index_files import IndexFile, open_index
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue

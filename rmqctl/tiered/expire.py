@@ -15,7 +15,7 @@ from rmqctl.actions import Action
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.old_metadata import read as read_metadata
+from rmqctl.formats.tiered.metadata import read as read_metadata
 from rmqctl.formats.tiered.units import CODA, CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import MoveAside, Plan, Replace, Step
 from rmqctl.tiered.flat_file import FlatFile, Segment

@@ -16,7 +16,7 @@ from typing import Self
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.old_metadata import read as read_metadata
+from rmqctl.formats.tiered.metadata import read as read_metadata
 from rmqctl.tiered.files.metadata_file import broker_root_of, exists, find_metadata, tier_root
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.files.reader import Reader, is_url

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.verify import small_files
-from rmqctl.checks.verify.small_files import batch_expected
+from rmqctl.checks.verify import config
+from rmqctl.checks.verify.queue.batch_rows import batch_expected
 from rmqctl.formats.local import batch_consume_queue as batch
 from rmqctl.formats.local import message
 from rmqctl.formats.local.batch_consume_queue import UNIT, UNIT_SIZE
@@ -164,7 +164,7 @@ def test_a_row_to_a_damaged_message(batches: Path, log: Log) -> None:
     at = row(batches, ROWS[0], 2).physical_offset
     done = damage.write(batches, f"commitlog/{0:020d}", at + 4, b"\0")
     with Store.open(batches) as store:
-        found = list(small_files.check(store, log.end, live=False,
+        found = list(config.check_controller_and_queues(store, log.end, live=False,
                                   in_damage=lambda offset: offset == at))
     damage.undo(batches, done)
     assert [(one.category, one.severity) for one in found] == [("cq-lost", "info")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.diff import side
+from rmqctl.checks.diff import differences
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
 from tests.checks.diffing import Told, change, counts, diff, in_log, pair, swapped, told
@@ -243,7 +243,7 @@ def spoil(root: Path, rng: random.Random) -> None:
 @pytest.mark.parametrize("run", range(8))
 def test_any_damage_on_both_sides(chunk: int, run: int, golden: GoldenFolder, tmp_path: Path,
                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side, "Walk", partial(Walk, chunk=chunk))
+    monkeypatch.setattr(differences, "Walk", partial(Walk, chunk=chunk))
     rng = random.Random(run)
     a, b = (copy_tree(golden("4.9.3/crash-base/store"), tmp_path / name) for name in "ab")
     spoil(a, rng)

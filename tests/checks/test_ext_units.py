@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.verify.small_files import ExtReader
+from rmqctl.checks.verify.queue.ext_units import ExtReader
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.store import Store
 from tests.checks.told import Changed, one_of

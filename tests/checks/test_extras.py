@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.checks.verify.small_files import ExtReader
+from rmqctl.checks.verify.queue.ext_units import ExtReader
 from rmqctl.errors import FormatError
 from rmqctl.formats.config import epoch
 from rmqctl.formats.local import batch_consume_queue as batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqctl.store.stats.rows import KEY_COLUMNS, VALUE_COLUMNS
+from rmqctl.store.stats import KEY_COLUMNS, VALUE_COLUMNS
 from tests.conftest import Runner
 from tests.support import damage
 from tests.support import tiny as tiny_stores

@@ -22,7 +22,7 @@ from rmqctl.errors import RefusedError, UsageError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, EntryRecord, HeaderRecord, Shape
 from rmqctl.store.files import listing
-from rmqctl.store.index.index_files import open_index, select
+from rmqctl.store.index_files import open_index, select
 
 SHAPE = Shape(5, 8)
 Message = tuple[int, int, tuple[int, ...], bool]

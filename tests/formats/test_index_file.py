@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
+from rmqctl.formats.local import index_file, sysflag
 from rmqctl.formats.local import index_file as index
-from rmqctl.formats.local import index_shape, sysflag
 from rmqctl.formats.local import properties as props
 from tests.support import engine
 
@@ -40,7 +40,7 @@ def test_default_size() -> None:
 def test_a_shape_follows_from_size_and_slots(slots: int, entries: int) -> None:
     shape = index.Shape(slots, entries)
     assert index.shape_of(shape.file_size, slots) == shape
-    assert shape in list(index_shape.candidates(shape.file_size))
+    assert shape in list(index_file.candidates(shape.file_size))
     if entries == 4 * slots:
         assert index.shape_of(shape.file_size) == shape
 
@@ -60,7 +60,7 @@ def test_slots_that_do_not_fit_the_size(size: int, slots: int) -> None:
 
 @given(st.integers(-100, 2_000_000_000))
 def test_candidates_are_bounded_and_fit(size: int) -> None:
-    for shape in itertools.islice(index_shape.candidates(size), 50):
+    for shape in itertools.islice(index_file.candidates(size), 50):
         assert shape.file_size == size
 
 
@@ -72,7 +72,7 @@ def test_the_shape_is_found_from_the_content(name: str, golden: Golden) -> None:
     for file, header in index_files(golden(name)):
         data = file.read_bytes()
         assert wanted.file_size == len(data)
-        assert index_shape.find_shape(
+        assert index_file.find_shape(
             len(data), header, lambda at, length, data=data: data[at:at + length]) == wanted
         count += 1
     assert count
@@ -87,12 +87,12 @@ def test_a_damaged_header_costs_little_and_gives_the_default() -> None:
         return bytes(length)
 
     header = index.HeaderRecord(1, 2, 3, 4, 5, 6)
-    assert index_shape.find_shape(420_000_040, header, read) == index.DEFAULT_SHAPE
-    assert reads < sum(1 for _ in index_shape.candidates(420_000_040)) + 1 < 200_000
+    assert index_file.find_shape(420_000_040, header, read) == index.DEFAULT_SHAPE
+    assert reads < sum(1 for _ in index_file.candidates(420_000_040)) + 1 < 200_000
     with pytest.raises(FormatError):
-        index_shape.find_shape(4440, header, read)
-    assert not index_shape.fits(index.Shape(100, 200), header, lambda _at, _length: b"")
-    assert not index_shape.fits(index.Shape(100, 5), header, read)
+        index_file.find_shape(4440, header, read)
+    assert not index_file.fits(index.Shape(100, 200), header, lambda _at, _length: b"")
+    assert not index_file.fits(index.Shape(100, 5), header, read)
 
 
 @pytest.mark.parametrize("name", SETS)

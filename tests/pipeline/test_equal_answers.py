@@ -22,7 +22,7 @@ from rmqctl.pipeline.source.planning import plan
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.log.ranges import Processes
-from rmqctl.store.stats.stats import Query, choose_files, collect_many
+from rmqctl.store.stats import Query, choose_files, collect_many
 from rmqctl.store.store import Store
 from tests.pipeline import exporting
 from tests.pipeline.pools import on_pool

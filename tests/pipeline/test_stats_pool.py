@@ -7,8 +7,7 @@ import pytest
 from rmqctl.scan import aggregate
 from rmqctl.store import Store
 from rmqctl.store.log.ranges import Processes
-from rmqctl.store.stats.rows import rows, total
-from rmqctl.store.stats.stats import Query, collect, collect_many, range_size_for
+from rmqctl.store.stats import Query, collect, collect_many, range_size_for, rows, total
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
 from tests.support import tiny as tiny_stores

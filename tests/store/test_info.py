@@ -11,8 +11,7 @@ import pytest
 
 from rmqctl.scan.source import BytesSource
 from rmqctl.store import Store
-from rmqctl.store.info import collect
-from rmqctl.store.inventory import inventory
+from rmqctl.store.info import collect, inventory
 from rmqctl.store.log.end import find_end, first_record, used_size
 from tests.conftest import GoldenFolder
 from tests.support import damage, engine

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from rmqctl.errors import JobError, StoreIOError
-from rmqctl.store import Store
+from rmqctl.store import Store, stats
 from rmqctl.store.log import ranges
-from rmqctl.store.stats import stats
-from rmqctl.store.stats.stats import Query, collect
+from rmqctl.store.stats import Query, collect
 from tests.conftest import GoldenFolder
 from tests.support import damage, forged
 from tests.support import golden as golden_sets

@@ -17,8 +17,7 @@ from rmqctl.scan.groupings import Keys
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
-from rmqctl.store.stats.rows import KEY_COLUMNS, VALUE_COLUMNS, rows, total
-from rmqctl.store.stats.stats import Query, choose_files, collect
+from rmqctl.store.stats import KEY_COLUMNS, VALUE_COLUMNS, Query, choose_files, collect, rows, total
 from tests.conftest import GoldenFolder
 from tests.support import damage, engine
 from tests.support import golden as golden_sets

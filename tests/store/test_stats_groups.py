@@ -19,8 +19,16 @@ from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
 from rmqctl.store.log.ranges import Processes
-from rmqctl.store.stats.rows import rows, rows_of_stores, total
-from rmqctl.store.stats.stats import Query, choose_files, collect, collect_many, range_size_for
+from rmqctl.store.stats import (
+    Query,
+    choose_files,
+    collect,
+    collect_many,
+    range_size_for,
+    rows,
+    rows_of_stores,
+    total,
+)
 from tests.conftest import GoldenFolder
 from tests.store.test_stats import CLEAN, dirs, puts, record
 from tests.support import damage

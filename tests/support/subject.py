@@ -101,7 +101,7 @@ def cq(root: Path, expect: Expect, topic: str, queue_id: int) -> list[UnitRow]:
 def ext(root: Path, expect: Expect, topic: str, queue_id: int,
         address: int) -> tuple[int, int, bytes | None, int]:
     """(tagsCode, store timestamp, bit map or None, size) of the ext unit behind an address."""
-    from rmqctl.checks.verify.small_files import ExtReader
+    from rmqctl.checks.verify.queue.ext_units import ExtReader
 
     unit = ExtReader(_opened(root, expect).store, topic, queue_id).unit(address)
     assert unit is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.old_metadata import read as read_metadata
+from rmqctl.formats.tiered.metadata import read as read_metadata
 from tests.conftest import GoldenFolder, Runner
 
 ID = "5.3.3/tiered/store"

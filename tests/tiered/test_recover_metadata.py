@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.formats.tiered import metadata as meta
-from rmqctl.formats.tiered.old_metadata import read
+from rmqctl.formats.tiered.metadata import read
 from rmqctl.formats.tiered.units import NEVER
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder

@@ -11,8 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmqctl.checks.diff.differences import Differences, of_pair, of_record
-from rmqctl.checks.diff.side import MISSING, Side, tell_damage
+from rmqctl.checks.diff.differences import (
+    MISSING,
+    Differences,
+    Side,
+    of_pair,
+    of_record,
+    tell_damage,
+)
 from rmqctl.formats.local.message import decode
 from rmqctl.scan.frames import Array, Batch
 

@@ -15,8 +15,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqctl.checks.diff.differences import PLACE, Differences, differences_of, of_pair, of_record
-from rmqctl.checks.diff.side import MISSING, Side, tell_damage
+from rmqctl.checks.diff.differences import (
+    MISSING,
+    PLACE,
+    Differences,
+    Side,
+    differences_of,
+    of_pair,
+    of_record,
+    tell_damage,
+)
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import sysflag
 from rmqctl.scan import digests, text

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rmqctl.actions import Action
 from rmqctl.checks.preflight.queue import batch_topics
 from rmqctl.checks.preflight.types import Rules
-from rmqctl.checks.verify.topics import known_topics
+from rmqctl.checks.verify.context import known_topics
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.store.config.config import UNREADABLE, load_one

@@ -22,7 +22,7 @@ from rmqctl.checks.preflight.types import RULES, Prediction, Rules, Stretch, rul
 from rmqctl.checks.preflight.versions import differences
 from rmqctl.checks.preflight.walk import RecoveryWalk, ReputWalk
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.topics import deleted, known_topics
+from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store

@@ -1,14 +1,22 @@
-"""What the whole log showed, for everything that explains what is left over."""
+"""What a pass over the log showed, and what the checks that explain it share.
+
+The results of ranges are plain values, which merge in log order.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from rmqctl.checks.verify.log.results import RangeResult
-from rmqctl.checks.verify.queue.rows import QueueKey, merged
+from rmqctl.checks.verify.index.keys import KeyTally
+from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
+from rmqctl.scan.frames import Span
+from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
+
+_SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
 @dataclass(slots=True)
@@ -49,3 +57,84 @@ class Context:
     def in_damage(self, physical: int) -> bool:
         at = bisect_right(self.damage_starts, physical) - 1
         return at >= 0 and physical < self.damage_ends[at]
+
+
+class BadRecord(NamedTuple):
+    """A whole record whose bytes do not match a checksum. ``field`` is ``body`` or properties."""
+
+    offset: int
+    size: int
+    topic: bytes
+    queue_id: int
+    queue_offset: int
+    field: str
+
+
+@dataclass(slots=True)
+class RangeResult:
+    """What one range of the log showed. Byte counts are of the frames that start in it."""
+
+    first: int
+    position: int = 0
+    messages: int = 0
+    bytes_in_messages: int = 0
+    bytes_blank: int = 0
+    bytes_zero: int = 0
+    bytes_damaged: int = 0
+    bytes_unverifiable: int = 0
+    with_property_crc: int = 0
+    keyed: int = 0
+    last_store_timestamp: int | None = None
+    last_record_end: int | None = None
+    last_record_start: int | None = None
+    shrunk: list[str] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    bad: list[BadRecord] = field(default_factory=list)
+    unkept: int = 0
+    queues: dict[QueueKey, QueueTally] = field(default_factory=dict)
+    batch_rows: dict[QueueKey, list[tuple[int, int, int, int]]] = field(default_factory=dict)
+    keys: KeyTally = field(default_factory=KeyTally)
+
+    def merge(self, other: RangeResult) -> None:
+        """Takes in the result of the range behind this one."""
+        self.position = other.position
+        for name in ("messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
+                     "bytes_damaged", "bytes_unverifiable", "with_property_crc", "keyed", "unkept"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        times = [t for t in (self.last_store_timestamp, other.last_store_timestamp)
+                 if t is not None]
+        self.last_store_timestamp = max(times, default=None)
+        if other.last_record_end is not None:
+            self.last_record_end = other.last_record_end
+            self.last_record_start = other.last_record_start
+        self.shrunk += other.shrunk
+        self.spans += other.spans
+        self.bad += other.bad
+        for key, tally in other.queues.items():
+            if key in self.queues:
+                self.queues[key].merge(tally)
+            else:
+                self.queues[key] = tally
+        for key, rows in other.batch_rows.items():
+            self.batch_rows.setdefault(key, []).extend(rows)
+        self.keys.merge(other.keys)
+
+
+@dataclass(slots=True)
+class Wanted:
+    """Which structures the pass compares the log with."""
+
+    queues: bool = True
+    index: bool = True
+
+
+def known_topics(store: Store) -> frozenset[str] | None:
+    """The topics of topics.json; None where there is no readable one, so nothing can be said."""
+    value = load_one(store, "topics.json").value
+    table = value.get("topicConfigTable") if isinstance(value, dict) else None
+    return frozenset(table) if isinstance(table, dict) and table else None
+
+
+def deleted(topic: str, known: frozenset[str] | None) -> bool:
+    """Whether a topic is missing in a configuration that is there. Brokers keep their own."""
+    return known is not None and topic not in known and not topic.startswith(_SYSTEM)

@@ -11,19 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.checks.findings import INFO, Finding
-from rmqctl.checks.verify.context import Context
-from rmqctl.checks.verify.index import structure as index_structure
+from rmqctl.checks.verify import checkpoint, compaction, config, files
+from rmqctl.checks.verify.context import Context, RangeResult, Wanted, known_topics
+from rmqctl.checks.verify.index import findings as index_structure
 from rmqctl.checks.verify.index.findings import index_findings
 from rmqctl.checks.verify.index.keys import Entries
 from rmqctl.checks.verify.log import ranges
 from rmqctl.checks.verify.log.findings import log_findings
-from rmqctl.checks.verify.log.results import RangeResult, Wanted
-from rmqctl.checks.verify.queue.batch_forward import batch_forward
+from rmqctl.checks.verify.queue.batch_rows import batch_forward
 from rmqctl.checks.verify.queue.reconcile import QueueReconciler, missing_queue
 from rmqctl.checks.verify.queue.rows import QueueKey
-from rmqctl.checks.verify.registry import small_checks
 from rmqctl.checks.verify.remedies import advised
-from rmqctl.checks.verify.topics import known_topics
+from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.ranges import Pool
@@ -33,6 +32,10 @@ from rmqctl.store.store import Store
 STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "timer",
               "compaction", "store")
 _DERIVED = frozenset({"consumequeue", "index"})
+_SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
+              "consumequeue_ext": "consumequeue", "batchconsumequeue": "consumequeue",
+              "index": "index", "timer": "timer", "compaction": "compaction"}
+"""Which ``--only`` name asks for the file names and sizes of a structure."""
 
 
 @dataclass(slots=True)
@@ -222,3 +225,25 @@ def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
             break
     return Finding("file-unreadable", "consumequeue", str(error), file=path, topic=queue.topic,
                    queue_id=queue.queue_id)
+
+
+def small_checks(store: Store, context: Context | None, log_end: int,
+                 wants: Callable[[str], bool], live: bool) -> Iterator[Finding]:
+    """In the order of the structures. ``context`` is None when the log was not read."""
+    for one in files.check(store):
+        if wants(_SEQUENCES.get(one.structure, "store")):
+            yield one
+    if wants("checkpoint"):
+        newest = context.result.last_store_timestamp if context else None
+        yield from checkpoint.check(store, newest, log_end, live=live)
+    if wants("config"):
+        yield from config.check(store, live=live)
+    if wants("timer"):
+        yield from timer.check(store, log_end, live=live,
+                               in_damage=context.in_damage if context else None)
+    if wants("compaction"):
+        yield from compaction.check(store, live=live)
+    in_damage = context.in_damage if context else None
+    for one in config.check_controller_and_queues(store, log_end, live=live, in_damage=in_damage):
+        if wants(_SEQUENCES.get(one.structure, "store")):
+            yield one

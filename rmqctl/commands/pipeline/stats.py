@@ -41,7 +41,7 @@ def command(
     """
     from rmqctl.errors import UsageError
     from rmqctl.store import Store
-    from rmqctl.store.stats.stats import Query
+    from rmqctl.store.stats import Query
 
     if together and by == "store":
         raise UsageError("--together leaves nothing to count by store")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rmqctl.scan.aggregate import Aggregate
     from rmqctl.store import Store
     from rmqctl.store.files import StoreFile
-    from rmqctl.store.stats.stats import Query
+    from rmqctl.store.stats import Query
 
 By = Literal["topic", "queue", "tag", "key", "hour", "day", "minute", "store-host", "size", "flag",
              "transaction", "compression", "none"]  # fmt: skip
@@ -70,13 +70,13 @@ class Figures:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        from rmqctl.store.stats.rows import KEY_COLUMNS
+        from rmqctl.store.stats import KEY_COLUMNS
 
         own = () if self.by == "store" else KEY_COLUMNS[self.by]
         return own if self.stores is None else ("store", *own)
 
     def rows(self, tz: tzinfo, sort: str | None) -> list[dict[str, Any]]:
-        from rmqctl.store.stats.rows import rows, rows_of_stores
+        from rmqctl.store.stats import rows, rows_of_stores
 
         if self.stores is None:
             return rows(self.sums[0], tz, sort)
@@ -104,7 +104,7 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
 
 def show(out: Output, figures: Figures, options: StatsOptions) -> None:
     """The figures in the form that was asked for."""
-    from rmqctl.store.stats.rows import VALUE_COLUMNS, total
+    from rmqctl.store.stats import VALUE_COLUMNS, total
 
     tz, sort = options.tz, options.sort
     rows = figures.rows(tz, sort)
@@ -146,7 +146,7 @@ def _named(row: dict[str, Any]) -> dict[str, Any]:
 
 def document_of(figures: Figures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
     """The JSON object of figures of which the rows ``shown`` are shown, out of ``groups``."""
-    from rmqctl.store.stats.rows import total
+    from rmqctl.store.stats import total
 
     document = {
         "by": figures.by,
@@ -232,7 +232,7 @@ def _plot(
     page: Human, figures: Figures, rows: list[dict[str, Any]], sort: str | None, tz: tzinfo
 ) -> None:
     from rmqctl.output.plot import bars
-    from rmqctl.store.stats.rows import TIME_STEPS
+    from rmqctl.store.stats import TIME_STEPS
 
     by, keys = figures.by, figures.keys
     metric = sort if sort is not None and sort != "key" and sort not in _TIMES else "messages"
@@ -253,7 +253,7 @@ def _plot(
 def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: tzinfo) -> bool:
     """Time from left to right; False when the times are too far apart to be drawn so."""
     from rmqctl.output.plot import columns
-    from rmqctl.store.stats.rows import TIME_STEPS
+    from rmqctl.store.stats import TIME_STEPS
 
     step = TIME_STEPS[by]
     values = {row["time"]: row[metric] or 0 for row in rows if isinstance(row["time"], int)}
@@ -302,7 +302,7 @@ class Source:
     @classmethod
     def choose(cls, out: Output, store: Store, query: Query, name: str | None = None) -> Self:
         """Those whose time it may be; ``name`` where there are several stores."""
-        from rmqctl.store.stats.stats import choose_files
+        from rmqctl.store.stats import choose_files
 
         files = choose_files(store, query)
         for trouble in store.log_troubles:
@@ -320,7 +320,7 @@ class Source:
 
 def range_size(sources: Sequence[Source], partitions: int | None, jobs: int) -> int:
     """Bytes of a range; ``partitions`` are those of the largest store."""
-    from rmqctl.store.stats.stats import range_size_for
+    from rmqctl.store.stats import range_size_for
 
     logs = [one.files for one in sources]
     if partitions is not None:
@@ -333,7 +333,7 @@ def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOpti
     """The sums by store (``together``: one for all), and what they leave out as warnings."""
     from rmqctl.output.progress import Progress
     from rmqctl.store.log.ranges import RANGE_SIZE, Processes
-    from rmqctl.store.stats.stats import collect_many
+    from rmqctl.store.stats import collect_many
 
     size = sum(one.size for one in sources)
     logs = [one.files for one in sources]

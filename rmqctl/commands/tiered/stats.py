@@ -57,7 +57,7 @@ def command(
 def _show(out: Output, found: Figures, by: str, options: StatsOptions) -> None:
     from rmqctl.checks.verify.common import plural
     from rmqctl.commands.shared import stats
-    from rmqctl.store.stats.rows import VALUE_COLUMNS
+    from rmqctl.store.stats import VALUE_COLUMNS
 
     tz, sort, top = options.tz, options.sort, options.top
     for problem in found.problems[:20]:

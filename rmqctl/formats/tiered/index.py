@@ -2,18 +2,27 @@
 
 Both begin with the same header. The open form has 32-byte items chained from their slots; the
 compacted form keeps the items of a slot together, newest first, without the chain. 5.1.x writes
-a few things differently; `Form` says which.
+a few things differently; `OLD_SPARE` says how.
+
+The shape of an open file is not stored (§5.2). The number of slots decides where the newest item
+lies, and its hash in which slot its number stands: only the right number fits. So a file with
+items tells its shape, one without only if it has the default ratio.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from construct import Int32sb, Int32ub, Int64sb, Struct
 
 from rmqctl.errors import FormatError
 from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.local import javahash
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 Header = Struct(
     "magic" / Int32ub,
@@ -219,3 +228,116 @@ def both_hashes(topic: str, key: str) -> tuple[int, ...]:
     """The hashes under which a key may be found, the one of 5.1 to 5.3.3 first."""
     one, other = key_hash(topic, key), masked_hash(topic, key)
     return (one,) if one == other else (one, other)
+
+
+ReadAt = Callable[[int, int], bytes]
+
+_STEP = ITEM.size // SLOT.size
+"""An item takes the place of so many slots."""
+_BLOCK = 1 << 22
+_SEALS = (b"\xff\xff\xff\xff", END_MAGIC.to_bytes(4, "big"))
+
+
+def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | None = None,
+                  max_items: int | None = None) -> Shape:
+    """The shape of an open file of ``size`` bytes, by what is configured or else by its content.
+
+    FormatError where it cannot be told.
+    """
+    if size > MAX_SIZE:
+        raise FormatError(f"no open index file has {size} bytes", offset=0, path="size")
+    if slots is not None:
+        return open_shape(size, slots, max_items)
+    old = read(size - TAIL_SIZE, TAIL_SIZE) in _SEALS
+    if max_items is not None:
+        given = _shape(_room(size, old) - max_items * _STEP, max_items, old)
+        return given or open_shape(size, None, max_items)
+    count, rest = divmod(_room(size, old), 1 + 4 * _STEP)
+    usual = None if rest else _shape(count, 4 * count, old)
+    if usual is not None and (header.item_count == 0 or _fits(read, usual, header)):
+        return usual
+    found = [one for one in _fitting(read, size, header, old=old) if _fits(read, one, header)]
+    if len(found) > 1:
+        found = [one for one in found if _used(read, one) == header.slot_count]
+    if len(found) == 1:
+        return found[0]
+    if usual is not None:
+        return usual
+    raise FormatError(f"the number of hash slots of an open index file of {size} bytes is not to "
+                      "be told from it and must be given", offset=0, path="size")
+
+
+def _room(size: int, old: bool) -> int:
+    """How many slots would fill the file; 0 where that is no whole number."""
+    spare = OLD_SPARE + TAIL_SIZE if old else 0
+    room, rest = divmod(size - HEADER.size - spare, SLOT.size)
+    return 0 if rest else room
+
+
+def _shape(slots: int, max_items: int, old: bool) -> Shape | None:
+    return Shape(slots, max_items, old) if slots > 0 and max_items > 0 else None
+
+
+def _newest(header: HeaderRecord, old: bool) -> int:
+    return header.item_count - 1 if old else header.item_count
+
+
+def _fits(read: ReadAt, shape: Shape, header: HeaderRecord) -> bool:
+    """Whether the newest items lie where the shape has them, and their slots lead there."""
+    newest = _newest(header, shape.old)
+    first = 0 if shape.old else 1
+    if header.item_count > shape.max_items:
+        return False
+    for number in range(newest, max(first, newest - 7) - 1, -1):
+        raw = read(shape.item_position(number), ITEM.size)
+        if len(raw) < ITEM.size:
+            return False
+        item = ITEM.decode(raw)
+        head = SLOT.decode(read(shape.slot_position(item.key_hash % shape.slots),
+                                    SLOT.size)).item
+        if not number <= head <= newest or item.size <= 0 or item.previous >= number:
+            return False
+    return True
+
+
+def _used(read: ReadAt, shape: Shape) -> int:
+    """How many slots have items."""
+    return sum(int((found["item"] > 0).sum())
+               for _, found in _units(read, SLOT, HEADER.size, shape.slots))
+
+
+def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
+             old: bool) -> Iterator[Shape]:
+    """Shapes with which the slot of the newest item's hash has its number."""
+    import numpy as np
+
+    room, newest = _room(size, old), _newest(header, old)
+    most = room - _STEP * (header.item_count + (0 if old else 1))
+    if header.item_count <= 0 or most <= 0:
+        return
+    heads: list[Any] = []
+    for first, found in _units(read, SLOT, HEADER.size, most):
+        heads.append(first + np.flatnonzero(found["item"] == newest))
+    leading = np.concatenate(heads)
+    least = room % _STEP
+    start = HEADER.size + least * SLOT.size + newest * ITEM.size
+    for first, found in _units(read, ITEM, start, (most - least) // _STEP + 1):
+        slots = least + _STEP * (first + np.arange(len(found)))
+        good = np.flatnonzero((found["size"] > 0) & (slots > 0))
+        slots, hashes = slots[good], found["key_hash"][good].astype(np.int64)
+        for one in slots[np.isin(hashes % slots, leading)].tolist():
+            yield Shape(one, (room - one) // _STEP, old)
+
+
+def _units(read: ReadAt, unit: Any, start: int, count: int) -> Iterator[
+        tuple[int, np.ndarray[Any, Any]]]:
+    """(number of the first, units) of up to ``count`` units, by blocks."""
+    import numpy as np
+
+    at_once = _BLOCK // unit.size
+    for first in range(0, count, at_once):
+        data = read(start + first * unit.size, min(at_once, count - first) * unit.size)
+        found = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
+        if not len(found):
+            return
+        yield first, found

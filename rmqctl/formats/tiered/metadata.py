@@ -1,11 +1,14 @@
 """``config/tieredStoreMetadata.json``: what a broker knows of its tier (tiered.md §6, §16).
 
 Read in the forms of 5.1.0 to 5.3.3 and, tolerantly, of what may follow; written as 5.3.3 does, in
-the order of the maps a broker keeps them in. Faults of a field are told and cost that entry only.
+the order of the maps a broker keeps them in. Faults of a field are reported and cost that entry
+only. `read` also takes the files of 5.1.0 and 5.1.1, whose segment tables have objects for keys
+and so are no JSON.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rmqctl.errors import FormatError
 from rmqctl.formats.config import config_json, fastjson, java_concurrent_map
+from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.names import KINDS
 
 K = TypeVar("K", str, int)
@@ -31,6 +35,8 @@ _ENTRY = 3
 """How deep in the file the entries of segments and queues lie."""
 _KEPT = 1 << 14
 """Texts of entries that are kept, some 6 MiB."""
+_PART = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,]|[^"{}\[\]:,]++|"', re.DOTALL)
+_MOST_DEPTH = config_json.MAX_DEPTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,3 +278,73 @@ def _copied(table: Mapping[K, V]) -> list[tuple[K, V]]:
 def _numbered(table: Mapping[int, V]) -> list[tuple[int, V]]:
     """The order of segments or queues by number, which came in ascending order."""
     return java_concurrent_map.ordered(dict(sorted(table.items())))
+
+
+def read(data: bytes) -> Metadata:
+    """The content of a metadata file of any version. FormatError where it is none."""
+    try:
+        return parse(data)
+    except FormatError as problem:
+        try:
+            text = _with_text_keys(data.decode("utf-8", "surrogateescape"))
+        except FormatError:
+            raise problem from None
+        if text is None:
+            raise
+    return of_value(config_json.parse(text.encode("utf-8", "surrogateescape")).value)
+
+
+def _with_text_keys(text: str) -> str | None:
+    """The text with the place of a queue for every key that is an object; None without any.
+
+    FormatError where the brackets are not paired, or such a key names no queue.
+    """
+    out: list[str] = []
+    stack: list[str] = []  # "{": a key comes; ":": its value; "[": in a list
+    key_from: list[int] = []  # where in `out` a key that is an object began, and how deep
+    found = False
+    for hit in _PART.finditer(text):
+        part = hit[0]
+        if part in "{[" and part:
+            if stack and stack[-1] == "{" and part == "{" and _is_key_place(out):
+                key_from += [len(out), len(stack)]
+                found = True
+            if len(stack) >= _MOST_DEPTH:
+                raise FormatError("too deep", offset=hit.start())
+            stack.append(part)
+        elif part == ":" and stack and stack[-1] == "{":
+            stack[-1] = ":"
+        elif part == "," and stack and stack[-1] == ":":
+            stack[-1] = "{"
+        elif part in "}]" and part:
+            if not stack:
+                raise FormatError("a bracket too many", offset=hit.start())
+            stack.pop()
+            if key_from and key_from[-1] == len(stack):
+                start = key_from[-2]
+                del key_from[-2:]
+                whole = "".join([*out[start:], part])
+                out[start:] = [fastjson.build(_place(whole)).decode("utf-8", "surrogateescape")]
+                continue
+        out.append(part)
+    if stack:
+        raise FormatError("brackets are left open", offset=len(text))
+    return "".join(out) if found else None
+
+
+def _is_key_place(out: list[str]) -> bool:
+    for one in reversed(out):
+        if one.strip():
+            return one in ("{", ",")
+    return False
+
+
+def _place(text: str) -> str:
+    value: Any = config_json.parse(text.encode("utf-8", "surrogateescape")).value
+    try:
+        broker, topic, number = value["brokerName"], value["topic"], value["queueId"]
+        if not isinstance(broker, str) or not isinstance(topic, str) or type(number) is not int:
+            raise TypeError
+    except (KeyError, TypeError):
+        raise FormatError("a key that is no queue", offset=0) from None
+    return names.metadata_path(broker, topic, number)

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import CommitLog
-from rmqctl.store.stats.stats import CLOCK_SKEW
+from rmqctl.store.stats import CLOCK_SKEW
 
 _Times = tuple[int, int]
 

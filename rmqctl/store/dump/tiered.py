@@ -13,8 +13,8 @@ from rmqctl.formats import kinds
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
-from rmqctl.formats.tiered.index_shape import open_shape_of
-from rmqctl.formats.tiered.old_metadata import read as read_metadata
+from rmqctl.formats.tiered.index import open_shape_of
+from rmqctl.formats.tiered.metadata import read as read_metadata
 from rmqctl.formats.tiered.units import CODA, CODA_SIZE, UNIT, UNIT_SIZE, Coda, UnitRecord
 from rmqctl.scan.frames import BLANK
 from rmqctl.store.dump.fields import Row, Target

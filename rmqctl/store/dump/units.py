@@ -17,7 +17,7 @@ from rmqctl.formats.local import (
     consume_queue_ext,
     index_file,
 )
-from rmqctl.formats.local.index_shape import find_shape
+from rmqctl.formats.local.index_file import find_shape
 from rmqctl.formats.timer import timer_log, timer_wheel
 from rmqctl.store.dump.fields import CHUNK, Row, Target
 

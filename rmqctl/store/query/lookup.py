@@ -15,8 +15,8 @@ from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.scan.walk import Walk
-from rmqctl.store.index import index_files
-from rmqctl.store.index.index_files import IndexFile
+from rmqctl.store import index_files
+from rmqctl.store.index_files import IndexFile
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import find_end
 from rmqctl.store.objects import java_text, text

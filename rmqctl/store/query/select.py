@@ -22,9 +22,9 @@ from rmqctl.store.log.pages import log_pages
 from rmqctl.store.pages import Page, RecordPage
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.conditions import KEY, Condition, filtered, tag_condition
-from rmqctl.store.queue.missing import MissingRows
 from rmqctl.store.queue.rows import (
     CLOCK_SLACK,
+    MissingRows,
     QueueRows,
     has_queue_files,
     topic_rows,

@@ -1,13 +1,14 @@
 """The queues of a topic, plain and batch alike, as runs of rows that lead into the log.
 
 A row is (queue offset, physical offset, size): what a reader needs of it. Fillers are left out,
-rows of expired messages too; rows that lead behind the end of the log are behind `end`.
+rows of expired messages too; rows that lead beyond the end of the log are beyond `end`. Rows that
+lead to no record are reported in runs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.store.files import listing
 from rmqctl.store.log.bounds import View
+from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
@@ -195,3 +197,40 @@ def topics_on_disk(store: Store) -> list[str]:
                                                                        "compactionLog")):
         found.update(listing(store.path(structure)).folders)
     return sorted(found)
+
+
+class MissingRows:
+    """Collects rows without a record, queue by queue; a run that ends is reported."""
+
+    def __init__(self, log: CommitLog, queues: Sequence[QueueRows], report: Report) -> None:
+        self._log, self._queues, self._report = log, queues, report
+        self._runs: dict[int, tuple[int, int, int, int, int]] = {}
+
+    def add(self, number: int, offset: int, physical: int, size: int) -> None:
+        """A row of queue ``number``; rows of one queue come in ascending order."""
+        known = self._runs.get(number)
+        if known is not None and offset == known[1] + 1:
+            self._runs[number] = (known[0], offset, *known[2:4], known[4] + 1)
+            return
+        if known is not None:
+            self._tell(number)
+        self._runs[number] = offset, offset, physical, size, 1
+
+    def finish(self) -> None:
+        """Reports the runs still open."""
+        for number in sorted(self._runs):
+            self._tell(number)
+        self._runs.clear()
+
+    def _tell(self, number: int) -> None:
+        first, last, physical, size, count = self._runs[number]
+        queue = self._queues[number]
+        rows = f"row {first} leads" if count == 1 else f"rows {first} to {last} lead"
+        where = "" if count == 1 else ", the first one"
+        reason = self._log.explain(physical)
+        if reason == "a record is there":
+            found = self._log.record_at(physical)
+            reason = f"the record there has {found.total_size} bytes, not {size}" if found else ""
+        self._report(Problem(
+            "row", f"{queue.topic}/{queue.queue_id}: {rows} to no message{where} at physical "
+            f"offset {physical}: {reason}", physical, size))

@@ -21,7 +21,7 @@ from rmqctl.formats.local.index_file import HEADER, Shape
 from rmqctl.scan.columns import record_batch
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index.index_files import IndexFile, open_index
+from rmqctl.store.index_files import IndexFile, open_index
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROWS = 100_000

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.index_shape import open_shape_of
+from rmqctl.formats.tiered.index import open_shape_of
 from rmqctl.scan.source import FileSource
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.tier import Tier

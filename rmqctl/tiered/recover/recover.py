@@ -21,7 +21,7 @@ from rmqctl.files.durable import make_folders
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.old_metadata import read as read_metadata
+from rmqctl.formats.tiered.metadata import read as read_metadata
 from rmqctl.repair.plan import Create, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
 from rmqctl.tiered.files.settings import recall

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmqctl.errors import FormatError, NotAStoreError, UsageError
-from rmqctl.formats.tiered.old_metadata import read
+from rmqctl.formats.tiered.metadata import read
 from rmqctl.tiered.files.metadata_file import broker_root_of, expected_path
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.tier import Tier

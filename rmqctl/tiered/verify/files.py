@@ -15,7 +15,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.old_metadata import read as read_metadata
+from rmqctl.formats.tiered.metadata import read as read_metadata
 from rmqctl.tiered.files.metadata_file import expected_path
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.flat_file import FlatFile, Segment

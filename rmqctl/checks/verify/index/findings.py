@@ -1,18 +1,35 @@
-"""Findings about keys and entries, from what the log pass could not pair."""
+"""Findings about the index: entries against the log's keys, and each file's own structure.
+
+A file of n entries is sound when each entry is reached exactly once: every slot and every link
+leads to an older entry of the same slot, no two lead to the same one, and together they are n.
+That is checked by column, without following a chain, so a cycle cannot hang it (spec: index.md
+§2-§6).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.index.keys import EntryPlace, KeyTally, OpenedFile
+from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.index_file import ENTRY
+from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, Shape, dtype, slot_dtype
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
+from rmqctl.store.index_files import IndexFile
+from rmqctl.store.store import Store
 
 SINGLE = 1000
+_PAGE = 1 << 16
+SINGLE_IN_FILE = 100
+"""Broken links or slots of one kind that a file's findings name one by one."""
 
 
 def index_findings(context: Context) -> Iterator[Finding]:
@@ -116,3 +133,231 @@ def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: s
                    f"{words}", file=file.path,
                    offset=file.shape.entry_position(file.header.entries + 1) if behind else None,
                    count=count, severity=severity)
+
+
+def check(store: Store) -> Iterator[Finding]:
+    """All index files of a store."""
+    for file in store.index_listing.files:
+        try:
+            index = store.open_index(file)
+        except FormatError as error:
+            yield Finding("index-unreadable", "index", error.reason, file=file.path,
+                          offset=error.offset or 0)
+            continue
+        except StoreIOError as error:
+            yield Finding("file-unreadable", "index", str(error), file=file.path)
+            continue
+        try:
+            yield from _file(store, index)
+        except StoreIOError as error:
+            yield Finding("file-unreadable", "index", str(error), file=file.path)
+        finally:
+            index.close()
+
+
+def _file(store: Store, index: IndexFile) -> Iterator[Finding]:
+    shape, header, file = index.shape, index.header, index.file
+    if header.index_count < 0 or header.index_count > shape.max_entries:
+        yield _finding("index-header", file, "index_count",
+                       f"says {header.index_count} entries, there is room for "
+                       f"{shape.max_entries}")
+    entries = max(0, min(header.entries, (index.source.size - shape.entry_position(1))
+                         // ENTRY.size))
+    if entries and (header.begin_phy_offset > header.end_phy_offset
+                    or header.begin_phy_offset < 0):
+        yield _finding("index-header", file, "begin_phy_offset",
+                       f"begins at {header.begin_phy_offset}, ends at {header.end_phy_offset}")
+    if entries and header.begin_timestamp > header.end_timestamp:
+        yield _finding("index-header", file, "begin_timestamp",
+                       f"begins at {header.begin_timestamp}, ends at {header.end_timestamp}")
+    yield from _ends(store, index, entries)
+    yield from _chains(index, entries)
+    yield from _behind(index, entries)
+
+
+def _ends(store: Store, index: IndexFile, entries: int) -> Iterator[Finding]:
+    """The header's first and last place and time against the entries and their messages."""
+    header = index.header
+    if not entries:
+        return
+    for number, place, phy, time, when in (
+            (1, "begin_phy_offset", header.begin_phy_offset, "begin_timestamp",
+             header.begin_timestamp),
+            (entries, "end_phy_offset", header.end_phy_offset, "end_timestamp",
+             header.end_timestamp)):
+        entry = index.entry(number)
+        if entry is None:
+            continue
+        if entry.physical_offset != phy:
+            yield _finding("index-header", index.file, place,
+                           f"says {phy}, entry {number} leads to {entry.physical_offset}")
+            continue
+        record = store.log.record_at(phy)
+        if record is not None and record.store_timestamp != when:
+            yield _finding("index-header", index.file, time,
+                           f"says {when}, the message at {phy} was stored at "
+                           f"{record.store_timestamp}")
+
+
+def _finding(category: str, file: StoreFile, field: str, detail: str) -> Finding:
+    place = HEADER.field(field)
+    return Finding(category, "index", f"{field}: {detail}", file=file.path, offset=place.offset,
+                   length=place.size)
+
+
+def read_slots(source: FileSource, shape: Shape) -> Array:
+    """All slots (int32): 4 bytes each, 20 MB in a file of default size."""
+    out: Array = np.zeros(shape.slots, np.int32)
+    for start in range(0, shape.slots, _PAGE):
+        data = source.read(shape.slot_position(start), min(_PAGE, shape.slots - start) * SLOT.size)
+        whole = len(data) // SLOT.size
+        out[start:start + whole] = np.frombuffer(data[:whole * SLOT.size], slot_dtype())["entry"]
+    return out
+
+
+class _Reached:
+    """Which entries some slot or link leads to: a byte each, and those met a second time."""
+
+    def __init__(self, entries: int) -> None:
+        self.seen: Array = np.zeros(entries + 1, np.uint8)
+        self.again: list[Array] = []
+        self._count = 0
+
+    def add(self, targets: Array) -> None:
+        known = self.seen[targets] != 0
+        if known.any():
+            self.again.append(targets[known])
+        self.seen[targets] = 1
+        self._count += len(targets)
+
+    def unclear(self) -> bool:
+        """Whether two targets of one page were the same, which marks alone do not show."""
+        met = self._count - sum(map(len, self.again))
+        return met != int(np.count_nonzero(self.seen))
+
+
+def _repeats(index: IndexFile, entries: int) -> Array:
+    """Entries that two links of one page lead to: the slow look, only where there are some."""
+    found = []
+    for start in range(1, entries + 1, _PAGE):
+        page = _page(index.source, index.shape, start, min(_PAGE, entries + 1 - start))
+        links = np.sort(page["previous"][page["previous"] > 0].astype(np.int64))
+        found.append(links[1:][links[1:] == links[:-1]])
+    slots = np.sort(read_slots(index.source, index.shape).astype(np.int64))
+    slots = slots[(slots > 0) & (slots <= entries)]
+    return np.concatenate([*found, slots[1:][slots[1:] == slots[:-1]]])
+
+
+def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
+    shape, source = index.shape, index.source
+    slots = read_slots(source, shape)
+    # Slot of each entry by its number; entry 0 is never used.
+    slot_of: Array = np.full(entries + 1, -1, np.int32)
+    reached = _Reached(entries)
+    first_hash_bad = []
+    for start in range(1, entries + 1, _PAGE):
+        page = _page(source, shape, start, min(_PAGE, entries + 1 - start))
+        slot_of[start:start + len(page)] = page["key_hash"] % shape.slots
+        first_hash_bad += (np.flatnonzero(page["key_hash"] < 0) + start).tolist()[:SINGLE_IN_FILE]
+    for negative in first_hash_bad[:SINGLE_IN_FILE]:
+        yield _entry_finding(index, "index-entry", negative, "key_hash", "the key hash is negative")
+    told = 0
+    for start in range(1, entries + 1, _PAGE):
+        page = _page(source, shape, start, min(_PAGE, entries + 1 - start))
+        number = np.arange(start, start + len(page), dtype=np.int64)
+        previous = page["previous"].astype(np.int64)
+        linked = previous != 0
+        bad = linked & ((previous < 0) | (previous >= number))
+        sound = linked & ~bad
+        bad |= sound & (slot_of[np.where(sound, previous, 0)] != slot_of[number])
+        sound &= ~bad
+        reached.add(previous[sound])
+        for at in np.flatnonzero(bad).tolist():
+            told += 1
+            if told <= SINGLE_IN_FILE:
+                yield _entry_finding(index, "index-chain", start + at, "previous",
+                             _link_words(int(previous[at]), start + at))
+    used = broken_slots = 0
+    for start in range(0, shape.slots, _PAGE):
+        heads = slots[start:start + _PAGE]
+        filled = np.flatnonzero(heads)
+        used += len(filled)
+        target = heads[filled]
+        # A slot value outside the entries is taken as empty by a broker, but none ever writes one.
+        bad = (target < 0) | (target > entries)
+        sound = ~bad
+        bad |= sound & (slot_of[np.where(sound, target, 0)] != filled + start)
+        reached.add(target[~bad])
+        if bad.any():
+            for slot, head in zip((filled[bad] + start).tolist(), target[bad].tolist(),
+                                  strict=True):
+                broken_slots += 1
+                if broken_slots <= SINGLE_IN_FILE:
+                    yield _slot(index, slot, f"leads to entry {head}, which is not of this slot")
+    if broken_slots > SINGLE_IN_FILE:
+        yield Finding("index-slot", "index", f"{broken_slots - SINGLE_IN_FILE} more slots lead to "
+                      "entries of other slots", file=index.file.path,
+                      count=broken_slots - SINGLE_IN_FILE)
+    # 4.7.1 and later count used slots, older ones every put; a file may have seen both.
+    counted = index.header.hash_slot_count
+    if not used <= counted <= max(entries, used):
+        yield _finding("index-header", index.file, "hash_slot_count",
+                       f"says {counted}; {used} slots are used by {entries} entries")
+    yield from _reached(index, reached, slots, slot_of, told + broken_slots > 0)
+
+
+def _link_words(previous: int, number: int) -> str:
+    if previous < 0:
+        return f"the link leads to entry {previous}"
+    if previous >= number:
+        return f"the link leads to entry {previous}, which is not older: a cycle"
+    return f"the link leads to entry {previous} of another slot"
+
+
+def _slot(index: IndexFile, slot: int, detail: str) -> Finding:
+    return Finding("index-slot", "index", f"slot {slot} {detail}", file=index.file.path,
+                   offset=index.shape.slot_position(slot), length=SLOT.size)
+
+
+def _reached(index: IndexFile, reached: _Reached, slots: Array, slot_of: Array,
+             broken: bool) -> Iterator[Finding]:
+    again = list(reached.again)
+    if reached.unclear():
+        again.append(_repeats(index, len(reached.seen) - 1))
+    twice = np.unique(np.concatenate(again)) if again else np.zeros(0, np.int64)
+    for number in twice[:SINGLE_IN_FILE].tolist():
+        yield _entry_finding(index, "index-chain", number, "previous",
+                     "the entry is reached from more than one place")
+    never = np.flatnonzero(reached.seen[1:] == 0) + 1
+    if not len(never) or (broken and len(twice) == 0 and len(never) <= SINGLE_IN_FILE):
+        return  # the broken links already named are why these are out of reach
+    for number in never[:SINGLE_IN_FILE].tolist():
+        slot = int(slot_of[number])
+        head = int(slots[slot])
+        yield _slot(index, slot, f"leads to entry {head} and does not reach entry {number}")
+
+
+def _entry_finding(index: IndexFile, category: str, number: int, field: str,
+                   detail: str) -> Finding:
+    place = ENTRY.field(field)
+    return Finding(category, "index", f"entry {number}: {detail}", file=index.file.path,
+                   offset=index.shape.entry_position(number) + place.offset, length=place.size)
+
+
+def _page(source: FileSource, shape: Shape, start: int, count: int) -> Array:
+    data = source.read(shape.entry_position(start), count * ENTRY.size)
+    if len(data) < count * ENTRY.size:
+        data = data.ljust(count * ENTRY.size, b"\0")
+    return np.frombuffer(data, dtype())
+
+
+def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
+    """Entries behind the counted ones: the header's count is behind, or stale bytes."""
+    at = index.shape.entry_position(entries + 1)
+    if index.source.next_data(at) >= index.source.size:
+        return
+    data = index.source.read(at, ENTRY.size)
+    if len(data) == ENTRY.size and any(data):
+        yield Finding("index-header", "index", f"index_count: says {entries} entries, but entry "
+                      f"{entries + 1} is in use", file=index.file.path, offset=at,
+                      length=ENTRY.size)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rmqctl.checks.verify.context import RangeResult, Wanted
 from rmqctl.checks.verify.log.log_pass import LogPass
-from rmqctl.checks.verify.log.results import RangeResult, Wanted
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import StoreIOError
 from rmqctl.scan import malloc_tuning

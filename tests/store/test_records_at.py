@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqctl.checks.verify.log import lookup
-from rmqctl.checks.verify.log.lookup import records_at
 from rmqctl.formats.local import message
 from rmqctl.store import Store
+from rmqctl.store.log import commit_log
+from rmqctl.store.log.commit_log import records_at
 from tests.support import damage
 from tests.support import tiny as tiny_stores
 
@@ -34,8 +34,8 @@ def look(root: Path, offsets: list[int], sizes: list[int]) -> dict[int, int | No
                                               (1 << 20, 500)])
 def test_every_record_and_every_other_place(near: int, window: int, monkeypatch,
                                             tiny_base: tiny_stores.Tiny) -> None:
-    monkeypatch.setattr(lookup, "_NEAR", near)
-    monkeypatch.setattr(lookup, "_WINDOW", window)
+    monkeypatch.setattr(commit_log, "_NEAR", near)
+    monkeypatch.setattr(commit_log, "_WINDOW", window)
     sizes = {one.start: len(one.raw) for one in tiny_base.messages}
     everywhere = list(range(0, 2 * 1024 + 50, 3)) + list(sizes)
     offsets = sorted(set(everywhere))
@@ -45,7 +45,7 @@ def test_every_record_and_every_other_place(near: int, window: int, monkeypatch,
 
 def test_a_size_that_is_too_small_finds_nothing(tiny_base: tiny_stores.Tiny,
                                                 monkeypatch) -> None:
-    monkeypatch.setattr(lookup, "_NEAR", 0)
+    monkeypatch.setattr(commit_log, "_NEAR", 0)
     first = tiny_base.messages[0]
     assert look(tiny_base.root, [0], [len(first.raw)]) == {0: len(first.raw)}
     assert look(tiny_base.root, [0], [len(first.raw) - 1]) == {0: None}

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import index_file as layout
-from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, EntryRecord, HeaderRecord, Shape
-from rmqctl.formats.local.index_shape import find_shape
+from rmqctl.formats.local.index_file import (
+    ENTRY,
+    HEADER,
+    SLOT,
+    EntryRecord,
+    HeaderRecord,
+    Shape,
+    find_shape,
+)
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 

@@ -1,0 +1,308 @@
+"""Statistics of the messages in logs: counts, bytes and rates by topic, queue, key, time and more.
+
+A log is walked once, by as many processes as wanted or by a pool (`store.log.ranges`); the sums
+are made by `scan.aggregate`, and become rows here: keys as texts, times in a zone, rates and
+shares. A log with too many groups is walked twice: once to find the heavy ones, once to count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
+from typing import Any
+
+from rmqctl.errors import UsageError
+from rmqctl.formats.local.message import host_text
+from rmqctl.scan.aggregate import Aggregate, Sums
+from rmqctl.scan.groupings import GROUPINGS, MINUTE, OTHER, QUARTER_HOUR, Key
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log import ranges
+from rmqctl.store.objects import text
+from rmqctl.store.store import Store
+
+CLOCK_SKEW = 3_600_000
+"""Store times of a log are believed to be in order up to this (ms), when whole files are left
+out because of ``--since`` or ``--until``."""
+MAX_RANGE = 1 << 30
+_TASKS_PER_JOB = 4
+Progress = Callable[[int], None]
+Row = dict[str, Any]
+KEY_COLUMNS: dict[str, tuple[str, ...]] = {
+    "topic": ("topic",),
+    "queue": ("topic", "queue_id"),
+    "tag": ("tag",),
+    "key": ("key",),
+    "minute": ("time",),
+    "hour": ("time",),
+    "day": ("time",),
+    "store-host": ("store_host",),
+    "size": ("size_from", "size_to"),
+    "flag": ("flag",),
+    "transaction": ("transaction",),
+    "compression": ("compression",),
+    "none": (),
+}
+VALUE_COLUMNS = ("messages", "share", "bytes", "body_bytes", "average_size",
+                 "messages_per_second", "bytes_per_second", "first_store_timestamp",
+                 "last_store_timestamp")
+TIME_STEPS = {"minute": MINUTE, "hour": 3_600_000, "day": 86_400_000}
+"""Milliseconds of a row by time."""
+SORTS = ("key", "messages", "bytes", "body_bytes", "average_size", "messages_per_second",
+         "bytes_per_second", "first_store_timestamp", "last_store_timestamp")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is counted and how: ``by`` one of `GROUPINGS`; store times in ms, inclusive."""
+
+    by: str = "topic"
+    topic: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+    def start(self, only: Sequence[Key] | None = None) -> Aggregate:
+        raw = None if self.topic is None else self.topic.encode("utf-8", "surrogateescape")
+        return Aggregate(self.by, topic=raw, since=self.since, until=self.until, only=only)
+
+
+@dataclass(slots=True)
+class _Part:
+    first: int
+    position: int
+    sums: Aggregate
+
+
+def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = ranges.RANGE_SIZE,
+            progress: Progress | None = None, files: Iterable[StoreFile] | None = None,
+            pool: ranges.Pool | None = None, again: Progress | None = None) -> Aggregate:
+    """The sums over the log (or over ``files`` of it). StoreIOError when a file fails.
+
+    A ``pool`` does the work instead of ``jobs`` processes. The answer depends on neither, nor on
+    ``range_size``. ``again`` hears of it when the log is read a second time, with its bytes.
+    """
+    chosen = choose_files(store, query) if files is None else list(files)
+    return collect_many([chosen], query, jobs, range_size=range_size, progress=progress,
+                        pool=pool, again=again)[0]
+
+
+def collect_many(logs: Sequence[Sequence[StoreFile]], query: Query, jobs: int = 1, *,
+                 range_size: int = ranges.RANGE_SIZE, progress: Progress | None = None,
+                 pool: ranges.Pool | None = None, again: Progress | None = None,
+                 together: bool = False) -> list[Aggregate]:
+    """The sums over each of several logs (given as files: `choose_files`), as `collect` makes them.
+
+    ``together``: one for all of them. The ranges of all logs are one list of tasks for the pool.
+    """
+    if query.by not in GROUPINGS:
+        raise UsageError(f"{query.by!r} is nothing to count by")
+    if together:
+        logs = [[file for log in logs for file in log]]
+    if sum(file.size for log in logs for file in log) <= range_size:
+        jobs = 1  # there is nothing to share
+
+    def sums(some: Sequence[Sequence[StoreFile]], only: Sequence[Key] | None) -> list[Aggregate]:
+        return _sums(some, query, only, jobs, range_size, progress, pool)
+
+    found = sums(logs, None)
+    for number, one in enumerate(found):
+        if one.is_full:
+            if again is not None:
+                again(sum(file.size for file in logs[number]))
+            found[number] = sums([logs[number]], one.candidates)[0]
+    return found
+
+
+def _sums(logs: Sequence[Sequence[StoreFile]], query: Query, only: Sequence[Key] | None,
+          jobs: int, range_size: int, progress: Progress | None,
+          pool: ranges.Pool | None) -> list[Aggregate]:
+    totals = [query.start(only) for _ in logs]
+    log_of: list[int] = []
+
+    def tasks() -> Iterator[ranges.Range]:
+        for number, files in enumerate(logs):
+            for one in ranges.split(files, range_size):
+                log_of.append(number)
+                yield one
+
+    work = partial(_work, query, only)
+    for at, part in enumerate(ranges.in_order(work, tasks(), jobs, progress, pool)):
+        totals[log_of[at]].merge(part.sums)
+    return totals
+
+
+def _work(query: Query, only: Sequence[Key] | None, part: ranges.Range) -> _Part:
+    sums = query.start(only)
+    with FileSource(part.file.path, part.file.base) as source:
+        walk = ranges.walk(part, source)
+        for batch in walk:
+            sums.add(batch)
+        end = walk.position
+        if part.last and end < source.size:
+            sums.bytes_zero += source.size - end
+            end = source.size
+    sums.pack()
+    return _Part(walk.first, end, sums)
+
+
+def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
+                   partitions: int | None = None) -> int:
+    """Bytes of a range for a pool of ``jobs``: a few tasks for each job, none of them tiny or huge.
+
+    ``partitions``: about that many (a range never goes beyond a file) whatever their size.
+    """
+    total = sum(file.size for files in logs for file in files)
+    if partitions is not None:
+        return max(1, -(-total // partitions))
+    return min(max(-(-total // (_TASKS_PER_JOB * jobs)), ranges.RANGE_SIZE), MAX_RANGE)
+
+
+def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[StoreFile]:
+    """The log files that may hold messages of the query's time, by their first records.
+
+    All of them when those times are not in order: then the clock cannot be relied on.
+    """
+    log = store.log
+    if (query.since is None and query.until is None) or len(log.files) < 2:
+        return log.files
+    starts: list[int | None] = []
+    for file in log.files:
+        record = log.record_at(file.base)
+        starts.append(None if record is None else record.store_timestamp)
+    known = [one for one in starts if one is not None]
+    if known != sorted(known):
+        return log.files
+    kept = []
+    for number, file in enumerate(log.files):
+        start = starts[number]
+        after = next((one for one in starts[number + 1:] if one is not None), None)
+        late = query.until is not None and start is not None and start > query.until + skew
+        early = query.since is not None and after is not None and after < query.since - skew
+        if not late and not early:
+            kept.append(file)
+    return kept
+
+
+def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row]:
+    """A row per group, in the order of ``sort`` (one of `SORTS`).
+
+    By default times and sizes come by key, all else by messages, greatest first; what is summed
+    as `OTHER` comes last. ``share`` is of all messages; a message with several keys is in
+    several groups.
+    """
+    return _rows([({}, sums)], sums.by, tz, sort)
+
+
+def rows_of_stores(sums: Sequence[tuple[str, Aggregate]], tz: tzinfo = UTC,
+                   sort: str | None = None) -> list[Row]:
+    """The same for several stores, by name: a row per store and group, ``store`` first.
+
+    ``share`` is of all messages of all stores. In the order of keys stores come first.
+    """
+    return _rows([({"store": name}, one) for name, one in sums], sums[0][1].by, tz, sort)
+
+
+def _rows(sums: Sequence[tuple[Row, Aggregate]], by: str, tz: tzinfo,
+          sort: str | None) -> list[Row]:
+    everything = sum(one.total.messages for _, one in sums if one.total is not None)
+    made: list[tuple[tuple[Any, ...], Row]] = []
+    for lead, one in sums:
+        for key, group in _groups(one, tz).items():
+            row = lead | _key(by, key) | _values(group, everything, TIME_STEPS.get(by))
+            made.append(((*lead.values(), *_sortable(key)), row))
+    made.sort(key=lambda pair: pair[0])
+    order = sort or ("key" if by in TIME_STEPS or by == "size" else "messages")
+    if order != "key":
+        made.sort(key=lambda pair: (not pair[0][-3], pair[1][order] or 0), reverse=True)
+    return [row for _, row in made]
+
+
+def _groups(sums: Aggregate, tz: tzinfo) -> dict[Key, Sums]:
+    groups = sums.groups()
+    if sums.by in ("hour", "day"):
+        return _local(groups, TIME_STEPS[sums.by], tz)
+    if sums.by == "minute":
+        return {key if key == OTHER else key * MINUTE: one for key, one in groups.items()}
+    return groups
+
+
+def total(*sums: Aggregate) -> Row:
+    """The row of all messages together."""
+    found = [one.total for one in sums if one.total is not None]
+    if not found:
+        return dict.fromkeys(VALUE_COLUMNS) | dict.fromkeys(VALUE_COLUMNS[:4], 0)
+    one = _joined(found)
+    return _values(one, one.messages, None)
+
+
+def _joined(found: Iterable[Sums]) -> Sums:
+    columns = list(zip(*found, strict=True))
+    return Sums(sum(columns[0]), sum(columns[1]), sum(columns[2]), min(columns[3]),
+                max(columns[4]))
+
+
+def _values(one: Sums, everything: int, span: int | None) -> Row:
+    """The figures of a row; rates are over ``span`` ms, or over the group's own time."""
+    seconds = (one.last - one.first if span is None else span) / 1000
+    rates = (None, None) if seconds <= 0 else (one.messages / seconds, one.bytes / seconds)
+    return {
+        "messages": one.messages,
+        "share": round(one.messages / everything, 6) if everything else 0,
+        "bytes": one.bytes,
+        "body_bytes": one.body_bytes,
+        "average_size": round(one.bytes / one.messages, 1) if one.messages else 0,
+        "messages_per_second": None if rates[0] is None else round(rates[0], 3),
+        "bytes_per_second": None if rates[1] is None else round(rates[1], 3),
+        "first_store_timestamp": one.first,
+        "last_store_timestamp": one.last,
+    }
+
+
+def _key(by: str, key: Key) -> Row:
+    columns = KEY_COLUMNS[by]
+    if key == OTHER:
+        return dict.fromkeys(columns) | ({columns[0]: OTHER} if columns else {})
+    if by == "queue":
+        topic, queue_id = key
+        return {"topic": text(topic) if isinstance(topic, bytes) else topic, "queue_id": queue_id}
+    if by == "size":
+        return {"size_from": 1 << key, "size_to": (2 << key) - 1}
+    if by == "store-host":
+        return {"store_host": host_text(key[:-4], int.from_bytes(key[-4:], "big", signed=True))}
+    if not columns:
+        return {}
+    return {columns[0]: text(key) if isinstance(key, bytes) else key}
+
+
+def _sortable(key: Key) -> tuple[bool, bool, Any]:
+    """Keys of one kind in their order, then no key, then what was left over."""
+    if key == OTHER or key is None:
+        return key == OTHER, True, 0
+    if isinstance(key, tuple):
+        return False, False, tuple((isinstance(one, str), one) for one in key)
+    return False, False, key
+
+
+def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
+    """Quarters of an hour (counted from the epoch) joined to hours or days of a zone (ms)."""
+    found: dict[Key, list[Sums]] = {}
+    for key, one in groups.items():
+        start = key if key == OTHER else _start_of(key * QUARTER_HOUR, step, tz)
+        found.setdefault(start, []).append(one)
+    return {key: _joined(some) for key, some in found.items()}
+
+
+def _start_of(moment: int, step: int, tz: tzinfo) -> int:
+    """The start (epoch ms) of the hour or day of ``tz`` in which a moment lies."""
+    try:
+        local = (_EPOCH + timedelta(milliseconds=moment)).astimezone(tz)
+        if step == TIME_STEPS["day"]:
+            start = local.replace(hour=0, minute=0)
+        else:
+            start = local.replace(minute=0)
+        return (start - _EPOCH) // timedelta(milliseconds=1)
+    except (OverflowError, ValueError):  # damage makes times outside the calendar
+        return moment // step * step
