@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import peers
 from benchmarks.peers import Scan
-from rmqctl.checks.verify.verify import Options, Verification
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.source import FileSource
 from rmqctl.store import Store
@@ -79,7 +79,7 @@ def _walk_range(part: Range) -> _Walked:
 
 def walk_crc(store: Path, jobs: int) -> Scan:
     """The frame walk of the whole log, CRC of every body included."""
-    malloc_tuning.keep()
+    malloc_tuning.keep_freed_memory()
     with Store.open(store) as opened:
         # One process reads each file as a whole; several share it in ranges with checked seams.
         size = 1 << 40 if jobs == 1 else 64 * MIB
@@ -92,7 +92,7 @@ def walk_crc(store: Path, jobs: int) -> Scan:
 def verify_all(store: Path, jobs: int) -> Scan:
     """Everything `rmqctl verify` checks, without the start of a process."""
     with Store.open(store) as opened:
-        run = Verification(opened, Options(jobs=jobs))
+        run = Verification(opened, VerifyOptions(jobs=jobs))
         if any(True for _ in run.findings()):
             raise ValueError("the bench store is damaged")
         return Scan(run.coverage.messages, run.coverage.bytes_in_messages)

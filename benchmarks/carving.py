@@ -112,7 +112,7 @@ def walk(paths: list[Path]) -> Pass:
     from rmqctl.scan.source import FileSource
     from rmqctl.scan.walk import Walk
 
-    malloc_tuning.keep()
+    malloc_tuning.keep_freed_memory()
     records = size = 0
     for path in paths:
         with FileSource(str(path)) as source:

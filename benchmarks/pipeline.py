@@ -63,13 +63,13 @@ def stats(stores: list[str], pool: Any, by: str) -> object:
 def verify(store: Path, pool: Any) -> object:
     """Everything that verify checks."""
     from rmqctl.checks.verify.verdict import verdict
-    from rmqctl.checks.verify.verify import Options, Verification
+    from rmqctl.checks.verify.verify import Verification, VerifyOptions
     from rmqctl.store.log.ranges import Processes
     from rmqctl.store.store import Store
 
     with Store.open(store) as opened:
         local = isinstance(pool, Processes)
-        run = Verification(opened, Options(jobs=WORKERS), pool=None if local else pool)
+        run = Verification(opened, VerifyOptions(jobs=WORKERS), pool=None if local else pool)
         found = verdict(run, 10)
     assert found.ok
     return found.coverage

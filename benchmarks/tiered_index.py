@@ -130,7 +130,7 @@ def compact(where: Path, items: int) -> Figures:
             pass
     out = where / "tiered_index_compacted"
     out.unlink(missing_ok=True)
-    malloc_tuning.keep()
+    malloc_tuning.keep_freed_memory()
     started = time.perf_counter()
     with compaction.opened(str(path)) as one:
         found = compaction.compact(one)

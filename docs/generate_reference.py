@@ -157,7 +157,7 @@ def findings_page(page: str) -> str:
     _, closed, tail = rest.partition(end)
     if not found or not closed:
         raise ValueError(f"{VERIFY.name} has lost the marks around its table of findings")
-    rows = [(f"`{name}`", severity, meaning) for name, (severity, meaning) in CATEGORIES.items()]
+    rows = [(f"`{name}`", severity, meaning) for name, (severity, meaning, _) in CATEGORIES.items()]
     return head + begin + _table(("category", "severity", "meaning"), rows) + end + tail
 
 

@@ -1,109 +1,20 @@
 """Findings: what a check has to say, one class of trouble per category.
 
 A finding names structure, file and exact place, what is wrong in words, and the command that
-answers it. Categories are a closed list: scripts filter by them.
+answers it. Categories are a closed list, with severity, meaning and that command beside each
+other: scripts filter by them, and docs/verify.md is made from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 ERROR, WARNING, INFO = "error", "warning", "info"
-SEVERITIES = (ERROR, WARNING, INFO)
-
-CATEGORIES: dict[str, tuple[str, str]] = {
-    # category: (severity, meaning)
-    "body-crc": (ERROR, "a message body does not match its CRC"),
-    "property-crc": (ERROR, "a message does not match its appended property CRC"),
-    "record-damaged": (ERROR, "bytes inside the log that are no record; intact ones follow"),
-    "physical-offset": (ERROR, "a whole record that says it lies elsewhere"),
-    "torn-tail": (ERROR, "the log ends in the middle of a record"),
-    "garbage-tail": (ERROR, "bytes behind the end of the log that are no record"),
-    "zero-gap": (ERROR, "zeros inside the log; intact records follow"),
-    "log-cut": (ERROR, "the log ends before what consumequeue or index lead to"),
-    "message-fields": (ERROR, "a consumequeue row contradicts topic, queue or queue offset"),
-    "file-missing": (ERROR, "a file of a sequence is missing"),
-    "file-size": (ERROR, "a file has not the size of its structure"),
-    "file-empty": (WARNING, "a file of length zero"),
-    "file-name": (WARNING, "something in a structure's folder that does not belong there"),
-    "file-unreadable": (ERROR, "a file or folder cannot be read"),
-    "file-changed": (WARNING, "a file shrank or vanished while it was read"),
-    "in-progress": (INFO, "the last record is being written by a running broker"),
-    "cq-missing": (ERROR, "a queue has messages in the log but no consumequeue"),
-    "cq-missing-entry": (ERROR, "messages in the log have no row in their consumequeue"),
-    "cq-behind": (ERROR, "the consumequeue ends before the log does"),
-    "cq-ahead": (ERROR, "rows lead behind the end of the log"),
-    "cq-wrong-offset": (ERROR, "a row leads to a place where its message is not"),
-    "cq-wrong-size": (ERROR, "a row has not its message's size"),
-    "cq-wrong-tag": (ERROR, "a row has not its message's tags code"),
-    "cq-duplicate": (ERROR, "a row repeats another row's message"),
-    "cq-out-of-order": (ERROR, "a row holds the message of another queue offset"),
-    "cq-ext": (ERROR, "an extension unit is missing or contradicts its message"),
-    "cq-batch": (ERROR, "a row of a batch consumequeue is damaged or contradicts its message"),
-    "cq-lost": (INFO, "rows that lead to damaged or missing messages"),
-    "index-missing": (WARNING, "there are keys in the log but no index file"),
-    "index-header": (ERROR, "an index header contradicts the entries"),
-    "index-chain": (ERROR, "a hash chain is broken"),
-    "index-slot": (ERROR, "a hash slot does not lead to its newest entry"),
-    "index-entry": (ERROR, "an entry belongs to no key of the message it leads to"),
-    "index-ahead": (WARNING, "entries lead behind the end of the log"),
-    "index-behind": (WARNING, "the newest keys are not in the index"),
-    "index-key-missing": (WARNING, "keys between indexed ones have no entry"),
-    "index-time": (WARNING, "an entry's time is not its message's"),
-    "index-unreadable": (ERROR, "an index file cannot be understood"),
-    "checkpoint-missing": (WARNING, "there is no checkpoint"),
-    "checkpoint-damaged": (ERROR, "the checkpoint cannot be what a broker wrote"),
-    "checkpoint-zero": (WARNING, "the checkpoint is all zero though there are messages"),
-    "checkpoint-ahead": (WARNING, "the checkpoint is newer than the newest message"),
-    "unclean-shutdown": (INFO, "the abort file is there: the last run did not end cleanly"),
-    "config-unreadable": (ERROR, "a configuration file cannot be read"),
-    "config-backup": (WARNING, "only the backup copy of a configuration file is good"),
-    "config-oddity": (INFO, "a configuration file is readable but not as a broker writes it"),
-    "timer-log": (ERROR, "a timer log unit is damaged or leads nowhere"),
-    "timer-wheel": (ERROR, "a timer wheel slot contradicts the timer log"),
-    "timer-check": (ERROR, "the timer checkpoint contradicts the timer log"),
-    "compaction": (ERROR, "a compaction log or its queue is damaged"),
-    "epoch-file": (ERROR, "the epoch file does not match its CRC or count"),
-    "small-file": (WARNING, "a small file has not the content a broker writes"),
-    "tiered-name": (ERROR, "a name in a tier has not the hash of what it names"),
-    "tiered-stray": (WARNING, "something in a tier that does not belong there"),
-    "tiered-gap": (ERROR, "bytes between two segments of a flat file are missing"),
-    "tiered-overlap": (WARNING, "a segment goes on behind the start of the next one"),
-    "tiered-metadata-missing": (WARNING, "there is no metadata, or only its backup"),
-    "tiered-metadata-damaged": (ERROR, "the metadata or an entry of it cannot be read"),
-    "tiered-metadata-entry": (WARNING, "metadata and files disagree on what there is"),
-    "tiered-metadata-size": (WARNING, "metadata has not the size of a segment"),
-    "tiered-segment-missing": (ERROR, "a segment that metadata has bytes for is not there"),
-    "tiered-segment-short": (ERROR, "a segment has fewer bytes than were committed"),
-    "tiered-segment-time": (WARNING, "times in metadata that no message of the segment has"),
-    "tiered-cq-missing": (ERROR, "a tiered commit log has messages but no consume queue"),
-    "tiered-cq-torn": (ERROR, "a tiered consume queue is cut inside a unit"),
-    "tiered-cq-behind": (WARNING, "a tiered consume queue ends long before its messages do"),
-    "tiered-cq-ahead": (ERROR, "units lead behind the end of the tiered commit log"),
-    "tiered-cq-unit": (ERROR, "a unit leads to no message, or not to its own"),
-    "tiered-cq-order": (ERROR, "units lead backwards in the tiered commit log"),
-    "tiered-cq-wrong-tag": (WARNING, "a unit has not its message's tags code"),
-    "tiered-cq-expired": (INFO, "units of messages that are expired"),
-    "tiered-message-fields": (ERROR, "a tiered message is of another queue or queue offset"),
-    "tiered-record": (ERROR, "a unit leads to bytes that are no record"),
-    "tiered-body-crc": (ERROR, "the body of a tiered message does not match its CRC"),
-    "tiered-shifted": (ERROR, "messages lie behind their place: a broker repeated a torn write"),
-    "tiered-orphans": (INFO, "bytes of a tiered commit log that no unit leads to"),
-    "tiered-index-unreadable": (ERROR, "a tiered index file cannot be understood"),
-    "tiered-index-header": (ERROR, "the header of a tiered index file contradicts its items"),
-    "tiered-index-slot": (ERROR, "a slot of a tiered index file does not lead to its items"),
-    "tiered-index-chain": (ERROR, "a chain of an open index file is broken"),
-    "tiered-index-hash": (ERROR, "an item of a tiered index file lies in another hash's slot"),
-    "tiered-index-item": (WARNING, "an item leads to no message with its key"),
-    "tiered-index-time": (WARNING, "an item's time is not its message's"),
-    "tiered-index-expired": (INFO, "items of messages that are expired or removed"),
-    "tiered-index-missing": (INFO, "keys of tiered messages that no index file has"),
-    "tiered-lost": (WARNING, "messages that neither the tier nor the local store has"),
-    "tiered-differs": (ERROR, "a message in the tier is not the one in the local store"),
-    "tiered-oddity": (INFO, "what some version of a broker leaves behind; harmless"),
-}
+REBUILT = frozenset({"consumequeue", "index"})
+"""Structures that are made anew from the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +39,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if not self.severity:
-            object.__setattr__(self, "severity", CATEGORIES[self.category][0])
+            object.__setattr__(self, "severity", CATEGORIES[self.category].severity)
         elif self.category not in CATEGORIES:
             raise KeyError(self.category)
         if self.position is None and self.structure != "commitlog":
@@ -148,3 +59,195 @@ class Finding:
 
 
 Findings = Iterator[Finding]
+
+
+# -- the command that answers a finding -----------------------------------------------------------
+#
+# Only commands which exist, with their real arguments. What can be repaired is answered by the plan
+# of that repair, which changes nothing; what a broker's start would act on, by the prediction of
+# that start; the rest by a look at the place. ``store`` is the root, quoted for a shell.
+
+Remedy = Callable[[Finding, str], str | None]
+
+
+def _look(finding: Finding, store: str) -> str | None:
+    if finding.file is None or finding.position is None:
+        return f"rmqctl info {store}" if finding.structure != "store" else None
+    return f"rmqctl dump {shlex.quote(finding.file)} --at {finding.position} --hex"
+
+
+def _preflight(_finding: Finding, store: str) -> str:
+    return f"rmqctl preflight {store}"
+
+
+def _recover(_finding: Finding, store: str) -> str:
+    return f"rmqctl recover {store}"
+
+
+def _rebuild(finding: Finding, store: str) -> str | None:
+    """For what is made anew from the log; a look at anything else."""
+    if finding.structure not in REBUILT:
+        return _look(finding, store)
+    command = f"rmqctl recover {store} --only {finding.structure}"
+    if (finding.structure != "consumequeue" or finding.category == "cq-missing"
+            or finding.topic is None or finding.queue_id is None):
+        return command
+    return f"{command} --topic {shlex.quote(finding.topic)} --queue {finding.queue_id}"
+
+
+def _recover_log(finding: Finding, store: str) -> str | None:
+    """For damage which the commitlog and other structures may have."""
+    if finding.structure == "commitlog":
+        return _recover(finding, store)
+    return _rebuild(finding, store) if finding.category.startswith("file-") else _look(
+        finding, store)
+
+
+def _recover_or_info(finding: Finding, store: str) -> str:
+    repaired = finding.structure == "commitlog" or finding.structure in REBUILT
+    return f"rmqctl {'recover' if repaired else 'info'} {store}"
+
+
+def _recover_checkpoint(_finding: Finding, store: str) -> str:
+    return f"rmqctl recover {store} --only checkpoint"
+
+
+def _by_topic_table(finding: Finding, store: str) -> str:
+    if finding.topic is not None and finding.structure == "commitlog":
+        return f"rmqctl query offset {store} --phy {finding.offset}"
+    return f"rmqctl recover table {store}"
+
+
+def advised(finding: Finding, root: str) -> Finding:
+    """The finding with its ``next`` filled in, where there is something to look at."""
+    store = shlex.quote(root)
+    if finding.structure == "config":
+        return replace(finding, next=f"rmqctl config {store}")
+    return replace(finding, next=CATEGORIES[finding.category].remedy(finding, store))
+
+
+# -- the closed list ------------------------------------------------------------------------------
+
+
+class Category(NamedTuple):
+    """``meaning`` is the line of docs/verify.md; ``remedy`` makes a finding's ``next``.
+
+    (What is found in a tier has its commands in `tiered.verify.remedies`.)
+    """
+
+    severity: str
+    meaning: str
+    remedy: Remedy = _look
+
+
+CATEGORIES: dict[str, Category] = {
+    "body-crc": Category(ERROR, "a message body does not match its CRC", _recover_log),
+    "property-crc": Category(
+        ERROR, "a message does not match its appended property CRC", _recover_log),
+    "record-damaged": Category(
+        ERROR, "bytes inside the log that are no record; intact ones follow", _recover_log),
+    "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _recover_log),
+    "torn-tail": Category(ERROR, "the log ends in the middle of a record", _preflight),
+    "garbage-tail": Category(
+        ERROR, "bytes behind the end of the log that are no record", _preflight),
+    "zero-gap": Category(ERROR, "zeros inside the log; intact records follow", _recover_log),
+    "log-cut": Category(
+        ERROR, "the log ends before what consumequeue or index lead to", _preflight),
+    "message-fields": Category(
+        ERROR, "a consumequeue row contradicts topic, queue or queue offset", _by_topic_table),
+    "file-missing": Category(ERROR, "a file of a sequence is missing", _recover_log),
+    "file-size": Category(ERROR, "a file has not the size of its structure", _recover_log),
+    "file-empty": Category(WARNING, "a file of length zero", _rebuild),
+    "file-name": Category(
+        WARNING, "something in a structure's folder that does not belong there", _recover_or_info),
+    "file-unreadable": Category(ERROR, "a file or folder cannot be read", _rebuild),
+    "file-changed": Category(WARNING, "a file shrank or vanished while it was read", _rebuild),
+    "in-progress": Category(INFO, "the last record is being written by a running broker"),
+    "cq-missing": Category(ERROR, "a queue has messages in the log but no consumequeue", _rebuild),
+    "cq-missing-entry": Category(
+        ERROR, "messages in the log have no row in their consumequeue", _rebuild),
+    "cq-behind": Category(ERROR, "the consumequeue ends before the log does", _rebuild),
+    "cq-ahead": Category(ERROR, "rows lead behind the end of the log", _recover),
+    "cq-wrong-offset": Category(ERROR, "a row leads to a place where its message is not", _rebuild),
+    "cq-wrong-size": Category(ERROR, "a row has not its message's size", _rebuild),
+    "cq-wrong-tag": Category(ERROR, "a row has not its message's tags code", _rebuild),
+    "cq-duplicate": Category(ERROR, "a row repeats another row's message", _rebuild),
+    "cq-out-of-order": Category(ERROR, "a row holds the message of another queue offset", _rebuild),
+    "cq-ext": Category(ERROR, "an extension unit is missing or contradicts its message", _rebuild),
+    "cq-batch": Category(
+        ERROR, "a row of a batch consumequeue is damaged or contradicts its message", _rebuild),
+    "cq-lost": Category(INFO, "rows that lead to damaged or missing messages", _recover),
+    "index-missing": Category(WARNING, "there are keys in the log but no index file", _rebuild),
+    "index-header": Category(ERROR, "an index header contradicts the entries", _rebuild),
+    "index-chain": Category(ERROR, "a hash chain is broken", _rebuild),
+    "index-slot": Category(ERROR, "a hash slot does not lead to its newest entry", _rebuild),
+    "index-entry": Category(
+        ERROR, "an entry belongs to no key of the message it leads to", _rebuild),
+    "index-ahead": Category(WARNING, "entries lead behind the end of the log", _recover),
+    "index-behind": Category(WARNING, "the newest keys are not in the index", _rebuild),
+    "index-key-missing": Category(WARNING, "keys between indexed ones have no entry", _rebuild),
+    "index-time": Category(WARNING, "an entry's time is not its message's", _rebuild),
+    "index-unreadable": Category(ERROR, "an index file cannot be understood", _rebuild),
+    "checkpoint-missing": Category(WARNING, "there is no checkpoint", _recover_checkpoint),
+    "checkpoint-damaged": Category(
+        ERROR, "the checkpoint cannot be what a broker wrote", _recover_checkpoint),
+    "checkpoint-zero": Category(
+        WARNING, "the checkpoint is all zero though there are messages", _recover_checkpoint),
+    "checkpoint-ahead": Category(
+        WARNING, "the checkpoint is newer than the newest message", _recover_checkpoint),
+    "unclean-shutdown": Category(
+        INFO, "the abort file is there: the last run did not end cleanly", _preflight),
+    "config-unreadable": Category(ERROR, "a configuration file cannot be read"),
+    "config-backup": Category(WARNING, "only the backup copy of a configuration file is good"),
+    "config-oddity": Category(
+        INFO, "a configuration file is readable but not as a broker writes it"),
+    "timer-log": Category(ERROR, "a timer log unit is damaged or leads nowhere"),
+    "timer-wheel": Category(ERROR, "a timer wheel slot contradicts the timer log"),
+    "timer-check": Category(ERROR, "the timer checkpoint contradicts the timer log"),
+    "compaction": Category(ERROR, "a compaction log or its queue is damaged"),
+    "epoch-file": Category(ERROR, "the epoch file does not match its CRC or count"),
+    "small-file": Category(WARNING, "a small file has not the content a broker writes"),
+    "tiered-name": Category(ERROR, "a name in a tier has not the hash of what it names"),
+    "tiered-stray": Category(WARNING, "something in a tier that does not belong there"),
+    "tiered-gap": Category(ERROR, "bytes between two segments of a flat file are missing"),
+    "tiered-overlap": Category(WARNING, "a segment goes on behind the start of the next one"),
+    "tiered-metadata-missing": Category(WARNING, "there is no metadata, or only its backup"),
+    "tiered-metadata-damaged": Category(ERROR, "the metadata or an entry of it cannot be read"),
+    "tiered-metadata-entry": Category(WARNING, "metadata and files disagree on what there is"),
+    "tiered-metadata-size": Category(WARNING, "metadata has not the size of a segment"),
+    "tiered-segment-missing": Category(ERROR, "a segment that metadata has bytes for is not there"),
+    "tiered-segment-short": Category(ERROR, "a segment has fewer bytes than were committed"),
+    "tiered-segment-time": Category(
+        WARNING, "times in metadata that no message of the segment has"),
+    "tiered-cq-missing": Category(ERROR, "a tiered commit log has messages but no consume queue"),
+    "tiered-cq-torn": Category(ERROR, "a tiered consume queue is cut inside a unit"),
+    "tiered-cq-behind": Category(
+        WARNING, "a tiered consume queue ends long before its messages do"),
+    "tiered-cq-ahead": Category(ERROR, "units lead behind the end of the tiered commit log"),
+    "tiered-cq-unit": Category(ERROR, "a unit leads to no message, or not to its own"),
+    "tiered-cq-order": Category(ERROR, "units lead backwards in the tiered commit log"),
+    "tiered-cq-wrong-tag": Category(WARNING, "a unit has not its message's tags code"),
+    "tiered-cq-expired": Category(INFO, "units of messages that are expired"),
+    "tiered-message-fields": Category(
+        ERROR, "a tiered message is of another queue or queue offset"),
+    "tiered-record": Category(ERROR, "a unit leads to bytes that are no record"),
+    "tiered-body-crc": Category(ERROR, "the body of a tiered message does not match its CRC"),
+    "tiered-shifted": Category(
+        ERROR, "messages lie behind their place: a broker repeated a torn write"),
+    "tiered-orphans": Category(INFO, "bytes of a tiered commit log that no unit leads to"),
+    "tiered-index-unreadable": Category(ERROR, "a tiered index file cannot be understood"),
+    "tiered-index-header": Category(
+        ERROR, "the header of a tiered index file contradicts its items"),
+    "tiered-index-slot": Category(
+        ERROR, "a slot of a tiered index file does not lead to its items"),
+    "tiered-index-chain": Category(ERROR, "a chain of an open index file is broken"),
+    "tiered-index-hash": Category(
+        ERROR, "an item of a tiered index file lies in another hash's slot"),
+    "tiered-index-item": Category(WARNING, "an item leads to no message with its key"),
+    "tiered-index-time": Category(WARNING, "an item's time is not its message's"),
+    "tiered-index-expired": Category(INFO, "items of messages that are expired or removed"),
+    "tiered-index-missing": Category(INFO, "keys of tiered messages that no index file has"),
+    "tiered-lost": Category(WARNING, "messages that neither the tier nor the local store has"),
+    "tiered-differs": Category(ERROR, "a message in the tier is not the one in the local store"),
+    "tiered-oddity": Category(INFO, "what some version of a broker leaves behind; harmless"),
+}

@@ -176,7 +176,7 @@ class _Run:
             self._out.note(note)
         from rmqctl.scan import malloc_tuning
 
-        malloc_tuning.calm()
+        malloc_tuning.collect_rarely()
         with self._out.progress("appending", _size(self._reader.fd)) as progress:
             if self._out.streams:
                 self._out.rows(self._rows(progress), _COLUMNS, empty="")

@@ -66,7 +66,7 @@ def command(
         rmqctl diff /data/master/store /data/slave/store
         rmqctl diff /backup/store /data/store --by queue -o json
     """
-    from rmqctl.checks.diff.diff import Diff, Options
+    from rmqctl.checks.diff.diff import Diff, DiffOptions
     from rmqctl.store import Store as OpenedStore
 
     if strict and by == "physical":
@@ -78,7 +78,7 @@ def command(
         _warn(out, left, "a")
         _warn(out, right, "b")
         with out.progress("diff") as progress:
-            options = Options(by, whole, strict, max_differences, view)
+            options = DiffOptions(by, whole, strict, max_differences, view)
             run = Diff(left, right, options, progress.advance)
             progress.total(run.prepare())
             run.run()

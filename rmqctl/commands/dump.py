@@ -47,10 +47,10 @@ def command(
     follows. Exit code 1 when anything was damaged.
     """
     from rmqctl.output.units import time_text
-    from rmqctl.store.dump.dump import Dump, Options
+    from rmqctl.store.dump.dump import Dump, DumpOptions
     from rmqctl.store.dump.fields import FLAT_COLUMNS, fault_text, flattened
 
-    options = Options(kind=kind, start=start, count=count, at=at, hex=hex_, every=every,
+    options = DumpOptions(kind=kind, start=start, count=count, at=at, hex=hex_, every=every,
                       full=out.verbose > 0, body=body, index_slots=layout.index_slots)
     with Dump(file, options) as dump:
         if hex_ and out.is_flat:

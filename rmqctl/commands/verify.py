@@ -62,12 +62,12 @@ def command(
     """
     from rmqctl.checks.verify import state as states
     from rmqctl.checks.verify.verdict import verdict
-    from rmqctl.checks.verify.verify import STRUCTURES, Options, Verification
+    from rmqctl.checks.verify.verify import STRUCTURES, Verification, VerifyOptions
     from rmqctl.commands.shared.verifying import show, structures, with_tier, without_tier
     from rmqctl.store.log.ranges import Processes
 
     only, tiered = without_tier(only)
-    options = Options(frozenset() if only == "" and tiered else structures(only, STRUCTURES),
+    options = VerifyOptions(frozenset() if only == "" and tiered else structures(only, STRUCTURES),
                       worker_count(jobs), sample=sample, seed=seed)
     if sample is not None and since_last:
         raise UsageError("--sample and --since-last cannot be used together: the one looks at "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rmqctl.checks.verify.verdict import Verdict, verdict
-from rmqctl.checks.verify.verify import Coverage, Options, Verification
+from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.errors import RmqctlError
 from rmqctl.store.log.ranges import Pool
 from rmqctl.store.store import Store
@@ -45,7 +45,7 @@ def store_size(root: str, dirs: Sequence[str] = ()) -> StoreSize:
         return StoreSize(root, len(files), sum(one.size for one in files))
 
 
-def verify_stores(roots: Sequence[str], pool: Pool, options: Options, most: int,
+def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most: int,
                   dirs: Sequence[str] = ()) -> Iterator[Judged]:
     """The verdicts in the order of the stores, each with at most ``most`` findings listed.
 
@@ -66,7 +66,7 @@ def _bytes(root: str, dirs: Sequence[str]) -> int:
         return 0  # said by whoever verifies it
 
 
-def _judged(options: Options, most: int, dirs: Sequence[str], pool: Pool | None,
+def _judged(options: VerifyOptions, most: int, dirs: Sequence[str], pool: Pool | None,
             root: str) -> Judged:
     """One store: with a pool in ranges, else here and now."""
     try:

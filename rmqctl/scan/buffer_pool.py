@@ -1,7 +1,7 @@
 """Memory for large pieces of data, used again once nobody looks at it.
 
 A fresh page costs more than filling it on many machines (virtual ones above all), so what is made
-and dropped window by window lies in a few rooms.
+and dropped window by window lies in a few buffers.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import weakref
 _ROUND = 1 << 20
 
 
-class Rooms:
-    """Gives out memory. A room comes back by itself with the last view of it, from any thread."""
+class BufferPool:
+    """Gives out memory. A buffer comes back by itself with its last view, from any thread."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
 
     def take(self, size: int) -> memoryview:
         """Writable memory of ``size`` bytes; what stands in it is of somebody before."""
-        room = None
-        while self._free and room is None:
-            found = self._free.pop()
-            room = found if len(found) >= size else None
-        if room is None:
-            room = mmap.mmap(-1, max(-(-size // _ROUND), 1) * _ROUND)
-        # Views keep this alive, and not the room: so it tells when the last one is gone.
-        lease = (ctypes.c_char * size).from_buffer(room)
-        weakref.finalize(lease, self._free.append, room)
+        buffer = None
+        while self._free and buffer is None:
+            returned = self._free.pop()
+            buffer = returned if len(returned) >= size else None
+        if buffer is None:
+            buffer = mmap.mmap(-1, max(-(-size // _ROUND), 1) * _ROUND)
+        # Views keep the lease alive, and not the buffer: so it tells when the last one is gone.
+        lease = (ctypes.c_char * size).from_buffer(buffer)
+        weakref.finalize(lease, self._free.append, buffer)
         return memoryview(lease).cast("B")

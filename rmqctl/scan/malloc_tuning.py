@@ -2,7 +2,7 @@
 
 A walk makes and drops the same column buffers thousands of times. glibc gives buffers of their
 size back to the system at first, and each page is then faulted in anew: up to a fifth of a
-verify's time. Elsewhere than on glibc `keep` does nothing.
+verify's time. Elsewhere than on glibc `keep_freed_memory` does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEEP = 16 << 20
 
 
 @cache
-def keep() -> bool:
+def keep_freed_memory() -> bool:
     """Tells the allocator once per process; whether it listened."""
     import ctypes
 
@@ -30,7 +30,7 @@ def keep() -> bool:
 
 
 @cache
-def calm() -> None:
+def collect_rarely() -> None:
     """Looks for cycles less often, once per process, and not in what is there already.
 
     For millions of short-lived objects without a cycle among them, of which many live at a time:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmqctl.checks.diff.diff import Diff, Options
+from rmqctl.checks.diff.diff import Diff, DiffOptions
 from rmqctl.store import Store
 from tests.support import damage
 from tests.support import tiny as tiny_stores
@@ -23,7 +23,7 @@ Told = tuple[str, int | None]
 def diff(a: Path, b: Path, by: str = "auto", *, dirs: Sequence[str] = (),
          dirs_b: Sequence[str] | None = None, **options: Any) -> Diff:
     with Store.open(a, dirs) as left, Store.open(b, dirs if dirs_b is None else dirs_b) as right:
-        run = Diff(left, right, Options(by, **options))
+        run = Diff(left, right, DiffOptions(by, **options))
         run.run()
         return run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.diff.diff import Diff, Options
+from rmqctl.checks.diff.diff import Diff, DiffOptions
 from rmqctl.store import Store
 from tests.checks.diffing import (
     counts,
@@ -86,7 +86,7 @@ def test_a_file_that_shrinks_meanwhile(long_pair: tuple[Tiny, Tiny]) -> None:
     second = within(b, 3)[1]
     for by in ("physical", "queue"):
         with Store.open(a.root) as left, Store.open(b.root) as right:
-            run = Diff(left, right, Options(by))
+            run = Diff(left, right, DiffOptions(by))
             assert right.log.files[3].size == 1024  # as it was when the store was opened
             damage.truncate(b.root, f"commitlog/{3072:020d}", second.start - 3072)
             run.run()

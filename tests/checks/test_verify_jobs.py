@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqctl.checks.verify.verify import Options, Verification
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.store.store import Store
 from tests.support import damage
 
@@ -14,7 +14,7 @@ ROOTS = ("5.3.3/basic/store", "5.3.3/crash-crc/before", "4.9.3/crash-cqahead/bef
 
 def told(root, **options):
     with Store.open(root) as store:
-        run = Verification(store, Options(**options))
+        run = Verification(store, VerifyOptions(**options))
         return [one.as_dict() for one in run.findings()], run.coverage.as_dict(), run.ok
 
 

@@ -19,7 +19,7 @@ from rmqctl.formats.config import epoch
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import index_file, message
 from rmqctl.formats.timer import timer_wheel
-from rmqctl.store.dump.dump import Dump, Options
+from rmqctl.store.dump.dump import Dump, DumpOptions
 from tests.formats.test_message import SMALL
 from tests.support import damage, engine
 from tests.support.cli import MIB, Result
@@ -690,7 +690,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
                       (kinds.CONFIG, b"{}")):
         path = tmp_path / "0".zfill(20)
         path.write_bytes(raw)
-        with Dump(str(path), Options(kind=kind)) as dump:
+        with Dump(str(path), DumpOptions(kind=kind)) as dump:
             rows = dump.rows()
             if kind == kinds.CONSUMEQUEUE:
                 next(rows)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.checks.verify.verdict import verdict
-from rmqctl.checks.verify.verify import Options, Verification
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.pipeline.verify import verify_stores
 from rmqctl.store.store import Store
 
@@ -110,7 +110,7 @@ def test_verify_says_the_same(name, golden, pool):
     with Store.open(root) as store:
         wanted = verdict(Verification(store), 500).as_dict()
     for count in (1, 7, 64):
-        (found,) = verify_stores([root], pool, Options(ranges=count), 500)
+        (found,) = verify_stores([root], pool, VerifyOptions(ranges=count), 500)
         assert found.error is None
         assert found.verdict.as_dict() == wanted
 
@@ -132,9 +132,9 @@ def test_relative_paths_are_the_drivers(golden, pool, monkeypatch):
     with Store.open("store") as store:
         wanted = verdict(Verification(store), 500).as_dict()
     for roots in (["store"], ["store", f"../{root.parent.name}/store"]):  # in ranges, and whole
-        assert [one.error for one in verify_stores(roots, pool, Options(), 500)] == [None] * len(
-            roots)
-    (found,) = verify_stores(["store"], pool, Options(ranges=7), 500)
+        found = verify_stores(roots, pool, VerifyOptions(), 500)
+        assert [one.error for one in found] == [None] * len(roots)
+    (found,) = verify_stores(["store"], pool, VerifyOptions(ranges=7), 500)
     assert found.verdict.as_dict() == wanted
 
 
@@ -157,7 +157,7 @@ def test_an_executor_that_dies_costs_nothing(golden, pool, tmp_path):
 
     assert [one for _, one in pool.run(dies_once, range(6))] == list(range(6))
     assert (tmp_path / "killed").exists()
-    (found,) = verify_stores([root], pool, Options(ranges=7), 500)
+    (found,) = verify_stores([root], pool, VerifyOptions(ranges=7), 500)
     assert found.verdict.as_dict() == wanted
 
 

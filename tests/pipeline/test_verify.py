@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from rmqctl.checks.verify.verdict import verdict
-from rmqctl.checks.verify.verify import Options, Verification
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.pipeline.verify import verify_stores
 from rmqctl.store.log.ranges import Processes
 from rmqctl.store.store import Store
@@ -26,7 +26,7 @@ def local(root, dirs=()):
 
 
 def on_pool(root, pool, count, dirs=()):
-    (found,) = verify_stores([root], pool, Options(ranges=count), MOST, dirs)
+    (found,) = verify_stores([root], pool, VerifyOptions(ranges=count), MOST, dirs)
     assert found.error is None
     return found.verdict.as_dict()
 
@@ -110,7 +110,7 @@ def test_many_stores_have_a_verdict_each(golden, tmp_path, spark_pool):
     roots = [str(golden("4.9.3/basic/store")), str(tmp_path / "nothing"),
              str(golden("5.3.3/crash-crc/before"))]
     for pool in (spark_pool, Processes(1), Processes(2)):
-        found = list(verify_stores(roots, pool, Options(), MOST))
+        found = list(verify_stores(roots, pool, VerifyOptions(), MOST))
         assert [one.root for one in found] == roots
         assert [one.verdict is not None and one.verdict.ok for one in found] == [
             True, False, False]
@@ -139,7 +139,7 @@ def test_a_file_that_changes_meanwhile_is_never_passed_over(what, number, count,
     file = sorted((store / "commitlog").iterdir())[number]
     happening = (partial(file.unlink, missing_ok=True) if what == "vanishes"
                  else lambda: os.truncate(file, 5000))
-    (found,) = verify_stores([str(store)], Meanwhile(happening), Options(ranges=count), MOST)
+    (found,) = verify_stores([str(store)], Meanwhile(happening), VerifyOptions(ranges=count), MOST)
     if found.error is not None:
         assert file.name in str(found.error)
     elif (what, number) == ("vanishes", 0):  # it has expired: what is left is a whole store

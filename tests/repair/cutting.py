@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rmqctl.checks.findings import Finding
-from rmqctl.checks.verify.verify import Options, Verification
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.engine.config.settings import Settings
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.plan import Plan
@@ -58,7 +58,7 @@ def each_border(places: list[int], end: int, most: int) -> list[int]:
 def troubles(root: Path, kind: str = "") -> list[Finding]:
     """What verify finds wrong with a store."""
     with Store.open(root, dirs(kind)) as store:
-        return [one for one in Verification(store, Options()).findings() if one.is_trouble]
+        return [one for one in Verification(store, VerifyOptions()).findings() if one.is_trouble]
 
 
 def content(root: Path) -> snapshot.Snapshot:

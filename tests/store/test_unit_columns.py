@@ -18,7 +18,7 @@ from rmqctl.formats.local.consume_queue import FILLER, ZERO, UnitRecord
 from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, Shape
 from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.scan.columns import schema
-from rmqctl.store.dump.dump import Dump, Options
+from rmqctl.store.dump.dump import Dump, DumpOptions
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.index_files import IndexFile, open_index
 from rmqctl.store.queue.unit_columns import (
@@ -79,7 +79,7 @@ def stored_rows(file: StoreFile, *, is_batch: bool = False) -> Rows:
 
 def dumped_rows(file: StoreFile) -> Rows:
     """What `dump` shows of a queue file, unused units and fillers left out."""
-    with Dump(file.path, Options(kind="consumequeue")) as shown:
+    with Dump(file.path, DumpOptions(kind="consumequeue")) as shown:
         return [{"position": row["offset"], **{name: row[name] for name in QUEUE if name in row}}
                 for row in shown.rows() if row["type"] in ("unit", "damaged")
                 and "physical_offset" in row]
@@ -126,7 +126,7 @@ def test_index_entries_are_the_used_ones(store: GoldenStore, golden: GoldenFolde
                             INDEX_TYPES)
             assert found == told
             assert len(found) == index_entries(file, index.shape)
-            with Dump(file.path, Options(kind="index", index_slots=index.shape.slots)) as shown:
+            with Dump(file.path, DumpOptions(kind="index", index_slots=index.shape.slots)) as shown:
                 dumped = [row for row in shown.rows() if row.get("used")]
             assert [(row["number"], row["store_timestamp"], row["slot"]) for row in found] == [
                 (row["number"], row["entry_time"], row["slot"]) for row in dumped]

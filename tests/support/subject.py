@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from rmqctl.checks.verify.verify import Options, Verification
+from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.formats.local.message import Record
 from rmqctl.store import Sizes, Store
 from rmqctl.store.log.bounds import View
@@ -222,7 +222,8 @@ def verify(root: Path, *, options: Sequence[str] = (), only: str | None = None) 
         known[name].append(value)
     sizes = Sizes(*(int(known[name][0]) if known[name] else None for name in list(known)[1:]))
     with Store.open(root, known["--commitlog-dir"], sizes) as store:
-        run = Verification(store, Options(None if only is None else frozenset(only.split(","))))
+        wanted = None if only is None else frozenset(only.split(","))
+        run = Verification(store, VerifyOptions(wanted))
         raw = [each.as_dict() for each in run.findings()]
         return Report(run.ok, tuple(_findings(root, raw)), run.coverage.as_dict())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmqctl.scan.buffer_pool import Rooms
+from rmqctl.scan.buffer_pool import BufferPool
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 from rmqctl.tiered.dispatch import blocks as dispatch_blocks
@@ -127,14 +127,14 @@ def test_rows_that_claim_more_than_a_window(local, tmp_path, monkeypatch):
         data[8:12] = (100 << 20).to_bytes(4)
         path.write_bytes(data)
     taken = []
-    monkeypatch.setattr(sweep, "Rooms", lambda: Noting(taken))
+    monkeypatch.setattr(sweep, "BufferPool", lambda: Noting(taken))
     blocks, faults = swept(root, 1 << 20, monkeypatch, together=True)
     assert blocks
     assert sum(fault is not None for _, _, fault in faults) >= len(rows) - 1
     assert max(taken) <= (1 << 20) + sweep.MAX_RECORD
 
 
-class Noting(Rooms):
+class Noting(BufferPool):
     def __init__(self, taken: list[int]) -> None:
         super().__init__()
         self._taken = taken

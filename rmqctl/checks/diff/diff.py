@@ -34,7 +34,7 @@ _PAGE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DiffOptions:
     """``whole``: what expired in one store only, and configuration, count as well.
 
     ``strict`` (by queue): physical offset and store host count as well. ``most``: differences
@@ -54,7 +54,7 @@ class Diff:
 
     a: Store
     b: Store
-    options: Options = field(default_factory=Options)
+    options: DiffOptions = field(default_factory=DiffOptions)
     progress: Callable[[int], None] | None = None
     differences: Differences = field(init=False)
     summary: dict[str, Any] = field(default_factory=dict)

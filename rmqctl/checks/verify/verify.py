@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.findings import INFO, Finding, advised
 from rmqctl.checks.verify import checkpoint, compaction, config, files
 from rmqctl.checks.verify.context import Context, RangeResult, Wanted, known_topics
 from rmqctl.checks.verify.index import findings as index_structure
@@ -21,7 +21,6 @@ from rmqctl.checks.verify.log.findings import log_findings
 from rmqctl.checks.verify.queue.batch_rows import batch_forward
 from rmqctl.checks.verify.queue.reconcile import QueueReconciler, missing_queue
 from rmqctl.checks.verify.queue.rows import QueueKey
-from rmqctl.checks.verify.remedies import advised
 from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
@@ -39,7 +38,7 @@ _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
 
 
 @dataclass(slots=True)
-class Options:
+class VerifyOptions:
     """``only``: structures to check (None: all). ``jobs``: processes for the log pass.
 
     ``ranges``: the number of pieces the log is cut into for them (None: as fits).
@@ -83,7 +82,7 @@ class Verification:
     """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete."""
 
     store: Store
-    options: Options = field(default_factory=Options)
+    options: VerifyOptions = field(default_factory=VerifyOptions)
     progress: Callable[[int], None] | None = None
     pool: Pool | None = None
     coverage: Coverage = field(default_factory=Coverage)

@@ -43,11 +43,11 @@ def command(
         rmqctl pipeline verify /backup/*/store -o json
         rmqctl pipeline verify /mnt/a/store /mnt/b/store --master spark://host:7077
     """
-    from rmqctl.checks.verify.verify import STRUCTURES, Options
+    from rmqctl.checks.verify.verify import STRUCTURES, VerifyOptions
     from rmqctl.commands.shared.verifying import structures
     from rmqctl.pipeline.verify import verify_stores
 
-    options = Options(structures(only, STRUCTURES), spark.workers, ranges=spark.partitions)
+    options = VerifyOptions(structures(only, STRUCTURES), spark.workers, ranges=spark.partitions)
     roots, dirs = named_stores(stores), layout.folders
     if dry_run:
         _plan(out, roots, options.jobs, spark.partitions, dirs)

@@ -195,7 +195,7 @@ def chosen(spec: Export, batch: Batch) -> Batch:
 def export_range(spec: Export, folder: str, part: Any) -> Part:
     """Exports a `Piece` into a new folder of this attempt below ``folder``. WriteError."""
     assert isinstance(part, Piece)
-    malloc_tuning.keep()
+    malloc_tuning.keep_freed_memory()
     tally = Tally()
     reading = Reading(part, tally)
     sink = Sink(spec, part.name, part.relative, folder)

@@ -119,7 +119,7 @@ class Carving:
         self._misplaced, self._embedded, self._damaged = Spool(), Spool(), Spool()
         self._undecided = Spool()
         self._unreadable: list[tuple[int, int]] = []
-        malloc_tuning.keep()
+        malloc_tuning.keep_freed_memory()
 
     def __enter__(self) -> Self:
         return self

@@ -25,10 +25,10 @@ from rmqctl.formats.timer import timer_log
 from rmqctl.formats.timer.timer_check import TimerCheckRecord
 from rmqctl.scan.source import FileSource
 from rmqctl.store.dump import messages, texts, tiered, units
-from rmqctl.store.dump.fields import Options, Row, Target
+from rmqctl.store.dump.fields import DumpOptions, Row, Target
 from rmqctl.store.objects import FIELDS
 
-__all__ = ["Dump", "Options", "kind_of"]
+__all__ = ["Dump", "DumpOptions", "kind_of"]
 
 _HEAD = 4096
 _PLACE = ("number", "offset", "byte_offset", "type")
@@ -114,7 +114,7 @@ class Dump:
     ``faults`` counts damage in the rows given so far, ``notes`` holds remarks in words.
     """
 
-    def __init__(self, path: str, options: Options) -> None:
+    def __init__(self, path: str, options: DumpOptions) -> None:
         wanted = None if options.kind is None else kind_of(options.kind)
         if options.at is not None and options.start is not None:
             raise UsageError("--from counts records and --at bytes: give one of them")
@@ -138,7 +138,7 @@ class Dump:
                                  f"give --kind, one of: {', '.join(kinds.KINDS)}")
         return kind
 
-    def _placed(self, options: Options, at: int) -> Options:
+    def _placed(self, options: DumpOptions, at: int) -> DumpOptions:
         """The options with ``at`` as a position in the file: a stream offset is taken as well."""
         from dataclasses import replace
 

@@ -19,7 +19,7 @@ CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DumpOptions:
     """What to show of a file. ``at`` is a position in the file; ``start`` a record number."""
 
     kind: str | None = None
@@ -40,7 +40,7 @@ class Target:
     source: FileSource
     kind: str
     base: int | None
-    options: Options
+    options: DumpOptions
     notes: list[str] = field(default_factory=list)
     faults: int = 0
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
-from rmqctl.scan.buffer_pool import Rooms
+from rmqctl.scan.buffer_pool import BufferPool
 from rmqctl.scan.frames import Batch, examine, gather, gather_int
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource
@@ -296,7 +296,7 @@ class Sweep:
                  place: Callable[[LocalQueue], int], window: int = WINDOW) -> None:
         self._log, self._queues, self._place, self._window = log, queues, place, window
         self._buffer = memoryview(b"")
-        self._rooms = Rooms()
+        self._buffers = BufferPool()
 
     def windows(self) -> Iterator[Iterator[Block]]:
         """For each window its blocks, which are made as they are asked for; take all of them
@@ -342,7 +342,7 @@ class Sweep:
         self._read(source, start, rows)
         # Damaged rows may claim far more than a window has: that is joined elsewhere, if at all.
         room = min(int(rows["size"].sum(dtype=np.int64)), self._window + MAX_RECORD)
-        cut = Cut(self._buffer, start, self._rooms.take(room))
+        cut = Cut(self._buffer, start, self._buffers.take(room))
         yield from blocks_of(taken, cut, self._place)
 
     def _read(self, source: FileSource, start: int, rows: Array) -> None:
@@ -353,7 +353,7 @@ class Sweep:
         end = np.maximum.accumulate(physical + rows["size"][order])
         wanted = int(end[-1]) - start
         if len(self._buffer) < wanted:
-            self._buffer = self._rooms.take(max(wanted, min(self._window, source.size)))
+            self._buffer = self._buffers.take(max(wanted, min(self._window, source.size)))
         far = np.flatnonzero(physical[1:] - end[:-1] > _NEAR)
         begins = np.concatenate((physical[:1], physical[far + 1])).tolist()
         ends = np.concatenate((end[far], end[-1:])).tolist()

@@ -206,8 +206,8 @@ class Dispatch:
 
     def run(self, index: IndexRun | None = None) -> None:
         """Uploads what is to be uploaded. StoreIOError: what was committed stays."""
-        malloc_tuning.keep()
-        malloc_tuning.calm()
+        malloc_tuning.keep_freed_memory()
+        malloc_tuning.collect_rarely()
         by_local = {id(upload.local): upload for upload in self.uploads}
         sweep = Sweep(self.store.log, [upload.local for upload in self.uploads],
                       lambda local: by_local[id(local)].next_base, self.options.window)

@@ -303,7 +303,7 @@ def upload_local(request: CompactRequest, now: Callable[[], int],
     StoreHeldError while a broker runs; UsageError, NotAStoreError, RefusedError, FormatError,
     StoreIOError. After any end the next run goes on where this one stopped.
     """
-    malloc_tuning.keep()
+    malloc_tuning.keep_freed_memory()
     with Tier.open(request.root, request.metadata) as tier:
         root, broker_root = tier.name, _known_root(tier)
     with locked(root, broker_root), Tier.open(request.root, request.metadata) as tier:

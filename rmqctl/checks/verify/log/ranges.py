@@ -61,7 +61,7 @@ def split(store: Store, parts: int, minimum: int = MIN_RANGE) -> list[Range]:
 def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Range, last: bool,
               progress: Progress | None = None) -> RangeResult:
     """One range in this process. The result's ``first`` is where its first frame starts."""
-    malloc_tuning.keep()
+    malloc_tuning.keep_freed_memory()
     job = LogPass(store, ends, wanted, part.start, progress)
     for number, file in enumerate(store.log.files):
         if file.end <= part.start and not (file.end == part.start == file.base):
