@@ -14,7 +14,7 @@ from rmqctl.actions import Action
 from rmqctl.scan.overlay import Piece
 
 __all__ = ["Action", "Content", "Create", "FileContent", "Lost", "MakeFolder", "MoveAside", "Patch",
-           "Plan", "Replace", "Step"]
+           "Plan", "Planned", "Replace", "Step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class FileContent:
 
     path: str
     movable: bool = True
+
+
 Content = bytes | FileContent | Piece
 """A whole file's bytes; a `Piece` (its ``at`` 0) says them sparsely."""
 
@@ -74,7 +76,11 @@ class MakeFolder:
     """An empty folder (and those above it)."""
 
     target: str
+
+
 Step = Create | Replace | Patch | MoveAside | MakeFolder
+Planned = tuple[list[Step], list[Action]]
+"""A part of a plan: its steps, and what they are for people."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from typing import Any
 from rmqctl.errors import RefusedError
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
-from rmqctl.repair.plan import Action, MoveAside, Plan, Step
+from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step
 from rmqctl.repair.rebuild.foreign_files import (
-    Found,
     index_strays,
     joined,
     log_strays,
@@ -160,7 +159,7 @@ class _Planner:
                 and self._wishes.topic is None else None)
         self._notes += made.notes
         steps, actions = derived_steps(made)
-        strays: Found = [], []
+        strays: Planned = [], []
         if self._wishes.topic is None:
             for name, some in ((CONSUMEQUEUE, queue_strays(self._store, self._generation)),
                                (INDEX, index_strays(self._store))):

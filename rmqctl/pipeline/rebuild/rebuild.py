@@ -28,7 +28,6 @@ from rmqctl.pipeline.rebuild.tasks import Group, Job, Made, Spooled, make, spool
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.rebuild import index, part_ranges, seed
 from rmqctl.repair.rebuild.index import Expired
-from rmqctl.repair.rebuild.part_ranges import Damage
 from rmqctl.repair.rebuild.rebuild import BOTH, CONSUMEQUEUE, INDEX, Rebuilt, log_size, wanted_parts
 from rmqctl.repair.recover import Watch, Wishes, plan_recover
 from rmqctl.repair.scratch import DERIVED, Scratch
@@ -154,7 +153,7 @@ class _Run:
         """Spools the log. The sum of all; the names of the spools go into the manifest."""
         size = range_size or default_range_size(log_size(self._parts, self._log_end),
                                                 self._pool.jobs)
-        total = Spooled(0, 0, Damage(), 0, -1, -1, 0, 0, 0, "", 0, [])
+        total = Spooled()
         stretches = part_ranges.cut(self._parts, self._log_min, self._log_end, size)
         try:
             with open(self._job.manifest, "x", encoding="ascii") as manifest, closing(
@@ -241,13 +240,9 @@ def _move(source: str, target: str) -> None:
 
 def _add(total: Spooled, found: Spooled) -> None:
     """Takes in what a later range gave."""
-    total.messages += found.messages
-    if found.messages:
-        total.last, total.end = found.last, found.end
-        total.newest = max(total.newest, found.newest)
+    total.append(found)
     total.logics = found.logics or total.logics
     total.keys += found.keys
-    total.damage.merge(found.damage)
 
 
 def _refuse_blind(refused: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from rmqctl.pipeline.rebuild.groups import (
 from rmqctl.pipeline.rebuild.index_tasks import Index, Segment, begin, write_index
 from rmqctl.pipeline.rebuild.spool import Array, SpoolWriter, refuse_unseen, segments
 from rmqctl.repair.rebuild import seed
-from rmqctl.repair.rebuild.part_ranges import Damage, Stretch, derive
+from rmqctl.repair.rebuild.part_ranges import LogSummary, Stretch, derive
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
@@ -64,25 +64,20 @@ class Job:
 
 
 @dataclass(slots=True)
-class Spooled:
-    """What a stretch of the log gave: a `Found` without its columns, which are in ``spool``.
+class Spooled(LogSummary):
+    """What a range of the log gave: a `DerivedRange` without its columns, which are in ``spool``.
 
     ``logics``: store time of the last message with a row, 0 without any. ``keys``: how many index
     entries the spool has.
     """
 
-    first: int
-    position: int
-    damage: Damage
-    messages: int
-    last: int
-    end: int
-    newest: int
-    logics: int
-    keys: int
-    spool: str
-    size: int
-    refused: list[str]
+    first: int = 0
+    position: int = 0
+    logics: int = 0
+    keys: int = 0
+    spool: str = ""
+    size: int = 0
+    refused: list[str] = field(default_factory=list)
 
 
 def spool(job: Job, one: Stretch) -> Spooled:
@@ -91,13 +86,13 @@ def spool(job: Job, one: Stretch) -> Spooled:
         writer = SpoolWriter(job.folder)
         try:
             sink = _Sink(job, writer)
-            found = derive(job.settings, job.rows, job.log_end, one, sink.take)
+            derived = derive(job.settings, job.rows, job.log_end, one, sink.take)
             sink.flush()
             size = writer.finish()
         finally:
             writer.close()
-    return Spooled(found.first, found.position, found.damage, found.messages, found.last,
-                   found.end, found.newest, sink.logics, sink.keys,
+    return Spooled(derived.messages, derived.last, derived.end, derived.newest, derived.damage,
+                   derived.first, derived.position, sink.logics, sink.keys,
                    os.path.basename(writer.path), size, refused)
 
 

@@ -20,10 +20,9 @@ from rmqctl.formats.local.message import (
     BLANK_SIZE,
     HOST_BITS,
     MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
     MIN_SIZE,
     START_SIZE,
+    VERSIONS,
     Blank,
     Message,
     variant,
@@ -44,7 +43,6 @@ _LARGE = 1 << 20
 HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _BLANK = layout.reader(Blank)
 _LAST_RECORD = 8 << 20
-_MAGICS = (MAGIC_V1, MAGIC_V2)
 
 
 class Scan:
@@ -159,7 +157,7 @@ class Scan:
         if len(head) < START_SIZE:
             return False
         total, magic, _, physical, _ = HEAD.unpack_from(head)
-        if (magic not in (MAGIC_V1, MAGIC_V2) or physical != self._at + shift
+        if (magic not in VERSIONS or physical != self._at + shift
                 or not MIN_SIZE <= total <= min(MAX_RECORD, self.size - self._at)
                 or self._at + total <= held):
             return False
@@ -302,7 +300,7 @@ class Judge:
         if len(head) < START_SIZE:
             return None
         total, magic, crc, physical, sys_flag = HEAD.unpack_from(head)
-        if magic not in _MAGICS or physical < 0 or not (
+        if magic not in VERSIONS or physical < 0 or not (
                 MIN_SIZE <= total <= min(MAX_RECORD, self._window.size - at)):
             return None
         if extent(window, at) != total:
@@ -321,7 +319,7 @@ class Judge:
         if len(head) < START_SIZE:
             return False
         _, magic, _, physical, _ = HEAD.unpack_from(head)
-        return magic in _MAGICS and bool(physical == at + shift)
+        return magic in VERSIONS and bool(physical == at + shift)
 
     def is_blank(self, at: int) -> bool:
         """Whether the head of an END_OF_FILE record stands here, of whatever size."""
@@ -342,10 +340,10 @@ class Judge:
         total, magic, _, physical, _ = HEAD.unpack_from(head)
         # Lengths may add up by chance (a few bytes before a record, taken for a wider host), and
         # the end of the log tells less than another record: then the head has to fit a little.
-        is_own = magic in _MAGICS or physical == at + shift
+        is_own = magic in VERSIONS or physical == at + shift
         sizes: list[int] = [total]
         if is_own:
-            sizes += [one for magic in _MAGICS
+            sizes += [one for magic in VERSIONS
                       if (one := extent(self._window, at, magic)) is not None]
         most = min(MAX_RECORD, self._window.size - at)
         ends = sorted(at + size for size in sizes if MIN_SIZE <= size <= most)

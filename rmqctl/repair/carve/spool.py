@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import layout
-from rmqctl.formats.local.message import HOST_BITS, MAGIC_V1, Message
+from rmqctl.formats.local.message import HOST_BITS, fixed_field
 from rmqctl.scan.frames import Array, gather
 from rmqctl.store.pages import BatchPage, Page
 
@@ -166,7 +165,7 @@ def _hosts(page: Page) -> Array:
     out: Array = np.zeros(len(page), np.int64)
     for bits in np.unique(kinds).tolist() if len(page) and kinds.any() else [0]:
         rows: Any = slice(None) if (kinds == bits).all() else np.flatnonzero(kinds == bits)
-        at = layout.field(Message, "store_host.address", sys_flag=bits, magic=MAGIC_V1)
+        at = fixed_field("store_host.address", bits)
         raw = gather(batch.data, batch.start[rows] + at.offset, at.size + _PORT)
         table: Array = np.zeros((len(raw), _WIDTH), np.uint8)
         table[:, :raw.itemsize] = raw.view(np.uint8).reshape(-1, raw.itemsize)

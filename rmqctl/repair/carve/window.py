@@ -7,16 +7,21 @@ up, and ranges that overlap are summed up once.
 
 from __future__ import annotations
 
-import re
-import struct
 from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
 from isal.isal_zlib import crc32, crc32_combine
 
-from rmqctl.formats import layout
-from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, MAGIC_V1, MAGIC_V2, MIN_SIZE, Message
+from rmqctl.formats.local.message import (
+    CRC_MASK,
+    HOST_BITS,
+    MAGIC_OFFSET,
+    MAGIC_PATTERN,
+    MIN_SIZE,
+    VARIANTS,
+    fixed_field,
+)
 from rmqctl.scan.frames import Array, gather_int, shape
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
@@ -25,9 +30,7 @@ CHUNK = 2 << 20
 _GRID = 4096
 _BLOCK = 1 << 20
 _DIRECT = 64 << 10
-_MAGICS = re.compile(b"|".join(re.escape(struct.pack(">I", one)) for one in (MAGIC_V1, MAGIC_V2)))
-_MAGIC_AT = layout.field(Message, "magic").offset
-_HEAD_SIZE = max(shape(bits, MAGIC_V1).head_size for bits in (0, HOST_BITS))
+_HEAD_SIZE = max(shape(*variant).head_size for variant in VARIANTS)
 """The widest fixed part before the body: so much is looked at."""
 _STEP = 64 << 10
 
@@ -175,16 +178,16 @@ class Candidates:
         """Searches the next stretch; the position where it begins, behind a hole perhaps."""
         window = self._window
         # A record's size may begin with the last zeros of a hole.
-        at = max(at, window.next_data(at) - _MAGIC_AT)
+        at = max(at, window.next_data(at) - MAGIC_OFFSET)
         self._found, self._from, self._to = [], at, min(at + _STEP, window.size)
         if at >= window.size:
             self._to = at + 1
             return at
         window.hold(at, min(_STEP + _HEAD_SIZE, window.size - at))
         low = at - window.start
-        high = min(self._to - window.start + _MAGIC_AT + 3, window.end - window.start)
-        hits = [one.start() - _MAGIC_AT for one in _MAGICS.finditer(
-            window.buffer, low + _MAGIC_AT, high)]
+        high = min(self._to - window.start + MAGIC_OFFSET + 3, window.end - window.start)
+        hits = [one.start() - MAGIC_OFFSET for one in MAGIC_PATTERN.finditer(
+            window.buffer, low + MAGIC_OFFSET, high)]
         if hits:
             self._found = self._plausible(hits)
         return at
@@ -203,13 +206,13 @@ class Candidates:
         bits = _field(window, kept, "sys_flag") & HOST_BITS
         for one in np.unique(bits).tolist():
             rows = np.flatnonzero((bits == one) & good & ~near)
-            length = _field(window, kept[rows], "body_length", sys_flag=one, magic=MAGIC_V1)
+            length = _field(window, kept[rows], "body_length", one)
             good[rows] = (length >= 0) & (length <= total[rows] - MIN_SIZE)
         found: list[int] = (kept[good] + window.start).tolist()
         return found
 
 
-def _field(window: Window, places: Array, name: str, **context: int) -> Array:
+def _field(window: Window, places: Array, name: str, host_bits: int = 0) -> Array:
     """A field of the fixed part of records that stand at ``places`` of the window's data."""
-    where = layout.field(Message, name, **context)
+    where = fixed_field(name, host_bits)
     return gather_int(window.data, places + where.offset, f"i{where.size}")

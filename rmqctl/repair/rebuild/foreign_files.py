@@ -16,7 +16,7 @@ from itertools import filterfalse
 from rmqctl.checks.preflight.load import load
 from rmqctl.checks.preflight.types import rules_of
 from rmqctl.formats.local import names
-from rmqctl.repair.plan import Action, MoveAside, Patch, Step
+from rmqctl.repair.plan import Action, MoveAside, Patch, Planned, Step
 from rmqctl.repair.targets import target
 from rmqctl.store.files import Listing, listing
 from rmqctl.store.store import Store
@@ -28,16 +28,15 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 """What Long.parseLong takes, but for other scripts' digits and numbers that are too large."""
 _QUEUES = ("consumequeue", "consumequeue_ext")
 _NAMED = 5
-Found = tuple[list[Step], list[Action]]
 
 
-def log_strays(store: Store, generation: int) -> Found:
+def log_strays(store: Store, generation: int) -> Planned:
     """Strange entries of the log's folders go aside. ``generation``: 4 or 5, whose rules decide."""
     return _aside(store, (path for folder in store.log_folders
                           for path in _strange(folder, listing(folder), generation)))
 
 
-def queue_strays(store: Store, generation: int) -> Found:
+def queue_strays(store: Store, generation: int) -> Planned:
     """Strange entries of the folders of plain, extended and (5.x) batch queues go aside."""
     tops = _QUEUES if generation < 5 else (*_QUEUES, "batchconsumequeue")
 
@@ -52,7 +51,7 @@ def queue_strays(store: Store, generation: int) -> Found:
     return _aside(store, every())
 
 
-def index_strays(store: Store) -> Found:
+def index_strays(store: Store) -> Planned:
     """What is no index file goes aside."""
     folder = store.path("index")
     found = listing(folder, names.INDEX_DIGITS)
@@ -68,7 +67,7 @@ def index_strays(store: Store) -> Found:
     return steps, actions
 
 
-def joined(steps: Sequence[Step], actions: Sequence[Action], strays: Found) -> Found:
+def joined(steps: Sequence[Step], actions: Sequence[Action], strays: Planned) -> Planned:
     """The steps and actions for derived files with those for strays, each thing moved once."""
     done = {one.target for one in steps}
     gone = [one.target for one in strays[0] if one.target not in done]
@@ -134,7 +133,7 @@ def _is_number(path: str) -> bool:
     return _NUMBER.fullmatch(os.path.basename(path)) is not None
 
 
-def _aside(store: Store, paths: Iterable[str], why: str = WHY) -> Found:
+def _aside(store: Store, paths: Iterable[str], why: str = WHY) -> Planned:
     steps: list[Step] = []
     actions: list[Action] = []
     for path in sorted(paths):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,14 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.end import used_size
-from rmqctl.store.log.ranges import Pool, end_workers, leave_signals_to_parent, signals_later
+from rmqctl.store.log.ranges import (
+    Part,
+    Pool,
+    end_workers,
+    leave_signals_to_parent,
+    signals_later,
+    with_seams,
+)
 
 STRETCH = 8 << 20
 _QUEUED = 4
@@ -50,13 +57,12 @@ class Stretch:
         """The walk over it; a frame belongs to the stretch in which it starts."""
         return Walk(source, self.start, self.end, resync=self.resync)
 
+    def from_seam(self, start: int) -> Self:
+        """The range with a beginning that is known to be a frame's."""
+        return replace(self, start=start, resync=False)
 
-class Result(Protocol):
-    """What work on a stretch gives: it covered the frames of positions ``[first, position)``."""
 
-    first: int
-    position: int
-P = TypeVar("P", bound=Result)
+P = TypeVar("P", bound=Part)
 T = TypeVar("T")
 R = TypeVar("R")
 Results = Generator[tuple[Stretch, P], None, None]
@@ -89,17 +95,8 @@ def in_order(work: Callable[[Stretch], P], stretches: Iterable[Stretch], jobs: i
     ``work`` must be a picklable function of the stretch alone. What comes out never depends on
     the number of jobs. A ``pool`` does the work instead of ``jobs`` processes. StoreIOError.
     """
-    expected = 0
-    for one, found in _results(work, stretches, jobs) if pool is None else pool.run(
-            work, stretches):
-        if not one.resync:
-            expected = one.start
-        if found is not None and found.first == expected:
-            done = found
-        else:  # also where a frame of an earlier stretch reaches over this one
-            done = work(replace(one, start=expected, resync=False))
-        expected = done.position
-        yield one, done
+    yield from with_seams(work, _results(work, stretches, jobs) if pool is None
+                          else pool.run(work, stretches))
 
 
 def _results(work: Callable[[Stretch], P], stretches: Iterable[Stretch],
@@ -185,32 +182,48 @@ class Damage:
 
 
 @dataclass(slots=True)
-class Found:
-    """Of one stretch. ``first`` and ``position``: what it covered (positions in the part).
+class LogSummary:
+    """What a walk over some of the log came by.
 
     ``last`` and ``end``: physical offsets of the last intact message and behind it, -1 without
     any; ``newest`` the greatest store time (ms), 0 without any.
     """
 
-    first: int = 0
-    position: int = 0
-    derived: list[Derived] = field(default_factory=list)
-    damage: Damage = field(default_factory=Damage)
     messages: int = 0
     last: int = -1
     end: int = -1
     newest: int = 0
+    damage: Damage = field(default_factory=Damage)
+
+    def append(self, later: LogSummary) -> None:
+        """Takes in what was found of the log behind."""
+        self.messages += later.messages
+        if later.messages:
+            self.last, self.end = later.last, later.end
+            self.newest = max(self.newest, later.newest)
+        self.damage.merge(later.damage)
+
+
+@dataclass(slots=True)
+class DerivedRange(LogSummary):
+    """What one range leads to. ``first`` and ``position``: what it covered (positions in the
+    part).
+    """
+
+    first: int = 0
+    position: int = 0
+    derived: list[Derived] = field(default_factory=list)
 
 
 def derive(settings: Settings, rows: bool, limit: int | None, one: Stretch,
-           sink: Callable[[Derived], None] | None = None) -> Found:
+           sink: Callable[[Derived], None] | None = None) -> DerivedRange:
     """The intact messages of a stretch that end at or before physical offset ``limit``.
 
     ``rows``: columns for the consumequeues are wanted. ``sink`` takes what was derived, batch by
     batch and with one numbering of topics, instead of the result. StoreIOError.
     """
     deriver = deriver_for(settings, rows=rows)
-    found = Found()
+    found = DerivedRange()
     take = found.derived.append if sink is None else sink
     with one.part.open() as source:
         walk = one.walk(source)

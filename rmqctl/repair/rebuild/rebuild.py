@@ -23,7 +23,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from rmqctl.files.durable import failed, publish
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.repair.rebuild import index, part_ranges, seed
 from rmqctl.repair.rebuild.index import Expired
-from rmqctl.repair.rebuild.part_ranges import MOST_SPANS, Damage, Found, derive
+from rmqctl.repair.rebuild.part_ranges import MOST_SPANS, Damage, DerivedRange, LogSummary, derive
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan.derived import QueueKey
@@ -205,12 +205,12 @@ class _Job:
                        index_timestamp, at.gaps, at.refused, at.unplaceable, at.damage,
                        next_offsets, self._expired)
 
-    def _begin(self) -> Progress:
+    def _begin(self) -> RebuildProgress:
         self._scratch.clear()
         index.seed(self._expired, self._shape, self._log_min, self._scratch)
         for file, used in self._batches:
             seed.seed_batch(self._root, file, used, self._scratch)
-        return Progress(done=self._log_min)
+        return RebuildProgress(done=self._log_min)
 
     def _end(self) -> int:
         return self._parts[-1].end if self._parts else 0
@@ -222,8 +222,8 @@ class _Job:
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
                           rows=CONSUMEQUEUE in self._wishes, most_pending=_MOST_PENDING)
 
-    def _go_on(self, dispatcher: Dispatcher, at: Progress, base: tuple[int, int, int], jobs: int,
-               progress: Callable[[int], None] | None, save_every: float) -> None:
+    def _go_on(self, dispatcher: Dispatcher, at: RebuildProgress, base: tuple[int, int, int],
+               jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:
         """Dispatches what is left. Interrupted, it notes how far it came."""
         whole = True
         saved = time.monotonic()
@@ -234,7 +234,8 @@ class _Job:
                     for derived in found.derived:
                         self._now = int(derived.store_timestamp[0])
                         dispatcher.apply(derived)
-                    at.add(found, one.part.base + found.position)
+                    at.append(found)
+                    at.done = one.part.base + found.position
                     at.logics = dispatcher.logics_timestamp or at.logics
                     at.gaps, at.refused, at.unplaceable = (
                         base[0] + dispatcher.gaps, base[1] + dispatcher.refused,
@@ -253,7 +254,7 @@ class _Job:
                     self._state.save(at, durable=True)
             raise
 
-    def _results(self, done: int, jobs: int) -> part_ranges.Results[Found]:
+    def _results(self, done: int, jobs: int) -> part_ranges.Results[DerivedRange]:
         work = partial(derive, self._settings, CONSUMEQUEUE in self._wishes, self._log_end)
         return part_ranges.in_order(work, part_ranges.cut(self._parts, done, self._log_end), jobs)
 
@@ -267,34 +268,19 @@ def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
 
 
 @dataclass(slots=True)
-class Progress:
+class RebuildProgress(LogSummary):
     """``done``: everything before this physical offset is dispatched; -1 before the beginning.
 
-    The other figures are sums over what was dispatched; see
-    `rmqctl.repair.rebuild.rebuild.Rebuilt`.
+    The other figures are sums over what was dispatched; see `Rebuilt`.
     """
 
     done: int = -1
-    messages: int = 0
-    last: int = -1
-    end: int = -1
-    newest: int = 0
     logics: int = 0
     gaps: int = 0
     refused: int = 0
     unplaceable: int = 0
-    damage: Damage = field(default_factory=Damage)
     finished: str = ""
     """Stands for the files that were there at the end; empty before."""
-
-    def add(self, found: Found, done: int) -> None:
-        """Takes in what a stretch gave."""
-        self.done = done
-        self.messages += found.messages
-        if found.messages:
-            self.last, self.end = found.last, found.end
-            self.newest = max(self.newest, found.newest)
-        self.damage.merge(found.damage)
 
 
 class StateFile:
@@ -304,7 +290,7 @@ class StateFile:
         self._scratch, self._identity = scratch, identity
         self._path = scratch.path(NAME)
 
-    def load(self) -> Progress | None:
+    def load(self) -> RebuildProgress | None:
         """How far an earlier run came; None where there is none to go on from."""
         try:
             with FileSource(self._path) as source:
@@ -315,13 +301,13 @@ class StateFile:
             raw = dict(found["progress"])
             raw["damage"] = Damage(raw["damage"]["count"], raw["damage"]["length"],
                                    [Span(**one) for one in raw["damage"]["spans"][:MOST_SPANS]])
-            progress = Progress(**raw)
+            progress = RebuildProgress(**raw)
             # Who carries the plan out may have moved the files into the store.
             return progress if progress.finished in ("", self._files()) else None
         except (StoreIOError, ValueError, KeyError, TypeError):
             return None
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: RebuildProgress) -> None:
         """Notes that nothing is left to do. StoreIOError."""
         progress.finished = self._files()
         self.save(progress)
@@ -336,7 +322,7 @@ class StateFile:
                         "utf-8", "surrogateescape"))
         return digest.hexdigest()
 
-    def save(self, progress: Progress, *, durable: bool = False) -> None:
+    def save(self, progress: RebuildProgress, *, durable: bool = False) -> None:
         """Notes the state. ``durable``: what it tells of was fsynced. StoreIOError."""
         text = json.dumps({"version": _VERSION, "identity": self._identity, "boot": _boot(),
                            "durable": durable, "progress": asdict(progress)}).encode()

@@ -219,7 +219,6 @@ def _overwrite(path: str, data: bytes) -> None:
         write_all(fd, data, 0, path)
     finally:
         os.close(fd)
-FOLDER = "consumequeue_ext"
 
 
 # -- extension files ------------------------------------------------------------------------------
@@ -267,7 +266,7 @@ class OldUnits:
         return layout.address(at), unit.bit_map or None
 
     def _open(self, key: QueueKey, physical: int) -> _Queue | None:
-        files = listing(os.path.join(self._store.root, FOLDER, key[0], str(key[1]))).files
+        files = listing(os.path.join(self._store.root, EXT, key[0], str(key[1]))).files
         if not files:
             return None
         at = self._by_row(key, physical)

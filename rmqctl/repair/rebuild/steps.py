@@ -26,6 +26,7 @@ from rmqctl.repair.plan import (
     MakeFolder,
     MoveAside,
     Patch,
+    Planned,
     Replace,
     Step,
 )
@@ -40,7 +41,6 @@ from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
-Planned = tuple[list[Step], list[Action]]
 _VERB = "rebuild"
 _MISSING, _BEHIND, _AHEAD, _WRONG, _STRANGE = (
     "{} is missing", "{} lags behind the log", "{} has rows of messages that are not in the log",

@@ -41,10 +41,11 @@ from rmqctl.formats.local.message import (
     CRC_MASK,
     MAGIC_BLANK,
     MAGIC_V1,
-    MAGIC_V2,
+    MIN_SIZE,
     Blank,
     Record,
     build,
+    magic_for,
     size_of,
     variant,
 )
@@ -56,8 +57,6 @@ LOST = "lost"
 TOPIC = "RMQCTL_TOMBSTONE"
 MOST = 4 << 20
 """The largest filler: a broker's default limit of a message."""
-LEAST = size_of(0, MAGIC_V1, 0, 0, 0)
-_V1_TOPIC = 127
 _ZEROS = 1 << 16
 _PAGE = bytes(_ZEROS)
 _BLANK = layout.reader(Blank)
@@ -131,7 +130,7 @@ class Filler:
 
     @property
     def _magic(self) -> int:
-        return MAGIC_V2 if len(self.topic) > _V1_TOPIC else MAGIC_V1
+        return magic_for(self.topic)
 
     @property
     def _least_body(self) -> int:
@@ -202,7 +201,7 @@ def filler(physical: int, size: int, time: int, style: Style) -> Parts:
 
 def least_filler(style: Style) -> int:
     """Bytes of the smallest filler."""
-    return LEAST + (append_crc.SIZE if style.sealed else 0)
+    return MIN_SIZE + (append_crc.SIZE if style.sealed else 0)
 
 
 def blank(size: int) -> Parts:

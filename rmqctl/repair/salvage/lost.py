@@ -20,7 +20,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.index_file import EntryRecord, entry_time
-from rmqctl.formats.local.message import BLANK_SIZE, Record, decode
+from rmqctl.formats.local.message import BLANK_SIZE, MIN_SIZE, Record, decode
 from rmqctl.repair.plan import Lost
 from rmqctl.repair.salvage.bulk import Bulk, parted
 from rmqctl.repair.salvage.evidence import (
@@ -32,7 +32,7 @@ from rmqctl.repair.salvage.evidence import (
     Hole,
     holes_with,
 )
-from rmqctl.repair.salvage.filler import LEAST, Filler, Row, Style
+from rmqctl.repair.salvage.filler import Filler, Row, Style
 from rmqctl.repair.salvage.layout import Carried
 from rmqctl.repair.salvage.records import strayed
 from rmqctl.repair.salvage.survey import Region, Survey
@@ -103,7 +103,7 @@ class Collector:
             size = Counter(row.size for row in here).most_common(1)[0][0]
             here = [row for row in here if row.size == size]
             region = self._region(physical)
-            if region is None or size < LEAST or physical < end or physical + size > region.end:
+            if region is None or size < MIN_SIZE or physical < end or physical + size > region.end:
                 continue
             record = self._record(physical, size, region)
             here.sort(key=lambda row: rank(row, record))
@@ -197,7 +197,8 @@ class Collector:
         """The queue offsets of a hole of which nothing but the gap tells."""
         at = hole.first if hole.low >= 0 else taken[0][0] if taken else hole.end
         begin = taken[0][2] if taken else hole.high
-        if hole.low < 0 and self._from_zero and at - hole.first <= self._room(-1, begin) // LEAST:
+        if hole.low < 0 and self._from_zero and (
+                at - hole.first <= self._room(-1, begin) // MIN_SIZE):
             at = hole.first  # the log is whole from its beginning, so the queue was too
         low = hole.low
         stops = [*taken]
@@ -214,7 +215,7 @@ class Collector:
                 Filler((Row(*key, first),), end - first), None, None, "gap", low, high))
             return
         room = self._room(low, high)
-        if end - first > room // LEAST:
+        if end - first > room // MIN_SIZE:
             self.known.notes.append(
                 f"{key[0]}/{key[1]}: the log lacks the queue offsets {first} to {end - 1}, and "
                 f"there is no damage between physical offsets {low} and {high} that could have "

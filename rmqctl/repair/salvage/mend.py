@@ -13,7 +13,6 @@ Nothing is changed without such proof, and a mended record must be accepted by t
 from __future__ import annotations
 
 import os
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +21,16 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import (
-    MAGIC_V1,
-    MAGIC_V2,
+    MAGIC_OFFSET,
+    MAGIC_PATTERN,
     MIN_SIZE,
     START_SIZE,
+    VERSIONS,
     Message,
     Record,
     decode,
+    is_magic,
+    magic_at,
 )
 from rmqctl.repair.plan import Action
 from rmqctl.repair.salvage.contradict import Contradictions
@@ -55,8 +57,6 @@ PAGES = (4096, 512)
 _WINDOW = 1 << 20
 _MOST_RECORD = 8 << 20
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
-_MAGIC_AT = layout.field(Message, "magic").offset
-_MAGICS = re.compile(b"|".join(re.escape(one.to_bytes(4, "big")) for one in (MAGIC_V1, MAGIC_V2)))
 
 
 @dataclass(slots=True)
@@ -209,10 +209,7 @@ class _Mender:
         stored = field_of(head, "total_size")
         if MIN_SIZE <= stored <= room:
             sizes = {stored, *sizes}
-        magics = ([field_of(head, "magic") & 0xFFFFFFFF]
-                  if field_of(head, "magic") & 0xFFFFFFFF in (MAGIC_V1, MAGIC_V2)
-                  else [MAGIC_V1, MAGIC_V2])
-        for magic in magics:
+        for magic in (magic_at(head),) if is_magic(magic_at(head)) else VERSIONS:
             fixed = with_fields(head, physical_offset=source.base + at, magic=magic)
             for bent in bent_heads(fixed, magic):
                 size = extent(source, at, bent, magic)
@@ -279,8 +276,8 @@ def located(source: Source, start: int, end: int) -> Iterator[int]:
     at = start
     while at < end:
         data = source.read(at, min(_WINDOW, end - at) + START_SIZE)
-        for hit in _MAGICS.finditer(data):
-            position = at + hit.start() - _MAGIC_AT
+        for hit in MAGIC_PATTERN.finditer(data):
+            position = at + hit.start() - MAGIC_OFFSET
             if start <= position < end and hit.start() < _WINDOW:
                 head = source.read(position, START_SIZE)
                 if len(head) >= _LOCATED.size and (
@@ -297,8 +294,8 @@ def _misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Reco
     at = start
     while at < end:
         data = source.read(at, min(_WINDOW, end - at) + START_SIZE)
-        for hit in _MAGICS.finditer(data):
-            position = at + hit.start() - _MAGIC_AT
+        for hit in MAGIC_PATTERN.finditer(data):
+            position = at + hit.start() - MAGIC_OFFSET
             if not start <= position < end or hit.start() >= _WINDOW:
                 continue
             head = source.read(position, START_SIZE)

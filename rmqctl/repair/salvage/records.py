@@ -13,9 +13,11 @@ from rmqctl.formats.local.message import (
     CRC_MASK,
     HOST_BITS,
     MIN_SIZE,
+    START_SIZE,
     Message,
     Record,
     decode,
+    total_size_at,
     variant,
 )
 from rmqctl.scan.frames import PROPERTIES_LENGTH_SIZE
@@ -23,7 +25,6 @@ from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
 
-_SIZE = layout.reader(Message, "total_size")
 _HEAD = {name: layout.field(Message, name) for name in (
     "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")}
 MOST_BODY = 8 << 20
@@ -48,8 +49,7 @@ class Records:
             if part.base <= physical < part.end:
                 with part.open() as source:
                     at = physical - part.base
-                    head = source.read(at, _SIZE.size)
-                    total = size or (_SIZE.unpack(head)[0] if len(head) == _SIZE.size else 0)
+                    total = size or total_size_at(source.read(at, START_SIZE))
                     if not MIN_SIZE <= total <= min(MAX_RECORD, part.end - physical):
                         return number, None, b""
                     raw = source.read(at, total)

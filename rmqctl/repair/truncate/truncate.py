@@ -22,7 +22,7 @@ from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqctl.repair.groups import Progress, named
-from rmqctl.repair.plan import Action, Lost, MoveAside, Patch, Plan, Step
+from rmqctl.repair.plan import Action, Lost, MoveAside, Patch, Plan, Planned, Step
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.index import cut_index
 from rmqctl.repair.truncate.queues import cut_queues
@@ -233,7 +233,7 @@ def _around_log(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, tuple[i
     return below, above, last
 
 
-def cut_log(store: Store, to: int) -> tuple[list[Step], list[Action]]:
+def cut_log(store: Store, to: int) -> Planned:
     """The log's files behind ``to`` go aside, and the rest of the file that holds it is wiped.
 
     A file that begins exactly at ``to`` stays, as with a broker, but empty: without it the blank

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from rmqctl.errors import JobError
 from rmqctl.scan.source import FileSource
@@ -49,6 +49,10 @@ class Range:
     def length(self) -> int:
         return self.file.size - self.start if self.last else self.end - self.start
 
+    def from_seam(self, start: int) -> Self:
+        """The range with a beginning that is known to be a frame's."""
+        return replace(self, start=start, resync=False)
+
 
 class Part(Protocol):
     """What work on a range gives: it covered the frames of positions ``[first, position)``."""
@@ -57,6 +61,17 @@ class Part(Protocol):
     position: int
 
 
+class Seamed(Protocol):
+    """A range that may begin inside a frame (``resync``); a file's first one does not."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def resync(self) -> bool: ...
+    def from_seam(self, start: int) -> Self: ...
+
+
+S = TypeVar("S", bound=Seamed)
 P = TypeVar("P", bound=Part)
 T = TypeVar("T")
 R = TypeVar("R")
@@ -123,18 +138,27 @@ def in_order(work: Callable[[Range], P], ranges: Iterable[Range], jobs: int = 1,
     where the one before ended, without any search. ``progress`` hears of the bytes done. A
     ``pool`` does the work instead of ``jobs`` processes.
     """
-    expected, file = 0, None
-    for one, found in _results(work, ranges, jobs, pool):
-        if one.file is not file:
-            expected, file = 0, one.file
-        if found is not None and found.first == expected:
-            done = found
-        else:  # also where a frame of an earlier range reaches over this one, which has none then
-            done = work(replace(one, start=expected, resync=False))
-        expected = done.position
+    for one, done in with_seams(work, _results(work, ranges, jobs, pool)):
         yield done
         if progress is not None:
             progress(one.length)
+
+
+def with_seams(work: Callable[[S], P],
+               results: Iterable[tuple[S, P | None]]) -> Iterator[tuple[S, P]]:
+    """(range, result) with sound seams: what is missing, or does not begin where the range before
+    ended, is worked on here.
+    """
+    expected = 0
+    for one, result in results:
+        if not one.resync:
+            expected = one.start
+        if result is not None and result.first == expected:
+            done = result
+        else:  # also where a frame of an earlier range reaches over this one, which has none then
+            done = work(one.from_seam(expected))
+        expected = done.position
+        yield one, done
 
 
 def _results(work: Callable[[Range], P], ranges: Iterable[Range], jobs: int,
