@@ -23,12 +23,18 @@ from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.log.flush import FlushService, GroupCommit
 from rmqctl.engine.log.log_files import LogFiles
-from rmqctl.engine.opening import LogState, catch_up_start, examine, recorded_runs
+from rmqctl.engine.opening import (
+    LogState,
+    catch_up_start,
+    done_again,
+    examine,
+    recorded_runs,
+    set_right,
+)
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.cursor import Backlog, RecordRun
 from rmqctl.engine.put.message import FLUSH_DISK_TIMEOUT, OutgoingBatch, PutResult
 from rmqctl.engine.put.put import Message, PutPath
-from rmqctl.engine.recovering import done_again, set_right
 from rmqctl.engine.state import small_files
 from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.engine.state.small_files import CheckpointFile
@@ -316,12 +322,12 @@ class Engine:
 
     @property
     def renumbered(self) -> int:
-        """RecordedRun messages that got another queue offset than the recorded one."""
+        """Recorded messages that got another queue offset than the recorded one."""
         return self._path.renumbered
 
     @property
     def misplaced(self) -> int:
-        """RecordedRun messages that kept a queue offset at which their queue does not go on."""
+        """Recorded messages that kept a queue offset at which their queue does not go on."""
         return self._path.misplaced
 
     @property

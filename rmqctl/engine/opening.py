@@ -1,22 +1,34 @@
-"""What an engine must know of a store before it may append: where the log ends, and from where
-it has to be dispatched again (spec: recovery.md §3-§6).
+"""What an engine must know of a store before it may append, and what it sets right there: where
+the log ends, from where it has to be dispatched again, what an unclean end left behind (spec:
+recovery.md §3-§6).
 
 The end of the log is a broker's. Where a broker would cut intact messages off, this refuses:
-appending there would overwrite them.
+appending there would overwrite them. Nothing is deleted: torn bytes and doubtful index files are
+moved to ``.rmqctl/aside``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from rmqctl.errors import RefusedError
+from rmqctl.engine.state.aside import AsideFolder
+from rmqctl.engine.state.small_files import CheckpointFile
+from rmqctl.errors import FormatError, RefusedError, StoreIOError
+from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, write_all
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from rmqctl.scan.frames import Batch
+from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
+from rmqctl.store.files import StoreFile
 from rmqctl.store.log.bounds import View, broker_log_end, recovery_start
+from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
+
+_AGAIN = "index-again"
+"""The note below ``.rmqctl`` of where indexing has to begin again, while a recovery is at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +62,12 @@ def examine(store: Store, generation: int) -> LogState:
                            f"{gap.start} to {gap.end}; nothing is appended")
     start = log.files[recovery_start(store, generation)].base
     end = broker_log_end(store, generation)
-    found = _intact_behind(store, end)
-    if found is not None:
+    # What lies behind the end must be nothing but leftovers of a write.
+    intact = _intact_behind(store, end)
+    if intact is not None:
         raise RefusedError(
             f"{store.root}: the log is damaged at physical offset {end}, and intact messages "
-            f"follow (the first at {found}); appending would overwrite them. See `rmqctl verify`")
+            f"follow (the first at {intact}); appending would overwrite them. See `rmqctl verify`")
     return LogState(end, start, not store.has_abort)
 
 
@@ -126,3 +139,140 @@ def dispatched_to(store: Store, generation: int) -> int:
         with closing(queue):
             most = max(most, queue.max_physical(view.bounds(queue).end))
     return most
+
+
+# -- after an unclean end -------------------------------------------------------------------------
+
+
+def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: AsideFolder,
+              begin: Callable[[], None]) -> int:
+    """Sets a store right; ``begin`` is called before the first change. The physical offset from
+    which on it has to be indexed again. StoreIOError.
+    """
+    # 1. The checkpoint in memory: times later than any message are not believed.
+    newest = None if state.clean else _newest_time(store, state)
+    if newest is not None:
+        checkpoint.hold_back(newest, _index_ends(store))
+    # 2. Index files that end later than the checkpoint says cannot be relied on.
+    doubtful, again = untrusted_index(store, state, checkpoint.record.index_msg_timestamp)
+    # 3. On disk: the torn end of the log, then those index files.
+    if doubtful or not state.clean:
+        begin()
+        clear_torn_tail(store, state.end, aside)
+        move_aside(store, doubtful, again, aside)
+    return again
+
+
+def _newest_time(store: Store, state: LogState) -> int | None:
+    """The latest store time (ms) in the part of the log that a recovery goes over; None: no
+    message is there.
+
+    A checkpoint that says a later one was torn while it was written, or messages with old times
+    were put in again.
+    """
+    times = [int(batch.column("store_timestamp").max())
+             for batch in store.log.walk(state.start, state.end) if len(batch)]
+    return max(times, default=None)
+
+
+def _index_ends(store: Store) -> set[int]:
+    """When the index files end (ms), as far as they can be understood."""
+    ends = set()
+    for file in store.index_listing.files:
+        with suppress(FormatError, StoreIOError):
+            ends.add(store.open_index(file).header.end_timestamp)
+    return ends
+
+
+def untrusted_index(store: Store, state: LogState,
+                    trusted_until: int) -> tuple[list[StoreFile], int]:
+    """(index files that cannot be relied on, the physical offset to index again from).
+
+    After an unclean end these are the files that end later than ``trusted_until``, the
+    checkpoint's index time: what is in them may be torn. A broker destroys them and indexes only
+    what its recovery walks over, so keys get lost. After any end, a file that knows messages
+    behind the end of the log is another: a broker would not index what is appended below its
+    end. The offset is where the first of them began, the end of the log when all are sound.
+    """
+    start = _noted(store, state.end)
+    doubtful: list[StoreFile] = []
+    for file in store.index_listing.files:
+        try:
+            index = store.open_index(file)
+        except (FormatError, StoreIOError):
+            start, doubtful = min(start, store.log.min_offset), [*doubtful, file]
+            continue
+        header = index.header
+        # One that is not full yet may end in the very millisecond that is trusted.
+        torn = not state.clean and (header.end_timestamp > trusted_until or not header.entries
+                                    or header.index_count < index.shape.max_entries)
+        ahead = header.entries > 0 and header.end_phy_offset >= state.end
+        if torn or ahead:
+            doubtful.append(file)
+            inside = store.log.min_offset <= header.begin_phy_offset <= state.end
+            start = min(start, header.begin_phy_offset if inside else store.log.min_offset)
+    if doubtful:
+        # What follows such a file was made after it, and goes with it.
+        first = min(file.name for file in doubtful)
+        doubtful = [file for file in store.index_listing.files if file.name >= first]
+    return doubtful, start
+
+
+def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFolder) -> None:
+    """Moves index files out of the way. StoreIOError.
+
+    That it has to be indexed again from physical offset ``again`` on is noted first, for whoever
+    comes after a kill and finds no trace of the files; `done_again` takes the note away.
+    """
+    if not files:
+        return
+    publish(store.path(STAGING, _AGAIN), str(again).encode(), store=store.root)
+    for file in files:
+        aside.move(file.path)
+
+
+def _noted(store: Store, end: int) -> int:
+    """From where it has to be indexed again since a recovery did not come to its end."""
+    try:
+        with FileSource(store.path(STAGING, _AGAIN)) as source:
+            text = source.read(0, 32)
+    except StoreIOError:
+        return end
+    if not text.isdigit():
+        return store.log.min_offset
+    return min(max(int(text), store.log.min_offset), end)
+
+
+def done_again(root: str) -> None:
+    """What had to be indexed again is on disk. StoreIOError."""
+    path = os.path.join(root, STAGING, _AGAIN)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise failed(error, path, "remove") from None
+
+
+def clear_torn_tail(store: Store, end: int, aside: AsideFolder) -> None:
+    """Zeros behind the end of the log in its file; what was there is kept.
+
+    It is what a killed process left of its last write, or the END_OF_FILE record of a file that
+    has no next one. A broker leaves it, and a short record appended over it would have a part of
+    it behind: damage to anyone who looks later. StoreIOError.
+    """
+    file = store.log.file_of(end)
+    if file is None:
+        return
+    position = end - file.base
+    with FileSource(file.path) as source:
+        torn = source.read(position, max(0, used_size(source) - position))
+    if not torn:
+        return
+    aside.save_bytes(file.path, position, torn)
+    fd = open_file(file.path, os.O_RDWR)
+    try:
+        write_all(fd, bytes(len(torn)), position, file.path)
+        sync(fd, file.path)
+    finally:
+        os.close(fd)

@@ -23,6 +23,7 @@ ALLOWED = {
     ("commands/shared/applying.py", "_apply", "rmdir"): "the empty scratch folder",
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
+    ("engine/dispatch/index.py", "write_whole", "O_TRUNC"): SCRATCH,
     ("engine/state/small_files.py", "_replace", "ftruncate"):
         "abort gets the content a broker writes",
     ("engine/state/small_files.py", "create_abort", "unlink"):
@@ -35,14 +36,13 @@ ALLOWED = {
         "a log file made ahead, never written to",
     ("files/durable.py", "lay_out", "ftruncate"): OWN,
     ("files/durable.py", "new_file", "unlink"): OWN,
-    ("engine/recovering.py", "done_again", "unlink"): "an index file this run began",
+    ("engine/opening.py", "done_again", "unlink"): "an index file this run began",
     ("files/durable.py", "replace_file", "O_TRUNC"): "the staged file below .rmqctl",
     ("files/durable.py", "replace_file", "unlink"): "the staged file",
     ("pipeline/export/manifest.py", "Manifest.__enter__", "open for writing"): "in its staging",
     ("pipeline/export/sink.py", "Sink.abandon", "rmtree"): "what one attempt exported",
     ("pipeline/export/staging.py", "Staging._remove", "rmtree"): "the folder of one export",
     ("pipeline/rebuild/rebuild.py", "_remove", "rmtree"): SCRATCH,
-    ("pipeline/rebuild/index_tasks.py", "_lay_before", "ftruncate"): SCRATCH,
     ("pipeline/rebuild/index_tasks.py", "_take_away", "unlink"): SCRATCH,
     ("pipeline/session.py", "_settings", "open for writing"): "in the session's temporary folder",
     ("pipeline/session.py", "session", "rmtree"): "the session's temporary folder",
@@ -55,8 +55,6 @@ ALLOWED = {
         "empty folders the repair made",
     ("repair/executor/patch.py", "set_length", "ftruncate"):
         "longer; and back to what it was, when what a patch added behind the end is taken back",
-    ("repair/rebuild/index.py", "_write", "O_TRUNC"): SCRATCH,
-    ("repair/rebuild/index.py", "_write", "ftruncate"): SCRATCH,
     ("repair/rebuild/seed.py", "_cut_files", "truncate"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "O_TRUNC"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "ftruncate"): SCRATCH,

@@ -8,7 +8,7 @@ dies leaves a file which only lacks what was added since the last `IndexFile.syn
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import MAXYEAR, datetime, timedelta
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from rmqctl.engine.dispatch.queue_files import FilePool, refuse_unreadable, wrong_size
 from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.files.durable import lay_out, make_folders, open_file, write_all
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord, Shape
@@ -234,6 +235,20 @@ class IndexFile:
         self._dirty[first:stop] = False
 
 
+def write_whole(path: str, shape: Shape, parts: Iterable[tuple[int, bytes]]) -> None:
+    """Makes a file for an `IndexWriter` to go on from, in a scratch folder: (position, bytes) of
+    what is in it, the rest zeros. Forces nothing to the device. StoreIOError.
+    """
+    make_folders(os.path.dirname(path), durable=False)
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "make")
+    try:
+        lay_out(fd, path, shape.file_size)
+        for position, data in parts:
+            write_all(fd, data, position, path)
+    finally:
+        os.close(fd)
+
+
 def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
     """The key hashes of the last entries that lead to ``physical``, oldest first.
 
@@ -380,19 +395,9 @@ class IndexWriter:
 
         Two files that are created in one millisecond must not share a name (a broker's do).
         """
-        now = self._clock()
-        try:
-            moment = datetime.fromtimestamp(now // 1000) + timedelta(  # noqa: DTZ006 (local by spec)
-                milliseconds=now % 1000)
-        except (ValueError, OverflowError, OSError):  # a rebuild's clock is a damaged store time
-            moment = datetime(1970, 1, 1)  # noqa: DTZ001
-        name = names.build_index(moment)
-        if not self._paths or name > (last := os.path.basename(self._paths[-1])):
-            return name
-        known = names.parse_index(last)
-        if known is None or known.year == MAXYEAR:
-            return f"{int(last) + 1:0{names.INDEX_DIGITS}d}"
-        return names.build_index(known + timedelta(milliseconds=1))
+        name = name_at(self._clock())
+        last = os.path.basename(self._paths[-1]) if self._paths else ""
+        return name if name > last else next_name(last)
 
     def sync_to_file(self) -> None:
         """Writes what is only in memory. Fsyncs nothing."""
@@ -403,3 +408,26 @@ class IndexWriter:
         file, self._file = self._file, None
         if file is not None and file.touched:
             file.sync_to_file(counted=self._counts_empty)
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def name_at(time: int) -> str:
+    """The name of an index file that is created at a time (ms), in local time as brokers' are.
+
+    That of 1970 for a time no calendar has: a rebuild's clock is a damaged store time.
+    """
+    try:
+        moment = datetime.fromtimestamp(time // 1000)  # noqa: DTZ006 (local by spec)
+        return names.build_index(moment + timedelta(milliseconds=time % 1000))
+    except (ValueError, OverflowError, OSError):
+        return names.build_index(datetime(1970, 1, 1))  # noqa: DTZ001
+
+
+def next_name(name: str) -> str:
+    """The least name behind another one's ("" is before all)."""
+    known = names.parse_index(name)
+    if known is None or known.year == MAXYEAR:
+        return f"{int(name or 0) + 1:0{names.INDEX_DIGITS}d}"
+    return names.build_index(known + timedelta(milliseconds=1))

@@ -104,7 +104,7 @@ class FilePool:
         except OSError as error:
             raise failed(error, path, f"read at offset {at} of") from None
 
-    def set_aside(self, path: str) -> None:
+    def move_aside(self, path: str) -> None:
         """Moves a file out of its queue: nothing is deleted."""
         fd = self._open.pop(path, None)
         if fd is not None:
@@ -113,9 +113,9 @@ class FilePool:
         self._aside.move(path)
         self._folders[os.path.dirname(path)] = None
 
-    def keep(self, path: str, at: int, data: bytes) -> None:
+    def save_bytes(self, path: str, position: int, data: bytes) -> None:
         """Keeps bytes that are about to be overwritten."""
-        self._aside.save_bytes(path, at, data)
+        self._aside.save_bytes(path, position, data)
 
     def flush(self) -> None:
         """Fsyncs what was written or created since the last time, files first."""
@@ -277,7 +277,7 @@ class QueueFiles:
         self._clear()
         if self.base is not None and self._stale > self.position:
             at, length = self.position - self.base, self._stale - self.position
-            self._pool.keep(self._path, at, self._pool.read(self._path, length, at))
+            self._pool.save_bytes(self._path, at, self._pool.read(self._path, length, at))
             self.write_at(self.position, bytes(length))
         self._stale = 0
 
@@ -291,7 +291,7 @@ class QueueFiles:
     def _clear(self) -> None:
         # The last first: what is left after an error is still without a hole.
         while self._behind:
-            self._pool.set_aside(self._behind[-1])
+            self._pool.move_aside(self._behind[-1])
             self._behind.pop()
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rmqctl.engine.config.settings import Settings
-from rmqctl.engine.dispatch.index import IndexWriter
+from rmqctl.engine.dispatch.index import IndexWriter, write_whole
 from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.engine.state.aside import AsideFolder
-from rmqctl.files.durable import failed, make_folders, open_file, write_all
+from rmqctl.files.durable import failed
 from rmqctl.formats.local.index_file import HeaderRecord, Shape, build_header
 from rmqctl.pipeline.rebuild.spool import Array
 from rmqctl.repair.rebuild import index
@@ -134,17 +134,9 @@ def begin(keys: Sequence[int], one: Index) -> tuple[int, int]:
 def _lay_before(scratch: Scratch, shape: Shape, before: tuple[int, int]) -> None:
     """A full file before the first one, of which only the end is known."""
     physical, store_timestamp = before
-    path = scratch.path(FOLDER, _BEFORE)
-    make_folders(os.path.dirname(path), durable=False)
-    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "make")
-    try:
-        os.ftruncate(fd, shape.file_size)
-        write_all(fd, build_header(HeaderRecord(
-            store_timestamp, store_timestamp, physical, physical, 0, shape.max_entries)), 0, path)
-    except OSError as error:
-        raise failed(error, path, "set the length of") from None
-    finally:
-        os.close(fd)
+    header = HeaderRecord(store_timestamp, store_timestamp, physical, physical, 0,
+                          shape.max_entries)
+    write_whole(scratch.path(FOLDER, _BEFORE), shape, [(0, build_header(header))])
 
 
 def _take_away(path: str) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from rmqctl.engine.config.settings import Settings
+from rmqctl.engine.dispatch.index import next_name
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed, make_folders
 from rmqctl.formats.local import names
@@ -220,7 +221,7 @@ class _Run:
                 for file in listing(top, names.INDEX_DIGITS).files:
                     # Whatever the clock of a worker said, order of names is order of age.
                     if file.name <= self._last_index:
-                        self._last_index = index.next_name(self._last_index)
+                        self._last_index = next_name(self._last_index)
                     else:
                         self._last_index = file.name
                     _move(file.path, self._scratch.path(kind, self._last_index))

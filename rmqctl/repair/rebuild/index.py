@@ -10,14 +10,12 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import MAXYEAR, datetime, timedelta
 from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.dispatch.index import Header, header_of
+from rmqctl.engine.dispatch.index import Header, header_of, name_at, next_name, write_whole
 from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.index_file import ENTRY, HEADER, Shape
@@ -86,11 +84,11 @@ def seed(found: Expired, shape: Shape, log_min: int, scratch: Scratch) -> None:
     if found.whole:
         one = found.whole[-1]
         with FileSource(one.path) as source:
-            _write(scratch.path(FOLDER, one.name), shape, [(0, source.read(0, HEADER.size))])
+            write_whole(scratch.path(FOLDER, one.name), shape, [(0, source.read(0, HEADER.size))])
     if found.part is not None:
         one = found.part
         header = header_of(one.path)
-        _write(scratch.path(FOLDER, one.name), shape, _cut(one, shape, header, log_min))
+        write_whole(scratch.path(FOLDER, one.name), shape, _cut(one, shape, header, log_min))
 
 
 def _cut(one: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[
@@ -133,29 +131,7 @@ def _pages(one: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterat
             number, before = number + kept, int(physical[-1])
 
 
-def _write(path: str, shape: Shape, parts: Any) -> None:
-    make_folders(os.path.dirname(path), durable=False)
-    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "make")
-    try:
-        os.ftruncate(fd, shape.file_size)
-        for at, data in parts:
-            write_all(fd, data, at, path)
-    except OSError as error:
-        raise failed(error, path, "set the length of") from None
-    finally:
-        os.close(fd)
-
-
 # -- names ----------------------------------------------------------------------------------------
-
-
-def name_at(store_timestamp: int) -> str:
-    """The name of an index file that is created at a store time (ms), in local time as brokers'."""
-    try:
-        moment = datetime.fromtimestamp(store_timestamp // 1000)  # noqa: DTZ006 (local by spec)
-        return names.build_index(moment + timedelta(milliseconds=store_timestamp % 1000))
-    except (ValueError, OverflowError, OSError):
-        return names.build_index(datetime(1970, 1, 1))  # noqa: DTZ001 (no such moment)
 
 
 def matched(made: Sequence[StoreFile], there: Sequence[StoreFile], after: str) -> list[str]:
@@ -210,11 +186,3 @@ def _own(one: StoreFile) -> str:
     """The name after the store time of the first entry: it follows from the log alone."""
     header = header_of(one.path)
     return name_at(header.begin_timestamp) if header.index_count > 1 else one.name
-
-
-def next_name(name: str) -> str:
-    """The least name behind another one's."""
-    known = names.parse_index(name)
-    if known is None or known.year == MAXYEAR:
-        return f"{min(int(name or 0) + 1, 10 ** names.INDEX_DIGITS - 1):0{names.INDEX_DIGITS}d}"
-    return names.build_index(known + timedelta(milliseconds=1))
