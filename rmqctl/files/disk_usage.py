@@ -19,18 +19,18 @@ def used_ratio(folder: str) -> float:
     What is kept back for the administrator counts neither as used nor as free. For a folder
     that is not there yet, that of the folder it will be made in. StoreIOError.
     """
-    at = os.path.abspath(folder)
+    existing = os.path.abspath(folder)
     while True:
         try:
-            about = os.statvfs(at)
+            system = os.statvfs(existing)
             break
         except FileNotFoundError:
-            at = os.path.dirname(at)
+            existing = os.path.dirname(existing)
         except OSError as error:
             raise failed(error, folder, "ask for the free space of") from None
-    used = about.f_blocks - about.f_bfree
-    entire = used + about.f_bavail
-    if not about.f_blocks or not entire:  # no file system that has a size
+    used = system.f_blocks - system.f_bfree
+    entire = used + system.f_bavail
+    if not system.f_blocks or not entire:  # no file system that has a size
         return 0.0
     return -(-used * 100 // entire) / 100
 
@@ -42,19 +42,19 @@ def over_watermark(folders: Iterable[str], ratio: float) -> bool:
     """
     if ratio >= 1:
         return False
-    return min((used_ratio(one) for one in folders), default=0.0) > ratio
+    return min((used_ratio(folder) for folder in folders), default=0.0) > ratio
 
 
 def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
     """The folders whose file system is used beyond ``ratio``; one nobody can ask is not full."""
-    found = set()
-    for one in folders:
+    full = set()
+    for folder in folders:
         try:
-            if used_ratio(one) > ratio:
-                found.add(one)
+            if used_ratio(folder) > ratio:
+                full.add(folder)
         except StoreIOError:
             continue
-    return frozenset(found)
+    return frozenset(full)
 
 
 def free_bytes(folder: str) -> int | None:
@@ -62,8 +62,8 @@ def free_bytes(folder: str) -> int | None:
 
     OSError.
     """
-    about = os.statvfs(folder)
-    return about.f_bavail * about.f_frsize if about.f_blocks else None
+    system = os.statvfs(folder)
+    return system.f_bavail * system.f_frsize if system.f_blocks else None
 
 
 class Watch:

@@ -177,13 +177,13 @@ def make_folders(path: str, *, durable: bool = True) -> list[str]:
     Their names are forced to the device, unless the caller does that (``durable`` False).
     """
     missing = []
-    at = os.path.abspath(path)
-    while not os.path.isdir(at):
-        missing.append(at)
-        above = os.path.dirname(at)
-        if above == at:
+    folder = os.path.abspath(path)
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        above = os.path.dirname(folder)
+        if above == folder:
             break
-        at = above
+        folder = above
     for folder in reversed(missing):
         try:
             os.mkdir(folder)
@@ -365,12 +365,12 @@ def _give_name(fd: int, path: str) -> bool:
     folder = os.path.dirname(path) or "."
     try:
         # With a folder's descriptor Python uses linkat(2), which can follow /proc's link.
-        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.link(f"/proc/self/fd/{fd}", os.path.basename(path), src_dir_fd=at, dst_dir_fd=at,
-                    follow_symlinks=True)
+            os.link(f"/proc/self/fd/{fd}", os.path.basename(path), src_dir_fd=folder_fd,
+                    dst_dir_fd=folder_fd, follow_symlinks=True)
         finally:
-            os.close(at)
+            os.close(folder_fd)
     except OSError as error:
         if error.errno in _NO_NAMING:
             return False

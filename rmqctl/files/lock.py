@@ -35,6 +35,7 @@ _guard = threading.Lock()
 
 
 def _identity(path: str) -> tuple[int, int] | None:
+    """(device, inode) of a file; None where there is none."""
     try:
         about = os.stat(path)
     except (OSError, ValueError):
@@ -44,8 +45,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def held_here(path: str | os.PathLike[str]) -> bool:
     """Whether this process holds the lock file at ``path``; asked without opening it."""
-    found = _identity(os.fspath(path))
-    return found is not None and OWN.get(found) == os.getpid()
+    identity = _identity(os.fspath(path))
+    return identity is not None and OWN.get(identity) == os.getpid()
 
 
 class StoreLock:

@@ -74,6 +74,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
         return queue
 
     def _load(self, queue: BatchedQueue, on_disk: BatchQueue) -> None:
+        # The end: of the last few files the first that is not full, as a broker finds it.
         position: int | None = None
         last: Any = None
         for number in range(max(0, len(on_disk.files) - _LAST_FILES), len(on_disk.files)):
@@ -82,6 +83,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             last = rows[-1] if len(rows) else last
             if len(rows) * UNIT_SIZE < self._file_size:
                 break
+        # Rows that lead behind the log's end are cut off, over as many files as it takes.
         stale = position or 0
         if self._log_end is not None and last is not None and (
                 int(last["physical_offset"]) >= self._log_end):
@@ -123,9 +125,10 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             start = stop
 
     def _append(self, queue: BatchedQueue, units: Array) -> None:
-        there = int(np.searchsorted(units["physical_offset"].astype(np.int64), queue.max_physic,
+        """Writes the rows that were not dispatched before at the queue's end."""
+        known = int(np.searchsorted(units["physical_offset"].astype(np.int64), queue.max_physic,
                                     "right"))
-        units = units[there:]
+        units = units[known:]
         before = queue.files.position
         try:
             queue.files.append(units.view(np.uint8).data)

@@ -101,6 +101,7 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
         return queue
 
     def _load(self, queue: PlainQueue, on_disk: ConsumeQueue) -> None:
+        # Where it stands is known better than from its files.
         known = self._positions.get(queue.key)
         if known is not None:
             end, queue.max_physic = known
@@ -110,6 +111,7 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
             return
         if not on_disk.files:
             return
+        # Rows that lead behind the log's end are cut off.
         end = stale = on_disk.written
         kept = True
         if self._log_end is not None and on_disk.max_physical(end) > self._log_end:
@@ -142,6 +144,7 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
         StoreIOError when a file cannot be written: giving the same rows again is then harmless.
         """
         self._wipe_cut()
+        # Rows that no queue can have, and those of queues which are left out.
         wild = (rows.offset < 0) | (rows.offset > self._greatest)
         if self._wanted is not None:
             left_out = rows.queue == UNWANTED
@@ -157,7 +160,7 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
         count = len(rows)
         if not count:
             return
-        # Small numbers: numpy sorts 16-bit integers by radix, many times faster.
+        # By queue, in log order. Small numbers: numpy sorts 16 bits by radix, many times faster.
         small = len(self.queues) < _SMALL
         order = np.argsort(rows.queue.astype(np.uint16) if small else rows.queue, kind="stable")
         rows = rows.take(order)
@@ -176,14 +179,17 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
             self._run(self.queues[int(rows.queue[start])], run, start, stop)
             start = stop
 
-    def _run(self, queue: PlainQueue, run: _Run, at: int, stop: int) -> None:
-        """The put algorithm for rows ``[at, stop)`` with consecutive queue offsets."""
+    def _run(self, queue: PlainQueue, run: _Run, start: int, stop: int) -> None:
+        """The put algorithm for rows ``[start, stop)`` with consecutive queue offsets."""
         files = queue.files
-        while at < stop:
-            if run.end[at] <= queue.max_physic:
-                at += int(np.searchsorted(run.end[at:stop], queue.max_physic, "right"))
+        while start < stop:
+            # What was dispatched before is passed over, by the place of its record.
+            if run.end[start] <= queue.max_physic:
+                start += int(np.searchsorted(run.end[start:stop], queue.max_physic, "right"))
                 continue
-            index = int(run.offset[at])
+            # The file: of a new queue the first one begins where the row belongs, with fillers
+            # up to it; a full one is followed by the next.
+            index = int(run.offset[start])
             expected = layout.byte_offset(index)
             blank = 0
             if files.base is None:
@@ -193,23 +199,25 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
                     blank = room // UNIT_SIZE
             elif files.full:
                 files.roll()
+            # The queue offset: rows that are there already are left out, a gap is only counted.
             current = files.position + blank * UNIT_SIZE
             upto = stop
             if not index:
                 # Index 0 is never checked, so it alone is taken wherever the queue stands.
-                upto = stop if current == 0 else at + 1
+                upto = stop if current == 0 else start + 1
             elif expected < current:
-                at = min(stop, at + layout.queue_offset(current - expected))
+                start = min(stop, start + layout.queue_offset(current - expected))
                 continue
             elif expected > current:
-                self.gaps += stop - at
-            self._append(queue, run, at, upto, blank)
-            at = upto
+                self.gaps += stop - start
+            self._append(queue, run, start, upto, blank)
+            start = upto
 
-    def _append(self, queue: PlainQueue, run: _Run, at: int, stop: int, blank: int) -> None:
+    def _append(self, queue: PlainQueue, run: _Run, start: int, stop: int, blank: int) -> None:
+        """Writes rows ``[start, stop)`` at the queue's end, behind ``blank`` fillers."""
         if run.codes is not None:
-            run.units["tags_code"][at:stop] = run.codes(queue, run.order[at:stop])
-        data = run.raw[at * UNIT_SIZE:stop * UNIT_SIZE]
+            run.units["tags_code"][start:stop] = run.codes(queue, run.order[start:stop])
+        data = run.raw[start * UNIT_SIZE:stop * UNIT_SIZE]
         before = queue.files.position
         try:
             queue.files.append(self._filler * blank + bytes(data) if blank else data)
@@ -217,7 +225,7 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
             # Also after an error: rows that did get there must count as there.
             done = layout.queue_offset(queue.files.position - before) - blank
             if done > 0:
-                queue.max_physic = int(run.end[at + done - 1])
+                queue.max_physic = int(run.end[start + done - 1])
 
 
 @dataclass(slots=True)

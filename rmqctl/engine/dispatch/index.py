@@ -89,10 +89,10 @@ class IndexFile:
         self._header_dirty = True
 
     @classmethod
-    def load(cls, path: str, shape: Shape, pool: FilePool, *, heal: bool) -> IndexFile:
+    def load(cls, path: str, shape: Shape, pool: FilePool, *, repair: bool) -> IndexFile:
         """A file from disk. RefusedError when its size is not that of ``shape``.
 
-        ``heal``: slots that lead behind the header's count (the process died between writing the
+        ``repair``: slots that lead behind the header's count (the process died between writing the
         two) are led back along their chains, to where they stood when the header was written.
         """
         with FileSource(path) as source:
@@ -106,11 +106,12 @@ class IndexFile:
             if source.size == 0:
                 pool.create(path, shape.file_size)
             made = cls(path, shape, pool, header, table)
-            if heal:
-                made._heal(source)
+            if repair:
+                made._lead_slots_back(source)
         return made
 
-    def _heal(self, source: FileSource) -> None:
+    def _lead_slots_back(self, source: FileSource) -> None:
+        """Follows the chains from slots that lead too far to the newest entry that counts."""
         count = self.header.index_count
         over = np.flatnonzero(self._table >= count)
         if not len(over):
@@ -171,7 +172,7 @@ class IndexFile:
         """(entries without place, slots used, their new values, how many were empty, begin)."""
         count, many = self.header.index_count, len(key_hash)
         bits = many.bit_length()
-        # By slot, then by number: neighbours of one slot are linked to each other.
+        # By slot, then by number: neighbours of one slot are linked to each other ...
         ranked = np.sort((key_hash % self.shape.slots) << bits | np.arange(many))
         slot, place = ranked >> bits, ranked & ((1 << bits) - 1)
         first = np.empty(many, bool)
@@ -179,6 +180,7 @@ class IndexFile:
         np.not_equal(slot[1:], slot[:-1], out=first[1:])
         linked = np.empty(many, np.int64)
         linked[1:] = place[:-1] + count
+        # ... and the first of a slot to what the slot held.
         used = slot[first]
         old = self._table[used].astype(np.int64)
         # Each was put when the file had as many entries as stand before it.
@@ -206,12 +208,14 @@ class IndexFile:
         So a reader, and whoever comes after a kill, finds a file that is whole but for an instant.
         ``counted``: the header of an empty file says 1, not 0, as after a 5.x shutdown.
         """
+        # 1. The entries.
         if self._entries:
             # Joined as bytes: numpy would put them together in the machine's byte order.
             body = b"".join([one.view(np.uint8).data for one in self._entries])
             first = self.header.index_count - self._pending
             self._pool.write(self.path, body, self.shape.entry_position(first))
             self._entries = []
+        # 2. The slots, by pages that changed: all of them where that is most.
         pages = np.flatnonzero(self._dirty)
         if len(pages):
             if 2 * len(pages) > len(self._dirty):
@@ -220,6 +224,7 @@ class IndexFile:
                 breaks = (np.flatnonzero(np.diff(pages) > 1) + 1).tolist()
                 for start, stop in zip([0, *breaks], [*breaks, len(pages)], strict=True):
                     self._write_pages(int(pages[start]), int(pages[stop - 1]) + 1)
+        # 3. The header, which counts the entries.
         if self._header_dirty or (counted and self.header.index_count <= 1):
             raw = layout.build_header(self.header.record(counted=counted))
             self._pool.write(self.path, raw, 0)
@@ -289,8 +294,8 @@ def header_of(path: str) -> Header:
 def _seconds(store_timestamp: Array, begin: int) -> Array:
     if begin <= 0:
         return np.zeros(len(store_timestamp), np.int64)
-    found: Array = np.clip((store_timestamp - begin) // 1000, 0, _INT_MAX)
-    return found
+    seconds: Array = np.clip((store_timestamp - begin) // 1000, 0, _INT_MAX)
+    return seconds
 
 
 class IndexWriter:
@@ -313,11 +318,11 @@ class IndexWriter:
         self._clock, self._as_broker = wall_clock, as_broker
         self._counts_empty, self._most_pending = counts_empty, most_pending
         self._file: IndexFile | None = None
-        found = listing(self._folder, names.INDEX_DIGITS)
-        refuse_unreadable(found.troubles)
-        self._paths = [one.path for one in found.files]
+        listed = listing(self._folder, names.INDEX_DIGITS)
+        refuse_unreadable(listed.troubles)
+        self._paths = [file.path for file in listed.files]
         if self._paths:
-            self._file = IndexFile.load(self._paths[-1], shape, pool, heal=not as_broker)
+            self._file = IndexFile.load(self._paths[-1], shape, pool, repair=not as_broker)
             self._patient(self._file)
             if self._file.is_blank and len(self._paths) > 1:
                 self._file.follow(header_of(self._paths[-2]))
@@ -334,15 +339,16 @@ class IndexWriter:
         first_message, first_key = self._known(physical, key_row, key_hash)
         if first_message >= len(physical):
             return
-        phy, when = physical[key_row], store_timestamp[key_row]
+        key_physical, key_time = physical[key_row], store_timestamp[key_row]
         done, count = first_key, len(key_hash)
         while True:
             file = self._current()
             take = min(file.room, count - done)
             if take:
                 part = slice(done, done + take)
-                file.extend(key_hash[part], phy[part], when[part])
+                file.extend(key_hash[part], key_physical[part], key_time[part])
                 done += take
+            # A message that comes when the file is full makes the next one, even without keys.
             if not file.full or (done == count and key_row[-1] == len(physical) - 1):
                 return
 
@@ -355,18 +361,19 @@ class IndexWriter:
         end = self._file.header.end_phy_offset
         message = int(np.searchsorted(physical, end, "left"))
         key = int(np.searchsorted(key_row, message, "left"))
+        # The last indexed message comes again: which of its keys are there is read back.
         if self._as_broker or message == len(physical) or physical[message] != end:
             return message, key
         if self._file.header.index_count <= 1 and len(self._paths) <= 1:
             return message, key  # nothing is indexed yet: offset 0 is not an end
         self._file.sync_to_file()  # what is read back now must be counted there
         known = last_hashes(self._paths, self._shape, end)
-        behind = int(np.searchsorted(key_row, message, "right"))
-        mine = key_hash[key:behind].tolist()
-        if not known or mine[:len(known)] != known:
+        next_key = int(np.searchsorted(key_row, message, "right"))
+        wanted = key_hash[key:next_key].tolist()
+        if not known or wanted[:len(known)] != known:
             return message, key
-        if len(known) == len(mine):
-            return message + 1, behind
+        if len(known) == len(wanted):
+            return message + 1, next_key
         return message, key + len(known)
 
     def _current(self) -> IndexFile:

@@ -126,9 +126,9 @@ class Dispatcher:
 
     def next_offsets(self) -> dict[QueueKey, int]:
         """The next queue offset of every queue: the topicQueueTable as recovery makes it."""
-        found = {queue.key: queue.end for queue in self._queues.queues}
-        found.update({queue.key: queue.next_offset for queue in self._batches.queues})
-        return found
+        offsets = {queue.key: queue.end for queue in self._queues.queues}
+        offsets.update({queue.key: queue.next_offset for queue in self._batches.queues})
+        return offsets
 
     def max_physic(self) -> int:
         """How far the log was dispatched by the queues' own account; -1 if there is no row.
@@ -151,11 +151,11 @@ class Dispatcher:
         """
         if not len(data):
             return
-        at = hop(data, 0, len(data), _ALL) if starts is None else np.array(starts, np.int64)
-        batch, ok = examine(np.frombuffer(data, np.uint8), base, at)
-        behind = at + batch.column("total_size")
-        if not (len(at) and ok.all() and at[0] == 0 and behind[-1] == len(data)
-                and (behind[:-1] == at[1:]).all()):
+        start = hop(data, 0, len(data), _ALL) if starts is None else np.array(starts, np.int64)
+        batch, ok = examine(np.frombuffer(data, np.uint8), base, start)
+        end = start + batch.column("total_size")
+        if not (len(start) and ok.all() and start[0] == 0 and end[-1] == len(data)
+                and (end[:-1] == start[1:]).all()):
             raise InternalError(f"what is dispatched from physical offset {base} on is not whole "
                                 "records")
         self.apply(self._deriver.derive(batch), bit_maps)
@@ -202,7 +202,9 @@ class Dispatcher:
             self.logics_timestamp = int(when[np.flatnonzero(rowed)[-1]])
 
     def _put_queues(self, what: Derived, topic: Array, bit_maps: BitMaps) -> None:
+        """The rows of plain queues, of batch queues, and those that some messages have besides."""
         rowed, tags = what.rowed, what.tags
+        # Which messages go to which kind of queue.
         kinds = self._kinds[topic]
         plain = rowed & (kinds == _PLAIN)
         if plain.all():
@@ -213,6 +215,7 @@ class Dispatcher:
             if len(batched):
                 self._put_batches(what, topic, batched)
             self.unplaceable += int(np.count_nonzero(rowed & (kinds == _NOWHERE)))
+        # Plain rows; where there are extension units, an address stands for the tags code.
         rows = Rows(self._numbers.encode(topic[which], what.queue_id[which]),
                     what.queue_offset[which], what.physical[which], what.size[which], tags[which])
         codes = None
@@ -222,6 +225,7 @@ class Dispatcher:
             if self._as_broker:
                 rows.tags_code = self._all_codes(rows, codes)
                 codes = None
+        # Rows in the further queues of multi-dispatched messages.
         if what.further is not None:
             rows, codes = self._with_dispatched(rows, codes, what, what.further, plain)
         self._queues.put(rows, codes)
@@ -239,27 +243,27 @@ class Dispatcher:
     def _ext_codes(self, tags: Array, when: Array, physical: Array, bit_maps: BitMaps) -> Codes:
         def codes(queue: PlainQueue, rows: Array) -> Array:
             out: Array = np.empty(len(rows), np.int64)
-            for at, row in enumerate(rows.tolist()):
-                code, stored, place = int(tags[row]), int(when[row]), int(physical[row])
-                ext, bit_map = self._ext_of(queue), bit_maps.get(place)
+            for number, row in enumerate(rows.tolist()):
+                code, stored, record = int(tags[row]), int(when[row]), int(physical[row])
+                ext, bit_map = self._ext_of(queue), bit_maps.get(record)
                 if self._recall is not None:
-                    was, known = self._recall(queue.key, place, code, stored)
-                    bit_map = known if bit_map is None else bit_map
-                    if was is not None:
-                        ext.begin(was)
+                    old_address, old_map = self._recall(queue.key, record, code, stored)
+                    bit_map = old_map if bit_map is None else bit_map
+                    if old_address is not None:
+                        ext.begin(old_address)
                 address = ext.put(code, stored, bit_map)
-                out[at] = code if address is None else address
+                out[number] = code if address is None else address
             return out
         return codes
 
     def _ext_of(self, queue: PlainQueue) -> ConsumeQueueExt:
-        found = self._ext.get(queue.key)
-        if found is None:
-            found = self._ext[queue.key] = ConsumeQueueExt(
+        ext = self._ext.get(queue.key)
+        if ext is None:
+            ext = self._ext[queue.key] = ConsumeQueueExt(
                 self._root, queue.key, self._settings.consumequeue_ext_file_size, self._pool,
                 self._queues.last_address(queue),
                 unused=queue.end == 0 and not self._as_broker)
-        return found
+        return ext
 
     def _all_codes(self, rows: Rows, codes: Codes) -> Array:
         out: Array = np.empty(len(rows), np.int64)

@@ -226,6 +226,7 @@ class LineAppender:
 
         When everything is to stop at a fault, nothing behind the faulty line is put.
         """
+        # Lines to messages, these to the store, and what became of each line.
         self.faults = []
         messages, sources, broken = self._read(lines)
         if self._batch:
@@ -249,15 +250,15 @@ class LineAppender:
             list[Message], list[tuple[int, Line]], list[LineFault]]:
         """(messages, the line of each, lines that are none)."""
         messages, sources, broken = [], [], []
-        for one in lines:
+        for number, raw in lines:
             try:
-                messages.append(self._convert(one[1]))
+                messages.append(self._convert(raw))
             except InputError as error:
-                broken.append(LineFault(one[0], str(error), None, one[1]))
+                broken.append(LineFault(number, str(error), None, raw))
                 if self._stop:
                     break
             else:
-                sources.append(one)
+                sources.append((number, raw))
         return messages, sources, broken
 
     def _join(self, messages: list[Message], sources: list[tuple[int, Line]]) -> tuple[
@@ -265,12 +266,12 @@ class LineAppender:
         """Neighbours joined to batches; the line of a batch is that of its first message."""
         joined: list[Message] = []
         first = []
-        at = 0
-        for one in batches(messages, self._batch, self._room):
-            joined.append(one)
-            first.append(sources[at])
-            made_here = isinstance(one, OutgoingBatch) and one is not messages[at]
-            at += len(one.messages) if made_here else 1  # type: ignore[union-attr]
+        number = 0
+        for put in batches(messages, self._batch, self._room):
+            joined.append(put)
+            first.append(sources[number])
+            made_here = isinstance(put, OutgoingBatch) and put is not messages[number]
+            number += len(put.messages) if made_here else 1  # type: ignore[union-attr]
         return joined, first
 
     def _fault(self, fault: LineFault) -> None:

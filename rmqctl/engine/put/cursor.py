@@ -165,21 +165,21 @@ def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
     Single puts leave one for each message. None goes on over the end of a file: there is always
     a blank between.
     """
-    at = 0
-    while at < len(runs):
-        first = runs[at]
-        end, stop = first.base + len(first.data), at + 1
+    start = 0
+    while start < len(runs):
+        first = runs[start]
+        end, stop = first.base + len(first.data), start + 1
         while stop < len(runs) and runs[stop].base == end:
             end += len(runs[stop].data)
             stop += 1
-        run = runs[at:stop]
-        at = stop
-        if len(run) == 1:
+        neighbours = runs[start:stop]
+        start = stop
+        if len(neighbours) == 1:
             yield first
             continue
         maps: dict[int, bytes | None] = {}
-        for one in run:
-            maps |= one.bit_maps
-        yield RecordRun(first.base, b"".join([one.data for one in run]),
-                      [one.base - first.base + start for one in run for start in one.starts],
-                      maps)
+        for run in neighbours:
+            maps |= run.bit_maps
+        yield RecordRun(
+            first.base, b"".join([run.data for run in neighbours]),
+            [run.base - first.base + within for run in neighbours for within in run.starts], maps)

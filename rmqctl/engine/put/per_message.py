@@ -79,9 +79,9 @@ class SingleMessages:
         self._record_limit = min(settings.max_message_size + settings.profile.body_room,
                                  settings.commitlog_file_size - BLANK_SIZE)
 
-    def run(self, messages: Sequence[Outgoing | OutgoingBatch | Record], at: int,
+    def run(self, messages: Sequence[Outgoing | OutgoingBatch | Record], number: int,
             results: list[PutResult]) -> int:
-        """Puts ordinary messages from number ``at`` on; the number of the first that is not one.
+        """Puts ordinary messages from ``number`` on; the number of the first that is not one.
 
         It stops before the end of a file as well, and before whatever needs a closer look.
         """
@@ -90,7 +90,7 @@ class SingleMessages:
         parts, starts, base = cursor.parts, cursor.starts, cursor.base
         position, last = cursor.position, cursor.end - BLANK_SIZE
         timestamp = cursor.last_timestamp
-        for message in islice(messages, at, None):
+        for message in islice(messages, number, None):
             if type(message) is not Outgoing:
                 break
             properties, body = message.properties, message.body
@@ -128,29 +128,32 @@ class SingleMessages:
             table[key] = offset + 1
             position += size
             timestamp = now
-            at += 1
+            number += 1
         cursor.position, cursor.last_timestamp = position, timestamp
-        return at
+        return number
 
     def put(self, message: Outgoing) -> PutResult:
         """Puts any message, or says why not."""
         settings, cursor, table = self._settings, self._cursor, self._table
+        # Admission.
         wrong = admission.check_message(message, settings, hooks=settings.broker_checks)
         if wrong is not None:
             return wrong
         now = message.store_timestamp
         if now is None:
             now = self._clock()
+        # Rewriting.
         inner = 1
         advancing: Sequence[tuple[str, int]] = ()
         checked = False
         if self._rules.concerns(message):
-            found = self._rules.apply(message, now, table, self._is_batch_topic)
-            if isinstance(found, PutResult):
-                return found
-            message, inner, advancing = found.message, found.message_number, found.advancing
-            checked = found.multi_dispatch
-        kind = self._know(message)
+            rewritten = self._rules.apply(message, now, table, self._is_batch_topic)
+            if isinstance(rewritten, PutResult):
+                return rewritten
+            message, inner = rewritten.message, rewritten.message_number
+            advancing, checked = rewritten.advancing, rewritten.multi_dispatch
+        # Sizes.
+        kind = self._kind_of(message)
         raw, body = self._encoder.properties_part(message.properties), message.body
         properties_size = len(raw) + self._reserved
         size = kind.fixed + len(body) + properties_size
@@ -161,6 +164,7 @@ class SingleMessages:
             wrong = wrong or does_not_fit(size, settings)
             if wrong is not None:
                 return wrong
+        # Queue offset, room in the file, encoding.
         key = message.topic, message.queue_id
         queue_offset = table.get(key, 0) if kind.has_row else 0
         cursor.make_room(size)
@@ -176,19 +180,20 @@ class SingleMessages:
         if self._with_maps:
             cursor.bit_maps[physical] = message.filter_bit_map
         cursor.add(append_crc.seal(record + bytes(self._reserved)) if self._reserved else record)
+        # The counters of its queues.
         if kind.has_row:
             table[key] = queue_offset + inner
-        for one in advancing:
-            table[one] = table.get(one, 0) + 1
+        for other in advancing:
+            table[other] = table.get(other, 0) + 1
         cursor.last_timestamp = now
         return PutResult(PUT_OK, physical, size, queue_offset, inner, now, store_host)
 
-    def _know(self, message: Outgoing) -> Kind:
+    def _kind_of(self, message: Outgoing) -> Kind:
         """What the records of this topic, these flags and hosts share; they were checked."""
         key = message.topic, message.sys_flag, message.born_host, message.store_host
-        found = self._kinds.get(key)
-        if found is not None:
-            return found
+        known = self._kinds.get(key)
+        if known is not None:
+            return known
         if len(self._kinds) >= _KNOWN:
             self._kinds.clear()
             self._ordinary.clear()
@@ -197,13 +202,13 @@ class SingleMessages:
         topic = self._encoder.topic_part(message.topic)
         sys_flag = host_flags(message.sys_flag, born, store)
         shape = variant(sys_flag & HOST_BITS, topic.magic)
-        made = Kind(topic.magic, topic.prefixed, shape.fixed_size + topic.length,
+        kind = Kind(topic.magic, topic.prefixed, shape.fixed_size + topic.length,
                     shape.head.pack, sys_flag, has_consume_queue_row(sys_flag), *born, *store,
                     store)
-        self._kinds[key] = made
-        if made.has_row and not (sys_flag & INNER_BATCH or self._reserved or self._with_maps):
-            self._ordinary[key] = made
-        return made
+        self._kinds[key] = kind
+        if kind.has_row and not (sys_flag & INNER_BATCH or self._reserved or self._with_maps):
+            self._ordinary[key] = kind
+        return kind
 
 
 def does_not_fit(size: int, settings: Settings) -> PutResult | None:

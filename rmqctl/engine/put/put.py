@@ -49,6 +49,9 @@ _INNER_BASE = props.INNER_BASE.encode()
 _MULTI_OFFSETS = props.MULTI_QUEUE_OFFSET.encode()
 
 
+# -- recorded messages ----------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class Placed:
     """A record with its queue offset settled: what is left is where in the log it goes."""
@@ -72,12 +75,14 @@ class Recorder:
 
     def place(self, record: Record) -> Placed:
         """Settles version, CRC and queue offsets. Takes the record over and changes it."""
+        # Version and CRC, where the record came without.
         if not record.magic:
             record.magic = MAGIC_V2 if len(record.topic) > V1_TOPIC_BYTES else MAGIC_V1
         if record.body or record.body_crc < 0:
             record.body_crc = body_crc(record.body)
         counters: dict[tuple[str, int], int] = {}
         moved = False
+        # The queue offsets it takes: in its own queue, and in those it was dispatched to.
         if has_consume_queue_row(record.sys_flag):
             key = _text(record.topic), record.queue_id
             offset = self._continue(key, record.queue_offset)
@@ -106,18 +111,18 @@ class Recorder:
 
     def _inner_batch(self, record: Record, moved: bool) -> int:
         """How many queue offsets an inner batch covers; its base follows the queue offset."""
-        found = props.parse(_text(record.properties))
-        if moved and props.INNER_BASE in found:
+        properties = props.parse(_text(record.properties))
+        if moved and props.INNER_BASE in properties:
             record.properties = _with_value(record.properties, _INNER_BASE,
                                             str(record.queue_offset))
-        text = found.get(props.INNER_NUM, "")
+        text = properties.get(props.INNER_NUM, "")
         return max(1, int(text)) if text.isascii() and text.isdigit() else 1
 
     def _multi_dispatch(self, record: Record, counters: dict[tuple[str, int], int]) -> bool:
         """Settles the rows in the other queues; True when their offsets had to change."""
-        found = props.parse(_text(record.properties))
-        names = found.get(props.MULTI_DISPATCH, "").split(",")
-        given = found.get(props.MULTI_QUEUE_OFFSET, "").split(",")
+        properties = props.parse(_text(record.properties))
+        names = properties.get(props.MULTI_DISPATCH, "").split(",")
+        given = properties.get(props.MULTI_QUEUE_OFFSET, "").split(",")
         if len(names) != len(given):
             return False
         settled = []
@@ -162,6 +167,9 @@ def _with_value(raw: bytes, name: bytes, value: str) -> bytes:
     start = name + props.NAME_VALUE_SEPARATOR.encode()
     return separator.join(start + value.encode() if one.startswith(start) else one
                           for one in raw.split(separator))
+
+
+# -- the put path ---------------------------------------------------------------------------------
 
 
 class PutPath:
@@ -213,9 +221,9 @@ class PutPath:
         """
         self._cursor.start()
         results: list[PutResult] = []
-        at = 0
-        while (at := self._single.run(messages, at, results)) < len(messages):
-            message = messages[at]
+        number = 0
+        while (number := self._single.run(messages, number, results)) < len(messages):
+            message = messages[number]
             if isinstance(message, Outgoing):
                 result = self._single.put(message)
             elif isinstance(message, OutgoingBatch):
@@ -223,14 +231,16 @@ class PutPath:
             else:
                 result = self._put_recorded(message)
             results.append(result)
-            at += 1
+            number += 1
             if stop and result.physical_offset is None:
                 break
         self._cursor.write()
         return results, self._cursor.runs
 
     def _put_batch(self, batch: OutgoingBatch) -> PutResult:
+        """Messages of one queue as so many records in one file, or why not."""
         settings, encoder, cursor = self.settings, self._encoder, self._cursor
+        # Admission, and what a broker changes in the batch.
         wrong = admission.check_batch(batch, settings, hooks=settings.broker_checks)
         if wrong is not None:
             return wrong
@@ -239,6 +249,7 @@ class PutPath:
         if isinstance(changed, PutResult):
             return changed
         batch = changed
+        # What the records share, then their sizes and the checks of these.
         born = now if batch.born_timestamp is None else batch.born_timestamp
         born_host = batch.born_host or settings.born_host
         store_host = batch.store_host or settings.store_host
@@ -252,13 +263,14 @@ class PutPath:
         wrong = wrong or does_not_fit(sum(sizes), settings)
         if wrong is not None:
             return wrong
-        cursor.make_room(sum(sizes))  # all in one file
+        # The records, all in one file, and the queue's counter.
+        cursor.make_room(sum(sizes))
         key = batch.topic, batch.queue_id
         first = self.table.get(key, 0)
-        places = []
+        positions = []
         for number, (one, tail, size) in enumerate(zip(batch.messages, tails, sizes,
                                                        strict=True)):
-            places.append(cursor.position)
+            positions.append(cursor.position)
             if self._with_maps:
                 cursor.bit_maps[cursor.position] = one.filter_bit_map
             cursor.add(encoder.record(Record(
@@ -267,11 +279,12 @@ class PutPath:
                 batch.reconsume_times, 0, one.body, b"", tail), topic))
         self.table[key] = first + len(sizes)
         cursor.last_timestamp = now
-        return PutResult(PUT_OK, places[0], sum(sizes), first, len(sizes), now, store_host,
-                         physical_offsets=tuple(places))
+        return PutResult(PUT_OK, positions[0], sum(sizes), first, len(sizes), now, store_host,
+                         physical_offsets=tuple(positions))
 
     def _put_recorded(self, record: Record) -> PutResult:
         """A record as it was; only what depends on its place is made new."""
+        # Admission: what could not be read back is refused.
         wrong = admission.check_record(record, self.settings)
         if (wrong is None and record.sys_flag & INNER_BATCH
                 and self.settings.profile.batch_queues and not self._is_batch_topic(
@@ -280,6 +293,7 @@ class PutPath:
                             "topic: its rows would go to the wrong kind of queue")
         if wrong is not None:
             return wrong
+        # Its queue offset, then where in the log it goes: the files end where they did.
         cursor, recorded_at = self._cursor, record.physical_offset
         placed = self._recorder.place(record)
         wrong = does_not_fit(placed.size, self.settings)
@@ -294,6 +308,7 @@ class PutPath:
             # whole batch no longer fits.
             cursor.roll()
         cursor.make_room(placed.size)
+        # The record, and its queues' counters.
         physical = cursor.position
         if self._with_maps:
             cursor.bit_maps[physical] = (record.filter_bit_map
