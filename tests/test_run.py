@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -41,20 +40,26 @@ def test_spark(number):
 
 
 @pytest.fixture
-def run(tmp_path: Path):
-    """A small suite of its own in a process of its own, with this one's plugin."""
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.plugin_run"]\n')
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+        as_run):
+    """``run("--quick", seed="3")``: the output of a small suite of its own under this plugin."""
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  exhaustive:\n  long:\n")
+    for name in [one for one in os.environ if one.startswith(("PYTEST_XDIST", "RMQCTL_SEED"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    as_run(Run())
 
-    def start(*args: str, **env: str) -> str:
-        kept = {name: value for name, value in os.environ.items()
-                if not name.startswith(("PYTEST", "RMQCTL_SEED"))}
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *args, str(tmp_path)],
-            env={**kept, "PYTHONPATH": str(ROOT), **env}, capture_output=True, text=True,
-            timeout=60, cwd=tmp_path)
-        return done.stdout + done.stderr
+    def start(*args: str, seed: str = "") -> str:
+        capsys.readouterr()
+        sys.modules.pop("test_it", None)  # its shares are those of the run that imported it
+        with monkeypatch.context() as patch:
+            if seed:
+                patch.setenv("RMQCTL_SEED", seed)
+            pytest.main(["-v", "-s", "--import-mode=importlib", "-p", "tests.plugin_run",
+                         "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
+                         "-c", str(tmp_path / "pytest.ini"), *args, str(tmp_path)])
+        return "".join(capsys.readouterr())
 
     return start
 
@@ -104,14 +109,14 @@ def test_more_than_there_is_is_all(as_run) -> None:
 
 
 def test_default_and_quick(run) -> None:
-    output = run(RMQCTL_SEED="11")
+    output = run(seed="11")
     taken = names(output)
     assert len([one for one in taken if one.startswith("test_share")]) == 9
     assert "test_expensive" not in taken
     assert {"test_long", "test_spark[4]", "test_many[39]"} <= taken
     assert output.count("seed 11 ") == 2
-    assert taken == names(run("-n", "2", "--dist", "loadgroup", RMQCTL_SEED="11"))
-    quick = names(run("--quick", RMQCTL_SEED="11"))
+    assert taken == names(run("-n", "2", "--dist", "loadgroup", seed="11"))
+    quick = names(run("--quick", seed="11"))
     assert len(quick) == 2
     assert not quick & {"test_long", "test_expensive"}
 
@@ -129,12 +134,12 @@ def test_parts_together_are_everything(run) -> None:
 
 def test_a_picked_seed_gives_the_same_again(run) -> None:
     first = run("--exhaustive", "-n", "2", "-k", "expensive")
-    seed = re.findall(r"^seed (\d+) ", first, re.MULTILINE)
-    assert len(seed) == 2
-    assert len(set(seed)) == 1
+    seeds = re.findall(r"^seed (\d+) ", first, re.MULTILINE)
+    assert len(seeds) == 2
+    assert len(set(seeds)) == 1
     number = re.search(r"seed is (\d+)", first)[1]
-    assert f"seed is {number}" in run("--exhaustive", "-k", "expensive", RMQCTL_SEED=seed[0])
-    assert f"seed is {number}" not in run("--exhaustive", "-k", "expensive", RMQCTL_SEED="4")
+    assert f"seed is {number}" in run("--exhaustive", "-k", "expensive", seed=seeds[0])
+    assert f"seed is {number}" not in run("--exhaustive", "-k", "expensive", seed="4")
 
 
 def test_what_the_time_limit_leaves_is_no_failure(run) -> None:
