@@ -405,6 +405,7 @@ def test_peers_notice_damage(peer: Peer, what: str, made: Made, tmp_path: Path) 
         peer(damaged, 0)
 
 
+@pytest.mark.long
 def test_run_measures_in_processes_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def test_the_store_is_the_golden_one(golden):
     assert contents(STORE) == contents(golden("5.3.3/basic/store"))
 
 
+@pytest.mark.long
 @needs_bash
 def test_the_demo_keeps_its_promises_from_anywhere(tmp_path):
     with snapshot.assert_unchanged(STORE):
@@ -62,6 +63,7 @@ def test_the_demo_notices_a_program_that_finds_nothing(tmp_path):
 # -- make-fixture.sh and reinject.sh ---------------------------------------------------------------
 
 
+@pytest.mark.long
 @needs_bash
 def test_two_fixtures_are_the_same(tmp_path, rmqctl):
     for name in ("one", "two"):
@@ -75,6 +77,7 @@ def test_two_fixtures_are_the_same(tmp_path, rmqctl):
     assert rmqctl("diff", tmp_path / "one", tmp_path / "two").code == 0
 
 
+@pytest.mark.long
 @needs_bash
 def test_the_fixture_has_what_it_promises(tmp_path, rmqctl):
     assert run(EXAMPLES / "make-fixture.sh", cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
@@ -90,6 +93,7 @@ def test_the_fixture_has_what_it_promises(tmp_path, rmqctl):
     assert "not empty" in again.stderr
 
 
+@pytest.mark.long
 @needs_bash
 def test_messages_are_put_into_other_stores(tmp_path, rmqctl):
     with snapshot.assert_unchanged(STORE):
@@ -108,6 +112,7 @@ def test_messages_are_put_into_other_stores(tmp_path, rmqctl):
     assert {one["unique_key"] for one in (was, salvaged, new)} == {was["unique_key"]}
 
 
+@pytest.mark.long
 @needs_bash
 def test_the_stores_of_a_reinjection_are_removed_unless_a_folder_is_named(tmp_path):
     done = run(EXAMPLES / "reinject.sh", cwd=tmp_path, TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT))
@@ -137,6 +142,7 @@ def nightly(tmp_path):
     return once, store, metrics
 
 
+@pytest.mark.long
 @needs_bash
 def test_the_nightly_check_is_silent_when_all_is_well(nightly):
     once, store, metrics = nightly
@@ -146,6 +152,7 @@ def test_the_nightly_check_is_silent_when_all_is_well(nightly):
     assert f'rmqctl_verify_ok{{store="{store}"}} 1' in metrics.read_text()
 
 
+@pytest.mark.long
 @needs_bash
 def test_the_nightly_check_reports_damage(nightly):
     once, store, metrics = nightly

@@ -163,6 +163,7 @@ def test_the_exit_codes_of_a_repair(script, fake, tmp_path, code, said, ends, sh
         "recover", "/data/s", "--strategy", "salvage", "--apply", "--yes", "--no-progress"]
 
 
+@pytest.mark.long
 @needs_recover
 def test_a_repair_says_what_it_did_and_the_next_one_nothing(script, record, rmqctl):
     root = record("467")
@@ -215,6 +216,7 @@ def samples(text):
     return found
 
 
+@pytest.mark.long
 def test_metrics_of_a_broken_store_and_of_none(script, record, tmp_path):
     metrics = tmp_path / "store.prom"
     done = script("metrics.sh", store=record("1231"), RMQCTL_METRICS=str(metrics))

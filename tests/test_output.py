@@ -393,6 +393,7 @@ def test_columns_shrink_from_the_widest_and_numbers_never():
     assert fit([19, 19], [True, True], 10) == [19, 19]
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), min_size=1), st.integers(1, 300))
 def test_fitting_keeps_what_must_stay(columns, width):
     natural = [n for n, _ in columns]
@@ -483,6 +484,7 @@ def test_an_indented_document_keeps_flat_things_on_one_line():
     )
 
 
+@pytest.mark.long
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

@@ -99,6 +99,7 @@ def test_the_untouched_store_has_no_finding(tiny: tiny_stores.Tiny) -> None:
     assert report.coverage["bytes_unverifiable"] > 0, "nothing covers flag, born time and host"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", FILES)
 def test_one_bit_of_some_bytes(file: str, tiny: tiny_stores.Tiny) -> None:
     turn(tiny, file, quick_bits((tiny.root / file).stat().st_size, file))
@@ -123,6 +124,7 @@ def with_crc(tmp_path_factory: pytest.TempPathFactory) -> tiny_stores.Tiny:
     return tiny_stores.variant(tmp_path_factory.mktemp("crc") / "store", "appended crc")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", ["commitlog/00000000000000000000",
                                   "commitlog/00000000000000001200"])
 def test_an_appended_crc_covers_the_whole_record(file: str, with_crc: tiny_stores.Tiny) -> None:

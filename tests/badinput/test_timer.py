@@ -62,6 +62,7 @@ def test_one_bit_of_a_unit(name: str, step: int, root: Path) -> None:
     assert not wrong, f"not found: {wrong}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [53, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("file", [LAST_LOG, "config/timercheck"])
 def test_cut_at_every_length(file: str, step: int, root: Path) -> None:

@@ -171,6 +171,7 @@ def test_what_is_no_store(command: str, argument: str, tmp_path: Path,
     assert str(path) in done.err
 
 
+@pytest.mark.long
 def test_files_that_vanish_while_read(tiny: tiny_stores.Tiny) -> None:
     """A broker's cleaner removes files under the reader: no crash, whatever is met when."""
     stop = threading.Event()

@@ -200,6 +200,7 @@ def test_permission_denied(root: Path) -> None:
     assert told(run("checkpoint", root), root) == [("file-unreadable", "checkpoint", None)]
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.binary(max_size=5000), last=st.none() | st.integers(0, 1 << 62),
        end=st.integers(0, 1 << 62), live=st.booleans())

@@ -561,6 +561,7 @@ def test_a_timerlog_whose_end_mark_lies(golden: Golden, tmp_path: Path, rmqctl: 
     assert (bad["offset"], bad["size"]) == (52, 18)
 
 
+@pytest.mark.long
 def test_ext_files_longer_than_a_window(tmp_path: Path, rmqctl: Run) -> None:
     """Units lie across the borders of what is read at a time."""
     path = tmp_path / "consumequeue_ext/T/0" / "0".zfill(20)

@@ -159,6 +159,7 @@ def test_the_store_may_come_from_the_environment(tiny: tiny_stores.Tiny, rmqctl:
 # -- time -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
                                    for each in golden_sets.judged_stores()
                                    if each.kind in ("basic", "batchcq", "crash-crc", "crash-nocq")])

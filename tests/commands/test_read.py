@@ -244,6 +244,7 @@ def test_an_unreadable_file_ends_with_5(tiny: tiny_stores.Tiny, rmqctl: Runner,
     assert f"{1024:020d}" in done.err
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
     """The peak over 32 MiB of log is that over 8 MiB, and a few MiB at most."""
     peaks = [_peak(_filled(tmp_path / str(files), files)) for files in (1, 4)]

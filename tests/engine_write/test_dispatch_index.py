@@ -119,6 +119,7 @@ def messages(steps: list[tuple[int, int, tuple[int, ...], bool]], when: int) -> 
     return out
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(MESSAGES, st.integers(1, 15), st.booleans(), st.sampled_from([1_700_000_000_000, 0, -9999]),
        st.sampled_from([SHAPE, Shape(1, 2), Shape(3000, 30)]), st.booleans())

@@ -71,6 +71,7 @@ STEP = st.tuples(st.integers(0, 2), st.one_of(st.integers(-2, 3), st.just(1), st
 """Which queue, how far its queue offset moves on, whether the place in the log moves on."""
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.lists(STEP, max_size=60), st.lists(st.integers(0, 3), min_size=3, max_size=3),
        st.integers(1, 20))

@@ -159,12 +159,14 @@ def at_every_call(case: Case, step: int = 1, start: int = 1) -> int:
     return at
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["write", "flush", "topic-create"])
 def test_every_call_of_a_short_command(tmp_path, rmqctl, name):
     case = Case(tmp_path, rmqctl, *RUNS[name], old=OLD)
     assert at_every_call(case) > 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["append", "append-sync"])
 def test_some_calls_of_append(tmp_path, rmqctl, name, seed):
     case = Case(tmp_path, rmqctl, *RUNS[name], old=OLD)
@@ -180,6 +182,7 @@ def test_every_call(tmp_path, rmqctl, name, version):
     assert at_every_call(case, 2, 1 + (version > "5")) > 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["write", "append-sync"])
 def test_some_calls_of_a_recovery(tmp_path, rmqctl, name, seed):
     case = Case(tmp_path, rmqctl, *RUNS[name], old=OLD, unclean=True)

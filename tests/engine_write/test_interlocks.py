@@ -149,6 +149,7 @@ def test_one_of_two_wins(store, tmp_path, rmqctl):
     assert_whole(rmqctl, store, acks)
 
 
+@pytest.mark.long
 def test_of_many_at_once_those_that_lose_change_nothing(store, rmqctl):
     """Started together: each ends with 0 or 4, and the log holds just what the winners put."""
     processes = []

@@ -74,6 +74,7 @@ def check(rmqctl: Runner, root: Path, printed: bytes, first: int = 0) -> int:
     return len(found)
 
 
+@pytest.mark.long
 @EACH
 @FLUSH
 def test_from_a_file(store, tmp_path, rmqctl, number, flush):
@@ -162,6 +163,7 @@ def test_at_any_moment(tmp_path, rmqctl, number):
     assert outcomes
 
 
+@pytest.mark.long
 def test_a_second_signal_does_not_tear_the_end(store, tmp_path, rmqctl):
     source = tmp_path / "source"
     source.write_bytes(lines(0, 40_000))

@@ -97,6 +97,7 @@ def test_killed_at_some_calls(tmp_path, rmqctl, crasher, seed, version, before):
         assert kill_and_check(place, crasher, at, MODES[number % 3]), at
 
 
+@pytest.mark.long
 def test_a_torn_record_leaves_nothing_behind_the_next_one(tmp_path, rmqctl, crasher):
     """A dozen calls in a row: some of them write the log."""
     place = Place(tmp_path, rmqctl, "5.3.3")
@@ -129,6 +130,7 @@ def kill_twice(place: Place, crasher: Crasher, first: int, second: int, mode: st
     return killed
 
 
+@pytest.mark.long
 def test_killed_while_recovering(tmp_path, rmqctl, crasher, seed):
     place = Place(tmp_path, rmqctl, "5.3.3", 300)
     chosen = random.Random(seed)
@@ -163,6 +165,7 @@ def cut_power(place: Place, crasher: Crasher, at: int) -> bool:
     return killed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
 def test_power_fails_at_some_calls(tmp_path, rmqctl, crasher, seed, version):
     place = Place(tmp_path, rmqctl, version, 70)
@@ -244,6 +247,7 @@ def kill_at_random(folder: Path, rmqctl: Runner, chosen: random.Random, kills: i
     assert_whole(rmqctl, store, acks)
 
 
+@pytest.mark.long
 def test_killed_at_a_few_random_moments(tmp_path, rmqctl, seed):
     kill_at_random(tmp_path, rmqctl, random.Random(seed), 4)
 
@@ -257,6 +261,7 @@ def test_killed_at_fifty_random_moments(tmp_path, rmqctl, seed, part):
 # -- what is printed and what is not --------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_is_not_printed_is_there_wholly_or_not_at_all(tmp_path, rmqctl, crasher, seed):
     """The log never holds messages out of order or twice, or one behind a missing one."""
     place = Place(tmp_path, rmqctl, "5.3.3")

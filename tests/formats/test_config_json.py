@@ -48,6 +48,7 @@ def test_the_careful_reader_reads_all_strict_json(value: Any) -> None:
     assert config_json.parse(raw) == ([value, "🙂"], [])
 
 
+@pytest.mark.long
 @given(st.recursive(st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
                     lambda inner: st.lists(inner) | st.dictionaries(
                         st.integers(-(1 << 63), 1 << 63).map(str) | st.text("ab"), inner)))

@@ -86,6 +86,7 @@ def test_an_empty_store_has_one_empty_partition(tmp_path: Path) -> None:
         assert not reading.rows(tmp_path, table)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", sample(TABLES, 1, "twenty thousand files"))
 def test_twenty_thousand_files(table: str, tmp_path: Path) -> None:
     """Few partitions, in seconds, whatever they weigh."""
@@ -199,6 +200,7 @@ def test_times_choose_files(golden: GoldenFolder, monkeypatch: pytest.MonkeyPatc
     assert fewer >= 3, "no file was left out"
 
 
+@pytest.mark.long
 def test_one_wrong_time_leaves_nothing_out(golden_copy: GoldenFolder,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """A bit of a store time turned, which no CRC covers: the rest of the file is still found."""

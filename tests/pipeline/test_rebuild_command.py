@@ -38,6 +38,7 @@ def harm(store: Path) -> None:
                 path.write_bytes(data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sample(NAMES, 2, "rebuilt by command"))
 def test_the_plan_of_recover_carried_out_and_taken_back(rmqctl: Run, golden_copy: Folder,
                                                         name: str) -> None:
@@ -80,6 +81,7 @@ def test_a_part_of_it(rmqctl: Run, golden_copy: Folder, options: tuple[str, ...]
     assert theirs["actions"]
 
 
+@pytest.mark.long
 def test_several_stores_and_one_that_is_none(rmqctl: Run, golden_copy: Folder,
                                              tmp_path: Path) -> None:
     roots = [golden_copy("4.9.3/basic/store"), golden_copy("5.3.3/basic/store")]

@@ -300,6 +300,7 @@ with StoreLock(sys.argv[1]):
 """
 
 
+@pytest.mark.long
 def test_workers_of_a_killed_process_end_and_free_the_store(golden_copy):
     store = golden_copy("4.9.3/basic/store")
     with subprocess.Popen([sys.executable, "-c", ORPHANS, store], stdout=subprocess.PIPE,

@@ -140,6 +140,7 @@ def test_the_queues_are_asked_and_spare_the_way_back(golden: GoldenFolder, small
     assert met > 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", sample([1, 2, 7, 64], 2, "ranges"))
 def test_ranges_are_the_sequential_walk(count: int, golden_copy: GoldenFolder, seed: int,
                                         small_steps: None) -> None:
@@ -158,6 +159,7 @@ def test_ranges_are_the_sequential_walk(count: int, golden_copy: GoldenFolder, s
                 assert sum(one[1] for one in whole) == source.size
 
 
+@pytest.mark.long
 def test_every_cut_of_a_tiny_store(tiny_base: tiny_stores.Tiny, small_steps: None) -> None:
     for path in log_files(tiny_base.root):
         with opened(path) as source:

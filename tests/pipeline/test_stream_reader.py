@@ -96,6 +96,7 @@ def numbers(rows: list[tuple], store: object = None) -> list[int]:
     return [row[1] for row in rows if store is None or row[0] == str(store)]
 
 
+@pytest.mark.long
 def test_random_histories(tmp_path, seed):
     """Appends, limits, restarts, torn ends and replays in any order: each message once."""
     draw = random.Random(seed)
@@ -340,6 +341,7 @@ def test_a_store_that_must_be_there(tmp_path):
         query.batch(start, end)
 
 
+@pytest.mark.long
 def test_an_engine_at_work(tmp_path, rmqctl):
     """Another process appends through a memory map while this one reads as fast as it can."""
     root, count = tmp_path / "a", 20_000

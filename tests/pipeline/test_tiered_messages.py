@@ -143,6 +143,7 @@ def test_it_is_the_loop_over_the_queues(name, count, golden: GoldenFolder):
     assert [(one["file"], one["physical_offset"]) for one in with_orphans] == walked(root)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("coda", sample(["", "behind", "to"], 1, "codas"))
 def test_many_segments(coda, golden: GoldenFolder, tmp_path):
     with Tier.open(str(golden(STORE))) as tier:

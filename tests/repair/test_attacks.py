@@ -236,6 +236,7 @@ def test_a_file_with_further_names_is_told_of(rmqctl: Run, tiny: Tiny, tmp_path:
 # -- wild values ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("time", [1 << 62, -(1 << 62), 1 << 55, 253_402_300_799_999])
 def test_store_times_that_no_calendar_has(rmqctl: Run, tiny: Tiny, time: int) -> None:
     made = tiny.messages[0]
@@ -257,6 +258,7 @@ def test_what_apply_refuses_is_no_plan(rmqctl: Run, tiny: Tiny, tmp_path: Path) 
 # -- leftovers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_damage_to_a_journal_is_a_sentence(rmqctl: Run, tiny: Tiny) -> None:
     (tiny.root / QUEUE_FILE).unlink()
     id = rmqctl("recover", tiny.root, "--apply", *JSON).expect(0).json()["id"]  # noqa: A001

@@ -126,12 +126,14 @@ def found() -> set[tuple[str, str, str]]:
             for where, what in destroyers(path.read_text())}
 
 
+@pytest.mark.long
 def test_whatever_takes_away_is_known():
     strays = found() - ALLOWED.keys()
     assert not strays, "why can this never meet a file of a store? " + "; ".join(
         f"{file}: {where} uses {what}" for file, where, what in sorted(strays))
 
 
+@pytest.mark.long
 def test_the_list_has_nothing_that_is_not_there():
     assert not ALLOWED.keys() - found()
 

@@ -112,6 +112,7 @@ def at_terminal(words: list[str], answer: bytes) -> subprocess.CompletedProcess[
         os.close(follower)
 
 
+@pytest.mark.long
 def test_at_a_terminal_it_asks(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     words = [*commands(root)[0], "--apply"]
@@ -127,6 +128,7 @@ def test_at_a_terminal_it_asks(golden_copy: GoldenFolder) -> None:
     assert before.differences(content(root)) != []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, 1], ids=["truncate", "expire"])
 def test_a_held_store_is_planned_with_a_warning_and_not_changed(
         which: int, golden_copy: GoldenFolder, rmqctl_process: Run) -> None:
@@ -207,6 +209,7 @@ def test_bad_words(golden_copy: GoldenFolder, rmqctl: Run, tmp_path: Path) -> No
         rmqctl(*words, "--apply", "--yes").expect(3)
 
 
+@pytest.mark.long
 def test_no_damage_leads_to_a_traceback(tiny, rmqctl: Run, tmp_path: Path, seed: int) -> None:
     """Random bytes anywhere: an answer or a reason, and undo brings back what there was."""
     import random

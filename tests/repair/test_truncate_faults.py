@@ -27,6 +27,7 @@ def make(tiny: Tiny) -> Callable[[Path], Path]:
     return lambda folder: snapshot.copy_tree(tiny.root, folder)
 
 
+@pytest.mark.long
 @both
 def test_some_failing_calls(name: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
     assert faults_of(command(name, tiny, rmqctl), make(tiny), tmp_path / "faults", step=29) >= 5

@@ -43,6 +43,7 @@ def slots(root: Path) -> dict[int, SlotRecord]:
     return {number: timer_wheel.decode(raw, number * SLOT_SIZE) for number in used.tolist()}
 
 
+@pytest.mark.long
 def test_the_wheel_is_that_of_the_units_left(golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     all_units = units(root)

@@ -171,6 +171,7 @@ def log_of(specs: list[dict[str, Any]]) -> bytes:
     return data
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(RECORD, min_size=1, max_size=8), st.integers(0, 40),
        st.sampled_from([200, 1 << 20]))
@@ -180,6 +181,7 @@ def test_columns_of_odd_records(specs: list[dict[str, Any]], tail: int, chunk: i
     assert sum(row["kind"] == "message" for row in rows) == len(specs)
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(RECORD, min_size=1, max_size=8), st.lists(st.sampled_from(NAMES), unique=True),
        st.data())

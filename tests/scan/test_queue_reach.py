@@ -97,11 +97,13 @@ PUTS = st.builds(
                                              max_size=4).map(",".join)}))
 
 
+@pytest.mark.long
 @given(st.lists(PUTS, max_size=30), st.sampled_from([300, 1000, 1 << 20]), st.booleans())
 def test_columns_and_plain_python_agree(puts: list[Put], chunk: int, plain: bool) -> None:
     assert reach(puts, chunk=chunk, plain=plain) == by_hand(puts, plain=plain)
 
 
+@pytest.mark.long
 @given(st.lists(PUTS, max_size=20), st.integers(0, 20))
 def test_parts_merge_to_the_whole(puts: list[Put], cut: int) -> None:
     parts = []

@@ -87,6 +87,7 @@ def test_records_larger_than_the_buffer(chunk: int) -> None:
     assert [kind for kind, _, _ in frames] == ["message"] * 5 + ["other"]
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_damaged_logs(data: st.DataObject) -> None:

@@ -125,6 +125,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch, limit: int, heavy: int) -> None:
     monkeypatch.setattr(aggregate, "HEAVY", heavy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sample(range(6), 1, "heavy groups", always={0}))
 def test_heavy_groups_are_exact_however_the_log_is_cut(seed: int, monkeypatch,
                                                        tmp_path: Path) -> None:

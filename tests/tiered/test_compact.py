@@ -288,6 +288,7 @@ def test_parts_and_another_provider(one, monkeypatch, tmp_path) -> None:
             assert reader.read(done.path, 0, len(whole) + 1) == whole
 
 
+@pytest.mark.long
 def test_a_kill_at_every_call(golden_copy, golden, rmqctl, crasher, tmp_path) -> None:
     whole = golden_copy(LIVE)
     store = tmp_path / "store"

@@ -370,6 +370,7 @@ def test_a_store_on_a_read_only_disk(rmqctl, store, root, tmp_path, monkeypatch)
     assert done["messages"] == COUNT
 
 
+@pytest.mark.long
 def test_a_dry_run_changes_nothing(rmqctl, store, root):
     with snapshot.assert_unchanged(store):
         done = dispatched(rmqctl, store, root, "--dry-run")

@@ -123,6 +123,7 @@ def kill_and_check(place: Place, crasher: Crasher, at: int, mode: str) -> bool:
     return killed
 
 
+@pytest.mark.long
 def test_killed_at_some_calls(place, crasher, seed):
     assert place.calls > 80
     chosen = random.Random(seed).sample(range(2, place.calls - 4), 8)
@@ -194,6 +195,7 @@ def test_power_fails_at_many_calls(place, crasher, seed):
         assert cut_power(place, crasher, at) or at > place.calls - 12, at
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [out_of_space, broken])
 def test_a_call_that_fails_ends_the_run_cleanly(place, error, seed):
     failed = sum(fail_and_check(place, at, error)

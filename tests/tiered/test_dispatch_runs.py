@@ -81,6 +81,7 @@ def test_a_signal_ends_it_between_two_windows(monkeypatch, store, root, tmp_path
     assert index_items(store, root, 16, 40) == wanted_items(store, root)
 
 
+@pytest.mark.long
 def test_a_broker_in_between_keeps_its_index(store, root, tmp_path):
     """It went on behind us, and its items are in the same file: nothing is taken back."""
     home = tmp_path / "home"

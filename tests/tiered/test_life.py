@@ -503,6 +503,7 @@ def one_life(folder: Path, number: int, crasher: Crasher, steps: int) -> None:
         raise
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(SEEDS))
 def test_a_life(tmp_path, crasher, number):
     one_life(tmp_path, number, crasher, STEPS)

@@ -13,6 +13,7 @@ from tests.tiered.made import TOPIC, Queue
 STATES = [one.id for one in golden_sets.golden_stores() if one.kind == "tiered"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("state", STATES)
 def test_every_message_both_ways(state: str, golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden(state)

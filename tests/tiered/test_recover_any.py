@@ -77,6 +77,7 @@ def trial(chosen: random.Random, root: Path) -> None:
             "1795233890000", "-o", "json").expect(0, 6)
 
 
+@pytest.mark.long
 def test_any_tier(golden: GoldenFolder, tmp_path, seed):
     chosen = random.Random(seed)
     for number in range(6):

@@ -116,6 +116,7 @@ def test_a_row_of_another_topic_of_the_same_length(local, tmp_path, monkeypatch)
     assert_same(root, WINDOWS[-1], monkeypatch)
 
 
+@pytest.mark.long
 def test_rows_that_claim_more_than_a_window(local, tmp_path, monkeypatch):
     """Each of them stops its queue; the room for a window is not as large as they say."""
     root = shutil.copytree(local, tmp_path / "store")

@@ -53,14 +53,17 @@ def expire(root: Path):
                    "--apply", "-o", "json")
 
 
+@pytest.mark.long
 def test_kills_of_recover(make, tmp_path):
     assert kills_of(recover, make, tmp_path, most=9) == 9
 
 
+@pytest.mark.long
 def test_kills_of_expire(make, tmp_path):
     assert kills_of(expire, make, tmp_path, most=8) == 8
 
 
+@pytest.mark.long
 def test_power_failures(make, tmp_path):
     assert kills_of(recover, make, tmp_path, most=3, power=True) == 3
 

@@ -92,6 +92,7 @@ def missed(tier: Small, bits: dict[Path, list[tuple[int, int]]]) -> list[tuple[s
     return found
 
 
+@pytest.mark.long
 def test_provable_bits(tier: Small, seed: int) -> None:
     chance = random.Random(seed)
     bits = {path: [(at, chance.randrange(8)) for at in sorted(
@@ -149,6 +150,7 @@ def test_every_length(tier: Small) -> None:
     check_lengths(tier, None)
 
 
+@pytest.mark.long
 def test_any_bytes_in_any_file(tier: Small, seed: int) -> None:
     chance = random.Random(seed)
     for path in files_of(tier):

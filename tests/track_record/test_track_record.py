@@ -349,6 +349,7 @@ def test_answers_are_kept_when_a_page_is_written_anew():
     assert pages.with_answers(pages.page(case), pages.page(case)) == pages.page(case)
 
 
+@pytest.mark.long
 def test_the_table_is_current(made):
     text = pages.TABLE.read_text()
     for case in stores.ALL.values():

@@ -9,6 +9,7 @@ from tests.repair.executor import samples
 from tests.repair.executor.test_faults import applied, no_links
 
 
+@pytest.mark.long
 def test_apply(folder):
     assert kills_of(samples.repair, samples.make, folder, most=36) == 36
 
@@ -17,14 +18,17 @@ def test_apply_without_hard_links(folder):
     assert kills_of(no_links, samples.make, folder, most=16) == 16
 
 
+@pytest.mark.long
 def test_undo(folder):
     assert kills_of(undo_all, applied, folder, most=24, undo=False, exact=True) == 24
 
 
+@pytest.mark.long
 def test_apply_and_the_power_fails(folder):
     assert kills_of(samples.repair, samples.make, folder, most=25, power=True) == 25
 
 
+@pytest.mark.long
 def test_undo_and_the_power_fails(folder):
     assert kills_of(undo_all, applied, folder, most=25, undo=False, power=True) == 25
 
