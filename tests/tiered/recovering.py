@@ -1,4 +1,4 @@
-"""What tests of `tiered recover` and `tiered expire` share: the golden tier, damaged and healed.
+"""What tests of `tiered recover` and `tiered expire` share: the golden tier, damaged and recovered.
 
 Paths are relative to the store, which holds the tier as ``tieredstore/`` and the broker's
 ``config/``.
@@ -62,9 +62,9 @@ def undo(root: Path) -> None:
     cli.run("undo", root / "tieredstore", "--yes", "-o", "json").expect(0)
 
 
-def healed(root: Path, *options: str) -> Any:
+def recovered(root: Path, *options: str) -> Any:
     """Recovers; afterwards there is nothing more to do, and taking it back brings every byte
-    back. The healed content stays.
+    back. The recovered content stays.
     """
     before = content(root)
     plan = recover(root, *options)

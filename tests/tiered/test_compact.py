@@ -207,12 +207,12 @@ def test_damage_of_the_file_is_told(golden_copy, rmqctl) -> None:
 # -- half done ------------------------------------------------------------------------------------
 
 def upload(root: Path, metadata: Metadata, path: Path) -> compaction.Uploaded:
-    feeder = open_writer(str(root))
+    writer = open_writer(str(root))
     try:
         with compaction.opened(str(path), 4, 50) as file:
-            return compaction.upload(feeder, metadata, *OWNER, file, 77)
+            return compaction.upload(writer, metadata, *OWNER, file, 77)
     finally:
-        feeder.close()
+        writer.close()
 
 
 @pytest.fixture
@@ -281,9 +281,9 @@ def test_parts_and_another_provider(one, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(compacted_form, "PART_ITEMS", 7)
     for url in (f"memory://compact-{os.getpid()}", f"file://{tmp_path}/behind"):
         metadata = Metadata()
-        with closing(open_writer(url)) as feeder, compaction.opened(str(path), 4, 50) as file:
-            done = compaction.upload(feeder, metadata, *OWNER, file, 77)
-            assert feeder.read(done.path, 0, len(whole) + 1) == whole
+        with closing(open_writer(url)) as writer, compaction.opened(str(path), 4, 50) as file:
+            done = compaction.upload(writer, metadata, *OWNER, file, 77)
+            assert writer.read(done.path, 0, len(whole) + 1) == whole
         with closing(open_reader(url)) as reader:
             assert reader.read(done.path, 0, len(whole) + 1) == whole
 

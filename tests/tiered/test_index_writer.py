@@ -388,7 +388,7 @@ def _old_ways_lead(raw: bytes, shape: fmt.Shape, old: int) -> None:
     assert set(range(1, old + 1)) <= seen
 
 
-def test_a_broker_that_went_on_after_lost_slots_is_mended(tmp_path) -> None:
+def test_a_broker_that_went_on_after_lost_slots_is_repaired(tmp_path) -> None:
     shape = fmt.Shape(8, 100)
     with IndexWriter(str(tmp_path), shape, lambda: 10) as feed:
         feed_all(feed, [([n * 3], n, 9, 9) for n in range(40)])
@@ -439,14 +439,14 @@ def test_any_stream(tmp_path_factory, slots, most, blocks) -> None:
     assert contents(folder) == [bytes(one.data) for one in model.files]
 
 
-def test_any_damage_is_mended_or_refused(tmp_path, seed) -> None:
+def test_any_damage_is_repaired_or_refused(tmp_path, seed) -> None:
     draw = random.Random(seed)
     shape = fmt.Shape(8, 60)
     with IndexWriter(str(tmp_path / "whole"), shape, lambda: 10) as feed:
         feed_all(feed, some(draw, 25))
         feed.commit()
     whole = (tmp_path / "whole" / "10").read_bytes()
-    refused = mended = 0
+    refused = repaired = 0
     for number in range(200):
         place = tmp_path / str(number)
         place.mkdir()
@@ -458,7 +458,7 @@ def test_any_damage_is_mended_or_refused(tmp_path, seed) -> None:
         (place / "10").write_bytes(raw)
         try:
             with IndexWriter(str(place), shape, lambda: 10) as feed:
-                mended += feed.repaired
+                repaired += feed.repaired
                 feed_all(feed, some(draw, 10))
                 feed.commit()
         except RefusedError:
@@ -467,7 +467,7 @@ def test_any_damage_is_mended_or_refused(tmp_path, seed) -> None:
             continue
         all_ways_lead(place, shape)
     assert refused > 10
-    assert mended > 10
+    assert repaired > 10
 
 
 def test_more_than_a_broker_can_map_is_refused(tmp_path) -> None:

@@ -45,7 +45,7 @@ def test_one_file_lost(root, base):
     before = items(root)
     (root / recovering.INDEX / recovering.name_of(base)).unlink()
     assert items(root) < before
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert items(root) == before
     assert plan["actions"][0]["action"] == "rebuild"
 
@@ -55,7 +55,7 @@ def test_all_of_it_lost(root):
     shutil.rmtree(root / recovering.INDEX)
     plan = recovering.recover(root)
     assert any("--only index" in one for one in plan["notes"])
-    recovering.healed(root, "--only", "index", "--index-slots", "64", "--index-max", "180")
+    recovering.recovered(root, "--only", "index", "--index-slots", "64", "--index-max", "180")
     assert items(root) == before
     found = meta.parse((root / recovering.METADATA).read_bytes())
     table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
@@ -100,7 +100,7 @@ def test_local_files_count(golden_copy: GoldenFolder):
     root = golden_copy(recovering.LIVE)
     assert recovering.recover(root)["actions"] == []
     shutil.rmtree(root / "tiered_index_file")
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert plan["actions"][0]["reason"].endswith(": 73")
 
 
@@ -113,7 +113,7 @@ def test_damaged(root, at, data):
     found = bytearray(path.read_bytes())
     found[at:at + len(data)] = data
     path.write_bytes(found)
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert plan["actions"][0]["action"] == "move aside"
     assert items(root) == before
 
@@ -122,7 +122,7 @@ def test_cut_short(root):
     before = items(root)
     path = root / recovering.INDEX / recovering.name_of(16628)
     path.write_bytes(path.read_bytes()[:-40])
-    recovering.healed(root)
+    recovering.recovered(root)
     assert items(root) == before
 
 
@@ -133,7 +133,7 @@ def test_false_items_are_a_reason(root):
     data = bytearray(path.read_bytes())
     data[-14:-6] = (1 << 40).to_bytes(8)
     path.write_bytes(data)
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert [one["action"] for one in plan["actions"]] == ["move aside", "rebuild", "update"]
     assert items(root) == before
 
@@ -261,7 +261,7 @@ def test_a_local_file_of_other_bytes(golden_copy: GoldenFolder):
     root = golden_copy(recovering.LIVE)
     (local,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
     local.write_bytes(b"\x01" * 100)
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert plan["actions"][0]["target"] == str(local)
     assert plan["actions"][0]["action"] == "move aside"
     assert plan["actions"][1]["reason"].endswith(": 73")
@@ -275,7 +275,7 @@ def test_a_local_file_may_have_items_where_no_slots_are_known(golden_copy: Golde
     plan = recovering.recover(root, "--only", "queues,index")
     assert not any(one["action"] == "rebuild" for one in plan["actions"])
     assert any("--only index" in one for one in plan["notes"])
-    plan = recovering.healed(root, "--index-slots", "64")
+    plan = recovering.recovered(root, "--index-slots", "64")
     assert plan["actions"][0]["action"] == "move aside"
     assert plan["actions"][1]["reason"].endswith(": 609")
 
@@ -288,7 +288,7 @@ def test_the_tiers_notes_tell_the_layout(root):
     note.parent.mkdir()
     note.write_text(json.dumps({"format": 1, "commit_log_max": 1 << 30,
                                 "consume_queue_max": 1000, "index_slots": 64, "index_max": 180}))
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert [one["action"] for one in plan["actions"]] == ["rebuild"] * 4 + ["update"]
     assert items(root) == before
     path = root / recovering.INDEX / recovering.name_of(0)
@@ -299,7 +299,7 @@ def test_a_local_file_tells_the_layout(golden_copy: GoldenFolder):
     root = golden_copy(recovering.LIVE)
     before = items(root)
     shutil.rmtree(root / recovering.INDEX)
-    recovering.healed(root)
+    recovering.recovered(root)
     assert items(root) == before
     path = root / recovering.INDEX / recovering.name_of(0)
     assert fmt.compacted_shape(fmt.HEADER.decode(path.read_bytes()),

@@ -73,7 +73,7 @@ def damage(chosen: random.Random, root: Path, path: Path,
     raise AssertionError(path)
 
 
-def mended(root: Path, queries: list[Any]) -> list[str]:
+def recovered(root: Path, queries: list[Any]) -> list[str]:
     """Verify finds it and names recover, recover mends it, undo brings it back. The categories."""
     before = recovering.content(root)
     found = troubles(verified(root))
@@ -138,7 +138,7 @@ def test_uploaded(golden: GoldenFolder, golden_copy: GoldenFolder, seed: int, nu
     chosen, root = random.Random(f"{seed}{field}"), golden_copy(recovering.GOLDEN)
     base = chosen.choice((0, 5524, 11076, 16628))
     damage(chosen, root, root / recovering.INDEX / recovering.name_of(base), UPLOADED[field])
-    mended(root, expected(golden))
+    recovered(root, expected(golden))
 
 
 @pytest.mark.parametrize("number", range(SAMPLE))
@@ -146,7 +146,7 @@ def test_open(golden: GoldenFolder, golden_copy: GoldenFolder, seed: int, number
     field = random.Random(seed).sample(list(LOCAL), SAMPLE)[number]
     chosen, root = random.Random(f"{seed}{field}"), golden_copy(recovering.LIVE)
     damage(chosen, root, local_file(root), LOCAL[field])
-    mended(root, expected(golden))
+    recovered(root, expected(golden))
 
 
 @pytest.mark.exhaustive
@@ -159,7 +159,7 @@ def test_many(golden: GoldenFolder, golden_copy: GoldenFolder, number: int) -> N
                 root / recovering.INDEX / recovering.name_of(
                     chosen.choice((0, 5524, 11076, 16628))))
         damage(chosen, root, path, fields[chosen.choice(list(fields))])
-        mended(root, expected(golden))
+        recovered(root, expected(golden))
 
 
 def test_a_file_that_is_made_anew_has_its_own_times(golden_copy: GoldenFolder) -> None:

@@ -61,7 +61,7 @@ def test_codas(home):
     saved(home, [coded()])
     assert recovering.recover(home)["actions"] == []
     before = lose_units(home)
-    recovering.healed(home)
+    recovering.recovered(home)
     assert units_of(recovering.content(home)) == units_of(before)
 
 
@@ -71,7 +71,7 @@ def test_codas_and_no_metadata(home):
     before = recovering.content(home)
     shutil.rmtree(home / "config")
     (home / "config").mkdir()
-    recovering.healed(home)
+    recovering.recovered(home)
     now = recovering.content(home)
     assert recovering.changed(before, now) == {recovering.METADATA}
     found, was = (meta.parse(data[recovering.METADATA]) for data in (now, before))
@@ -113,7 +113,7 @@ def test_orphans_in_the_middle(home, drop):
     plan = recovering.recover(home, *options)
     assert plan["actions"] == []
     before = lose_units(home)
-    recovering.healed(home, *options)
+    recovering.recovered(home, *options)
     assert units_of(recovering.content(home)) == units_of(before)
 
 
@@ -124,7 +124,7 @@ def test_garbage_at_the_end(home):
     queue.orphan()
     saved(home, [queue])
     assert recovering.recover(home, apply=False)["actions"] == []
-    plan = recovering.healed(home, "--drop-orphans")
+    plan = recovering.recovered(home, "--drop-orphans")
     last = queue.records[1]
     assert plan["actions"][0]["to"] == last.physical_offset + last.total_size
 
@@ -140,7 +140,7 @@ def test_store_times_of_ipv6_hosts(home):
     saved(home, [queue])
     assert recovering.recover(home)["actions"] == []
     (home / recovering.METADATA).unlink()
-    recovering.healed(home)
+    recovering.recovered(home)
     found = meta.parse((home / recovering.METADATA).read_bytes())
     logs = list(found.segments["COMMIT_LOG"][PATH].values())
     assert {(one.begin_timestamp, one.end_timestamp) for one in logs} == {
@@ -152,7 +152,7 @@ def test_queue_without_messages(home):
     saved(home, [Queue()])
     assert recovering.recover(home)["actions"] == []
     (home / recovering.METADATA).unlink()
-    recovering.healed(home)
+    recovering.recovered(home)
     found = meta.parse((home / recovering.METADATA).read_bytes())
     entry = found.segments["COMMIT_LOG"][PATH][0]
     assert (entry.size, entry.begin_timestamp, entry.end_timestamp) == (0, NEVER, NEVER)
@@ -205,7 +205,7 @@ def test_messages_of_another_queue(home):
     queue.logs[0][1].extend(other.logs[0][1])
     saved(home, [queue])
     before = lose_units(home)
-    plan = recovering.healed(home)
+    plan = recovering.recovered(home)
     assert any("of other queues" in one for one in plan["notes"])
     assert units_of(recovering.content(home)) == units_of(before)
 

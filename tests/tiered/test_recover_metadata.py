@@ -40,7 +40,7 @@ def test_lost(golden_copy: GoldenFolder, how):
             one.unlink()
         else:
             one.write_bytes(bad[how])
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert [one["action"] for one in plan["actions"]] == ["rebuild"]
     assert recovering.same_metadata(path.read_bytes(), engine)
 
@@ -49,7 +49,7 @@ def test_lost_with_its_folder(golden_copy: GoldenFolder):
     root = golden_copy(recovering.GOLDEN)
     engine = (root / recovering.METADATA).read_bytes()
     shutil.rmtree(root / "config")
-    recovering.healed(root)
+    recovering.recovered(root)
     assert recovering.same_metadata((root / recovering.METADATA).read_bytes(), engine)
 
 
@@ -82,7 +82,7 @@ def test_stale(golden_copy: GoldenFolder):
         rows[9000] = replace(rows[500], base_offset=9000)
 
     recovering.change_metadata(root, change)
-    recovering.healed(root)
+    recovering.recovered(root)
     assert recovering.same_metadata((root / recovering.METADATA).read_bytes(), engine)
 
 
@@ -184,7 +184,7 @@ def test_index_segment_that_never_came(golden_copy: GoldenFolder):
                               end_timestamp=NEVER)
 
     recovering.change_metadata(root, change)
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert plan["actions"][0]["action"] == "move aside"
     assert not recovering.changed(engine, recovering.content(root))
 

@@ -54,7 +54,7 @@ def test_all_consume_queues_lost(root, engine, expected, metadata):
     if not metadata:
         shutil.rmtree(root / "config")
         options = ["--consumequeue-max-size", "500"]
-    recovering.healed(root, *options)
+    recovering.recovered(root, *options)
     now = recovering.content(root)
     assert recovering.changed(engine, now) <= {recovering.METADATA, f"{recovering.METADATA}.bak"}
     assert recovering.same_metadata(now[recovering.METADATA], engine[recovering.METADATA])
@@ -65,7 +65,7 @@ def test_one_consume_queue_lost_and_no_metadata(root, engine):
     """How large files are, those of the other queues tell."""
     shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
     shutil.rmtree(root / "config")
-    recovering.healed(root)
+    recovering.recovered(root)
     now = recovering.content(root)
     assert recovering.changed(engine, now) <= {recovering.METADATA, f"{recovering.METADATA}.bak"}
 
@@ -97,7 +97,7 @@ def test_one_file_lost(root, engine, base, metadata):
     (root / place(TOPIC, 0, "CONSUME_QUEUE", base)).unlink()
     if not metadata:
         shutil.rmtree(root / "config")
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     now = recovering.content(root)
     assert recovering.changed(engine, now) <= {recovering.METADATA, f"{recovering.METADATA}.bak"}
     assert recovering.same_metadata(now[recovering.METADATA], engine[recovering.METADATA])
@@ -111,7 +111,7 @@ def test_one_file_lost(root, engine, base, metadata):
 def test_torn(root, engine, cut):
     path = root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)
     path.write_bytes(path.read_bytes()[:-cut])
-    recovering.healed(root)
+    recovering.recovered(root)
     assert not recovering.changed(engine, recovering.content(root))
 
 
@@ -119,7 +119,7 @@ def test_torn(root, engine, cut):
 def test_more_than_units(root, engine, more):
     path = root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)
     path.write_bytes(path.read_bytes() + more)
-    recovering.healed(root)
+    recovering.recovered(root)
     assert not recovering.changed(engine, recovering.content(root))
 
 
@@ -133,7 +133,7 @@ def test_misaligned_after_a_tear(root, engine):
     path.write_bytes(torn)
     rest = root / place(TOPIC, 0, "CONSUME_QUEUE", 1000 + len(torn))
     rest.write_bytes(units[480:])
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     now = recovering.content(root)
     assert recovering.changed(engine, now) == set()
     assert any("begins there" in one["reason"] for one in plan["actions"])
@@ -146,7 +146,7 @@ def test_wrong_units(root, engine, at):
     data = bytearray(path.read_bytes())
     data[40 + at] ^= 0x40
     path.write_bytes(data)
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert not recovering.changed(engine, recovering.content(root))
     assert len(plan["actions"]) == 1
 
@@ -156,14 +156,14 @@ def test_wrong_names(root, engine):
     for path in (root / LAST, root / place(TOPIC, 0, "CONSUME_QUEUE", 2000),
                  root / recovering.INDEX / recovering.name_of(5524)):
         path.rename(path.with_name("00000000" + path.name[8:]))
-    recovering.healed(root)
+    recovering.recovered(root)
     assert not recovering.changed(engine, recovering.content(root))
 
 
 def test_a_second_file_of_the_same_base(root, engine):
     path = root / place(TOPIC, 0, "CONSUME_QUEUE", 1000)
     path.with_name("00000000" + path.name[8:]).write_bytes(b"x" * 500)
-    recovering.healed(root)
+    recovering.recovered(root)
     assert not recovering.changed(engine, recovering.content(root))
 
 
@@ -172,13 +172,13 @@ def test_a_second_file_of_the_same_base(root, engine):
 
 def test_units_of_a_half_done_commit(root, engine):
     (root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)).write_bytes(b"")
-    recovering.healed(root)
+    recovering.recovered(root)
     assert not recovering.changed(engine, recovering.content(root))
 
 
 def test_drop_orphans(root, engine):
     (root / place(TOPIC, 0, "CONSUME_QUEUE", 2000)).write_bytes(b"")
-    plan = recovering.healed(root, "--drop-orphans")
+    plan = recovering.recovered(root, "--drop-orphans")
     now = recovering.content(root)
     ends = [at for at, _ in recovering.sizes(engine[LAST])]
     assert now[LAST] == engine[LAST][:ends[-2]]
@@ -220,7 +220,7 @@ def test_shifted_block(root, engine, expected, part):
     data = engine[LAST]
     at = list(recovering.sizes(data))[3][0]
     (root / LAST).write_bytes(data[:at] + data[at:at + part] + data[at:])
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert plan["actions"][0]["action"] == "put places right"
     assert recovering.messages(root) == expected
     now = recovering.content(root)[LAST]
@@ -233,7 +233,7 @@ def test_shifted_block(root, engine, expected, part):
 def test_torn_end_of_the_log(root, engine):
     """Units that lead behind it go: the next messages would come to lie there."""
     (root / LAST).write_bytes(engine[LAST][:-100])
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert plan["messages_lost_total"] == 1
     lost = plan["messages_lost"][0]
     assert (lost["topic"], lost["queue_id"], lost["queue_offset"]) == (TOPIC, 0, 101)
@@ -243,7 +243,7 @@ def test_torn_end_of_the_log(root, engine):
 
 def test_last_segment_of_the_log_lost(root):
     (root / LAST).unlink()
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert plan["messages_lost_total"] == 33
     assert len(recovering.messages(root)[TOPIC, 0]) == 69
 
@@ -270,7 +270,7 @@ def test_a_hole_is_never_bridged(root, engine):
     """Without units and without the message, what is newest stays readable."""
     without_magic(root, 5)  # queue offset 74
     shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert any("0 to 73" in one for one in plan["notes"])
     now = recovering.content(root)
     there = {name: data for name, data in now.items() if name.startswith(
@@ -295,7 +295,7 @@ def test_expired_messages_keep_their_units(root, engine):
     """Units live longer than what they lead to; nothing about them is wrong."""
     (root / place(TOPIC, 0, "COMMIT_LOG", 0)).unlink()
     (root / place(TOPIC, 0, "COMMIT_LOG", 21321)).unlink()
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert [one["action"] for one in plan["actions"]] == ["update"]
     now = meta.parse(recovering.content(root)[recovering.METADATA])
     was = meta.parse(engine[recovering.METADATA])
@@ -315,7 +315,7 @@ def test_an_emptied_file_of_expired_units_leaves_no_gap(root, engine, left, name
     first.write_bytes(bytes(left))
     if not named:
         first = first.rename(first.with_name("deadbeef" + first.name[8:]))
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert {one["action"] for one in plan["actions"]} == {"move aside", "update"}
     assert not first.exists()
     assert json.loads(cli.run("tiered", "verify", root, "-o", "json").expect(0).out)["ok"]
@@ -334,7 +334,7 @@ def test_a_log_at_the_wrong_place(root, engine, base, by, name):
     path = root / place(TOPIC, 0, "COMMIT_LOG", base)
     other = root / place(TOPIC, 0, "COMMIT_LOG", base + by)
     path.rename(other if name == "right" else other.with_name("0" * 8 + other.name[8:]))
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert {one["action"] for one in plan["actions"]} == {"rename", "move aside"}
     assert not recovering.changed(engine, recovering.content(root))
 
@@ -342,7 +342,7 @@ def test_a_log_at_the_wrong_place(root, engine, base, by, name):
 def test_a_log_at_the_wrong_place_without_room(root, engine):
     other = root / place(TOPIC, 0, "COMMIT_LOG", 60000)
     other.write_bytes(engine[LAST][:12000])
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert [one["action"] for one in plan["actions"]] == ["move aside"]
     assert not recovering.changed(engine, recovering.content(root))
 
@@ -351,7 +351,7 @@ def test_a_file_that_is_none_of_the_log(root, engine):
     """It would hide the end of the segment in front of it."""
     other = root / place(TOPIC, 0, "COMMIT_LOG", 60000)
     other.write_bytes(bytes(5000))
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert [one["action"] for one in plan["actions"]] == ["move aside"]
     assert not recovering.changed(engine, recovering.content(root))
 
@@ -392,6 +392,6 @@ def test_shifted_block_in_an_earlier_segment(root, engine, part, later):
             data[at + 28:at + 36] = (21321 + at + part).to_bytes(8)
     at = starts[3]
     (root / path).write_bytes(bytes(data[:at] + data[at:at + part] + data[at:]))
-    plan = recovering.healed(root)
+    plan = recovering.recovered(root)
     assert [one["action"] for one in plan["actions"]] == ["close up"]
     assert not recovering.changed(engine, recovering.content(root))

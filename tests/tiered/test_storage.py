@@ -40,35 +40,35 @@ def roots(request, tmp_path_factory):
 
 
 def test_what_is_there(roots):
-    with closing(open_writer(roots())) as feeder:
-        assert isinstance(feeder, TierWriter)
-        assert isinstance(feeder, Reader)
-        assert feeder.list("") == []
-        assert feeder.list("a/b") == []
-        assert feeder.size("a/b/c") is None
-        feeder.create("a/b/c")
-        feeder.create("a/b/c")
-        feeder.create("a/d")
-        assert feeder.size("a/b/c") == 0
-        assert [(one.name, one.is_folder) for one in feeder.list("a")] == [
+    with closing(open_writer(roots())) as writer:
+        assert isinstance(writer, TierWriter)
+        assert isinstance(writer, Reader)
+        assert writer.list("") == []
+        assert writer.list("a/b") == []
+        assert writer.size("a/b/c") is None
+        writer.create("a/b/c")
+        writer.create("a/b/c")
+        writer.create("a/d")
+        assert writer.size("a/b/c") == 0
+        assert [(one.name, one.is_folder) for one in writer.list("a")] == [
             ("b", True), ("d", False)]
-        assert feeder.append("a/d", [b"123", bytearray(b"45"), memoryview(b"6")], 0) == 6
-        feeder.commit("a/d")
-        entry = feeder.list("a")[1]
+        assert writer.append("a/d", [b"123", bytearray(b"45"), memoryview(b"6")], 0) == 6
+        writer.commit("a/d")
+        entry = writer.list("a")[1]
         assert entry.size == 6
         assert entry.mtime_ms > 1_700_000_000_000
         assert not entry.is_strange
         with pytest.raises(StoreIOError, match="a/d"):
-            feeder.list("a/d")
-        feeder.create("a/d")
-        assert feeder.read("a/d", 0, 10) == b"123456"
+            writer.list("a/d")
+        writer.create("a/d")
+        assert writer.read("a/d", 0, 10) == b"123456"
 
 
 def test_errors_name_the_place(roots):
     root = roots()
-    with closing(open_writer(root)) as feeder:
-        for do in (lambda: feeder.read("x/y", 0, 1), lambda: feeder.source("x/y"),
-                   lambda: feeder.put_aside("x/y")):
+    with closing(open_writer(root)) as writer:
+        for do in (lambda: writer.read("x/y", 0, 1), lambda: writer.source("x/y"),
+                   lambda: writer.put_aside("x/y")):
             with pytest.raises(StoreIOError, match="x/y") as raised:
                 do()
             assert root.rstrip("/") in str(raised.value)
@@ -77,10 +77,10 @@ def test_errors_name_the_place(roots):
 
 def test_a_source_is_the_file(roots):
     data = os.urandom(3 << 20)
-    with closing(open_writer(roots())) as feeder:
-        feeder.append("x", [data], 0)
-        feeder.commit("x")
-        source: Source = feeder.source("x", 1000)
+    with closing(open_writer(roots())) as writer:
+        writer.append("x", [data], 0)
+        writer.commit("x")
+        source: Source = writer.source("x", 1000)
         try:
             assert (source.base, source.size) == (1000, len(data))
             for position, length in ((0, 1), (5, 100), ((1 << 20) - 3, 9), ((1 << 20) - 3, 2 << 20),
@@ -117,56 +117,56 @@ def test_any_operations_against_a_model(roots, operations):
     root = roots()
     model: dict[str, bytes] = {}
     kept: dict[str, bytes] = {}
-    feeder = open_writer(root)
+    writer = open_writer(root)
     try:
         for name, *rest in operations:
             if name == "reopen":
                 for path in model:
-                    feeder.commit(path)
-                feeder.close()
-                feeder = open_writer(root)
+                    writer.commit(path)
+                writer.close()
+                writer = open_writer(root)
                 continue
             path, *more = rest
-            _one(feeder, model, kept, name, path, *more)
-            assert feeder.size(path) == (len(model[path]) if path in model else None)
+            _one(writer, model, kept, name, path, *more)
+            assert writer.size(path) == (len(model[path]) if path in model else None)
         for path in model:
-            feeder.commit(path)
+            writer.commit(path)
     finally:
-        feeder.close()
+        writer.close()
     with closing(open_reader(root)) as reader:
         assert _all(reader) == model | kept
 
 
-def _one(feeder, model, kept, name, path, *more) -> None:
+def _one(writer, model, kept, name, path, *more) -> None:
     there = model.get(path, b"")
     if name == "append":
-        assert feeder.append(path, more[0], len(there)) == sum(map(len, more[0]))
+        assert writer.append(path, more[0], len(there)) == sum(map(len, more[0]))
         model[path] = there + b"".join(more[0])
     elif name == "misplaced":
         if path in model:
             with pytest.raises(RefusedError, match=r"were expected"):
-                feeder.append(path, [b"never"], len(there) + more[0])
+                writer.append(path, [b"never"], len(there) + more[0])
     elif name == "commit":
-        feeder.commit(path)
+        writer.commit(path)
     elif name == "create":
-        feeder.create(path)
+        writer.create(path)
         model[path] = there
     elif name == "cut":
-        place = feeder.cut(path, more[0])
+        place = writer.cut(path, more[0])
         if len(there) > more[0]:
             kept[place] = there[more[0]:]
             model[path] = there[:more[0]]
         else:
             assert place is None
     elif name == "aside" and path in model:
-        place = feeder.put_aside(path)
+        place = writer.put_aside(path)
         assert place.startswith(f"{ASIDE}/")
         kept[place] = model.pop(path)
     elif name == "replace":
-        feeder.replace(path, more[0])
+        writer.replace(path, more[0])
         model[path] = more[0]
     elif name == "read" and path in model:
-        assert feeder.read(path, *more) == there[more[0]:more[0] + more[1]]
+        assert writer.read(path, *more) == there[more[0]:more[0] + more[1]]
 
 
 def _all(reader: Reader, folder: str = "") -> dict[str, bytes]:
@@ -183,16 +183,16 @@ def _all(reader: Reader, folder: str = "") -> dict[str, bytes]:
 
 def test_what_is_appended_and_not_committed(roots):
     root = roots()
-    with closing(open_writer(root)) as feeder:
-        feeder.append("x", [b"one"], 0)
-        feeder.commit("x")
-        feeder.append("x", [b"two"], 3)
-        assert feeder.size("x") == 6
-        assert feeder.list("")[-1].size == 6
-        assert [feeder.read("x", at, 3) for at in range(7)] == [
+    with closing(open_writer(root)) as writer:
+        writer.append("x", [b"one"], 0)
+        writer.commit("x")
+        writer.append("x", [b"two"], 3)
+        assert writer.size("x") == 6
+        assert writer.list("")[-1].size == 6
+        assert [writer.read("x", at, 3) for at in range(7)] == [
             b"one", b"net", b"etw", b"two", b"wo", b"o", b""]
         with closing(open_reader(root)) as other:
-            if isinstance(feeder, PosixWriter):
+            if isinstance(writer, PosixWriter):
                 assert other.read("x", 0, 9) == b"onetwo"
             else:
                 assert other.read("x", 0, 9) == b"one"
@@ -200,14 +200,14 @@ def test_what_is_appended_and_not_committed(roots):
 
 def test_somebody_else_writes(roots):
     root = roots()
-    with closing(open_writer(root)) as feeder, closing(open_writer(root)) as other:
-        feeder.append("x", [b"one"], 0)
-        feeder.commit("x")
+    with closing(open_writer(root)) as writer, closing(open_writer(root)) as other:
+        writer.append("x", [b"one"], 0)
+        writer.commit("x")
         other.append("x", [b"two"], 3)
         other.commit("x")
         with pytest.raises(RefusedError, match="somebody else"):
-            feeder.append("x", [b"three"], 3)
-        assert feeder.read("x", 0, 9) == b"onetwo"
+            writer.append("x", [b"three"], 3)
+        assert writer.read("x", 0, 9) == b"onetwo"
 
 
 def test_a_lot_is_kept_outside_of_memory(roots, monkeypatch):
@@ -215,12 +215,12 @@ def test_a_lot_is_kept_outside_of_memory(roots, monkeypatch):
     monkeypatch.setattr(remote_writer, "_IN_MEMORY_OF_ALL", 1 << 17)
     root = roots()
     data = [os.urandom(50_000) for _ in range(8)]
-    with closing(open_writer(root)) as feeder:
+    with closing(open_writer(root)) as writer:
         for number, one in enumerate(data):
-            feeder.append(f"x{number % 2}", [one], 50_000 * (number // 2))
-        assert feeder.read("x1", 99_990, 20) == (data[3] + data[5])[49_990:50_010]
+            writer.append(f"x{number % 2}", [one], 50_000 * (number // 2))
+        assert writer.read("x1", 99_990, 20) == (data[3] + data[5])[49_990:50_010]
         for path in ("x0", "x1"):
-            feeder.commit(path)
+            writer.commit(path)
     with closing(open_reader(root)) as reader:
         assert [reader.read(path, 0, 1 << 20) for path in ("x0", "x1")] == [
             b"".join(data[0::2]), b"".join(data[1::2])]
@@ -235,15 +235,15 @@ def test_a_write_that_fails_half_way_in_a_folder(tmp_path, monkeypatch):
         real(fd, [parts[0][:2]], offset)
         raise OSError(errno.ENOSPC, "full")
 
-    with closing(PosixWriter(str(tmp_path))) as feeder:
-        feeder.append("x", [b"one"], 0)
+    with closing(PosixWriter(str(tmp_path))) as writer:
+        writer.append("x", [b"one"], 0)
         monkeypatch.setattr(os, "pwritev", half)
         with pytest.raises(StoreIOError, match="no space left"):
-            feeder.append("x", [b"two", b"three"], 3)
+            writer.append("x", [b"two", b"three"], 3)
         monkeypatch.undo()
-        assert feeder.read("x", 0, 9) == b"one"
-        feeder.append("x", [b"four"], 3)
-        feeder.commit("x")
+        assert writer.read("x", 0, 9) == b"one"
+        writer.append("x", [b"four"], 3)
+        writer.commit("x")
     assert (tmp_path / "x").read_bytes() == b"onefour"
 
 
@@ -297,13 +297,13 @@ def test_the_line_goes_down_at_every_call(monkeypatch, what, appending, for_good
     failures = 0
     for count in itertools.count():
         root = f"memory://flaky-{os.getpid()}-{next(_numbers)}"
-        with closing(open_writer(root)) as feeder:
-            feeder.append("q/x", [old], 0)
-            feeder.commit("q/x")
-            do = {"commit": lambda f=feeder: _append_and_commit(f, more, len(old)),
-                  "cut": lambda f=feeder: f.cut("q/x", 7),
-                  "replace": lambda f=feeder: f.replace("q/x", b"new"),
-                  "aside": lambda f=feeder: f.put_aside("q/x")}[what]
+        with closing(open_writer(root)) as writer:
+            writer.append("q/x", [old], 0)
+            writer.commit("q/x")
+            do = {"commit": lambda f=writer: _append_and_commit(f, more, len(old)),
+                  "cut": lambda f=writer: f.cut("q/x", 7),
+                  "replace": lambda f=writer: f.replace("q/x", b"new"),
+                  "aside": lambda f=writer: f.put_aside("q/x")}[what]
             wanted = {"commit": whole, "cut": old[:7], "replace": b"new", "aside": None}[what]
             flaky.left = count
             try:
@@ -325,7 +325,7 @@ def test_the_line_goes_down_at_every_call(monkeypatch, what, appending, for_good
                 assert seen in (old, whole) or seen == old + whole[len(old):len(seen)]
             else:
                 assert seen in (old, wanted)
-            do = {"commit": lambda f=feeder: _append_and_commit(f, more, len(old))}.get(what, do)
+            do = {"commit": lambda f=writer: _append_and_commit(f, more, len(old))}.get(what, do)
             if seen != wanted or what == "commit":
                 do()
             with closing(open_reader(root)) as reader:
@@ -333,11 +333,11 @@ def test_the_line_goes_down_at_every_call(monkeypatch, what, appending, for_good
     assert failures >= 3
 
 
-def _append_and_commit(feeder: TierWriter, parts: list[bytes], position: int) -> None:
+def _append_and_commit(writer: TierWriter, parts: list[bytes], position: int) -> None:
     """Appends unless it is appended already, then commits: what a retry does."""
-    if feeder.size("q/x") == position:
-        feeder.append("q/x", parts, position)
-    feeder.commit("q/x")
+    if writer.size("q/x") == position:
+        writer.append("q/x", parts, position)
+    writer.commit("q/x")
 
 
 # -- opening --------------------------------------------------------------------------------------
@@ -369,46 +369,46 @@ def test_a_driver_that_reads_only(monkeypatch):
         raise NotImplementedError
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", cannot)
-    with (closing(open_writer(f"memory://read-only-{next(_numbers)}")) as feeder,
+    with (closing(open_writer(f"memory://read-only-{next(_numbers)}")) as writer,
           pytest.raises(RefusedError, match="its driver cannot do that")):
-        feeder.create("x")
+        writer.create("x")
 
 
 def test_a_driver_that_does_not_serve_ranges(monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 
-    with closing(open_writer(f"memory://no-ranges-{next(_numbers)}")) as feeder:
-        feeder.append("x", [b"0123456789"], 0)
-        feeder.commit("x")
+    with closing(open_writer(f"memory://no-ranges-{next(_numbers)}")) as writer:
+        writer.append("x", [b"0123456789"], 0)
+        writer.commit("x")
         monkeypatch.setattr(MemoryFileSystem, "cat_file",
                             lambda fs, path, start, end: bytes(fs.store[path].getbuffer()))
         with pytest.raises(StoreIOError, match="does not serve ranges"):
-            feeder.read("x", 3, 2)
+            writer.read("x", 3, 2)
 
 
 def test_a_rename_that_does_nothing_and_says_nothing(monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 
-    with closing(open_writer(f"memory://no-rename-{next(_numbers)}")) as feeder:
-        feeder.replace("x", b"old one")
+    with closing(open_writer(f"memory://no-rename-{next(_numbers)}")) as writer:
+        writer.replace("x", b"old one")
         monkeypatch.setattr(MemoryFileSystem, "mv", lambda *_: None)
         with pytest.raises(StoreIOError, match=r"7 bytes are there afterwards, not 3"):
-            feeder.replace("x", b"new")
+            writer.replace("x", b"new")
         monkeypatch.undo()
-        assert feeder.read("x", 0, 9) == b"old one"
+        assert writer.read("x", 0, 9) == b"old one"
 
 
 def test_only_the_range_is_asked_for(monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 
-    with closing(open_writer(f"memory://ranges-{next(_numbers)}")) as feeder:
-        feeder.append("f/x", [bytes(5 << 20)], 0)
-        feeder.commit("f/x")
+    with closing(open_writer(f"memory://ranges-{next(_numbers)}")) as writer:
+        writer.append("f/x", [bytes(5 << 20)], 0)
+        writer.commit("f/x")
     asked = []
     real = MemoryFileSystem.cat_file
     monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda fs, path, start, end: (
         asked.append((start, end)), real(fs, path, start, end))[1])
-    with closing(open_reader(feeder.name)) as reader:
+    with closing(open_reader(writer.name)) as reader:
         reader.list("f")
         monkeypatch.setattr(MemoryFileSystem, "info", None)  # not asked for any more
         assert len(reader.read("f/x", 1_000_000, 20)) == 20

@@ -32,15 +32,15 @@ def behind_url(request, golden, tmp_path):
     else:
         url = f"file://{tmp_path / 'there'}"
         (tmp_path / "there").mkdir()
-    with closing(open_writer(url)) as feeder:
+    with closing(open_writer(url)) as writer:
         for folder in ("tieredstore", "config"):
             for path in sorted((store / folder).rglob("*")):
                 if path.is_file():
                     place = path.relative_to(store).as_posix()
-                    feeder.create(place)
+                    writer.create(place)
                     if path.stat().st_size:
-                        feeder.append(place, [path.read_bytes()], 0)
-                        feeder.commit(place)
+                        writer.append(place, [path.read_bytes()], 0)
+                        writer.commit(place)
     return url
 
 
@@ -87,22 +87,22 @@ def test_metadata_behind_a_url_is_read_only(behind_url):
 
 
 def test_bad_metadata_behind_a_url_is_said(behind_url):
-    with closing(open_writer(behind_url)) as feeder:
-        feeder.replace(f"config/{METADATA_NAME}", b"{")
+    with closing(open_writer(behind_url)) as writer:
+        writer.replace(f"config/{METADATA_NAME}", b"{")
     with Tier.open(behind_url) as tier:
         assert tier.metadata_error.startswith(f"{behind_url}/config/{METADATA_NAME}")
 
 
 def test_metadata_is_looked_for_in_three_places(behind_url):
     tier, above = f"{behind_url}/tieredstore", f"{behind_url}/config/{METADATA_NAME}"
-    with closing(open_writer(behind_url)) as feeder:
+    with closing(open_writer(behind_url)) as writer:
         assert find_metadata(tier) == above
-        feeder.replace(f"tieredstore/config/{METADATA_NAME}.bak", b"{}")
+        writer.replace(f"tieredstore/config/{METADATA_NAME}.bak", b"{}")
         assert find_metadata(tier) == f"{tier}/config/{METADATA_NAME}.bak"
         for place in (f"tieredstore/config/{METADATA_NAME}.bak", f"config/{METADATA_NAME}"):
-            feeder.put_aside(place)
+            writer.put_aside(place)
         assert find_metadata(tier) in (None, f"{above}.bak")
-        feeder.replace(f"tieredstore/{METADATA_NAME}", b"{}")
+        writer.replace(f"tieredstore/{METADATA_NAME}", b"{}")
         assert find_metadata(tier) in (f"{tier}/{METADATA_NAME}", f"{above}.bak")
 
 

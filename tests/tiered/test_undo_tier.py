@@ -26,7 +26,7 @@ def root(golden_copy: GoldenFolder) -> Path:
 @pytest.fixture
 def make(golden: GoldenFolder, monkeypatch):
     """A tier with its metadata inside, so that one folder has all that changes; damaged in every
-    way that is healed to the same bytes each time.
+    way that is recovered to the same bytes each time.
     """
     monkeypatch.setattr("rmqctl.tiered.recover.recover.now_ms", lambda: 1_800_000_000_000)
 

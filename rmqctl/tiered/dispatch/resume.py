@@ -175,7 +175,7 @@ def _known_end(queue: FlatQueue) -> tuple[int, str | None]:
         return 0, (f"the unit of queue offset {queue.commit_offset - 1} is damaged; "
                    "see `rmqctl tiered recover`")
     if end > log.end:
-        return 0, (f"the unit of queue offset {queue.commit_offset - 1} leads behind the end of "
+        return 0, (f"the unit of queue offset {queue.commit_offset - 1} leads beyond the end of "
                    f"the commit log ({end}, it ends at {log.end}); see `rmqctl tiered recover`")
     return end, None
 

@@ -76,7 +76,7 @@ class Compacted:
         if not self.sound and not self._follows:
             header = header._replace(slot_count=int(np.count_nonzero(self._length)))
         yield memoryview(fmt.HEADER.build(header._replace(magic=fmt.END_MAGIC)))
-        yield from _slots(self._length, shape)
+        yield from slot_table(self._length, shape)
         items = _followed_items if self._follows else _counted_items
         yield from items(self.file, self._place, self.items)
 
@@ -140,14 +140,18 @@ def write(found: Compacted, path: str) -> None:
 
 # -- the bytes ------------------------------------------------------------------------------------
 
-def _slots(length: Array, shape: fmt.Shape) -> Iterator[memoryview]:
-    """An empty slot has the place where the next items go."""
+def slot_table(counts: Array, shape: fmt.Shape) -> Iterator[memoryview]:
+    """The bytes of all slots, from the number of items of each. An empty slot has the place where
+    the next items go (of 5.1.x: 0).
+    """
     position = shape.items_at
     for first in range(0, shape.slots, AT_ONCE):
-        sizes = length[first:first + AT_ONCE].astype(np.int64) * _KEPT
+        sizes = counts[first:first + AT_ONCE].astype(np.int64) * _KEPT
         ends = np.cumsum(sizes) + position
         part: Array = np.empty(len(sizes), fmt.COMPACTED_SLOT.dtype())
         part["position"], part["length"] = ends - sizes, sizes
+        if shape.old:
+            part["position"][sizes == 0] = 0
         position = int(ends[-1])
         yield raw(part)
 

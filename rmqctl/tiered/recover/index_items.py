@@ -16,6 +16,7 @@ import numpy as np
 from rmqctl.files.durable import failed
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.scan.frames import Array
+from rmqctl.tiered.index.compacted_form import slot_table
 from rmqctl.tiered.index.index_file import EMPTY, IndexFile
 from rmqctl.tiered.verify.index import Times
 from rmqctl.tiered.verify.keys import folded
@@ -47,8 +48,8 @@ class Known:
         self._waiting: list[Array] = []
         self._count = 0
         self._runs: list[Array] = []
-        for one in files:
-            self.add(one)
+        for file in files:
+            self.add(file)
 
     def add(self, file: IndexFile) -> None:
         """All items of a file. FormatError, StoreIOError."""
@@ -72,11 +73,11 @@ class Known:
         """Whether there is an item of each (bool)."""
         if self._count:
             self._flush()
-        found: Array = np.zeros(len(wanted), bool)
+        known: Array = np.zeros(len(wanted), bool)
         for run in self._runs:
-            at = np.minimum(np.searchsorted(run, wanted), len(run) - 1)
-            found |= run[at] == wanted
-        return found
+            row = np.minimum(np.searchsorted(run, wanted), len(run) - 1)
+            known |= run[row] == wanted
+        return known
 
 
 def times_of(file: IndexFile) -> tuple[int, int, int]:
@@ -130,21 +131,18 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
         yield path, size, begin, last
 
 
-def _bytes(lost: Array, rows: Array, shape: fmt.Shape, begin: int, end: int) -> Iterator[bytes]:
+def _bytes(lost: Array, rows: Array, shape: fmt.Shape, begin: int,
+           end: int) -> Iterator[bytes | memoryview]:
+    """A file of the items ``lost[rows]`` from front to back; a part is valid until the next."""
     slot = lost["key_hash"][rows].astype(np.int64) % shape.slots
     # Slots ascending, in a slot the newest first.
     rows = rows[len(rows) - 1 - np.argsort(slot[::-1], kind="stable")]
     counts = np.bincount(slot, minlength=shape.slots)
     used = shape.slots if shape.old else int((counts > 0).sum())
     yield fmt.HEADER.build(fmt.HeaderRecord(fmt.END_MAGIC, begin, end, used, len(rows)))
-    table: Array = np.zeros(shape.slots, fmt.COMPACTED_SLOT.dtype())
-    table["length"] = counts * fmt.COMPACTED_ITEM.size
-    table["position"] = shape.items_at + (np.cumsum(counts) - counts) * fmt.COMPACTED_ITEM.size
-    if shape.old:
-        table["position"][counts == 0] = 0
-    yield table.tobytes()
-    for at in range(0, len(rows), MOST_ITEMS):
-        part = lost[rows[at:at + MOST_ITEMS]]
+    yield from slot_table(counts, shape)
+    for start in range(0, len(rows), MOST_ITEMS):
+        part = lost[rows[start:start + MOST_ITEMS]]
         items: Array = np.zeros(len(part), fmt.COMPACTED_ITEM.dtype())
         for name, value in (("key_hash", "key_hash"), ("topic_id", "topic_id"),
                             ("queue_id", "queue_id"), ("commit_log_offset", "offset"),

@@ -333,7 +333,7 @@ class QueueRecovery:
         if made:
             why.append(f"messages without a unit: {made}")
         if segment.size - segment.size % UNIT_SIZE > size:
-            why.append("units at the end lead behind the commit log" if units.cut else
+            why.append("units at the end lead beyond the commit log" if units.cut else
                        "it is longer than up to the next one")
         self._act(Replace(target, FileContent(path)), "rebuild" if wrong or made else "cut",
                   segment.size, size, "; ".join(why) or "its units are not those there are")

@@ -8,8 +8,6 @@ found, too: a block that was written again behind a part of itself (§8.4).
 from __future__ import annotations
 
 import os
-import re
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -42,8 +40,6 @@ _QUIRK_AT = 56
 _MOST_SPANS = 1000
 PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
 """The field that a shifted message has wrong."""
-_MAGICS = re.compile(b"|".join(re.escape(struct.pack(">I", one)) for one in message.VERSIONS))
-_MAGIC_AT = layout.field(message.Message, "magic").offset
 _HEAD = layout.reader(message.Message, "total_size", "magic")
 _WINDOW = 4 << 20
 
@@ -260,49 +256,50 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
     first continues after ``last`` or repeats what was there (or begins the file: then what was
     before may be hidden by it), each further one continues.
     """
-    found: list[Shifted] = []
+    shifted: list[Shifted] = []
     done, end = start, start + length
-    for place in _magics(source, start, end):
-        if place < done:
+    for position in _candidates(source, start, end):
+        if position < done:
             continue
-        one = _at(source, place, end, name)
-        expected = found[-1].queue_offset + 1 if found else None
-        if one is None or (one.queue_offset > last + 1 and place if expected is None
+        one = _shifted_at(source, position, end, name)
+        expected = shifted[-1].queue_offset + 1 if shifted else None
+        if one is None or (one.queue_offset > last + 1 and position if expected is None
                            else one.queue_offset != expected):
             continue
-        found.append(one)
-        done = place + one.size
-    return found
+        shifted.append(one)
+        done = position + one.size
+    return shifted
 
 
-def _magics(source: Source, at: int, end: int) -> Iterator[int]:
+def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
     """Where things that look like the head of a message begin."""
     overlap = _HEAD.size - 1
-    while at < end:
-        data = source.read(at, min(_WINDOW, end - at))
-        for hit in _MAGICS.finditer(data, _MAGIC_AT):
-            yield at + hit.start() - _MAGIC_AT
+    while start < end:
+        data = source.read(start, min(_WINDOW, end - start))
+        for hit in message.MAGIC_PATTERN.finditer(data, message.MAGIC_OFFSET):
+            yield start + hit.start() - message.MAGIC_OFFSET
         if len(data) < _WINDOW:
             return
-        at += len(data) - overlap
+        start += len(data) - overlap
 
 
-def _at(source: Source, at: int, end: int, name: QueueName) -> Shifted | None:
-    head = source.read(at, _HEAD.size)
+def _shifted_at(source: Source, position: int, end: int, name: QueueName) -> Shifted | None:
+    """The message of a queue at a position, wherever it says it lies; None where there is none."""
+    head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
         return None
     total: int = _HEAD.unpack(head)[0]
-    if not message.MIN_SIZE <= total <= min(MAX_RECORD, end - at):
+    if not message.MIN_SIZE <= total <= min(MAX_RECORD, end - position):
         return None
     try:
-        record = message.decode(source.read(at, total))
+        record = message.decode(source.read(position, total))
     except FormatError:
         return None
     if (not record.crc_ok or record.queue_id != name.queue_id or record.queue_offset < 0
             or record.topic != name.topic.encode("utf-8", "surrogateescape")):
         return None
     tags = properties.parse(record.properties.decode("utf-8", "replace")).get(properties.TAGS)
-    return Shifted(source.base + at, record.physical_offset, total, record.queue_offset,
+    return Shifted(source.base + position, record.physical_offset, total, record.queue_offset,
                    tags_code(tags), record.store_timestamp)
 
 

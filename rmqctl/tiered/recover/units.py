@@ -167,7 +167,7 @@ class Units:
         return inside
 
     def _trim(self) -> None:
-        """Leaves out units at the end that lead behind the log, and of whose messages none is
+        """Leaves out units at the end that lead beyond the log, and of whose messages none is
         there: a broker's next messages would come to lie where they lead.
         """
         for one in reversed(self.queue.segments):
