@@ -30,6 +30,7 @@ from rmqctl.tiered.files.settings import resolve
 from rmqctl.tiered.files.writer import TierWriter
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.recover.survey import ROW, MessageRows
 from rmqctl.tiered.tier import Tier
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -55,17 +56,14 @@ class Resumed:
 
 @dataclass(slots=True)
 class _Tail:
-    """What lies behind the last message that has a unit: the messages that continue the queue (of
-    which ``next`` is the queue offset after the last, -1 before the first), and the end of the last
-    whole frame (``whole_to``, logical offset).
+    """What lies behind the last message that has a unit: ``rows`` (`ROW`) of the messages that
+    continue the queue, ``next`` the queue offset after them (-1 where none is known), and the end
+    of the last whole frame (``whole_to``, logical offset).
     """
 
     next: int
     whole_to: int = 0
-    offsets: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    tags: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
+    rows: list[Array] = field(default_factory=list)
 
 
 # -- one queue ------------------------------------------------------------------------------------
@@ -95,7 +93,7 @@ def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
     # The commit log first: a unit never leads to what may be gone after a power failure.
     for segment in (*log.segments[-2:], *rows.segments[-2:]):
         writer.settle(segment.path)
-    if tail.offsets:
+    if tail.rows:
         _add_units(writer, queue, metadata, limit, now, tail)
     queue.commit_log = FlatFile.open(writer, log.folder)
     queue.consume_queue = FlatFile.open(writer, rows.folder)
@@ -149,7 +147,7 @@ def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]
     if log and log[-1].end > tail.whole_to:
         keep = max(tail.whole_to - log[-1].base, 0)
         resumed.cut.append((log[-1].path, log[-1].size - keep, ""))
-    resumed.units = len(tail.offsets)
+    resumed.units = len(tail.rows)
     return resumed, tail
 
 
@@ -186,42 +184,32 @@ def _tail(queue: FlatQueue, end: int, tags_of: TagsOf) -> _Tail:
     """
     known = bool(queue.consume_queue.segments)
     tail = _Tail(queue.commit_offset if known else -1, end)
-    log = queue.commit_log
+    log, messages = queue.commit_log, MessageRows(queue.name)
     for segment in log.segments:
         if segment.end <= end or not segment.usable:
             continue
         for batch in log.batches(segment, max(end - segment.base, 0)):
-            _take_messages(queue.name, tail, batch, tags_of)
+            if len(batch):
+                _take_messages(messages, tail, batch, tags_of)
             for span in batch.spans:
                 if span.kind == BLANK:  # a coda
                     tail.whole_to = max(tail.whole_to, span.end)
     return tail
 
 
-def _take_messages(name: QueueName, tail: _Tail, batch: Batch, tags_of: TagsOf) -> None:
+def _take_messages(messages: MessageRows, tail: _Tail, batch: Batch, tags_of: TagsOf) -> None:
     """Adds the messages of a batch that continue the queue."""
-    if not len(batch):
-        return
-    offset, size = batch.offset.tolist(), batch.column("total_size").tolist()
-    number, time = batch.column("queue_offset").tolist(), batch.column("store_timestamp").tolist()
-    good = batch.crc_ok() & (batch.column("queue_id") == name.queue_id)
-    topic = name.topic.encode("utf-8", "surrogateescape")
-    starts, lengths = batch.column("topic_start"), batch.column("topic_length")
-    tail.whole_to = max(tail.whole_to, offset[-1] + size[-1])
-    for row in range(len(batch)):
-        if not good[row] or (tail.next >= 0 and number[row] != tail.next):
+    rows, own = messages.of(batch)
+    tail.whole_to = max(tail.whole_to, int(rows["position"][-1] + rows["size"][-1]))
+    for number in np.flatnonzero(own & batch.crc_ok()).tolist():
+        queue_offset = int(rows["queue_offset"][number])
+        if tail.next >= 0 and queue_offset != tail.next:
             continue
-        start = int(starts[row])
-        if batch.data[start:start + int(lengths[row])].tobytes() != topic:
-            continue
-        tags = tags_of(number[row], batch.bytes_at(row))
-        if tags is None:
-            continue
-        tail.offsets.append(offset[row])
-        tail.sizes.append(size[row])
-        tail.tags.append(tags)
-        tail.times.append(time[row])
-        tail.next = number[row] + 1
+        tags = tags_of(queue_offset, batch.bytes_at(number))
+        if tags is not None:
+            rows["tags_code"][number] = tags
+            tail.rows.append(rows[number])
+            tail.next = queue_offset + 1
 
 
 def _computed(_: int, raw: bytes) -> int | None:
@@ -237,9 +225,10 @@ def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: 
     flat = FlatFile.open(writer, queue.consume_queue.folder)
     known = metadata.segments[names.CONSUME_QUEUE].get(queue.name.path, {})
     file = AppendFile(writer, queue.name, flat, limit, known, now)
+    rows = np.array(tail.rows, ROW)
     if file.path is None:
-        file.start((tail.next - len(tail.offsets)) * UNIT_SIZE)
-    file.append(*unit_rows(tail.offsets, tail.sizes, tail.tags), np.array(tail.times, np.int64))
+        file.start((tail.next - len(rows)) * UNIT_SIZE)
+    file.append(*unit_rows(rows["position"], rows["size"], rows["tags_code"]), rows["store_time"])
     for path in file.dirty():
         writer.commit(path)
 

@@ -117,13 +117,32 @@ def survey(queue: FlatQueue, log: FlatFile, path: str) -> Survey:
     return found
 
 
+class MessageRows:
+    """Rows (`ROW`) of the messages that lie in a queue's commit log."""
+
+    def __init__(self, name: QueueName) -> None:
+        self._queue_id = name.queue_id
+        self._topics = text.Dictionary()
+        self._topic = self._topics.number(os.fsencode(name.topic))
+        self._tags = TagsCodes(self._topics)
+
+    def of(self, batch: Batch) -> tuple[Array, Array]:
+        """(a row of each message of a batch, whether it is of the queue (bool))."""
+        topic = self._topics.encode(text.topics(batch))
+        rows: Array = np.zeros(len(batch), ROW)
+        rows["queue_offset"], rows["position"] = batch.column("queue_offset"), batch.offset
+        rows["size"], rows["store_time"] = batch.column("total_size"), batch.column(
+            "store_timestamp")
+        rows["tags_code"] = self._tags.codes(text.Properties(batch), topic,
+                                             rows["store_time"])[0]
+        return rows, (topic == self._topic) & (batch.column("queue_id") == self._queue_id)
+
+
 class _Reading:
     def __init__(self, queue: FlatQueue, found: Survey) -> None:
         self._name, self._found = queue.name, found
         self._reader = found.log.reader
-        self._topics = text.Dictionary()
-        self._topic = self._topics.number(os.fsencode(queue.name.topic))
-        self._tags = TagsCodes(self._topics)
+        self._messages = MessageRows(queue.name)
         self._last = -1
         """The queue offset of the last row."""
 
@@ -154,14 +173,12 @@ class _Reading:
 
     def _rows(self, batch: Batch, about: SegmentSurvey) -> Array:
         found = self._found
-        end = batch.offset + batch.column("total_size")
-        good = end <= about.segment.end
+        rows, own = self._messages.of(batch)
+        good = rows["position"] + rows["size"] <= about.segment.end
         about.beyond += int(len(batch) - good.sum())
-        topic = self._topics.encode(text.topics(batch))
-        mine = (topic == self._topic) & (batch.column("queue_id") == self._name.queue_id)
-        found.foreign += int((good & ~mine).sum())
-        good &= mine
-        offset = batch.column("queue_offset")
+        found.foreign += int((good & ~own).sum())
+        good &= own
+        offset = rows["queue_offset"]
         crc = batch.crc_ok().astype(bool)
         if not crc.all():
             found.bad_crc += int((good & ~crc).sum())
@@ -169,17 +186,11 @@ class _Reading:
             before = np.concatenate([np.array([self._last], np.int64), offset[:-1]])
             good &= crc | (offset == before + 1)
         good &= offset >= 0
-        rows: Array = np.zeros(len(batch), ROW)
-        rows["queue_offset"], rows["position"] = offset, batch.offset
-        rows["size"], rows["store_time"] = batch.column("total_size"), batch.column(
-            "store_timestamp")
-        rows["tags_code"] = self._tags.codes(text.Properties(batch), topic,
-                                             rows["store_time"])[0]
-        rows = rows[good]
-        if len(rows):
-            self._last = int(rows["queue_offset"][-1])
-            self._times(batch, good, rows, about)
-        return rows
+        kept: Array = rows[good]
+        if len(kept):
+            self._last = int(kept["queue_offset"][-1])
+            self._times(batch, good, kept, about)
+        return kept
 
     def _times(self, batch: Batch, good: Array, rows: Array, about: SegmentSurvey) -> None:
         about.messages += len(rows)
