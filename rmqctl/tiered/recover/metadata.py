@@ -50,13 +50,13 @@ def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
     """A copy of ``old`` in which every topic has an entry: its own, that of ``spare`` (a backup),
     with the id that index items have of it (``index_ids``), or with the next one.
     """
-    found, changes = old.copy(), Changes()
-    found.old, found.faults = False, []
-    used = {one.topic_id for one in found.topics.values()}
-    top = max([found.serial, *used, *index_ids.values(),
-               *((one.topic_id for one in spare.topics.values()) if spare else ())])
+    new, changes = old.copy(), Changes()
+    new.old, new.faults = False, []
+    used = {topic.topic_id for topic in new.topics.values()}
+    top = max([new.serial, *used, *index_ids.values(),
+               *((topic.topic_id for topic in spare.topics.values()) if spare else ())])
     for topic in topics:
-        if topic in found.topics:
+        if topic in new.topics:
             continue
         entry = spare.topics.get(topic) if spare is not None else None
         if entry is None or entry.topic_id in used:
@@ -66,15 +66,13 @@ def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
                 number = top
             entry = TopicEntry(number, topic, update_timestamp=now)
         used.add(entry.topic_id)
-        found.topics[topic] = entry
+        new.topics[topic] = entry
         changes.add("topics come")
-    serial = max([found.serial, *used])
-    if serial != found.serial:
-        found.serial = serial
-    return found, changes
+    new.serial = max([new.serial, *used])
+    return new, changes
 
 
-def enter_recovered(found: Metadata, spare: Metadata | None, broker: str,
+def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
                     queues: Sequence[RecoveredQueue], indexes: Sequence[RecoveredSegment],
                     changes: Changes, now: int) -> None:
     """Brings the entries of a broker's queues and segments to what the files are."""
@@ -84,9 +82,9 @@ def enter_recovered(found: Metadata, spare: Metadata | None, broker: str,
         path = queue.name.path
         tables[names.COMMIT_LOG][path] = queue.commit_log
         tables[names.CONSUME_QUEUE][path] = queue.consume_queue
-        if any(one.quirk is not None for one in queue.commit_log):
+        if any(segment.quirk is not None for segment in queue.commit_log):
             moved.add(path)
-        table = found.queues.setdefault(queue.name.topic, {})
+        table = new.queues.setdefault(queue.name.topic, {})
         if queue.name.queue_id not in table:
             table[queue.name.queue_id] = QueueEntry(
                 queue.name.topic, broker, queue.name.queue_id, queue.first, queue.last, now)
@@ -94,29 +92,33 @@ def enter_recovered(found: Metadata, spare: Metadata | None, broker: str,
     index_path = names.metadata_path(broker, names.INDEX_TOPIC, names.INDEX_QUEUE)
     tables[names.INDEX][index_path] = list(indexes)
     for number, kind in enumerate(names.KINDS):
-        _segments(found, spare, number, tables[kind], moved, changes, now, f"{broker}/")
+        _segments(new, spare, number, tables[kind], moved, changes, now, f"{broker}/")
 
 
-def _segments(found: Metadata, spare: Metadata | None, number: int,
-              there: Mapping[str, Sequence[RecoveredSegment]], moved: set[str], changes: Changes,
-              now: int, prefix: str) -> None:
+def _segments(new: Metadata, spare: Metadata | None, number: int,
+              present: Mapping[str, Sequence[RecoveredSegment]], moved: set[str],
+              changes: Changes, now: int, prefix: str) -> None:
+    """The entries of one kind of segment, of the paths that begin with ``prefix``."""
     kind = names.KINDS[number]
-    table = found.segments[kind]
+    table = new.segments[kind]
+    # Entries of files that are gone.
     for path in list(table):
         if not path.startswith(prefix):
             continue
-        bases = {one.base for one in there.get(path, ())}
+        bases = {segment.base for segment in present.get(path, ())}
         gone = [base for base in table[path] if base not in bases]
         for base in gone:
             del table[path][base]
         changes.add("segments without a file go", len(gone))
         if not table[path]:
             del table[path]
-    for path, segments in there.items():
-        for one in segments:
-            old = table.get(path, {}).get(one.base)
-            known = old or (spare.segments[kind].get(path, {}).get(one.base) if spare else None)
-            entry = _entry(path, number, one, known, now, moved=path in moved)
+    # Entries of those that are there.
+    for path, segments in present.items():
+        for segment in segments:
+            old = table.get(path, {}).get(segment.base)
+            known = old or (spare.segments[kind].get(path, {}).get(segment.base)
+                            if spare else None)
+            entry = _entry(path, number, segment, known, now, moved=path in moved)
             if entry == old:
                 continue
             if old is None:
@@ -125,28 +127,28 @@ def _segments(found: Metadata, spare: Metadata | None, number: int,
                 changes.add("sizes change")
             else:
                 changes.add("times change")
-            table.setdefault(path, {})[one.base] = entry
+            table.setdefault(path, {})[segment.base] = entry
 
 
-def _entry(path: str, number: int, one: RecoveredSegment, old: SegmentEntry | None, now: int, *,
-           moved: bool) -> SegmentEntry:
+def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry | None,
+           now: int, *, moved: bool) -> SegmentEntry:
     """``moved``: there are messages of which a broker takes other bytes for the store time."""
     if old is None:
-        made = one.mtime_ms if one.mtime_ms is not None else now
-        begin, end = one.begin, one.end
-        if not one.known and begin == NEVER and one.size:
-            begin = end = made  # what expired: a broker that sees none deletes it at once
-        return SegmentEntry(path, number, one.base, size=one.size, create_timestamp=made,
+        created = segment.mtime_ms if segment.mtime_ms is not None else now
+        begin, end = segment.begin, segment.end
+        if not segment.known and begin == NEVER and segment.size:
+            begin = end = created  # what expired: a broker that sees none deletes it at once
+        return SegmentEntry(path, number, segment.base, size=segment.size, create_timestamp=created,
                             begin_timestamp=begin, end_timestamp=end)
-    begin, end = one.begin, one.end
+    begin, end = segment.begin, segment.end
     before = old.begin_timestamp, old.end_timestamp
-    same = old.size == one.size and old.begin_timestamp != NEVER
-    if one.quirk == before or (moved and same):
+    same = old.size == segment.size and old.begin_timestamp != NEVER
+    if segment.quirk == before or (moved and same):
         begin, end = before
-    elif not one.known and old.begin_timestamp != NEVER:
+    elif not segment.known and old.begin_timestamp != NEVER:
         begin = min(begin, old.begin_timestamp)
         end = old.end_timestamp if end == NEVER else max(end, old.end_timestamp)
-    return replace(old, size=one.size, begin_timestamp=begin, end_timestamp=end)
+    return replace(old, size=segment.size, begin_timestamp=begin, end_timestamp=end)
 
 
 # -- topic ids from the index ---------------------------------------------------------------------

@@ -172,8 +172,10 @@ class _Reading:
             yield from self._damaged(source, about, waiting)
 
     def _rows(self, batch: Batch, about: SegmentSurvey) -> Array:
+        """The rows of a batch's messages that count."""
         found = self._found
         rows, own = self._messages.of(batch)
+        # Those that end before the next segment begins, and are the queue's.
         good = rows["position"] + rows["size"] <= about.segment.end
         about.beyond += int(len(batch) - good.sum())
         found.foreign += int((good & ~own).sum())
@@ -182,7 +184,7 @@ class _Reading:
         crc = batch.crc_ok().astype(bool)
         if not crc.all():
             found.bad_crc += int((good & ~crc).sum())
-            # A damaged body is one thing; its queue offset is believed where it fits.
+            # With a damaged body those whose queue offset fits: it is believed then.
             before = np.concatenate([np.array([self._last], np.int64), offset[:-1]])
             good &= crc | (offset == before + 1)
         good &= offset >= 0

@@ -170,23 +170,22 @@ class Units:
         """Leaves out units at the end that lead beyond the log, and of whose messages none is
         there: a broker's next messages would come to lie where they lead.
         """
-        for one in reversed(self.queue.segments):
-            kept = self._kept[one.base]
+        for segment in reversed(self.queue.segments):
+            kept = self._kept[segment.base]
             end = kept.end
             while end > kept.start:
                 start = max(kept.start, end - BLOCK_UNITS)
                 units, _ = self._existing(start, end)
-                worth = self._leads_inside(units) | self.expected.find(
-                    np.arange(start, end))[0]
-                found = np.flatnonzero(worth)
-                if len(found):
-                    stop = start + int(found[-1]) + 1
+                counts = self._leads_inside(units) | self.expected.find(np.arange(start, end))[0]
+                rows = np.flatnonzero(counts)
+                if len(rows):
+                    stop = start + int(rows[-1]) + 1
                     self._leave_out(stop, units[stop - start:])
-                    self._kept[one.base] = Run(kept.start, stop)
+                    self._kept[segment.base] = Run(kept.start, stop)
                     return
                 self._leave_out(start, units)
                 end = start
-            self._kept[one.base] = Run(kept.start, kept.start)
+            self._kept[segment.base] = Run(kept.start, kept.start)
 
     def _leave_out(self, start: int, units: Array) -> None:
         self.cut += len(units)
@@ -198,41 +197,27 @@ class Units:
     # -- what has to be ---------------------------------------------------------------------------
 
     def _runs(self) -> list[Run]:
-        found: list[Run] = []
-        for one in self.queue.segments:
-            kept = self._kept[one.base]
-            if kept.start == kept.end:
-                continue
-            if found and found[-1].end >= kept.start:
-                found[-1] = Run(found[-1].start, max(found[-1].end, kept.end))
-            else:
-                found.append(kept)
-        if not found:
-            # The newest: a broker goes on at its end.
-            return self.expected.runs[-1:]
-        return found
+        runs = _joined(kept for kept in (self._kept[segment.base]
+                                         for segment in self.queue.segments)
+                       if kept.start < kept.end)
+        # Without units the newest messages: a broker goes on at their end.
+        return runs or self.expected.runs[-1:]
 
     def fill(self, *, before: bool, behind: bool) -> None:
         """Lengthens the runs by what messages continue them. ``before`` the first, ``behind``
         the last one; between them always.
         """
         runs, last = self.runs, len(self.runs) - 1
-        for at, one in enumerate(runs):
-            low, high = one.start, one.end
-            left = self.expected.run_of(low - 1) if at or before else None
+        for number, run in enumerate(runs):
+            start, end = run.start, run.end
+            left = self.expected.run_of(start - 1) if number or before else None
             if left is not None:
-                low = max(left.start, runs[at - 1].end) if at else left.start
-            right = self.expected.run_of(high) if at < last or behind else None
+                start = max(left.start, runs[number - 1].end) if number else left.start
+            right = self.expected.run_of(end) if number < last or behind else None
             if right is not None:
-                high = min(right.end, runs[at + 1].start) if at < last else right.end
-            runs[at] = Run(low, high)
-        joined: list[Run] = []
-        for one in runs:
-            if joined and joined[-1].end == one.start:
-                joined[-1] = Run(joined[-1].start, one.end)
-            else:
-                joined.append(one)
-        self.runs = joined
+                end = min(right.end, runs[number + 1].start) if number < last else right.end
+            runs[number] = Run(start, end)
+        self.runs = _joined(runs)
 
     def content(self, start: int, end: int) -> tuple[Array, bool]:
         """(the units of ``[start, end)``, which lie in a run; whether any is another than there
@@ -276,16 +261,27 @@ class Units:
         """Runs of messages that no unit will lead to, for a hole is between: their queue
         offsets.
         """
-        found = []
-        for one in self.expected.runs:
-            at = one.start
+        missing = []
+        for messages in self.expected.runs:
+            start = messages.start
             for run in self.runs:
-                if run.start > at and at < one.end:
-                    found.append(Run(at, min(one.end, run.start)))
-                at = max(at, min(run.end, one.end))
-            if at < one.end:
-                found.append(Run(at, one.end))
-        return [one for one in found if one.start < one.end]
+                if run.start > start and start < messages.end:
+                    missing.append(Run(start, min(messages.end, run.start)))
+                start = max(start, min(run.end, messages.end))
+            if start < messages.end:
+                missing.append(Run(start, messages.end))
+        return [run for run in missing if run.start < run.end]
+
+
+def _joined(runs: Iterable[Run]) -> list[Run]:
+    """Runs in their order, as one where they meet."""
+    joined: list[Run] = []
+    for run in runs:
+        if joined and joined[-1].end >= run.start:
+            joined[-1] = Run(joined[-1].start, max(joined[-1].end, run.end))
+        else:
+            joined.append(run)
+    return joined
 
 
 # -- files ----------------------------------------------------------------------------------------
