@@ -146,26 +146,28 @@ class _Expiring:
         limit, age = self._limit(queue.name.topic)
         log, rows = queue.commit_log, queue.consume_queue
         gone = []
-        for one in log.segments[:-1]:
-            entry = self._entry(names.COMMIT_LOG, queue.name.path, one.base)
-            if not self._is_old(queue, one, entry, limit):
+        # The log's head, up to the first segment with a message that is young enough.
+        for segment in log.segments[:-1]:
+            entry = self._entry(names.COMMIT_LOG, queue.name.path, segment.base)
+            if not self._is_old(queue, segment, entry, limit):
                 break
-            gone.append(one)
+            gone.append(segment)
         start = log.segments[len(gone)].base if log.segments else 0
         units = []
-        # What an earlier expiry left behind goes, too; what leads to nothing for other reasons
-        # does not.
-        for one in rows.segments[:-1] if log.segments else ():
-            if not self._leads_before(queue, one, start):
+        # The units of it. What an earlier expiry left behind goes, too; what leads to nothing for
+        # other reasons does not.
+        for segment in rows.segments[:-1] if log.segments else ():
+            if not self._leads_before(queue, segment, start):
                 break
-            units.append(one)
+            units.append(segment)
         if not gone and not units:
             return
+        # As steps, and where the queue begins then.
         before = queue.min_offset
-        for one in units:
-            self._take(one, names.CONSUME_QUEUE, queue.name.path, "its messages have expired")
-        for one in gone:
-            self._take(one, names.COMMIT_LOG, queue.name.path,
+        for segment in units:
+            self._take(segment, names.CONSUME_QUEUE, queue.name.path, "its messages have expired")
+        for segment in gone:
+            self._take(segment, names.COMMIT_LOG, queue.name.path,
                        f"its newest message is older than {age}")
         first = rows.segments[len(units)].base // UNIT_SIZE if rows.segments else 0
         rest = FlatQueue(queue.name, FlatFile(log.reader, log.folder, log.kind,
@@ -174,42 +176,42 @@ class _Expiring:
             queue.name.topic, queue.name.queue_id, before,
             max(first, rest.first_message_offset(), before)))
 
-    def _take(self, one: Segment, kind: str, path: str, why: str) -> None:
-        self._steps.append(MoveAside(one.path))
-        self._actions.append(Action("move aside", one.path, one.size, None, why))
-        self._out.bytes += one.size
+    def _take(self, segment: Segment, kind: str, path: str, why: str) -> None:
+        self._steps.append(MoveAside(segment.path))
+        self._actions.append(Action("move aside", segment.path, segment.size, None, why))
+        self._out.bytes += segment.size
         self._out.files[kind] = self._out.files.get(kind, 0) + 1
         if self._rest is not None:
             table = self._rest.segments[kind].get(path, {})
-            table.pop(one.base, None)
+            table.pop(segment.base, None)
             if not table:
                 self._rest.segments[kind].pop(path, None)
 
-    def _is_old(self, queue: FlatQueue, one: Segment, entry: meta.SegmentEntry | None,
+    def _is_old(self, queue: FlatQueue, segment: Segment, entry: meta.SegmentEntry | None,
                 limit: int) -> bool:
         """Whether all messages of a segment are older. Metadata is believed where it says that
         they are not; before a segment goes its messages are asked.
         """
-        if not one.usable:
+        if not segment.usable:
             return True
-        if entry is not None and entry.size == one.usable and limit <= entry.end_timestamp and (
+        if entry is not None and entry.size == segment.usable and limit <= entry.end_timestamp and (
                 0 <= entry.begin_timestamp <= entry.end_timestamp <= self._now + _AHEAD):
             return False
-        newest = _newest(queue, one)
-        self._progress(one.size)
+        newest = _newest(queue, segment)
+        self._progress(segment.size)
         if newest is None:
-            self._notes.append(f"{queue.commit_log.reader.where(one.path)}: no message in it can "
-                               "be read, so it goes by the time of the file")
-            newest = one.mtime_ms
+            self._notes.append(f"{queue.commit_log.reader.where(segment.path)}: no message in it "
+                               "can be read, so it goes by the time of the file")
+            newest = segment.mtime_ms
         return newest < limit
 
     @staticmethod
-    def _leads_before(queue: FlatQueue, one: Segment, start: int) -> bool:
+    def _leads_before(queue: FlatQueue, segment: Segment, start: int) -> bool:
         """Whether the last unit of a file leads to what is, or will be, before the log."""
-        whole = one.usable // UNIT_SIZE
+        whole = segment.usable // UNIT_SIZE
         if not whole:
-            return not one.usable
-        unit = queue.unit(one.base // UNIT_SIZE + whole - 1)
+            return not segment.usable
+        unit = queue.unit(segment.base // UNIT_SIZE + whole - 1)
         return unit is not None and 0 <= unit.commit_log_offset < start
 
     # -- index ------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class _Expiring:
     def _index(self, flat: FlatFile) -> None:
         limit = self._now - self._age
         path = names.metadata_path(self._scope.broker, names.INDEX_TOPIC, names.INDEX_QUEUE)
-        for one, file in list(zip(flat.segments, uploaded(flat), strict=True))[:-1]:
+        for segment, file in list(zip(flat.segments, uploaded(flat), strict=True))[:-1]:
             if isinstance(file, StoreIOError):
                 raise file
             try:
@@ -225,25 +227,25 @@ class _Expiring:
             except FormatError:
                 newest = None
             if newest is None:
-                self._notes.append(f"{flat.reader.where(one.path)}: is no index file that can be "
-                                   "read; it and those behind it stay")
+                self._notes.append(f"{flat.reader.where(segment.path)}: is no index file that can "
+                                   "be read; it and those behind it stay")
                 return
             # No bytes: its name may be that of the next one.
-            if not one.size or newest >= limit:
+            if not segment.size or newest >= limit:
                 return
-            self._take(one, names.INDEX, path,
+            self._take(segment, names.INDEX, path,
                        f"its newest item is older than {_span(self._age)}")
 
 
-def _newest(queue: FlatQueue, one: Segment) -> int | None:
+def _newest(queue: FlatQueue, segment: Segment) -> int | None:
     """The largest store time of a segment's messages; None where there is no message."""
     newest: int | None = None
-    for batch in queue.commit_log.batches(one):
+    for batch in queue.commit_log.batches(segment):
         if len(batch):
             last = int(batch.column("store_timestamp").max())
             newest = last if newest is None else max(newest, last)
-    if newest is None and one.usable >= CODA_SIZE:
-        tail = queue.commit_log.reader.read(one.path, one.usable - CODA_SIZE, CODA_SIZE)
+    if newest is None and segment.usable >= CODA_SIZE:
+        tail = queue.commit_log.reader.read(segment.path, segment.usable - CODA_SIZE, CODA_SIZE)
         if is_coda(tail) and CODA.decode(tail).max_store_timestamp != NEVER:
             return int(CODA.decode(tail).max_store_timestamp)
     return newest

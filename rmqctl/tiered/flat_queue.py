@@ -82,7 +82,7 @@ class FlatQueue:
 
     def units(self, start: int, count: int) -> np.ndarray[Any, Any]:
         """Up to ``count`` units from a queue offset on, as a structured array (field names of
-        `tiered_units.Unit`); fewer at a gap or the end.
+        `rmqctl.formats.tiered.units.Unit`); fewer at a gap or the end.
         """
         import numpy as np
 

@@ -123,7 +123,8 @@ class IndexFile:
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
         """(number of the first, items) of all items in the order of the file, as structured
-        arrays: `tiered_index.Item` of an open file, `CompactedItem` of a compacted one.
+        arrays: `Item` (`rmqctl.formats.tiered.index`) of an open file, `CompactedItem` of a
+        compacted one.
         """
         import numpy as np
 

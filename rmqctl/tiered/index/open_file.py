@@ -168,7 +168,7 @@ class OpenIndexFile:
         return self.shape.max_items - 1 - self.items
 
     def put(self, rows: Array, latest: int) -> None:
-        """Adds items (`tiered_index.Item`, in order); ``previous`` is set here, in ``rows``.
+        """Adds items (`rmqctl.formats.tiered.index.Item`, in order); ``previous`` is set here.
 
         ``latest`` is the largest store time among them. StoreIOError where a commit was due.
         """

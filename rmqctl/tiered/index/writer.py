@@ -149,7 +149,7 @@ class IndexWriter:
         return self._file.path
 
     def behind(self, timestamp: int, items: int) -> Iterator[Array]:
-        """The committed items behind a position (`tiered_index.Item`), by blocks.
+        """The committed items behind a position (`rmqctl.formats.tiered.index.Item`), by blocks.
 
         To see whose they are before they are forgotten by `rewind`.
         """
