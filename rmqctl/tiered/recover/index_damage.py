@@ -65,9 +65,9 @@ class IndexDamage(Items):
             return f"begins at {file.timestamp}"
         self.start(file)
         try:
-            for found in index.check(file, self.take, index.Times()):
-                if found.severity != INFO:
-                    return found.detail
+            for finding in index.check(file, self.take, index.Times()):
+                if finding.severity != INFO:
+                    return finding.detail
         except FormatError as error:
             return error.reason
         return None
@@ -99,10 +99,10 @@ class IndexDamage(Items):
         StoreIOError.
         """
         self._lacking = np.unique(folded(lacking))
-        for found in self.findings():
-            if (found.severity != INFO and found.position is not None
-                    and found.file in self._by_name):
-                self._reasons.setdefault(found.file, found.detail)
+        for finding in self.findings():
+            if (finding.severity != INFO and finding.position is not None
+                    and finding.file in self._by_name):
+                self._reasons.setdefault(finding.file, finding.detail)
         return [(self._by_name[where], reason) for where, reason in self._reasons.items()]
 
     def _tallied(self) -> Iterator[Finding]:
@@ -115,14 +115,14 @@ class IndexDamage(Items):
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])
             odd = ~np.isin(codes, self._codes) & np.isin(folded(items["key_hash"]), self._lacking)
-            for at in np.flatnonzero(odd).tolist():
+            for row in np.flatnonzero(odd).tolist():
                 tally = Tally()
-                self._unknown(tally, items["topic_id"][at:at + 1].astype(np.int64),
-                              items["queue_id"][at:at + 1].astype(np.int64))
+                self._unknown(tally, items["topic_id"][row:row + 1].astype(np.int64),
+                              items["queue_id"][row:row + 1].astype(np.int64))
                 for what in tally.unknown:
-                    place, size = self._place(file, first + at)
-                    yield told(file, "tiered-index-item", f"item {first + at} is of {what}", place,
-                               length=size)
+                    place, size = self._place(file, first + row)
+                    yield told(file, "tiered-index-item", f"item {first + row} is of {what}",
+                               place, length=size)
                     return
 
     def _strange(self, number: int, item: int) -> Finding:
@@ -144,18 +144,18 @@ class IndexDamage(Items):
         if self._is_whole(queue, item.commit_log_offset):
             return True
         offsets = self._offsets(queue)
-        at = int(np.searchsorted(offsets, item.commit_log_offset))
-        if at < len(offsets) and int(offsets[at]) == item.commit_log_offset:
+        row = int(np.searchsorted(offsets, item.commit_log_offset))
+        if row < len(offsets) and int(offsets[row]) == item.commit_log_offset:
             return False
         return bool(np.isin(folded(np.array([item.key_hash])), self._lacking)[0])
 
     def _is_whole(self, number: int, offset: int) -> bool:
         """Whether a whole message that a unit leads to lies there."""
         offsets, log = self._offsets(number), self.queues[number].commit_log
-        at = int(np.searchsorted(offsets, offset, "right")) - 1
-        if at < 0 or offset >= log.end:
+        row = int(np.searchsorted(offsets, offset, "right")) - 1
+        if row < 0 or offset >= log.end:
             return False
-        start = int(offsets[at])
+        start = int(offsets[row])
         try:
             if is_coda(log.read(start, CODA_SIZE)):
                 start += CODA_SIZE
@@ -189,22 +189,21 @@ def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batc
 
 
 def _among(values: Array, offsets: Array) -> Array:
-    at = np.minimum(np.searchsorted(offsets, values), len(offsets) - 1)
-    found: Array = offsets[at] == values
-    return found
+    row = np.minimum(np.searchsorted(offsets, values), len(offsets) - 1)
+    among: Array = offsets[row] == values
+    return among
 
 
 def slot_counts(flat: FlatFile | None) -> list[int]:
     """The numbers of hash slots by which the uploaded files are laid out, damaged ones included:
     the items of the first slot lie right behind all slots. StoreIOError.
     """
-    found = []
-    for one in flat.segments if flat is not None else ():
-        unit = fmt.COMPACTED_SLOT
-        data = flat.reader.read(one.path, fmt.HEADER.size, unit.size) if flat is not None else b""
+    unit, counts = fmt.COMPACTED_SLOT, []
+    for segment in flat.segments if flat is not None else ():
+        data = flat.reader.read(segment.path, fmt.HEADER.size, unit.size) if flat else b""
         if len(data) < unit.size:
             continue
         count, rest = divmod(unit.decode(data).position - fmt.HEADER.size, unit.size)
-        if not rest and count > 0 and fmt.HEADER.size + count * unit.size <= one.size:
-            found.append(count)
-    return found
+        if not rest and count > 0 and fmt.HEADER.size + count * unit.size <= segment.size:
+            counts.append(count)
+    return counts
