@@ -58,10 +58,10 @@ class Expiry:
     @property
     def messages(self) -> dict[str, int]:
         """How many messages of each topic go."""
-        found: dict[str, int] = {}
+        messages: dict[str, int] = {}
         for one in self.queues:
-            found[one.topic] = found.get(one.topic, 0) + max(one.after - one.before, 0)
-        return found
+            messages[one.topic] = messages.get(one.topic, 0) + max(one.after - one.before, 0)
+        return messages
 
 
 def expire(tier: Tier, scope: Scope, now: int, older_than: int, topic: str | None = None,

@@ -69,10 +69,10 @@ class FlatQueue:
         As a broker: bytes 20 to 27 of the first segment, whatever they are.
         """
         if self._first is None:
-            found = self.commit_log.read(self.commit_log.start + _QUEUE_OFFSET.offset,
+            raw = self.commit_log.read(self.commit_log.start + _QUEUE_OFFSET.offset,
                                          _QUEUE_OFFSET.size)
-            short = len(found) < _QUEUE_OFFSET.size
-            self._first = -1 if short else int.from_bytes(found, "big", signed=True)
+            short = len(raw) < _QUEUE_OFFSET.size
+            self._first = -1 if short else int.from_bytes(raw, "big", signed=True)
         return self._first
 
     def unit(self, queue_offset: int) -> UnitRecord | None:

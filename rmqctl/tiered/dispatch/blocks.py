@@ -62,8 +62,8 @@ class Block:
     @property
     def begin(self) -> Array:
         """The tiered offset of each message."""
-        found: Array = self.base + self.end - self.size
-        return found
+        begins: Array = self.base + self.end - self.size
+        return begins
 
     @property
     def times(self) -> Array:
@@ -104,16 +104,16 @@ class Cut:
     def joined(self, rows: Array) -> tuple[Array, memoryview]:
         """(sizes, the records of rows one behind the other)."""
         size = rows["size"].astype(np.int64)
-        at = rows["physical_offset"].astype(np.int64) - self.start
-        slices = map(slice, at.tolist(), (at + size).tolist())
+        start = rows["physical_offset"].astype(np.int64) - self.start
+        slices = map(slice, start.tolist(), (start + size).tolist())
         data = b"".join(map(self.log.__getitem__, slices))
         end = self.used + len(data)
         if end > len(self.room):  # records that were damaged are made twice
             return size, memoryview(bytearray(data))
-        found = self.room[self.used:end]
-        found[:] = data
+        part = self.room[self.used:end]
+        part[:] = data
         self.used = end
-        return size, found
+        return size, part
 
 
 def _block_of(one: Taken, cut: Cut, base: int) -> Block:
@@ -244,12 +244,12 @@ def _tests(one: Taken, batch: Batch) -> list[tuple[str, Array]]:
 
 
 def _has_topic(batch: Batch, topic: bytes) -> Array:
-    found: Array = batch.column("topic_length") == len(topic)
-    rows = np.flatnonzero(found)
+    good: Array = batch.column("topic_length") == len(topic)
+    rows = np.flatnonzero(good)
     if len(rows) and topic:
         raw = _bytes_at(batch.data, batch.column("topic_start")[rows], len(topic))
-        found[rows] = (raw == np.frombuffer(topic, np.uint8)).all(axis=1)
-    return found
+        good[rows] = (raw == np.frombuffer(topic, np.uint8)).all(axis=1)
+    return good
 
 
 def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
@@ -264,16 +264,16 @@ def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
         texts = np.frombuffer(b"".join(one for one in raw if len(one) == width), f"V{width}")
         expected = np.repeat(texts, [count for one, count in zip(raw, counts, strict=True)
                                      if len(one) == width])
-        there = _bytes_at(batch.data, batch.column("topic_start")[rows], width)
-        if (there != expected.view(np.uint8).reshape(-1, width)).any():
+        present = _bytes_at(batch.data, batch.column("topic_start")[rows], width)
+        if (present != expected.view(np.uint8).reshape(-1, width)).any():
             return False
     return True
 
 
 def _bytes_at(data: Array, at: Array, width: int) -> Array:
     """(uint8 [places, width]) the bytes at some places, as far as they are inside."""
-    found: Array = gather(data, at, width).view(np.uint8).reshape(-1, width)
-    return found
+    raw: Array = gather(data, at, width).view(np.uint8).reshape(-1, width)
+    return raw
 
 
 def _scatter(data: memoryview, at: Array, values: Array) -> None:

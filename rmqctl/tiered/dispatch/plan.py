@@ -97,8 +97,8 @@ class Start:
         if self.time is None:
             return local.first
         answer = offset_by_time(view, local.topic, local.queue_id, self.time)
-        found = local.first if answer is None else answer.queue_offset
-        return min(max(found, local.first), local.end)
+        start = local.first if answer is None else answer.queue_offset
+        return min(max(start, local.first), local.end)
 
 
 def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
@@ -151,13 +151,13 @@ def flat_queue(reader: Reader, name: QueueName) -> FlatQueue:
 
 def same_message(local: LocalQueue) -> TagsOf:
     """Gives the tags code of a tiered record that is the local one of that queue offset."""
-    at = slice(_PHYSICAL.offset, _PHYSICAL.offset + _PHYSICAL.size)
+    place = slice(_PHYSICAL.offset, _PHYSICAL.offset + _PHYSICAL.size)
 
     def tags(queue_offset: int, raw: bytes) -> int | None:
         known, unit = local.raw(queue_offset), local.row(queue_offset)
         if known is None or unit is None:
             return None
-        if raw[:at.start] != known[:at.start] or raw[at.stop:] != known[at.stop:]:
+        if raw[:place.start] != known[:place.start] or raw[place.stop:] != known[place.stop:]:
             return None
         codes, lost = local.tags(np.array([tuple(unit)], consume_queue.dtype()))
         return computed_tags(raw) if lost else int(codes[0])

@@ -50,18 +50,18 @@ class RemoteReader:
                 rows = self._fs.ls(full, detail=True)
             except FileNotFoundError:
                 return []
-        found = []
+        listed = []
         for row in rows:
             entry = _entry(row)
             if _same(row["name"], full):
                 if not entry.is_folder and len(rows) == 1 and not row["name"].endswith("/"):
                     raise failed(NotADirectoryError(errno.ENOTDIR, ""), self.where(folder), "list")
                 continue  # the marker some tools put into an object store for a folder
-            found.append(entry)
+            listed.append(entry)
             path = f"{folder}/{entry.name}" if folder else entry.name
             if not entry.is_folder:
                 self._sizes[path] = entry.size
-        return sorted(found, key=lambda one: one.name)
+        return sorted(listed, key=lambda one: one.name)
 
     def size(self, path: str) -> int | None:
         with failing(self.where(path), "look at"):

@@ -338,10 +338,10 @@ def _all_previous(file: IndexFile) -> Array:
     a damaged chain may lead to them. What is not in the file leads nowhere.
     """
     shape = file.shape
-    found: Array = np.zeros(shape.max_items, np.int32)
+    previous: Array = np.zeros(shape.max_items, np.int32)
     for first in range(1, shape.max_items, _ITEMS_READ):
         count = min(_ITEMS_READ, shape.max_items - first)
         data = file.read(shape.item_position(first), count * fmt.ITEM.size)
-        there = len(data) // fmt.ITEM.size
-        found[first:first + there] = np.frombuffer(data, fmt.ITEM.dtype(), there)["previous"]
-    return found
+        read = len(data) // fmt.ITEM.size
+        previous[first:first + read] = np.frombuffer(data, fmt.ITEM.dtype(), read)["previous"]
+    return previous

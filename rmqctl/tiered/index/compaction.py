@@ -86,23 +86,23 @@ def upload(writer: TierWriter, metadata: Metadata, cluster: str, broker: str, fi
     if known is not None:
         return known
     place = _next_place(writer, metadata, cluster, broker)
-    found = compact(file)
+    compacted = compact(file)
     status: Status = "uploaded"
-    kept = None
+    aside = None
     if place.there:
-        if _is_there(writer, place, found):
+        if _is_there(writer, place, compacted):
             status = "completed"
         else:
             _refuse_foreign(writer, place, file)
-            kept = writer.put_aside(place.path)
+            aside = writer.put_aside(place.path)
     if status == "uploaded":
-        _send(writer, place.path, found)
+        _send(writer, place.path, compacted)
         writer.commit(place.path)
     else:
         writer.settle(place.path)  # who wrote it may have been killed before it was forced
-    _enter(metadata, broker, place, found, now)
-    return Uploaded(file.where, status, file.timestamp, found.items, place.path, place.base,
-                    found.size, found.sound, kept)
+    _enter(metadata, broker, place, compacted, now)
+    return Uploaded(file.where, status, file.timestamp, compacted.items, place.path, place.base,
+                    compacted.size, compacted.sound, aside)
 
 
 def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
@@ -130,14 +130,14 @@ def plan(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: In
     if known is not None:
         return known
     place = _next_place(reader, metadata, cluster, broker, ahead)
-    found = compact(file)
-    there = bool(place.there) and _is_there(reader, place, found)
-    if place.there and not there:
+    compacted = compact(file)
+    is_there = bool(place.there) and _is_there(reader, place, compacted)
+    if place.there and not is_there:
         _refuse_foreign(reader, place, file)
-    _enter(metadata, broker, place, found, now)
+    _enter(metadata, broker, place, compacted, now)
     ahead.add(place.base)
-    return Uploaded(file.where, "completed" if there else "uploaded", file.timestamp,
-                    found.items, place.path, place.base, found.size, found.sound)
+    return Uploaded(file.where, "completed" if is_there else "uploaded", file.timestamp,
+                    compacted.items, place.path, place.base, compacted.size, compacted.sound)
 
 
 def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: str,
@@ -205,10 +205,10 @@ def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
     if last is not None:
         base = last.base_offset + last.size
         path = _segment_path(cluster, broker, last.base_offset)
-        there = writer.size(path) or 0
-        if last.size and there != last.size and last.base_offset not in ahead:
+        present = writer.size(path) or 0
+        if last.size and present != last.size and last.base_offset not in ahead:
             raise RefusedError(f"{writer.where(path)}: metadata says {last.size} bytes, there are "
-                               f"{there}: {_RECOVER}")
+                               f"{present}: {_RECOVER}")
     path = _segment_path(cluster, broker, base)
     flat = FlatFile.open(writer, path.rpartition("/")[0])
     beyond = [one for one in flat.segments if one.base > base and one.size]
@@ -218,12 +218,12 @@ def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
     return _Place(path, base, writer.size(path))
 
 
-def _is_there(writer: Reader, place: _Place, found: Compacted) -> bool:
+def _is_there(writer: Reader, place: _Place, compacted: Compacted) -> bool:
     """Whether the segment was written whole before."""
-    if place.there != found.size:
+    if place.there != compacted.size:
         return False
     position = 0
-    for part in found.parts():
+    for part in compacted.parts():
         if writer.read(place.path, position, len(part)) != part:
             return False
         position += len(part)
@@ -241,21 +241,22 @@ def _refuse_foreign(writer: Reader, place: _Place, file: IndexFile) -> None:
                            f"{header.begin_timestamp} that metadata does not know: {_RECOVER}")
 
 
-def _send(writer: TierWriter, path: str, found: Compacted) -> None:
+def _send(writer: TierWriter, path: str, compacted: Compacted) -> None:
     writer.create(path)
-    parts = found.parts()
+    parts = compacted.parts()
     position = 0
     # The header goes with the first slots: it is too short for a write of its own.
     for some in chain([[next(parts), next(parts)]], ([one] for one in parts)):
         position += writer.append(path, some, position)
 
 
-def _enter(metadata: Metadata, broker: str, place: _Place, found: Compacted, now: int) -> None:
+def _enter(metadata: Metadata, broker: str, place: _Place, compacted: Compacted, now: int) -> None:
     before = _entries(metadata, broker).get(place.base)
     metadata.put_segment(SegmentEntry(
         names.metadata_path(broker, names.INDEX_TOPIC, names.INDEX_QUEUE), _INDEX, place.base,
-        size=found.size, create_timestamp=before.create_timestamp if before else now,
-        begin_timestamp=found.file.timestamp, end_timestamp=found.file.header.end_timestamp))
+        size=compacted.size, create_timestamp=before.create_timestamp if before else now,
+        begin_timestamp=compacted.file.timestamp,
+        end_timestamp=compacted.file.header.end_timestamp))
 
 
 # -- the files of a broker's local root -----------------------------------------------------------
@@ -385,13 +386,13 @@ def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
 
 def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
     """The one cluster and broker that the local files can belong to. UsageError."""
-    there = {(one.cluster, one.broker) for one in tier.found.queues} | set(tier.found.indexes)
-    fitting = sorted((cluster, broker) for cluster, broker in there
+    owners = {(one.cluster, one.broker) for one in tier.found.queues} | set(tier.found.indexes)
+    fitting = sorted((cluster, broker) for cluster, broker in owners
                      if request.cluster in (None, cluster) and request.broker in (None, broker))
     if len(fitting) == 1:
         return fitting[0]
     if not fitting and request.cluster and request.broker:
         return request.cluster, request.broker
-    what = ", ".join(f"{broker} of {cluster}" for cluster, broker in fitting or sorted(there))
+    what = ", ".join(f"{broker} of {cluster}" for cluster, broker in fitting or sorted(owners))
     raise UsageError(f"{tier.name}: whose index files these are is not clear ({what or 'no broker'}"
                      " is there): name --broker and --cluster")

@@ -81,44 +81,44 @@ class IndexFile:
 
     def slot_range(self, slot: int) -> fmt.CompactedSlotRecord:
         """Where the items of a slot of the compacted form lie. FormatError if not in the file."""
-        at = self.shape.slot_position(slot)
-        found: fmt.CompactedSlotRecord = self._decoded(fmt.COMPACTED_SLOT, at)
+        position = self.shape.slot_position(slot)
+        extent: fmt.CompactedSlotRecord = self._decoded(fmt.COMPACTED_SLOT, position)
         end = self.shape.items_at + self.items * fmt.COMPACTED_ITEM.size
-        if found.length and (found.length < 0 or found.length % fmt.COMPACTED_ITEM.size
-                             or not self.shape.items_at <= found.position
-                             or found.position + found.length > end):
-            raise self._fault(at, "slot", f"items at {found.position}, {found.length} bytes: not "
-                                          "in the file")
-        return found
+        if extent.length and (extent.length < 0 or extent.length % fmt.COMPACTED_ITEM.size
+                              or not self.shape.items_at <= extent.position
+                              or extent.position + extent.length > end):
+            raise self._fault(position, "slot", f"items at {extent.position}, {extent.length} "
+                                                "bytes: not in the file")
+        return extent
 
     def _compacted_chain(self, slot: int, most: int | None) -> Iterator[fmt.CompactedItemRecord]:
-        found = self.slot_range(slot)
-        length = found.length
+        extent = self.slot_range(slot)
+        length = extent.length
         if most is not None:
             length = min(length, most * fmt.COMPACTED_ITEM.size)
         block = BLOCK_ITEMS * fmt.COMPACTED_ITEM.size
         for start in range(0, length, block):
-            data = self.read(found.position + start, min(block, length - start))
+            data = self.read(extent.position + start, min(block, length - start))
             whole = len(data) - len(data) % fmt.COMPACTED_ITEM.size
             yield from fmt.COMPACTED_ITEM.decode_all(data[:whole])
             if len(data) < min(block, length - start):
-                raise self._fault(found.position + start + len(data), "item", "the file ends here")
+                raise self._fault(extent.position + start + len(data), "item", "the file ends here")
 
     def _open_chain(self, slot: int, most: int | None) -> Iterator[fmt.CompactedItemRecord]:
-        at = self.shape.slot_position(slot)
-        number = self._decoded(fmt.SLOT, at).item
+        position = self.shape.slot_position(slot)
+        number = self._decoded(fmt.SLOT, position).item
         left = self.items if most is None else most
         first = 0 if self.shape.old else 1
         last = self.items - 1 if self.shape.old else self.items
         while number >= first and left > 0:
             if number > last:
-                raise self._fault(at, "slot", f"leads to item {number} of {self.items}")
-            at = self.shape.item_position(number)
-            item = self._decoded(fmt.ITEM, at)
+                raise self._fault(position, "slot", f"leads to item {number} of {self.items}")
+            position = self.shape.item_position(number)
+            item = self._decoded(fmt.ITEM, position)
             yield fmt.CompactedItemRecord(*item[:-1])
             if item.previous >= number:
-                raise self._fault(at, "previous", f"item {number} leads to {item.previous}, which "
-                                                  "is not older")
+                raise self._fault(position, "previous", f"item {number} leads to {item.previous}, "
+                                                        "which is not older")
             number, left = item.previous, left - 1
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -132,13 +132,13 @@ class IndexFile:
             return
         unit = fmt.COMPACTED_ITEM if self.form == COMPACTED else fmt.ITEM
         first = 1 if self.form == OPEN and not self.shape.old else 0
-        at = self.shape.items_at + first * unit.size
+        items_at = self.shape.items_at + first * unit.size
         for start in range(0, self.items, BLOCK_ITEMS):
             wanted = min(BLOCK_ITEMS, self.items - start) * unit.size
-            data = self.read(at + start * unit.size, wanted)
-            found = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
-            if len(found):
-                yield first + start, found
+            data = self.read(items_at + start * unit.size, wanted)
+            items = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
+            if len(items):
+                yield first + start, items
             if len(data) < wanted:
                 return
 
@@ -240,12 +240,12 @@ def local_names(folder: str | None) -> list[str]:
     if folder is None:
         return []
     try:
-        found = os.listdir(folder)
+        every = os.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreIOError.from_oserror(error, folder, "list") from None
-    return sorted((one for one in found if one.isascii() and one.isdigit()
+    return sorted((one for one in every if one.isascii() and one.isdigit()
                    and not os.path.isdir(os.path.join(folder, one))),
                   key=lambda one: (one not in names.OLD_INDEX_NAMES, int(one)))
 

@@ -50,14 +50,14 @@ def is_blank(value: str | None) -> bool:
 
 def key_set(unique: str | None, keys: str | None) -> list[str]:
     """The keys of one message, from its properties, in the order of their items."""
-    found: dict[str, None] = {}
+    keys_in_order: dict[str, None] = {}
     if unique is not None and not is_blank(unique):
-        found[unique] = None
+        keys_in_order[unique] = None
     if keys is not None and not is_blank(keys):
         # Java leaves out empty parts at the end, and only those.
         parts = keys.rstrip(SEPARATOR).split(SEPARATOR)
-        found.update(dict.fromkeys(parts))
-    names = tuple(found)
+        keys_in_order.update(dict.fromkeys(parts))
+    names = tuple(keys_in_order)
     return [names[at] for at in java_map.ordered(names, _CAPACITY)]
 
 
@@ -138,21 +138,21 @@ def _repeated(row: Array, own: Array) -> Array:
 
     Equal keys share a bucket, in which they need not be neighbours, so all of it is looked at.
     """
-    found: Array = np.zeros(len(row), bool)
+    repeated: Array = np.zeros(len(row), bool)
     for step in range(1, min(_SIMPLE_KEYS, len(row))):
         same = row[step:] == row[:-step]
         if not same.any():
             break
-        found[step:] |= same & (own[step:] == own[:-step])
-    return found
+        repeated[step:] |= same & (own[step:] == own[:-step])
+    return repeated
 
 
 def _item_hash(sharp: Array, own: Array, units: Array) -> Array:
     """The hash of ``topic#key`` (int32): negated where negative, which leaves -2^31 as it is."""
     power = text.power_table()[units]
     signed = (sharp.astype(np.uint32) * power + own.astype(np.uint32)).view(np.int32)
-    found: Array = np.abs(signed)
-    return found
+    hashed: Array = np.abs(signed)
+    return hashed
 
 
 def _with_odd(plain: Keys, odd: Array, sharp: Array, data: Array, unique: tuple[Any, ...],
@@ -170,10 +170,10 @@ def _with_odd(plain: Keys, odd: Array, sharp: Array, data: Array, unique: tuple[
 
 
 def _value(data: Array, where: tuple[Any, ...], row: int) -> str | None:
-    at = int(np.searchsorted(where[0], row))
-    if at == len(where[0]) or int(where[0][at]) != row:
+    number = int(np.searchsorted(where[0], row))
+    if number == len(where[0]) or int(where[0][number]) != row:
         return None
-    start, length = int(where[1][at]), int(where[2][at])
+    start, length = int(where[1][number]), int(where[2][number])
     return data[start:start + length].tobytes().decode("utf-8", "replace")
 
 

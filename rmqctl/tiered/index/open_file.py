@@ -291,8 +291,8 @@ class Links(NamedTuple):
 
 def slots_of(key_hash: Array, slots: int) -> Array:
     """The slot (int32) of each hash, as items that stand in a file have it."""
-    found: Array = np.remainder(key_hash.astype(np.int32), np.int32(slots))
-    return found
+    slot: Array = np.remainder(key_hash.astype(np.int32), np.int32(slots))
+    return slot
 
 
 def has_slot(slots: int) -> bool:

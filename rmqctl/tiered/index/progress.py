@@ -47,13 +47,13 @@ class IndexProgress:
         except OSError as error:
             raise StoreIOError.from_oserror(error, self.path, "read") from None
         try:
-            found = config_json.parse(data).value
-            if found["format"] != _FORMAT:
+            note = config_json.parse(data).value
+            if note["format"] != _FORMAT:
                 raise ValueError("its format is not known")
-            if found["tier"] != self._owner:
-                return [f"{self.path} is about another tier ({found['tier']}); not used"]
-            time, items = map(_number, found["position"])
-            for topic, number, done, aim in _rows(found["queues"]):
+            if note["tier"] != self._owner:
+                return [f"{self.path} is about another tier ({note['tier']}); not used"]
+            time, items = map(_number, note["position"])
+            for topic, number, done, aim in _rows(note["queues"]):
                 self.upto[topic, number], self.target[topic, number] = done, aim
         except (FormatError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.upto, self.target = {}, {}

@@ -207,5 +207,5 @@ def _seconds(times: Array, begin: int) -> Array:
 
 def _int32(value: Array | np.int64) -> Array:
     """The low 32 bits, as Java casts a long."""
-    found: Array = np.asarray(value & np.int64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
-    return found
+    low: Array = np.asarray(value & np.int64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
+    return low

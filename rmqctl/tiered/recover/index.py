@@ -262,8 +262,8 @@ def _without_expired(path: str, since: int) -> None:
     lost, kept = _read_lost(path), f"{path}-kept"
     try:
         with open(kept, "wb") as file:
-            for at in range(0, len(lost), _BLOCK):
-                part = lost[at:at + _BLOCK]
+            for start in range(0, len(lost), _BLOCK):
+                part = lost[start:start + _BLOCK]
                 file.write(part[part["store_time"] >= since].tobytes())
         os.replace(kept, path)
     except OSError as error:

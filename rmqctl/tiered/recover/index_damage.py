@@ -129,15 +129,15 @@ class IndexDamage(Items):
         file = self.files[number]
         if file.where in self._reasons:
             return told(file, "tiered-index-item", "", severity=INFO)
-        found = super()._strange(number, item)
+        finding = super()._strange(number, item)
         place, _ = self._place(file, item)
         record = fmt.COMPACTED_ITEM.decode(file.read(place, fmt.COMPACTED_ITEM.size))
         code = int(code_of(record.topic_id, record.queue_id))
         queue = int(self._numbers[np.searchsorted(self._codes, code)])
         if not self._is_ours(queue, record):
-            return replace(found, severity=INFO)
-        self._reasons[file.where] = found.detail
-        return replace(found, severity=WARNING)
+            return replace(finding, severity=INFO)
+        self._reasons[file.where] = finding.detail
+        return replace(finding, severity=WARNING)
 
     def _is_ours(self, queue: int, item: fmt.CompactedItemRecord) -> bool:
         """Whether an item without a message is at fault, not the message."""

@@ -164,11 +164,11 @@ def count_topic_ids(files: Iterable[IndexFile],
     by_number: dict[int, list[FlatQueue]] = {}
     for queue in queues:
         by_number.setdefault(queue.name.queue_id, []).append(queue)
-    found: dict[str, dict[int, int]] = {}
+    counts: dict[str, dict[int, int]] = {}
     for topic_id, items in samples.items():
         for topic, count in _count(items, by_number).items():
-            found.setdefault(topic, {})[topic_id] = count
-    return found
+            counts.setdefault(topic, {})[topic_id] = count
+    return counts
 
 
 def most_likely_ids(counts: dict[str, dict[int, int]]) -> dict[str, int]:
@@ -198,9 +198,9 @@ def _sample(file: IndexFile, samples: dict[int, list[tuple[int, int, int, int]]]
                     known = samples[topic_id] = []
                 if len(known) >= _SAMPLES:
                     continue
-                at = np.flatnonzero(ids == topic_id)
-                step = max(1, len(at) // (_SAMPLES - len(known)))
-                for one in items[at[::step]][:_SAMPLES - len(known)].tolist():
+                rows = np.flatnonzero(ids == topic_id)
+                step = max(1, len(rows) // (_SAMPLES - len(known)))
+                for one in items[rows[::step]][:_SAMPLES - len(known)].tolist():
                     known.append((one[0], one[2], one[3], one[4]))
     except (FormatError, StoreIOError):
         return
@@ -208,14 +208,14 @@ def _sample(file: IndexFile, samples: dict[int, list[tuple[int, int, int, int]]]
 
 def _count(items: Iterable[tuple[int, int, int, int]],
            queues: dict[int, list[FlatQueue]]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    topics: Counter[str] = Counter()
     for key_hash, queue_id, offset, size in items:
         for queue in queues.get(queue_id, ()):
             if _has_key(queue, key_hash, offset, size):
-                found[queue.name.topic] += 1
-        if found and found.most_common(1)[0][1] >= _ENOUGH:
+                topics[queue.name.topic] += 1
+        if topics and topics.most_common(1)[0][1] >= _ENOUGH:
             break
-    return found
+    return topics
 
 
 def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
@@ -233,8 +233,8 @@ def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
 
 def keys_of(record: message.Record) -> Iterator[str]:
     """The keys that index items may stand for."""
-    found = properties.parse(record.properties.decode("utf-8", "replace"))
-    unique = found.get(properties.UNIQUE_KEY)
+    pairs = properties.parse(record.properties.decode("utf-8", "replace"))
+    unique = pairs.get(properties.UNIQUE_KEY)
     if unique:
         yield unique
-    yield from dict.fromkeys(found.get(properties.KEYS, "").split(" "))
+    yield from dict.fromkeys(pairs.get(properties.KEYS, "").split(" "))

@@ -156,7 +156,7 @@ class _Recovery:
     def _known(self) -> tuple[meta.Metadata, meta.Metadata | None, str | None]:
         """(the metadata to go from, a second one that has more to say, why the file is bad)."""
         path = self._scope.metadata_path
-        found = []
+        readable = []
         why = None
         for name in (path, f"{path}.bak"):
             try:
@@ -164,7 +164,7 @@ class _Recovery:
                     data = file.read()
                 if not data.strip(b"\0 \t\r\n"):
                     raise FormatError("it is empty")
-                found.append(read_metadata(data))
+                readable.append(read_metadata(data))
             except FileNotFoundError:
                 why = why or (f"{name} is missing" if name == path else None)
             except OSError as error:
@@ -172,15 +172,15 @@ class _Recovery:
             except FormatError as error:
                 if name == path:
                     why = f"{name} cannot be read: {error}"
-        if why is not None and found:
+        if why is not None and readable:
             self._notes.append(f"{why}; what its backup has right is kept")
-        if not found:
+        if not readable:
             return meta.Metadata(), None, why
-        if found[0].faults:
-            fault = found[0].faults[0]
-            self._notes.append(f"{path}: {fault.path}: {fault.reason} ({len(found[0].faults)} such "
-                               "entries are made anew)")
-        return found[0], found[1] if len(found) > 1 else None, why
+        if readable[0].faults:
+            fault = readable[0].faults[0]
+            self._notes.append(f"{path}: {fault.path}: {fault.reason} "
+                               f"({len(readable[0].faults)} such entries are made anew)")
+        return readable[0], readable[1] if len(readable) > 1 else None, why
 
     def _topics(self, files: Sequence[IndexFile], queues: Sequence[RecoveredQueue]) -> tuple[
             meta.Metadata, metadata.Changes]:
@@ -315,8 +315,8 @@ def _equal(one: meta.Metadata, other: meta.Metadata) -> bool:
 
 def check_parts(text: str) -> frozenset[str]:
     """``metadata,queues`` as a set. UsageError."""
-    found = frozenset(one.strip() for one in text.split(",") if one.strip())
-    unknown = sorted(found.difference(PARTS))
-    if unknown or not found:
+    parts = frozenset(one.strip() for one in text.split(",") if one.strip())
+    unknown = sorted(parts.difference(PARTS))
+    if unknown or not parts:
         raise UsageError(f"--only {text!r}: choose from {', '.join(PARTS)}")
-    return found
+    return parts

@@ -60,7 +60,7 @@ def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
 
 
 def _brokers(path: str) -> set[str]:
-    found: set[str] = set()
+    brokers: set[str] = set()
     for name in (path, f"{path}.bak"):
         try:
             with open(name, "rb") as file:
@@ -68,10 +68,10 @@ def _brokers(path: str) -> set[str]:
         except (OSError, FormatError):
             continue
         for table in metadata.segments.values():
-            found.update(one.partition("/")[0] for one in table)
+            brokers.update(one.partition("/")[0] for one in table)
         for queues in metadata.queues.values():
-            found.update(one.broker_name for one in queues.values())
-    return found
+            brokers.update(one.broker_name for one in queues.values())
+    return brokers
 
 
 def check_root(metadata: str | None) -> Callable[[str], object]:

@@ -92,29 +92,29 @@ class Survey:
 
     def times(self, start: int, end: int) -> tuple[int, int]:
         """The least and largest store time of messages within ``[start, end)`` of the log."""
-        at = np.searchsorted(self.rows["position"], [start, end])
-        found = self.rows["store_time"][at[0]:at[1]]
-        return (int(found.min()), int(found.max())) if len(found) else (NEVER, NEVER)
+        rows = np.searchsorted(self.rows["position"], [start, end])
+        times = self.rows["store_time"][rows[0]:rows[1]]
+        return (int(times.min()), int(times.max())) if len(times) else (NEVER, NEVER)
 
 
 def survey(queue: FlatQueue, log: FlatFile, path: str) -> Survey:
     """Walks all segments of ``log``; ``path`` is the new file for the rows. StoreIOError."""
-    found = Survey(log, np.zeros(0, ROW))
+    surveyed = Survey(log, np.zeros(0, ROW))
     try:
         with open(path, "wb", buffering=1 << 20) as file:
-            reading = _Reading(queue, found)
+            reading = _Reading(queue, surveyed)
             for segment in log.segments:
                 about = SegmentSurvey(segment)
-                found.segments.append(about)
+                surveyed.segments.append(about)
                 if segment.usable:
                     file.writelines(rows.tobytes() for rows in reading.segment(about))
         size = os.path.getsize(path)
-        found.rows = np.memmap(path, ROW, "r") if size else np.zeros(0, ROW)
+        surveyed.rows = np.memmap(path, ROW, "r") if size else np.zeros(0, ROW)
     except RmqctlError:
         raise
     except OSError as error:
         raise failed(error, path, "write to") from None
-    return found
+    return surveyed
 
 
 class MessageRows:

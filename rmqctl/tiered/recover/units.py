@@ -63,9 +63,9 @@ class Expected:
 
     def run_of(self, queue_offset: int) -> Run | None:
         """The run with a queue offset in it."""
-        at = bisect_right(self.runs, queue_offset, key=lambda one: one.start) - 1
-        if at >= 0 and queue_offset < self.runs[at].end:
-            return self.runs[at]
+        number = bisect_right(self.runs, queue_offset, key=lambda one: one.start) - 1
+        if number >= 0 and queue_offset < self.runs[number].end:
+            return self.runs[number]
         return None
 
     def find(self, queue_offsets: Array) -> tuple[Array, Array]:
@@ -73,10 +73,10 @@ class Expected:
         if not len(self.offsets):
             return (np.zeros(len(queue_offsets), bool),
                     np.zeros(len(queue_offsets), self.rows.dtype))
-        at = np.minimum(np.searchsorted(self.offsets, queue_offsets), len(self.offsets) - 1)
-        there = self.offsets[at] == queue_offsets
-        row = at if self._order is None else self._order[at]
-        return there, self.rows[row]
+        number = np.minimum(np.searchsorted(self.offsets, queue_offsets), len(self.offsets) - 1)
+        has = self.offsets[number] == queue_offsets
+        row = number if self._order is None else self._order[number]
+        return has, self.rows[row]
 
 
 def _ascends(offsets: Array) -> bool:
@@ -128,7 +128,7 @@ class Units:
     def _existing(self, start: int, end: int) -> tuple[Array, Array]:
         """(units of ``[start, end)``, whether each is there); zeros for those that are not."""
         units: Array = np.zeros(end - start, _DTYPE)
-        there: Array = np.zeros(end - start, bool)
+        present: Array = np.zeros(end - start, bool)
         for one in self.queue.segments:
             kept = self._kept[one.base]
             low, high = max(start, kept.start), min(end, kept.end)
@@ -136,10 +136,10 @@ class Units:
                 continue
             data = self.queue.reader.read(one.path, low * UNIT_SIZE - one.base,
                                           (high - low) * UNIT_SIZE)
-            found = np.frombuffer(data, _DTYPE, len(data) // UNIT_SIZE)
-            units[low - start:low - start + len(found)] = found
-            there[low - start:low - start + len(found)] = True
-        return units, there
+            read = np.frombuffer(data, _DTYPE, len(data) // UNIT_SIZE)
+            units[low - start:low - start + len(read)] = read
+            present[low - start:low - start + len(read)] = True
+        return units, present
 
     def _sound(self, first: int, units: Array) -> Array:
         """Whether units lead to a message that is theirs, be it one that was written again."""
@@ -149,8 +149,8 @@ class Units:
             return good
         offset = units["commit_log_offset"].astype(np.int64)
         for skipped in (0, CODA_SIZE):  # a broker passes over a coda in front (§3)
-            at = np.minimum(np.searchsorted(rows["position"], offset + skipped), len(rows) - 1)
-            row = rows[at]
+            number = np.minimum(np.searchsorted(rows["position"], offset + skipped), len(rows) - 1)
+            row = rows[number]
             good |= ((row["position"] == offset + skipped) & (row["size"] == units["size"])
                      & (row["queue_offset"] == first + np.arange(len(units)))
                      & (row["tags_code"] == units["tags_code"]))
@@ -244,8 +244,8 @@ class Units:
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[Array, bool]]:
         """`content` of a range, a block at a time."""
-        for at in range(start, end, BLOCK_UNITS):
-            yield self.content(at, min(end, at + BLOCK_UNITS))
+        for first in range(start, end, BLOCK_UNITS):
+            yield self.content(first, min(end, first + BLOCK_UNITS))
 
     def times(self, start: int, units: Array) -> tuple[int, int, bool]:
         """The least and largest store time of the messages of units, `NEVER` for none; whether
@@ -254,8 +254,8 @@ class Units:
         has, rows = self.expected.find(np.arange(start, start + len(units)))
         if not has.any():
             return NEVER, NEVER, False
-        found = rows["store_time"][has]
-        return int(found.min()), int(found.max()), bool(has.all())
+        times = rows["store_time"][has]
+        return int(times.min()), int(times.max()), bool(has.all())
 
     def missing(self) -> list[Run]:
         """Runs of messages that no unit will lead to, for a hole is between: their queue
