@@ -75,8 +75,6 @@ MEASUREMENTS: dict[str, Measured] = {
 
 def one(name: str, store: Path, where: Path) -> None:
     """Runs one measurement here and prints its figures."""
-    import pyarrow.compute  # noqa: F401  (its loading is not measured)
-
     if name.endswith("1 process"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     run = MEASUREMENTS.get(name, _compared)

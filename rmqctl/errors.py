@@ -20,6 +20,7 @@ __all__ = [
     "FormatError",
     "InternalError",
     "JobError",
+    "MissingExtraError",
     "NotAStoreError",
     "RefusedError",
     "RmqctlError",
@@ -29,6 +30,7 @@ __all__ = [
     "UsageError",
     "errno_words",
     "noting_refusals",
+    "require",
 ]
 
 
@@ -93,6 +95,39 @@ class UnsupportedError(RmqctlError):
     """A known kind of file in a version or variant rmqctl does not read."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
+
+
+EXTRAS: dict[str, tuple[str, str]] = {
+    "pyarrow": ("data", "Arrow"),
+    "fastavro": ("data", "Avro"),
+    "pyspark": ("spark", "Spark"),
+    "fsspec": ("url", "a tier behind a URL"),
+}
+"""Packages that not every installation has: the extra that brings each, and what it is for."""
+
+
+class MissingExtraError(RmqctlError):
+    """A package of an extra (`EXTRAS`) that is not installed."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
+
+    def __init__(self, package: str) -> None:
+        extra, subject = EXTRAS[package]
+        super().__init__(f"{subject} needs the Python package {package}, which is not installed: "
+                         f"pip install 'rmqctl[{extra}]'")
+        self.package = package
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.package,)
+
+
+def require(*packages: str) -> None:
+    """Says before any work is done that a package (of `EXTRAS`) is missing: MissingExtraError."""
+    from importlib.util import find_spec
+
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtraError(package)
 
 
 class FormatError(RmqctlError):

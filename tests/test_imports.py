@@ -160,6 +160,15 @@ def test_spark_stays_in_its_package():
         if name.partition(".")[0] in ("pyspark", "pandas")]) == []
 
 
+def test_arrow_stays_where_its_tables_are_the_product():
+    """Nobody else imports it, or what does: most installations have none."""
+    arrow = ("rmqctl.scan.columns", "rmqctl.store.queue.unit_columns")
+    assert offenders(lambda path: [] if room_of(path) == "pipeline" or path.stem in (
+        "columns", "unit_columns") else [
+        f"line {line}: {name}" for name, line in imports(TREES[path])
+        if name.startswith(arrow) or name.partition(".")[0] in ("pyarrow", "fastavro")]) == []
+
+
 def test_formats_do_no_io_and_have_no_clock():
     banned = {"os", "io", "pathlib", "mmap", "time", "shutil", "tempfile", "subprocess"}
 

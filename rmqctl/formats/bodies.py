@@ -7,6 +7,7 @@ a form is a choice of ``--body``. CONTRIBUTING.md says how to add one.
 from __future__ import annotations
 
 import base64
+import sys
 import zlib
 from collections.abc import Callable
 from typing import NamedTuple
@@ -40,11 +41,22 @@ def _lz4(body: bytes) -> bytes:
 
 
 def _zstd(body: bytes) -> bytes:
-    import zstandard
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
 
-    with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as stream:
-        data = stream.read(MAX_DECOMPRESSED + 1)
-    return _bounded(data, len(data) > MAX_DECOMPRESSED)
+    frames: list[bytes] = []
+    free = MAX_DECOMPRESSED + 1
+    while body and free:
+        codec = zstd.ZstdDecompressor()  # of one frame; what a cut one held is taken as it is
+        try:
+            frames.append(codec.decompress(body, free))
+        except zstd.ZstdError as error:
+            raise ValueError(f"zstd decompress error: {str(error).partition(': ')[2]}") from None
+        free -= len(frames[-1])
+        body = codec.unused_data if codec.eof else b""
+    return _bounded(b"".join(frames), not free)
 
 
 class Codec(NamedTuple):

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.errors import JobError, RmqctlError, UnsupportedError, UsageError
+from rmqctl.errors import JobError, RmqctlError, UnsupportedError, UsageError, require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,8 +68,9 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
 
     ``conf`` are Spark's own settings and win. ``log``: where Spark's messages go; by default a
     file that is removed unless something fails. UnsupportedError without Java, JobError when
-    the session does not come up; both name what to do.
+    the session does not come up; both name what to do. MissingExtraError.
     """
+    require("pyspark", "pyarrow")
     workers = workers_of(master)
     with contextlib.ExitStack() as held:
         folder = tempfile.mkdtemp(prefix="rmqctl-spark-")

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from rmqctl.formats.local import message
-from rmqctl.pipeline.export.export import Result, export
+from rmqctl.pipeline.export.export import export
 from rmqctl.pipeline.export.plan import plan
+from rmqctl.pipeline.export.result import Result
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.scan.columns import MESSAGE_TYPES
 from rmqctl.store import Store

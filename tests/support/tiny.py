@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import lz4.frame
-import zstandard
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 from rmqctl.formats.local import javahash, message, properties
 from rmqctl.formats.local import sysflag as flags
@@ -467,7 +472,7 @@ _COMPRESSED = (
     Spec("orders", 0, zlib.compress(b"a" * 50), _named(0), sys_flag=flags.COMPRESSED),
     Spec("orders", 0, zlib.compress(b"b" * 50), _named(1), sys_flag=flags.COMPRESSED | 0x300),
     Spec("orders", 0, lz4.frame.compress(b"c" * 50), _named(2), sys_flag=flags.COMPRESSED | 0x100),
-    Spec("orders", 0, zstandard.compress(b"d" * 50), _named(3), sys_flag=flags.COMPRESSED | 0x200),
+    Spec("orders", 0, zstd.compress(b"d" * 50), _named(3), sys_flag=flags.COMPRESSED | 0x200),
     Spec("orders", 0, b"flagged as compressed, but plain", _named(4), sys_flag=flags.COMPRESSED),
     Spec("orders", 0, ZERO_CRC_BODY, _named(5)),
     Spec("orders", 0, b"", _named(6)),

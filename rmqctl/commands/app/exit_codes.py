@@ -14,7 +14,14 @@ from typing import NoReturn
 import typer
 
 import rmqctl
-from rmqctl.errors import ExitCode, RmqctlError, StoreIOError, UsageError
+from rmqctl.errors import (
+    EXTRAS,
+    ExitCode,
+    MissingExtraError,
+    RmqctlError,
+    StoreIOError,
+    UsageError,
+)
 from rmqctl.output.core import say
 
 _PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
@@ -145,6 +152,9 @@ def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
         return ExitCode.IO, [_error(str(StoreIOError.from_oserror(exc)))]
     if isinstance(exc, MemoryError):
         return ExitCode.IO, [_error("out of memory: the system gave rmqctl no more")]
+    if isinstance(exc, ModuleNotFoundError) and (name := (exc.name or "").partition(".")[0]
+                                                 ) in EXTRAS:
+        return _verdict(MissingExtraError(name))
     if isinstance(exc, ModuleNotFoundError) and not (exc.name or "rmqctl").startswith("rmqctl"):
         return ExitCode.FAILED, [
             _error(f"the Python package {exc.name!r} is not installed; install rmqctl again")

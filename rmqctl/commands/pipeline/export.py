@@ -14,12 +14,12 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.message_options import IN_LOG_ORDER, Fields, SelectOptions
 from rmqctl.commands.shared.options import Body, DryRead, LayoutOptions, Out, Zone
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
-from rmqctl.errors import ExitCode, UsageError
+from rmqctl.errors import ExitCode, UsageError, require
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
-    from rmqctl.pipeline.export.export import Result, StoreResult
     from rmqctl.pipeline.export.plan import StorePlan
+    from rmqctl.pipeline.export.result import Result, StoreResult
     from rmqctl.pipeline.export.spec import Export
 
 NAME = ("pipeline", "export")
@@ -65,6 +65,7 @@ def command(
 
         rmqctl pipeline export '/backup/*/store' --out orders --topic orders --since -7d
     """
+    require("pyarrow", *(["fastavro"] if format == "avro" else []))
     from rmqctl.pipeline.export.plan import estimate, plan
     from rmqctl.pipeline.export.spec import Export
 

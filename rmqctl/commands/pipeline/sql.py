@@ -13,7 +13,7 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, Out
 from rmqctl.commands.shared.spark_options import SparkOptions, named_stores, tasks_shown
-from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.errors import StoreIOError, UsageError, require
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -50,6 +50,7 @@ def command(
         rmqctl pipeline sql store "SELECT topic, count(*) AS n FROM messages GROUP BY topic"
         rmqctl pipeline sql '/backup/*/store' --file late.sql --out late --format csv
     """
+    require("pyspark", "pyarrow")
     from rmqctl.store import Store
 
     names, text = _told_apart(arguments, file)

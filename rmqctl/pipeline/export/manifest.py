@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rmqctl import __version__
 from rmqctl.errors import StoreIOError
 from rmqctl.pipeline.export.layout import Values, is_cut
+from rmqctl.pipeline.export.result import Result, StoreResult
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.pipeline.export.staging import Staging
 from rmqctl.pipeline.export.task import MOST_NAMED, Faults
 from rmqctl.scan.frames import Span
-
-if TYPE_CHECKING:
-    from rmqctl.pipeline.export.export import Result, StoreResult
 
 NAME = "_rmqctl_export.json"
 _SPOOL = "files"

@@ -14,7 +14,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError
+from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, require
 from rmqctl.scan.source import Source
 from rmqctl.tiered.files.reader import Entry, failed
 
@@ -175,11 +175,10 @@ class RemoteSource:
 def _driver(url: str) -> tuple[Any, str]:
     """(fsspec file system, the path in it). UsageError without a driver, else StoreIOError."""
     protocol = url.partition("://")[0]
-    try:
-        import fsspec
-        from fsspec.core import url_to_fs
-    except ImportError:
-        raise UsageError(f"{without_secrets(url)}: the package fsspec is missing") from None
+    require("fsspec")
+    import fsspec
+    from fsspec.core import url_to_fs
+
     try:
         fsspec.get_filesystem_class(protocol.rpartition("::")[2])
     except (ValueError, ImportError) as error:
