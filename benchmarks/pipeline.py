@@ -77,7 +77,7 @@ def verify(store: Path, pool: Any) -> object:
 
 def rebuild(store: Path, pool: Any, where: Path) -> object:
     """Consumequeue and index into a scratch folder."""
-    from rmqctl.engine.config.settings import Settings
+    from rmqctl.broker.settings import Settings
     from rmqctl.pipeline.rebuild.rebuild import rebuild_on
     from rmqctl.repair.rebuild.rebuild import rebuild as rebuild_here
     from rmqctl.repair.scratch import Scratch

@@ -43,7 +43,7 @@ def walk(store: Path, _where: Path) -> None:
 
 def rebuilding(store: Path, where: Path, **wishes: Any) -> None:
     """A rebuild into a scratch folder below ``where``."""
-    from rmqctl.engine.config.settings import Settings
+    from rmqctl.broker.settings import Settings
     from rmqctl.repair.rebuild.rebuild import rebuild
     from rmqctl.repair.rebuild.steps import derived_steps
     from rmqctl.repair.scratch import Scratch

@@ -73,8 +73,8 @@ def json_lines(path: Path, count: int, size: int) -> None:
 
 def engine(folder: Path, count: int, size: int, **changes: Any) -> Callable[[], Pass]:
     """The Python API, with other settings where ``changes`` names them."""
+    from rmqctl.broker.settings import Settings
     from rmqctl.engine.config.create import create_store
-    from rmqctl.engine.config.settings import Settings
     from rmqctl.engine.engine import Engine
 
     settings = Settings(disk_watermark=1.0, **changes)

@@ -31,12 +31,13 @@ def command(
     Reads the ends of the files, not the whole log; whether everything in between is sound is the
     question `rmqctl verify` answers. What could not be read is listed under "troubles".
     """
+    from rmqctl.broker.view import view_of
     from rmqctl.store.info import collect
-    from rmqctl.store.query.lookup import answering_kind
 
     with store.open() as opened:
-        found = collect(opened, answering_kind(opened, view))
-        found["cut"] = warn_of_cut(out, opened, found["view"])
+        seen = view_of(opened, view)
+        found = collect(opened, seen)
+        found["cut"] = warn_of_cut(out, seen)
     out.document(found, lambda page: _Screen(page, found, tz, out.verbose > 0).show())
 
 

@@ -39,12 +39,12 @@ def command(
     per group. The group "(delay)" stands for the delivery of delayed messages. Exit code 1 when
     nothing matches.
     """
+    from rmqctl.broker.view import view_of
     from rmqctl.store.config.offsets import Lag
-    from rmqctl.store.query.lookup import answering_view
 
     with store.open() as opened:
-        seen = answering_view(opened, view)
-        warn_of_cut(out, opened, seen.kind)
+        seen = view_of(opened, view)
+        warn_of_cut(out, seen)
         lag = Lag(opened, seen, group, topic)
         for file in lag.files:
             for problem in file.problems():

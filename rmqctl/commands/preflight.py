@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rmqctl.broker.versions import VersionName
 from rmqctl.commands.shared.applying import blank_for_none
 from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
@@ -22,7 +23,7 @@ _TOPICS = 5
 
 def command(
     *,
-    broker_version: Annotated[Literal["4.9.3", "5.3.3"] | None, typer.Option(
+    broker_version: Annotated[VersionName | None, typer.Option(
         "--broker-version", metavar="VERSION", help="The broker that would start: 4.9.3 or 5.3.3. "
         "Default: the one the store was made for, else by the generation that wrote it.")] = None,
     quick: Annotated[bool, typer.Option(

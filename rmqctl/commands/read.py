@@ -37,8 +37,9 @@ def command(
 
         rmqctl read STORE --since -2h --where 'property.user~^4' -o jsonl
     """
-    from rmqctl.store.explain import missing_queue, offset_note
-    from rmqctl.store.log.bounds import View as StoreView
+    from rmqctl.broker.get_message import offset_note
+    from rmqctl.broker.view import view_of
+    from rmqctl.store.explain import missing_queue
     from rmqctl.store.query.select import Selector
 
     topic, queue, from_offset = select.topic, select.queue, select.from_offset
@@ -50,7 +51,7 @@ def command(
     wanted = select.selection(show.tz)
     faults = Faults(out)
     with store.open() as opened:
-        at = StoreView(opened, view)
+        at = view_of(opened, view)
         if topic is not None and queue is not None and from_offset is not None:
             said = offset_note(at, topic, queue, from_offset)
             if said is not None:

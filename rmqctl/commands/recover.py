@@ -107,7 +107,7 @@ def _as_broker(out: Output, store: StoreOptions, wishes: Wishes, version: str | 
     from rmqctl.checks.preflight.preflight import preflight
     from rmqctl.commands.shared import applying
     from rmqctl.engine.clock import now_ms
-    from rmqctl.repair.broker.broker import plan_broker
+    from rmqctl.repair.broker import plan_broker
 
     starts = True
 
@@ -118,7 +118,7 @@ def _as_broker(out: Output, store: StoreOptions, wishes: Wishes, version: str | 
                 prediction = preflight(opened, version, progress=progress.advance)
             starts = prediction.starts
             plan = plan_broker(opened, version, scratch, now_ms, given=wishes.given,
-                               commitlog_dirs=wishes.commitlog_dirs, prediction=prediction)
+                               prediction=prediction)
         return applying.Proposal(plan, {
             "starts": starts, "recovery": prediction.recovery,
             "truncate_to": prediction.truncate_to,

@@ -38,7 +38,7 @@ def command(
 
         rmqctl recover table STORE -o json > table.json
     """
-    from rmqctl.store.log.bounds import View
+    from rmqctl.broker.view import view_of
     from rmqctl.store.queue.topic_queue_table import COLUMNS, disagreements, rebuild
 
     faults = Faults(out)
@@ -46,7 +46,7 @@ def command(
         warn_of_log(out, opened)
         total = opened.log.size
         with out.progress("reading the log", total) as progress:
-            rows = rebuild(opened, View(opened, view), source, jobs=worker_count(jobs),
+            rows = rebuild(opened, view_of(opened, view), source, jobs=worker_count(jobs),
                            progress=progress.advance, report=faults.report)  # fmt: skip
     if out.is_value:
         table = {row.key: row.next_offset(source) for row in rows}

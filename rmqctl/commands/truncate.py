@@ -42,15 +42,15 @@ def command(
 
         rmqctl truncate STORE --to-phy 1073741824 --apply
     """
+    from rmqctl.broker.versions import version_of
     from rmqctl.commands.shared import applying
-    from rmqctl.engine.config.profile import profile_of
     from rmqctl.output.units import count_text
     from rmqctl.repair.truncate.truncate import truncate
 
 
     def propose(_: Scratch) -> applying.Proposal:
         with store.open() as opened:
-            generation = (profile_of(broker_version).generation if broker_version
+            generation = (version_of(broker_version).generation if broker_version
                           else opened.generation)
             with out.progress("reading what is cut", max(opened.log.end - to_phy, 0)) as progress:
                 cut = truncate(opened, to_phy, generation, progress.advance)

@@ -15,7 +15,7 @@ from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.parse_values import parse_integer, parse_property
 
 if TYPE_CHECKING:
-    from rmqctl.engine.config.settings import Host, Settings
+    from rmqctl.broker.settings import Host, Settings
     from rmqctl.engine.put.message import Outgoing
     from rmqctl.output import Human
 

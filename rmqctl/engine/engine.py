@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.clock import now_ms
-from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.log.flush import FlushService, GroupCommit
@@ -111,7 +111,7 @@ class Engine:
                           settings.index_slots, settings.index_max)
             store = Store.open(path, commitlog_dirs, sizes)
             try:
-                state = examine(store, settings.profile.generation)
+                state = examine(store, settings.profile)
                 return cls(path, settings, lock, state, store, clock, wall_clock,
                            keep_queue_offsets)
             except BaseException:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.opening import examine, recorded_runs
 from rmqctl.engine.state.small_files import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
@@ -117,7 +117,7 @@ def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
              done: Flushed) -> None:
     """Moves the checkpoint's times to what the store now holds on disk."""
     try:
-        state = examine(store, settings.profile.generation)
+        state = examine(store, settings.profile)
     except RefusedError as error:
         done.notes.append(f"the checkpoint stays as it is: {error}")
         return

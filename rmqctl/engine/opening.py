@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
+from rmqctl.broker.recovery import recover_log
+from rmqctl.broker.versions import BrokerVersion
+from rmqctl.broker.view import broker_view
 from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.engine.state.small_files import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
@@ -23,7 +26,6 @@ from rmqctl.scan.frames import Batch
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
-from rmqctl.store.log.bounds import View, broker_log_end, recovery_start
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
@@ -44,7 +46,7 @@ class LogState:
     clean: bool
 
 
-def examine(store: Store, generation: int) -> LogState:
+def examine(store: Store, version: BrokerVersion) -> LogState:
     """The state of a store's log, read-only. RefusedError where appending would harm."""
     log = store.log
     for trouble in store.log_troubles:
@@ -60,15 +62,17 @@ def examine(store: Store, generation: int) -> LogState:
     for gap in log.gaps():
         raise RefusedError(f"{store.root}: the log has no file for the physical offsets "
                            f"{gap.start} to {gap.end}; nothing is appended")
-    start = log.files[recovery_start(store, generation)].base
-    end = broker_log_end(store, generation)
-    # What lies behind the end must be nothing but leftovers of a write.
-    intact = _intact_behind(store, end)
+    recovered = recover_log(store, version)
+    # A broker takes a record that says another physical offset than its own; here that is damage.
+    damaged = min([*recovered.misplaced, recovered.end])
+    # What lies beyond it must be nothing but leftovers of a write.
+    intact = _intact_behind(store, damaged)
     if intact is not None:
         raise RefusedError(
-            f"{store.root}: the log is damaged at physical offset {end}, and intact messages "
-            f"follow (the first at {intact}); appending would overwrite them. See `rmqctl verify`")
-    return LogState(end, start, not store.has_abort)
+            f"{store.root}: the log is damaged at physical offset {damaged}, and intact messages "
+            f"follow (the first at {intact}); appending would overwrite them. See "
+            "`rmqctl verify`")
+    return LogState(recovered.end, recovered.start, not store.has_abort)
 
 
 def _intact_behind(store: Store, end: int) -> int | None:
@@ -131,9 +135,9 @@ def catch_up_start(state: LogState, dispatched_to: int) -> int:
     return start if state.clean else min(start, state.start)
 
 
-def dispatched_to(store: Store, generation: int) -> int:
+def dispatched_to(store: Store, version: BrokerVersion) -> int:
     """How far the log was dispatched by the plain consumequeues' own account; -1 without rows."""
-    view = View(store, "broker", generation)
+    view = broker_view(store, version)
     most = -1
     for queue in store.queues.values():
         with closing(queue):

@@ -8,7 +8,7 @@ that differ are replaced. A store that is whole gets an empty plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,9 +73,8 @@ def plan_recover(root: str, scratch: Scratch, wishes: Wishes, watch: Watch,
     NotAStoreError, RefusedError (sizes that contradict each other, see `configured` and
     `salvage`), StoreIOError.
     """
-    with ExitStack() as held:
-        store = held.enter_context(Store.open(root, wishes.commitlog_dirs, wishes.sizes))
-        known = configured(root, wishes.given, wishes.commitlog_dirs)
+    with Store.open(root, wishes.commitlog_dirs, wishes.sizes) as store:
+        known = configured(store, wishes.given)
         return _Planner(root, store, known, scratch, wishes, watch, make).plan()
 
 

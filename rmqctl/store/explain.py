@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from rmqctl.store.log.bounds import View
-from rmqctl.store.query import get_message
-from rmqctl.store.queue.rows import queue_ids, topic_rows, topics_on_disk
+from rmqctl.store.queue.rows import queue_ids, topics_on_disk
 from rmqctl.store.store import Store
 
 _NAMED = 12
@@ -28,12 +26,3 @@ def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
         return f"topic {topic} has no queue {queue_id} here; there are: " + named(
             [str(one) for one in known])
     return None
-
-
-def offset_note(view: View, topic: str, queue_id: int, offset: int) -> str | None:
-    """What a broker says of a queue offset where no message is; None where one is."""
-    queues = topic_rows(view.store, topic, queue_id, view)
-    if not queues:  # said by the reading itself
-        return None
-    answer = get_message.outside(offset, queues[0].first, queues[0].end, view.generation)
-    return None if answer is None else get_message.meaning(answer, offset)

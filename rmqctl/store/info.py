@@ -35,21 +35,20 @@ _HEAD = 4096
 _BLOCK = 512  # the unit of st_blocks, whatever the file system
 
 
-def collect(store: Store, view: str = "disk") -> Document:
-    """Everything `info` shows; ``view`` is that of `rmqctl.store.log.bounds`."""
+def collect(store: Store, view: View) -> Document:
+    """Everything `info` shows of a store in one view."""
     items, troubles = inventory(store)
     troubles += store.log_troubles
     end = find_end(store)
     troubles += end.troubles
     first = first_record(store.log)
-    bounds = View(store, view)
-    topics = _topics(store, bounds, troubles)
-    most = end.offset if bounds.log_end is None else bounds.log_end
+    topics = _topics(store, view, troubles)
+    most = end.offset if view.log_end is None else view.log_end
     found = hints(store, [one for one in (first, end.last) if one is not None])
     lock = store.lock
     document: Document = {
         "store": store.root,
-        "view": view,
+        "view": "disk" if view.log_end is None else "broker",
         "version": summary(found),
         "version_hints": [{"versions": one.versions, "evidence": one.evidence} for one in found],
         "min_phy_offset": store.log.min_offset,

@@ -27,7 +27,7 @@ from rmqctl.store.index_files import IndexFile, open_index
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
-from rmqctl.store.store_settings import LOG_FOLDERS, recall
+from rmqctl.store.store_settings import LOG_FOLDERS, Remembered, recall
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
@@ -106,9 +106,14 @@ class Store:
         return os.path.join(self.root, *parts)
 
     @cached_property
+    def settings_file(self) -> Remembered:
+        """What `init` noted of the store, and what is wrong with that file."""
+        return recall(self.root)
+
+    @property
     def remembered(self) -> dict[str, Any]:
-        """What `init` noted of the store, by the names of `rmqctl.store.store_settings.KEYS`."""
-        return recall(self.root).values
+        """The sound values of it, by the names of `rmqctl.store.store_settings.KEYS`."""
+        return self.settings_file.values
 
     # -- commitlog ----------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker.versions import VERSIONS
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.checks.preflight.types import VERSIONS, Prediction
+from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import UsageError
 from rmqctl.formats.local import checkpoint as page
 from rmqctl.repair.executor.executor import Repair

@@ -10,7 +10,7 @@ import pytest
 
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
-from rmqctl.repair.broker.broker import plan_broker
+from rmqctl.repair.broker import plan_broker
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store import Store

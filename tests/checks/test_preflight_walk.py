@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.broker.recovery import RecoveryWalk
+from rmqctl.broker.versions import VERSIONS
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.checks.preflight.types import RULES, VERSIONS
-from rmqctl.checks.preflight.walk import RecoveryWalk
 from rmqctl.formats.local.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from rmqctl.store import Sizes, Store
 
@@ -128,7 +128,7 @@ def _records(data: bytes) -> list[int]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_walk_ends_where_a_brokers_does(golden_copy, seed: int):
     rng = random.Random(seed)
-    version = VERSIONS[seed % 2]
+    version = list(VERSIONS)[seed % 2]
     root: Path = golden_copy(f"{version}/crash-live/before")
     for _ in range(rng.randrange(1, 4)):
         path = rng.choice(sorted((root / "commitlog").iterdir())[2:6])
@@ -140,7 +140,7 @@ def test_the_walk_ends_where_a_brokers_does(golden_copy, seed: int):
     for asked in VERSIONS:
         with Store.open(root) as store:
             for number in range(len(files)):
-                walk = RecoveryWalk(store.log, number, RULES[asked])
+                walk = RecoveryWalk(store.log, number, VERSIONS[asked])
                 for batch in walk:
                     assert len(batch)
                 assert walk.end == log_end(files[number:], asked == "5.3.3"), (asked, number)
@@ -153,7 +153,7 @@ def test_the_walk_ends_where_a_brokers_does(golden_copy, seed: int):
 def test_any_bytes_anywhere_are_survived(golden_copy, seed: int):
     """Damage in whatever file: an answer or a plain refusal, for both versions, never a defect."""
     rng = random.Random(1000 + seed)
-    version = VERSIONS[seed % 2]
+    version = list(VERSIONS)[seed % 2]
     kind = rng.choice(["basic", "lmq", "cqext", "delay", "transaction"])
     root: Path = golden_copy(f"{version}/{kind}/store")
     if rng.random() < 0.5:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.formats.local import consume_queue, consume_queue_ext
 from rmqctl.scan.walk import Walk

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.log.log_files import LogFiles
 from rmqctl.store.files import listing
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.engine import Engine
 from rmqctl.engine.log.flush import GroupCommit

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.broker.settings import Settings
+from rmqctl.broker.versions import VERSIONS, VersionName
 from rmqctl.commands.shared.engine_options import (
-    Version,
     new_settings,
     parse_watermark,
     settings_from,
 )
 from rmqctl.commands.topic_create import parse_perm
-from rmqctl.engine.config.profile import PROFILES
-from rmqctl.engine.config.settings import Settings
 from rmqctl.errors import UsageError
 from tests.conftest import Runner
 from tests.engine_write.faults import failing
@@ -49,7 +48,7 @@ def test_what_was_made(tmp_path: Path, rmqctl: Runner) -> None:
         index_max=400, lmq=True)
 
 
-@pytest.mark.parametrize("version", sorted(PROFILES))
+@pytest.mark.parametrize("version", sorted(VERSIONS))
 @pytest.mark.parametrize("folders", [(), ("--commitlog-dir", "a", "--commitlog-dir", "b/c")])
 def test_the_readers_find_nothing_wrong(tmp_path: Path, rmqctl: Runner, version: str,
                                         folders: tuple[str, ...]) -> None:
@@ -107,7 +106,7 @@ def test_out_of_space(tmp_path: Path, rmqctl: Runner) -> None:
 def test_killed_at_any_moment(tmp_path: Path, rmqctl: Runner) -> None:
     """A real SIGKILL, at moments spread over the run: the next run completes or finds it whole."""
     script = ("import sys\nfrom rmqctl.engine.config.create import create_store\n"
-              "from rmqctl.engine.config.settings import Settings\nprint('go', flush=True)\n"
+              "from rmqctl.broker.settings import Settings\nprint('go', flush=True)\n"
               "create_store(sys.argv[1], Settings())\n")
     outcomes = set()
     for number in range(12):
@@ -129,7 +128,7 @@ def test_killed_at_any_moment(tmp_path: Path, rmqctl: Runner) -> None:
 
 
 def test_the_versions_are_those_of_the_profiles() -> None:
-    assert set(Version.__args__) == set(PROFILES)
+    assert set(VersionName.__args__) == set(VERSIONS)
 
 
 @pytest.mark.parametrize(("text", "share"), [("90%", 0.9), ("100", 1.0), ("0.5 %", 0.005),

@@ -6,15 +6,15 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqctl.broker.settings import DELAY_LEVELS, Settings, resolve
+from rmqctl.broker.versions import VERSIONS
 from rmqctl.engine.config import create
-from rmqctl.engine.config.profile import PROFILES
-from rmqctl.engine.config.resolve import resolve
-from rmqctl.engine.config.settings import DELAY_LEVELS, Settings
 from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local.index_file import HEADER, Shape
 from rmqctl.store import Sizes, Store
@@ -24,7 +24,7 @@ from tests.engine_write.faults import failing
 
 SIZES = st.integers(1, (1 << 31) - 1)
 SETTINGS = st.builds(
-    Settings, version=st.sampled_from(sorted(PROFILES)), commitlog_file_size=SIZES,
+    Settings, version=st.sampled_from(sorted(VERSIONS)), commitlog_file_size=SIZES,
     consumequeue_file_size=SIZES, consumequeue_ext_file_size=SIZES,
     batch_consumequeue_file_size=SIZES, index_slots=SIZES, index_max=SIZES,
     consumequeue_ext=st.booleans(), lmq=st.booleans(), multi_dispatch=st.booleans(),
@@ -207,6 +207,11 @@ def test_a_shape_of_another_ratio_is_remembered(tmp_path: Path) -> None:
     assert store.open_index(store.index_listing.files[0]).shape == shape
 
 
+def settled(root: Path, given: dict[str, Any], *, files: bool = True) -> Settings:
+    with Store.open(root) as store:
+        return resolve(store, given, files=files).settings
+
+
 # -- settings -------------------------------------------------------------------------------------
 
 
@@ -215,7 +220,7 @@ def test_a_shape_of_another_ratio_is_remembered(tmp_path: Path) -> None:
     ("5.3.3/batchcq", (49152, 480, 100, 400)), ("5.3.3/crash-base", (32768, 440, 100, 200))])
 def test_the_files_say_the_sizes(name: str, sizes: tuple[int, ...], golden: GoldenFolder) -> None:
     part = "store" if (golden(name) / "store").exists() else "before"
-    found = resolve(str(golden(f"{name}/{part}")), {})
+    found = settled(golden(f"{name}/{part}"), {})
     assert (found.commitlog_file_size, found.consumequeue_file_size, found.index_slots,
             found.index_max) == sizes
     assert found.version == "5.3.3"
@@ -228,33 +233,33 @@ def test_the_files_say_the_sizes(name: str, sizes: tuple[int, ...], golden: Gold
 def test_given_wins_over_remembered_over_files_over_defaults(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     note(root, '{"format":1,"version":"4.9.3","consumequeue_file_size":400,"lmq":true}')
-    found = resolve(str(root), {"lmq": None, "commitlog_file_size": 1 << 20, "flush": "sync"})
+    found = settled(root, {"lmq": None, "commitlog_file_size": 1 << 20, "flush": "sync"})
     assert found == Settings(version="4.9.3", commitlog_file_size=1 << 20, lmq=True, flush="sync",
                              consumequeue_file_size=400, index_slots=100, index_max=400)
-    assert resolve(str(root), {"version": "5.3.3", "lmq": False}).version == "5.3.3"
-    assert not resolve(str(root), {"version": "5.3.3", "lmq": False}).lmq
+    assert settled(root, {"version": "5.3.3", "lmq": False}).version == "5.3.3"
+    assert not settled(root, {"version": "5.3.3", "lmq": False}).lmq
     # Half a shape is none; what is given decides about the other half.
     note(root, '{"format":1,"index_slots":50}')
-    assert resolve(str(root), {}).index_slots == 100
-    found = resolve(str(root), {"index_slots": 600})
+    assert settled(root, {}).index_slots == 100
+    found = settled(root, {"index_slots": 600})
     assert (found.index_slots, found.index_max) == (600, 300)
 
 
 def test_files_are_not_asked_where_they_need_not(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
-    assert resolve(str(root), {}, files=False) == Settings()
+    assert settled(root, {}, files=False) == Settings()
 
 
 def test_an_unreliable_memory_keeps_from_writing(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     note(root, "{")
     with pytest.raises(RefusedError, match=r"store\.json"):
-        resolve(str(root), {})
+        settled(root, {})
     note(root, '{"format":1,"version":"7.0.0"}')
     with pytest.raises(RefusedError, match=r"7\.0\.0"):
-        resolve(str(root), {})
-    assert resolve(str(root), {"version": "4.9.3"}).version == "4.9.3"
+        settled(root, {})
+    assert settled(root, {"version": "4.9.3"}).version == "4.9.3"
     with pytest.raises(UsageError, match="no profile"):
-        resolve(str(root), {"version": "1.0"})
+        settled(root, {"version": "1.0"})
     with pytest.raises(NotAStoreError):
-        resolve(str(root / "nowhere"), {})
+        settled(root / "nowhere", {})

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.config import create
 from rmqctl.engine.config.create import create_store, plan_store
-from rmqctl.engine.config.settings import Settings
 from rmqctl.errors import RefusedError, StoreHeldError, StoreIOError, UsageError
 from rmqctl.files.lock import StoreLock
 from rmqctl.store import Store

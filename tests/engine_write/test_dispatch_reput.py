@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.formats.local import batch_consume_queue, consume_queue, message, properties, sysflag
 from rmqctl.formats.local.consume_queue import UNIT_SIZE, UnitRecord
 from rmqctl.formats.local.javahash import string_hash

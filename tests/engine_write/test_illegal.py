@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.engine import Engine
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
 from rmqctl.formats.local import append_crc

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.input import objects
 from rmqctl.engine.input.lines import parse
 from rmqctl.engine.input.objects import InputError, Plain, Recorded, Replay, joined

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.put.cursor import Cursor
 from rmqctl.engine.put.encoder import Encoder
 from rmqctl.engine.put.message import Outgoing

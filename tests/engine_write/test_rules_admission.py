@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.admission import StoreState
 from rmqctl.engine.put.encoder import Encoder

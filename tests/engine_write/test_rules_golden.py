@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.encoder import Encoder
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.put.ingest import half_message, prepare, preparer, unique_ids
 from rmqctl.engine.put.message import Outgoing
 from rmqctl.formats.config.java_map import JavaMap

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
 from rmqctl.engine.put.rewrite import (
     Rewriter,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.config.topics import Topics
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.config import config_json, fastjson

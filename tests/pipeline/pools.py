@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.errors import StoreIOError
 from rmqctl.pipeline.rebuild.rebuild import rebuild_on
 from rmqctl.repair.rebuild.rebuild import Rebuilt

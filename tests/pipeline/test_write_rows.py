@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local.message import build, decode
 from rmqctl.pipeline.source import making, spool

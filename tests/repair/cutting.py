@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rmqctl.broker.settings import Settings
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
-from rmqctl.engine.config.settings import Settings
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.plan import Plan
 from rmqctl.store.store import Store

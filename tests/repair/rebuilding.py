@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
 from rmqctl.repair.rebuild.rebuild import Rebuilt, rebuild
 from rmqctl.repair.rebuild.steps import derived_steps

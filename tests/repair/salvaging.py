@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
+from rmqctl.broker.recovery import recover_log
+from rmqctl.broker.settings import Settings
+from rmqctl.broker.versions import version_for
 from rmqctl.checks.findings import INFO
 from rmqctl.checks.verify.verify import Verification
-from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.repair.plan import Create, MoveAside, Patch
 from rmqctl.repair.salvage.salvage import Salvage, salvage
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.walk import Walk
-from rmqctl.store.log.bounds import broker_log_end
 from rmqctl.store.store import Store
 from tests.repair.damage import Whole, intact
 
@@ -128,7 +129,7 @@ def check(root: Path, whole: Whole, original_rows: dict[tuple[str, int], dict[in
     still = intact(whole, root, commitlog_dirs)
     by_broker = 0
     with Store.open(root, commitlog_dirs) as store:
-        end = broker_log_end(store, generation)
+        end = recover_log(store, version_for(generation)).end
         by_broker = sum(1 for one in still if one + whole.records[one].total_size <= end)
         result = salvage(store, generation, **options)  # type: ignore[arg-type]
         again = salvage(store, generation, **options)  # type: ignore[arg-type]
@@ -158,7 +159,7 @@ def check(root: Path, whole: Whole, original_rows: dict[tuple[str, int], dict[in
         for physical, size in mine.values():
             assert len(there[physical]) == size
     with Store.open(root, commitlog_dirs) as store:
-        assert broker_log_end(store, generation) in (result.log_end, max(
+        assert recover_log(store, version_for(generation)).end in (result.log_end, max(
             (one + len(raw) for one, raw in there.items()), default=result.log_end))
         findings = [one for one in Verification(store).findings() if one.severity != INFO
                     and one.structure in ("commitlog", "consumequeue", "index")

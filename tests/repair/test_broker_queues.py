@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.broker.versions import VERSIONS
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.checks.preflight.types import VERSIONS
-from rmqctl.repair.broker.broker import plan_broker
+from rmqctl.repair.broker import plan_broker
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store import Sizes, Store
@@ -41,7 +41,7 @@ def test_many_more(golden_copy, start: int):
 
 def judge(golden_copy, seed: int) -> None:
     rng = random.Random(seed)
-    version = VERSIONS[seed % 2]
+    version = list(VERSIONS)[seed % 2]
     root = golden_copy(f"{version}/{rng.choice(KINDS)}/before")
     for _ in range(rng.randrange(1, 4)):
         harm(root, rng)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.broker.versions import VERSIONS
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.checks.preflight.types import VERSIONS
-from rmqctl.repair.broker.broker import plan_broker
+from rmqctl.repair.broker import plan_broker
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.plan import Plan
@@ -111,7 +111,7 @@ def test_without_anything_but_the_log_a_broker_makes_all_again(golden_copy, each
     root = golden_copy(each.id)
     old = content(root)
     with Store.open(root, each.commitlog_dirs) as store:
-        settings = configured(str(root), {}, each.commitlog_dirs).settings
+        settings = configured(store, {}).settings
         batch = {topic for topic, _ in store.batch_queues}
     given = {name: getattr(settings, name) for name in (
         "consumequeue_file_size", "batch_consumequeue_file_size", "consumequeue_ext",
@@ -132,8 +132,7 @@ def test_without_anything_but_the_log_a_broker_makes_all_again(golden_copy, each
           Scratch(repair.scratch_folder) as scratch):
         made = preflight(store, each.version)
         assert made.harmless, made.as_dict()
-        repair.apply(plan_broker(store, each.version, scratch, lambda: next(clock), given=given,
-                                 commitlog_dirs=each.commitlog_dirs))
+        repair.apply(plan_broker(store, each.version, scratch, lambda: next(clock), given=given))
     new = content(root)
     for name in ("checkpoint", "config/topics.json"):
         old.pop(name, None)
@@ -190,7 +189,7 @@ def test_nothing_is_done_where_a_broker_does_not_start(golden_copy, broker: Made
 def test_what_was_said_of_the_queues_is_what_comes_out(golden_copy, broker: Made, seed: int):
     """Random harm to log, queues and checkpoint: the figures said beforehand are the result's."""
     rng = random.Random(seed)
-    version = VERSIONS[seed % 2]
+    version = list(VERSIONS)[seed % 2]
     kind = rng.choice(["crash-live", "crash-cqlag", "crash-nocq", "clean-nocq", "crash-cqahead",
                        "clean-nocheckpoint", "crash-zerocheckpoint"])
     root = golden_copy(f"{version}/{kind}/before")

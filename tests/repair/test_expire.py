@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.broker.versions import version_for
+from rmqctl.broker.view import broker_view
 from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.repair.expire import Expiry, Limits, expire
-from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
@@ -110,7 +111,7 @@ def test_the_cleaners_rules(each: golden_sets.GoldenSet, golden_copy: GoldenFold
             assert troubles(root, each.kind) == []
             with Store.open(root, dirs(each.kind)) as store:
                 assert store.log.min_offset == done.min_after
-                view = View(store, "broker", GENERATION[each.version])
+                view = broker_view(store, version_for(GENERATION[each.version]))
                 for queue in store.queues.values():
                     bounds = view.bounds(queue)
                     unit = queue.unit(bounds.first) if bounds.first < bounds.end else None

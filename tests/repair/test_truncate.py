@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.broker.recovery import recover_log
+from rmqctl.broker.versions import version_for
 from rmqctl.errors import RefusedError
 from rmqctl.repair.truncate.truncate import Truncation, truncate
-from rmqctl.store.log.bounds import broker_log_end
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.engine_write.dispatching import IDS, SETS
@@ -55,7 +56,7 @@ def check(each: golden_sets.GoldenSet, to: int, folder: Path, work: Path) -> Non
             kept = max(0, min(len(data), to - int(name)))
             assert data == before[name][:kept] + bytes(len(data) - kept), name
         with Store.open(root, dirs(kind)) as opened:
-            assert broker_log_end(opened, GENERATION[version]) == to
+            assert recover_log(opened, version_for(GENERATION[version])).end == to
         assert troubles(root, kind) == []
         again = cut(root, to, version, kind)
         assert (again.plan.actions, again.plan.steps, again.lost) == ((), (), 0)
@@ -65,7 +66,7 @@ def check(each: golden_sets.GoldenSet, to: int, folder: Path, work: Path) -> Non
 def borders(each: golden_sets.GoldenSet, folder: Path, most: int) -> list[int]:
     places = offsets(folder / "store", each.kind)
     with Store.open(folder / "store", dirs(each.kind)) as store:
-        end = broker_log_end(store, GENERATION[each.version])
+        end = recover_log(store, version_for(GENERATION[each.version])).end
     return each_border(places, end, most) if places else []
 
 
@@ -104,7 +105,7 @@ def test_what_is_no_border_is_refused(golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic/store")
     places = offsets(root, "basic")
     with Store.open(root) as store:
-        end = broker_log_end(store, 5)
+        end = recover_log(store, version_for(5)).end
     for to in (places[3] + 1, places[4] - 1):
         with pytest.raises(RefusedError, match=f"before it is {places[3]}, .* {places[4]}$"):
             cut(root, to)
@@ -179,7 +180,7 @@ def test_damage_is_a_border_and_the_rest_of_the_log_goes(golden_copy: GoldenFold
     with applied_and_undone(done.plan):
         assert troubles(root) == []
         with Store.open(root) as store:
-            assert broker_log_end(store, 5) == places[5]
+            assert recover_log(store, version_for(5)).end == places[5]
 
 
 def test_damage_before_the_cut_is_told(golden_copy: GoldenFolder) -> None:
@@ -195,7 +196,7 @@ def test_damage_before_the_cut_is_told(golden_copy: GoldenFolder) -> None:
 def test_a_torn_end_is_wiped_by_a_cut_at_the_end(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     with Store.open(root) as store:
-        end = broker_log_end(store, 5)
+        end = recover_log(store, version_for(5)).end
         file = store.log.file_of(end)
     assert file is not None
     damage.write(root, f"commitlog/{file.name}", end - file.base, b"torn" * 30)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rmqctl.broker.get_message import Answer, get_message, meaning
+from rmqctl.broker.versions import version_for
+from rmqctl.broker.view import broker_view, view_of
 from rmqctl.store import Store
 from rmqctl.store.log.bounds import View
-from rmqctl.store.query.get_message import Answer, get_message, meaning
 from rmqctl.store.queue.compaction import CompactionQueue
 from tests.conftest import GoldenFolder
 from tests.support import damage
@@ -26,7 +28,7 @@ def test_answers_are_the_engines(store: golden_sets.GoldenStore, golden: GoldenF
     expect = store.load_expect(golden(store.set.id))
     asked = 0
     with opened(store, golden) as one:
-        view = View(one, "broker", int(expect.engine[0]))
+        view = broker_view(one, version_for(int(expect.engine[0])))
         for queue in expect.queues:
             for pull in queue.pulls:
                 found = get_message(view, queue.topic, queue.queue_id, pull.offset, 5)
@@ -65,7 +67,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tiny_stores.Tiny:
 def test_limits_of_one_answer(many: tiny_stores.Tiny) -> None:
     places = [each.start for each in many.messages]
     with Store.open(many.root) as one:
-        view = View(one, "broker")
+        view = broker_view(one)
         assert get_message(view, "t", 0, 0, 100).offsets == tuple(places[:32])
         assert get_message(view, "t", 0, 3, 1) == Answer("FOUND", 4, 0, 50, (places[3],))
         # An answer ends with its consumequeue file of 50 rows.
@@ -81,7 +83,7 @@ def test_records_that_are_gone(generation: int, view: str, many: tiny_stores.Tin
         damage.remove(many.root, file)
     kept = next(number for number, each in enumerate(many.messages) if each.start >= 8192)
     with Store.open(many.root) as one:
-        answer = get_message(View(one, view, generation), "t", 0, 0, 5)
+        answer = get_message(view_of(one, view, version_for(generation)), "t", 0, 0, 5)
     assert answer == Answer("OFFSET_TOO_SMALL", kept, kept, 50)
 
 
@@ -89,10 +91,10 @@ def test_a_missing_file_in_the_middle_is_passed_over(many: tiny_stores.Tiny) -> 
     damage.remove(many.root, many.files("commitlog")[1])
     gone = [number for number, each in enumerate(many.messages) if 4096 <= each.start < 8192]
     with Store.open(many.root) as one:
-        answer = get_message(View(one, "disk"), "t", 0, gone[0], 2)
+        answer = get_message(View(one), "t", 0, gone[0], 2)
         assert answer.status == "FOUND"
         assert answer.offsets[0] == many.messages[gone[-1] + 1].start
-        alone = get_message(View(one, "disk"), "t", 0, gone[0] - 1, 2)
+        alone = get_message(View(one), "t", 0, gone[0] - 1, 2)
         assert alone.offsets == (many.messages[gone[0] - 1].start,
                                  many.messages[gone[-1] + 1].start)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker.view import view_of
 from rmqctl.scan.source import BytesSource
 from rmqctl.store import Store
 from rmqctl.store.info import collect, inventory
@@ -25,7 +26,7 @@ JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()
 
 def look(root: Path, dirs: tuple[str, ...] = ("commitlog",), view: str = "disk") -> Any:
     with Store.open(root, () if dirs == ("commitlog",) else dirs) as store:
-        return collect(store, view)
+        return collect(store, view_of(store, view))
 
 
 def ranges(document: Any) -> dict[tuple[str, int], tuple[int, int]]:

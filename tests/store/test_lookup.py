@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker.offset_by_time import offset_by_time
+from rmqctl.broker.versions import version_for
+from rmqctl.broker.view import view_of
 from rmqctl.formats.local import message
 from rmqctl.formats.local import properties as props
 from rmqctl.store import Store
 from rmqctl.store.log.bounds import View
 from rmqctl.store.problems import Problem
 from rmqctl.store.query.lookup import (
-    answering_view,
     by_key,
     by_unique_key,
     containing,
@@ -21,7 +23,6 @@ from rmqctl.store.query.lookup import (
     known_topics,
     where_is,
 )
-from rmqctl.store.query.time_lookup import offset_by_time
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets
@@ -41,7 +42,7 @@ def test_keys_as_the_engine_finds_them(store: golden_sets.GoldenStore,
     expect = store.load_expect(golden(store.set.id))
     assert expect.queries
     with opened(store, golden) as one:
-        view = answering_view(one, "auto")
+        view = view_of(one, "auto")
         for query in expect.queries:
             told = list(query.messages)
             if store.state == "store-live":  # loading it indexed a message a second time
@@ -63,7 +64,7 @@ def test_some_golden_answer_has_false_hits(golden: GoldenFolder) -> None:
         if store.kind not in ("basic", "lmq", "delay"):
             continue
         with opened(store, golden) as one:
-            view = answering_view(one, "auto")
+            view = view_of(one, "auto")
             found += sum(by_key(view, query.topic, query.key, most=query.max).false_hits
                          for query in store.load_expect(golden(store.set.id)).queries)
     assert found
@@ -86,7 +87,7 @@ def test_times_as_the_engine_answers_them(store: golden_sets.GoldenStore,
                                           golden: GoldenFolder) -> None:
     expect = store.load_expect(golden(store.set.id))
     with opened(store, golden) as one:
-        view = answering_view(one, "auto", int(expect.engine[0]))
+        view = view_of(one, "auto", version_for(int(expect.engine[0])))
         for queue in expect.queues:
             for told in queue.by_time:
                 where = view, queue.topic, queue.queue_id, told.timestamp
@@ -242,8 +243,8 @@ def test_what_a_broker_leaves_out_is_told(version: str, golden: GoldenFolder) ->
     with opened(store, golden) as one:
         behind = 0
         for query in expect.queries:
-            told = by_key(answering_view(one, "auto"), query.topic, query.key)
-            more = by_key(answering_view(one, "disk"), query.topic, query.key)
+            told = by_key(view_of(one, "auto"), query.topic, query.key)
+            more = by_key(view_of(one, "disk"), query.topic, query.key)
             hidden = [each.physical_offset for each in more.records
                       if each.physical_offset >= expect.max_physical_offset]
             assert set(hidden) <= set(told.behind)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker.versions import version_for
+from rmqctl.broker.view import view_of
 from rmqctl.store import Store
 from rmqctl.store.config.offsets import DELAY_GROUP, MAX_EMPTY_QUEUES, Lag
 from rmqctl.store.log.bounds import View
@@ -39,7 +41,8 @@ def lag(root: Path, group: str | None = None, topic: str | None = None,
         dirs: tuple[str, ...] = (), view: str = "disk", generation: int | None = None,
         ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     with Store.open(root, dirs) as store:
-        found = Lag(store, View(store, view, generation), group, topic)
+        seen = view_of(store, view, version_for(generation) if generation else None)
+        found = Lag(store, seen, group, topic)
         return list(found.rows()), found.totals
 
 

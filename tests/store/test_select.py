@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker.view import view_of
 from rmqctl.errors import UsageError
 from rmqctl.formats.local import message
 from rmqctl.store import Store
@@ -40,7 +41,7 @@ def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
 def objects(store: Store, selection: Selection | None = None, view: str = "disk",
             problems: list[Problem] | None = None) -> list[dict[str, Any]]:
     told: list[Problem] = [] if problems is None else problems
-    selector = Selector(store, selection or Selection(), View(store, view), told.append)
+    selector = Selector(store, selection or Selection(), view_of(store, view), told.append)
     return [row for page in selector.pages() for row in Projection().rows(page)]
 
 
@@ -90,7 +91,7 @@ def test_queues_give_what_the_engine_delivers(store: golden_sets.GoldenStore,
                                               golden: GoldenFolder) -> None:
     expect = store.load_expect(golden(store.set.id))
     with opened(store, golden) as one:
-        view = View(one, "broker")
+        view = view_of(one, "broker")
         for queue in expect.queues:
             if expect.is_compacted(queue.topic):
                 continue

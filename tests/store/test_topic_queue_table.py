@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker.versions import version_for
+from rmqctl.broker.view import view_of
 from rmqctl.formats.local import sysflag
 from rmqctl.store import Store
 from rmqctl.store.log.bounds import View
@@ -27,7 +29,8 @@ BEFORE = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()
 def table(root: Path, view: str = "disk", dirs: tuple[str, ...] = (), generation: int | None = None,
           **options: Any) -> list[TableRow]:
     with Store.open(root, dirs) as store:
-        return rebuild(store, View(store, view, generation), **options)
+        version = version_for(generation) if generation else None
+        return rebuild(store, view_of(store, view, version), **options)
 
 
 def columns(rows: list[TableRow]) -> tuple[dict[str, int], dict[str, int]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.put.message import BatchItem, MappedRecord, Outgoing, OutgoingBatch
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.formats.local.message import Record, host_bytes

@@ -15,12 +15,15 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from rmqctl.broker import offset_by_time as by_time
+from rmqctl.broker.get_message import get_message as pull
+from rmqctl.broker.versions import version_for
+from rmqctl.broker.view import broker_view
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.formats.local.message import Record
 from rmqctl.store import Sizes, Store
 from rmqctl.store.log.bounds import View
-from rmqctl.store.query import lookup, time_lookup
-from rmqctl.store.query.get_message import get_message as pull
+from rmqctl.store.query import lookup
 from rmqctl.store.queue.compaction import CompactionQueue
 from tests.support import cli
 from tests.support.engine import Expect
@@ -39,7 +42,7 @@ PullRow = tuple[str, int, int, int, list[int]]
 @lru_cache(maxsize=4)
 def _view(root: Path, generation: int, folders: tuple[str, ...]) -> View:
     """The broker's view of a golden store, kept open for the tests that ask it next."""
-    return View(Store.open(root, folders), "broker", generation)
+    return broker_view(Store.open(root, folders), version_for(generation))
 
 
 def _opened(root: Path, expect: Expect) -> View:
@@ -132,7 +135,7 @@ def query_key(root: Path, expect: Expect, topic: str, key: str, begin: int, end:
 def offset_by_time(root: Path, expect: Expect, topic: str, queue_id: int, timestamp: int, *,
                    like: str, boundary: str) -> int:
     """The queue offset at a time: ``like`` "4.9.3" or "5.3.3", boundary "lower" or "upper"."""
-    answer = time_lookup.offset_by_time(_opened(root, expect), topic, queue_id, timestamp,
+    answer = by_time.offset_by_time(_opened(root, expect), topic, queue_id, timestamp,
                                         upper=boundary == "upper", like=like)
     return 0 if answer is None else answer.queue_offset
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from rmqctl.broker.versions import version_for
+from rmqctl.broker.view import view_of
 from rmqctl.errors import UsageError
 from rmqctl.store import Store
-from rmqctl.store.query import lookup
 from rmqctl.tiered.as_broker import router_key
 from rmqctl.tiered.as_broker.local_side import LocalSide
 from rmqctl.tiered.as_broker.router import Router, Strategy
@@ -36,7 +37,7 @@ def expect(golden: GoldenFolder) -> dict[str, Any]:
 def routed(root: Path, strategy: Strategy = Strategy.NOT_IN_DISK,
            in_memory: int | None = None) -> Iterator[Router]:
     with Tier.open(str(root)) as tier, Store.open(root) as store:
-        yield Router(LocalSide(lookup.answering_view(store, "auto", 5), in_memory), tier,
+        yield Router(LocalSide(view_of(store, "auto", version_for(5)), in_memory), tier,
                      strategy)
 
 
@@ -318,7 +319,7 @@ def test_local_queues_of_other_kinds(kind: str, golden: GoldenFolder, tmp_path: 
     small_tier(tmp_path, tmp_path)
     store = next(one for one in golden_sets.judged_stores() if one.id == f"5.3.3/{kind}/store")
     with Tier.open(str(tmp_path)) as tier, Store.open(golden(store.id)) as opened:
-        router = Router(LocalSide(lookup.answering_view(opened, "auto", 5)), tier)
+        router = Router(LocalSide(view_of(opened, "auto", version_for(5))), tier)
         for queue in store.load_expect(golden(store.set.id)).queues:
             pulls = [found for _, found in router.pulls(queue.topic, queue.queue_id)]
             assert {found.side for found in pulls} == {"local"}

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
+from rmqctl.broker.view import view_of
 from rmqctl.checks.diff.differences import Difference, Differences, Side
 from rmqctl.checks.diff.physical import PhysicalPass
 from rmqctl.checks.diff.queue import QueuePass
@@ -38,7 +39,7 @@ class DiffOptions:
     """``whole``: what expired in one store only, and configuration, count as well.
 
     ``strict`` (by queue): physical offset and store host count as well. ``most``: differences
-    that are kept; all are counted. ``view`` is that of `rmqctl.store.log.bounds`.
+    that are kept; all are counted. ``view`` is that of `rmqctl.broker.view.view_of`.
     """
 
     by: By = "auto"
@@ -64,8 +65,8 @@ class Diff:
 
     def __post_init__(self) -> None:
         self.differences = Differences(self.options.most)
-        self._a = Side("a", View(self.a, self.options.view))
-        self._b = Side("b", View(self.b, self.options.view))
+        self._a = Side("a", view_of(self.a, self.options.view))
+        self._b = Side("b", view_of(self.b, self.options.view))
 
     @property
     def equal(self) -> bool:

@@ -1,5 +1,5 @@
 """The single things a broker does when it starts, in the order in which they matter to a person:
-the log, the queues, the index, the checkpoint.
+the log, the queues, the index, the checkpoint; and what other versions would do differently.
 """
 
 from __future__ import annotations
@@ -7,20 +7,22 @@ from __future__ import annotations
 import os
 
 from rmqctl.actions import Action
+from rmqctl.broker.consume_queue import LAST_FILES, PLAIN, QueueState
+from rmqctl.broker.recovery import RecoveryWalk
+from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import DELETE, Load, relative
-from rmqctl.checks.preflight.queue import LAST_FILES, PLAIN, QueueState
 from rmqctl.checks.preflight.queues import Queues
-from rmqctl.checks.preflight.types import Prediction, QueueChange, Rules
-from rmqctl.checks.preflight.walk import RecoveryWalk
+from rmqctl.checks.preflight.types import Prediction, QueueChange
 from rmqctl.checks.verify.common import plural
+from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
 
-def fill(made: Prediction, store: Store, log: CommitLog, rules: Rules, found: Load,
+def fill(made: Prediction, store: Store, log: CommitLog, version: BrokerVersion, found: Load,
          queues: Queues, index: Index, walk: RecoveryWalk | None,
          saved: CheckpointRecord) -> None:
     """Adds all actions, and the figures that go with them, to the prediction."""
@@ -37,7 +39,7 @@ def fill(made: Prediction, store: Store, log: CommitLog, rules: Rules, found: Lo
             if state.kind == PLAIN:
                 made.table[f"{state.key[0]}-{state.key[1]}"] = state.end
     _index(made, store, index)
-    _checkpoint(made, store, log, rules, queues, index, walk, saved)
+    _checkpoint(made, store, log, version, queues, index, walk, saved)
     if store.has_abort and made.starts:
         add(Action("remove", "abort", "unclean end", None,
                       "it goes when the broker has stopped cleanly"))
@@ -134,12 +136,13 @@ def _index(made: Prediction, store: Store, index: Index) -> None:
             f"{plural(index.entries, 'key')} of messages that are dispatched again{double}"))
 
 
-def _checkpoint(made: Prediction, store: Store, log: CommitLog, rules: Rules, queues: Queues,
-                index: Index, walk: RecoveryWalk | None, saved: CheckpointRecord) -> None:
+def _checkpoint(made: Prediction, store: Store, log: CommitLog, version: BrokerVersion,
+                queues: Queues, index: Index, walk: RecoveryWalk | None,
+                saved: CheckpointRecord) -> None:
     after = saved._replace(
         logics_msg_timestamp=queues.logics_timestamp or saved.logics_msg_timestamp,
         index_msg_timestamp=index.rolled_at or saved.index_msg_timestamp)
-    if rules.keeps_confirm and walk is not None:
+    if version.keeps_confirm and walk is not None:
         none = log.end if made.recovery == "normal" else walk.first
         after = after._replace(
             confirm_phy_offset=none if walk.last_valid is None else walk.last_valid)
@@ -165,3 +168,51 @@ def _times(record: CheckpointRecord | None, other: CheckpointRecord) -> str | No
     said = [f"{name.split('_')[0]} {value}" for name, value, beside in zip(
         record._fields, record, other, strict=True) if value != beside]
     return ", ".join(said) or "zeros"
+
+
+def differences(made: Prediction, found: Load) -> list[str]:
+    """What other versions would do to this very store (spec: recovery.md, versions.md).
+
+    One sentence a row of the tables that matters here; empty where all versions agree.
+    """
+    out: list[str] = []
+    if found.wrong_size:
+        out.append("a file of the wrong size: up to 4.4.0, and in 4.9.2, it and the files behind "
+                   "it are left out and the broker starts; 4.5.1 to 4.9.1 and 4.9.3 on refuse")
+    if found.folders:
+        out.append("folders among the files are skipped from 5.1.0 on; older brokers refuse")
+    if found.emptied:
+        out.append("a last file without a byte is deleted from 5.1.3 on; older brokers refuse")
+    if any("correctMinOffset" in one for one in made.refusals):
+        out.append("a queue whose last file has no row keeps brokers from 5.0.0 on from starting; "
+                   "older ones go on with it")
+    if not made.starts:
+        return out
+    clean = made.recovery == "normal"
+    lagging = made.rows_added > 0
+    if made.rows_lost:
+        out.append("consumequeues are destroyed with an empty log after a clean end since 4.5.1; "
+                   "older brokers did it only after an unclean one")
+    if clean and lagging:
+        out.append("after a clean end missing rows come back in 4.5.1 to 4.9.8 and from 5.3.2 "
+                   "on; in 5.0.0 to 5.3.1 they stay missing")
+    if clean and (made.messages_lost or made.rows_cut):
+        out.append("after a clean end the walk starts with the third file from the end up to "
+                   "5.3.1, and where the consumequeues end in 5.3.2 and 5.3.3: damage between "
+                   "the two is seen by the one and not by the other")
+    if not clean and "do not add up" in made.stop_reason:
+        out.append("up to 4.3.1 a record whose lengths do not add up is taken for valid after an "
+                   "unclean end")
+    if "v2 record" in made.stop_reason:
+        out.append("v2 records are known from 5.1.0 on; every older broker cuts the log at the "
+                   "first")
+    if "blank" in made.stop_reason and "names more" in made.stop_reason:
+        out.append("before 5.3.2 such a blank ends its file, and the walk goes on with the next")
+    if made.index_discarded:
+        out.append("with messageIndexSafe=true the walk starts earlier and more keys come back "
+                   "(all versions; off by default)")
+    if not clean and any(one.action == "add rows" and one.target.startswith(
+            f"consumequeue/{props.SCHEDULE_TOPIC}/") for one in made.actions):
+        out.append("rows of delayed messages that recovery makes carry no deliver time in 4.9.2 "
+                   "to 4.9.8 (they are delivered at once); they are right in all other versions")
+    return out

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmqctl.checks.preflight.walk import properties
+from rmqctl.broker.recovery import properties
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.index_file import (

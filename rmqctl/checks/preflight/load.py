@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rmqctl.actions import Action
-from rmqctl.checks.preflight.queue import batch_topics
-from rmqctl.checks.preflight.types import Rules
+from rmqctl.broker.consume_queue import batch_topics
+from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.verify.context import known_topics
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.store.config.config import UNREADABLE, load_one
 from rmqctl.store.files import StoreFile, Trouble, common_size, listing
-from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
 _CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
@@ -39,18 +38,18 @@ class Load:
         self.refusals.append(Action(REFUSE, target, None, None, reason))
 
 
-def load(store: Store, rules: Rules) -> Load:
+def load(store: Store, version: BrokerVersion) -> Load:
     """Everything that keeps a broker from starting; nothing is read but names and sizes."""
     found = Load()
     _config(store, found)
-    _log(store, rules, found)
+    _log(store, version, found)
     expected = queue_file_size(store)
     for queue in store.queues.values():
-        _folder(store, rules, found, queue.folder, queue.files, queue.troubles, expected)
-    if rules.generation >= 5:
+        _folder(store, version, found, queue.folder, queue.files, queue.troubles, expected)
+    if version.generation >= 5:
         size = _common(file.size for one in store.batch_queues.values() for file in one.files)
         for batch in store.batch_queues.values():
-            _folder(store, rules, found, batch.folder, batch.files, batch.troubles, size)
+            _folder(store, version, found, batch.folder, batch.files, batch.troubles, size)
         _batch_types(store, found)
     return found
 
@@ -90,44 +89,44 @@ def _config(store: Store, found: Load) -> None:
             found.refuse(f"config/{name}", "neither it nor its backup can be decoded")
 
 
-def _log(store: Store, rules: Rules, found: Load) -> None:
+def _log(store: Store, version: BrokerVersion, found: Load) -> None:
     every = [listing(folder) for folder in store.log_folders]
     names = [name for one in every for name in (
         *one.folders, *(file.name for file in one.files),
         *(os.path.basename(odd.path) for odd in one.troubles))]
     last = max(names, default="")
     for folder, one in zip(store.log_folders, every, strict=True):
-        if not rules.skips_folders:
+        if not version.skips_folders:
             for name in one.folders:
                 found.folders = True
                 found.refuse(relative(store, os.path.join(folder, name)),
                              "a folder among the files of the log")
         for odd in one.troubles:
-            _odd(store, rules, found, odd, last)
+            _odd(store, version, found, odd, last)
     for file in store.log.files:
-        _size(store, rules, found, file, store.log.file_size, file.name == last)
+        _size(store, version, found, file, store.log.file_size, file.name == last)
 
 
-def _folder(store: Store, rules: Rules, found: Load, folder: str, files: list[StoreFile],
+def _folder(store: Store, version: BrokerVersion, found: Load, folder: str, files: list[StoreFile],
             troubles: list[Trouble], expected: int | None) -> None:
     inner = listing(folder).folders
     last = max((*inner, *(file.name for file in files),
                 *(os.path.basename(odd.path) for odd in troubles)), default="")
     for odd in troubles:
-        _odd(store, rules, found, odd, last)
-    if not rules.skips_folders:
+        _odd(store, version, found, odd, last)
+    if not version.skips_folders:
         for name in inner:
             found.folders = True
             found.refuse(relative(store, os.path.join(folder, name)),
                          "a folder among the files of a queue")
     for file in files:
-        _size(store, rules, found, file, expected, file.name == last)
+        _size(store, version, found, file, expected, file.name == last)
 
 
-def _odd(store: Store, rules: Rules, found: Load, odd: Trouble, last: str) -> None:
+def _odd(store: Store, version: BrokerVersion, found: Load, odd: Trouble, last: str) -> None:
     """Something that is no file of the sequence; if empty and the last, a broker deletes it."""
     name = os.path.basename(odd.path)
-    if rules.deletes_empty_last and not odd.unreadable and name == last and _is_empty(odd.path):
+    if version.deletes_empty_last and not odd.unreadable and name == last and _is_empty(odd.path):
         found.emptied.append(StoreFile(odd.path, name, -1, 0))
     else:
         found.refuse(relative(store, odd.path), odd.reason)
@@ -142,9 +141,9 @@ def _is_empty(path: str) -> bool:
     return not stat.S_ISDIR(info.st_mode) and not info.st_size
 
 
-def _size(store: Store, rules: Rules, found: Load, file: StoreFile, expected: int | None,
+def _size(store: Store, version: BrokerVersion, found: Load, file: StoreFile, expected: int | None,
           last: bool) -> None:
-    if not file.size and last and rules.deletes_empty_last:
+    if not file.size and last and version.deletes_empty_last:
         found.emptied.append(file)
     elif expected is not None and file.size != expected:
         found.wrong_size = True
@@ -164,12 +163,3 @@ def _batch_types(store: Store, found: Load) -> None:
              "is configured with queue.type=BatchCQ")):
         for topic in sorted(topics):
             found.refuse(f"{structure}/{topic}", f"topic {topic} {wrong}")
-
-
-def without(queue: ConsumeQueue, gone: set[str]) -> ConsumeQueue:
-    """The queue without files that are deleted when it is loaded."""
-    if not any(file.path in gone for file in queue.files):
-        return queue
-    return ConsumeQueue(queue.topic, queue.queue_id, queue.folder,
-                        [file for file in queue.files if file.path not in gone],
-                        queue.troubles, queue.file_size)

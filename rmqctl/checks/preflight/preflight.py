@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 
+from rmqctl.broker.recovery import (
+    DispatchRange,
+    RecoveryWalk,
+    ReputWalk,
+    checkpoint,
+    default_version,
+    loaded_log,
+    start_file,
+)
+from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.checks.preflight import actions
-from rmqctl.checks.preflight.duplicate_files import twins
+from rmqctl.checks.preflight.actions import differences
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
-from rmqctl.checks.preflight.lost import Lost, Unreachable
+from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files
 from rmqctl.checks.preflight.queues import Queues
-from rmqctl.checks.preflight.start import checkpoint, start_file
-from rmqctl.checks.preflight.types import RULES, Prediction, Rules, Stretch, rules_of
-from rmqctl.checks.preflight.versions import differences
-from rmqctl.checks.preflight.walk import RecoveryWalk, ReputWalk
+from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.scan.frames import Array, Batch
@@ -40,27 +48,21 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     which the broker reads. ``progress`` is told bytes of the log. UsageError for a version that
     cannot be predicted, StoreIOError where the log cannot be read.
     """
-    known = store.remembered.get("version")
-    rules = rules_of(broker_version or (known if known in RULES else None), store.generation)
-    made = Prediction(rules.version, "abnormal" if store.has_abort else "normal")
+    version = version_of(broker_version) if broker_version else default_version(store)
+    made = Prediction(version.name, "abnormal" if store.has_abort else "normal")
     holder = store.lock
     if holder.held and holder.pid != os.getpid():
         made.notes.append("a broker runs on this store now: this is what one would do that "
                           "starts on the files as they are at this moment")
-    found = load(store, rules)
+    found = load(store, version)
     if found.refusals:
         made.starts = False
         made.actions = list(found.refusals)
         made.refusals = [f"{one.target}: {one.reason}" for one in found.refusals]
         made.differences = differences(made, found)
         return made
-    gone = {one.path for one in found.emptied}
-    log = CommitLog([one for one in store.log.files if one.path not in gone],
-                    store.log.file_size)
-    try:
-        _Start(store, rules, made, found, log, full, progress).run()
-    finally:
-        log.close()
+    with closing(loaded_log(store, version)) as log:
+        _Start(store, version, made, found, log, full, progress).run()
     made.differences = differences(made, found)
     return made
 
@@ -68,13 +70,14 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
 class _Start:
     """One start of a broker, step by step."""
 
-    def __init__(self, store: Store, rules: Rules, made: Prediction, found: Load,
+    def __init__(self, store: Store, version: BrokerVersion, made: Prediction, found: Load,
                  log: CommitLog, full: bool, progress: Progress | None) -> None:
-        self.store, self.rules, self.made, self.found, self.log = store, rules, made, found, log
+        self.store, self.version, self.log = store, version, log
+        self.made, self.found = made, found
         self.full, self.progress = full, progress
         self.clean = made.recovery == "normal"
         self.saved = checkpoint(store)
-        self.queues = Queues(store, rules, {one.path for one in found.emptied})
+        self.queues = Queues(store, version)
         self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
         self.unreachable = Unreachable(self.queues)
         self.walk: RecoveryWalk | None = None
@@ -93,18 +96,18 @@ class _Start:
                 self._older()
             self._count(made)
         self._notes()
-        actions.fill(made, self.store, self.log, self.rules, self.found, self.queues, self.index,
+        actions.fill(made, self.store, self.log, self.version, self.found, self.queues, self.index,
                      self.walk, self.saved)
 
     def _recover(self, made: Prediction) -> None:
-        made, log, rules = self.made, self.log, self.rules
+        made, log, version = self.made, self.log, self.version
         reach = self.queues.max_physic
-        number, made.start_reason = start_file(log, self.clean, rules, reach, self.saved)
+        number, made.start_reason = start_file(self.store, log, version, reach)
         start = log.files[number]
         made.start_file = relative(self.store, start.path)
         self.start = start.base
-        self.walk = walk = RecoveryWalk(log, number, rules)
-        dispatches = not self.clean or rules.normal_by_queues
+        self.walk = walk = RecoveryWalk(log, number, version)
+        dispatches = not self.clean or version.normal_by_queues
         behind = reach if self.clean else None
         before = self.queues.positions()
         for batch in walk:
@@ -115,13 +118,13 @@ class _Start:
             else:
                 which = batch.offset > behind
             put = self._dispatch(batch, which, walk.odd)
-            if not walk.odd and (not rules.reput_from_queues or not self.clean):
+            if not walk.odd and (not version.reput_from_queues or not self.clean):
                 self.unreachable.add(batch, put)
             self._read(batch)
         made.truncate_to, made.stop_reason = walk.end, walk.stop
         if dispatches and walk.last_valid is not None and (
                 behind is None or walk.last_valid > behind):
-            made.dispatch.append(Stretch(start.base, walk.end, behind, False, before))
+            made.dispatch.append(DispatchRange(start.base, walk.end, behind, False, before))
         if reach >= walk.end:
             self.queues.truncate(walk.end)
             self.unreachable.cut(log, walk.end)
@@ -129,7 +132,7 @@ class _Start:
     def _table(self) -> None:
         """The table of queue offsets: 5.x stumbles over a queue whose last file has no row."""
         made = self.made
-        if not self.rules.empty_queue_file_fails:
+        if not self.version.empty_queue_file_fails:
             return
         for state in self.queues.states:
             file = state.empty_last
@@ -143,12 +146,13 @@ class _Start:
         """What is dispatched once recovery is over (4.x: from the queues' own end)."""
         assert self.made.truncate_to is not None
         end, log = self.made.truncate_to, self.log
-        if not self.rules.reput_from_queues:
+        if not self.version.reput_from_queues:
             return
         start = max(log.min_offset, self.queues.max_physic, 0)
-        walk = ReputWalk(log, start, end, self.rules)
+        walk = ReputWalk(log, start, end, self.version)
         if start < end:
-            self.made.dispatch.append(Stretch(start, end, None, True, self.queues.positions()))
+            self.made.dispatch.append(
+                DispatchRange(start, end, None, True, self.queues.positions()))
             for batch in walk:
                 put = self._dispatch(batch, np.ones(len(batch), bool), walk.odd)
                 if walk.odd:
@@ -169,7 +173,7 @@ class _Start:
     def _older(self) -> None:
         """The part of the log that the broker does not look at."""
         end = self.start
-        if self.rules.reput_from_queues and self.clean:
+        if self.version.reput_from_queues and self.clean:
             end = min(self.reput_start, self.made.truncate_to or 0)
         for batch in self.log.walk(self.log.min_offset, end):
             if len(batch):
@@ -196,7 +200,7 @@ class _Start:
                                      sorted(self.unreachable.by_topic.items())
                                      if count and topic not in gone}
         made.unreachable = sum(made.unreachable_by_topic.values())
-        self._twins(made)
+        self._duplicates(made)
         if gone:
             count = sum(self.unreachable.by_topic[topic] for topic in gone)
             made.notes.append(plural(count, "message without a row belongs",
@@ -204,8 +208,8 @@ class _Start:
                               + " to topics that are not in config/topics.json; deleted topics "
                               "are not counted")
 
-    def _twins(self, made: Prediction) -> None:
-        for one in twins(self.log, made.truncate_to or 0):
+    def _duplicates(self, made: Prediction) -> None:
+        for one in duplicate_files(self.log, made.truncate_to or 0):
             made.shadowed += one.differing
             targets = " and ".join(relative(self.store, file.path) for file in one.files)
             made.notes.append(

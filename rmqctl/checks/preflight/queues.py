@@ -11,20 +11,19 @@ from contextlib import closing
 
 import numpy as np
 
-from rmqctl.checks.preflight.load import without
-from rmqctl.checks.preflight.queue import (
+from rmqctl.broker.consume_queue import (
     BATCH,
     PLAIN,
     QueueState,
     batch_topics,
-    recovered,
-    recovered_batch,
+    put_rule,
+    recovered_queues,
     truncated,
     truncated_after_adding,
     truncated_batch,
 )
-from rmqctl.checks.preflight.types import Rules
-from rmqctl.checks.preflight.walk import properties
+from rmqctl.broker.recovery import properties
+from rmqctl.broker.versions import BrokerVersion
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.scan import text
@@ -41,21 +40,13 @@ _LMQ = props.LMQ_PREFIX.encode()
 class Queues:
     """All queues of a store, found and recovered; `dispatch` goes on from there."""
 
-    def __init__(self, store: Store, rules: Rules, gone: set[str]) -> None:
-        """``gone``: paths of files that were deleted when the queues were loaded."""
-        self._rules = rules
+    def __init__(self, store: Store, version: BrokerVersion) -> None:
+        self._version = version
         self._topics, self._further = text.Dictionary(), text.Dictionary()
         self.states: list[QueueState] = []
         self._numbers: dict[tuple[str, QueueKey], int] = {}
-        for key, whole in store.queues.items():
-            found = without(whole, gone)
-            with closing(found):
-                self._take(recovered(key, found))
-        if rules.generation >= 5:
-            for key, batch in store.batch_queues.items():
-                files = [one for one in batch.files if one.path not in gone]
-                self._take(recovered_batch(key, BatchQueue(
-                    *key, batch.folder, files, batch.troubles, batch.file_size)))
+        for state in recovered_queues(store, version):
+            self._take(state)
         self._batch_topics = batch_topics(store) | {
             state.key[0] for state in self.states if state.kind == BATCH}
         self._is_batch: Array = np.zeros(0, bool)
@@ -121,7 +112,7 @@ class Queues:
         topic = self._topics.encode(text.topics(batch))
         for raw in self._topics.texts[len(self._is_batch):]:
             name = os.fsdecode(raw)
-            self._is_batch = np.append(self._is_batch, self._rules.generation >= 5
+            self._is_batch = np.append(self._is_batch, self._version.generation >= 5
                                        and name in self._batch_topics)
             self._is_name = np.append(self._is_name, is_queue_name(name))
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
@@ -164,7 +155,7 @@ class Queues:
         return put
 
     def _put_further(self, batch: Batch, which: Array) -> None:
-        if self._rules.generation >= 5:
+        if self._version.generation >= 5:
             left_out = [one.startswith(NOT_DISPATCHED) for one in self._topics.texts]
             which = which & ~np.array(left_out, bool)[self._last_topic]
         record, names, offset = dispatched_rows(properties(batch), which)
@@ -215,24 +206,18 @@ def _put_plain(state: QueueState, offset: Array, place: Array, behind: Array, pa
             if index < 0:
                 at += 1
                 continue
-            upto = len(run)
             if not state.has_file:
                 state.has_file, state.end = True, index
                 state.blanked = index
-            if not index:
-                # Index 0 is never checked, so it alone is taken wherever the queue stands.
-                upto = upto if state.end == 0 else at + 1
-            elif index < state.end:
-                at = min(len(run), at + state.end - index)
-                continue
-            if index > state.end or (not index and state.end):
-                state.misplaced += upto - at
-            rows = run[at:upto]
-            done[rows] = True
-            _note(state, len(rows), int(place[rows[0]]))
-            state.end += len(rows)
-            state.max_physic = int(behind[rows[-1]])
-            at = upto
+            put = put_rule(index, len(run) - at, state.end)
+            if put.taken:
+                rows = run[at:at + put.taken]
+                state.misplaced += put.taken if put.astray else 0
+                done[rows] = True
+                _note(state, len(rows), int(place[rows[0]]))
+                state.end += len(rows)
+                state.max_physic = int(behind[rows[-1]])
+            at += put.skipped + put.taken
 
 
 def _note(state: QueueState, count: int, place: int) -> None:

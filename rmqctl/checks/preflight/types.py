@@ -6,71 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rmqctl.actions import Action
-from rmqctl.errors import UsageError
+from rmqctl.broker.recovery import DispatchRange
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.store.files import StoreFile
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How one version starts (spec: recovery.md §15)."""
-
-    version: str
-    generation: int
-    message_v2: bool
-    blank_must_fit: bool
-    """A blank which names more than the rest of its file is damage (5.3.2+)."""
-    skips_folders: bool
-    deletes_empty_last: bool
-    normal_by_queues: bool
-    """After a clean end the walk starts by the consumequeues and dispatches what lies behind
-    them (5.3.2+); else it starts with the third file from the end and dispatches nothing."""
-    reput_from_queues: bool
-    """What the consumequeues lack at the end is dispatched after recovery (4.5.1 to 4.9.x)."""
-    delay_levels_late: bool
-    """Recovery does not know the delay levels yet (4.9.2 to 4.9.8)."""
-    keeps_confirm: bool
-    empty_queue_file_fails: bool
-    """A queue that goes on with a later file and has no row in it keeps the broker from
-    starting (5.0.0+; apache/rocketmq#9728)."""
-
-
-RULES: dict[str, Rules] = {
-    "4.9.3": Rules("4.9.3", 4, message_v2=False, blank_must_fit=False, skips_folders=False,
-                   deletes_empty_last=False, normal_by_queues=False, reput_from_queues=True,
-                   delay_levels_late=True, keeps_confirm=False, empty_queue_file_fails=False),
-    "5.3.3": Rules("5.3.3", 5, message_v2=True, blank_must_fit=True, skips_folders=True,
-                   deletes_empty_last=True, normal_by_queues=True, reput_from_queues=False,
-                   delay_levels_late=False, keeps_confirm=True, empty_queue_file_fails=True),
-}
-VERSIONS = tuple(RULES)
-
-
-def rules_of(version: str | None, generation: int) -> Rules:
-    """The rules of a version; None: that of the store's generation. UsageError."""
-    if version is None:
-        return next(one for one in RULES.values() if one.generation == generation)
-    found = RULES.get(version)
-    if found is None:
-        raise UsageError(f"the start of broker version {version!r} cannot be predicted; there "
-                         f"are {', '.join(VERSIONS)}")
-    return found
-
-
-class Stretch(NamedTuple):
-    """Physical offsets ``[start, end)`` that are dispatched again.
-
-    ``behind``: only records that start behind this physical offset. ``reput``: after recovery,
-    by the run-time dispatcher, which looks at no body and skips what it cannot read.
-    ``positions`` are the plain queues before that: (queue offset behind the last row, how far the
-    log was dispatched).
-    """
-
-    start: int
-    end: int
-    behind: int | None
-    reput: bool
-    positions: dict[tuple[str, int], tuple[int, int]]
 
 
 class QueueChange(NamedTuple):
@@ -123,7 +61,7 @@ class Prediction:
     start_file: str | None = None
     start_reason: str = ""
     stop_reason: str = ""
-    dispatch: list[Stretch] = field(default_factory=list)
+    dispatch: list[DispatchRange] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     messages_lost: int = 0
     lost_by_topic: dict[str, int] = field(default_factory=dict)

@@ -46,6 +46,7 @@ def command(
 
         rmqctl query key STORE --topic orders --key order-4711 --begin -2d
     """
+    from rmqctl.broker.view import view_of
     from rmqctl.store.query import lookup
 
     made = show.projection(out)
@@ -53,7 +54,7 @@ def command(
     faults = Faults(out)
     with store.open() as opened:
         answer = lookup.by_key(
-            lookup.answering_view(opened, view), topic, key, begin=first or 0,
+            view_of(opened, view), topic, key, begin=first or 0,
             end=lookup.FOR_EVER if last is None else last, most=most, kind=kind, raw=raw,
             report=faults.report)
         show_records(out, answer.records, made, show.tz, faults)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from rmqctl.broker.versions import NEWEST, AnswersLike, version_of
 from rmqctl.commands.shared.message_options import MessageOptions
 from rmqctl.commands.shared.messages import Faults, not_found, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, RequiredQueue, RequiredTopic, StoreQueues, View
@@ -25,9 +26,9 @@ def command(
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
         "--boundary", help="lower: the first message stored then or later. upper: the last one "
         "stored then or earlier.")] = "lower",
-    like: Annotated[Literal["5.3.3", "4.9.3"], typer.Option(
+    like: Annotated[AnswersLike, typer.Option(
         "--like", help="Whose rule. Before 5.1.1 it was the message nearest in time, in a file "
-        "chosen by its modification time.")] = "5.3.3",
+        "chosen by its modification time.")] = NEWEST,
     messages: Annotated[bool, typer.Option(
         "--messages", help="Show the messages from that offset on instead of the offset.")] = False,
     count: Annotated[int, typer.Option(
@@ -44,17 +45,18 @@ def command(
 
         rmqctl query time STORE --topic orders --queue 0 --time 2024-06-21T19:53:00Z
     """
+    from rmqctl.broker.offset_by_time import TimeAnswer, offset_by_time
+    from rmqctl.broker.view import view_of
     from rmqctl.store.explain import missing_queue
-    from rmqctl.store.query.lookup import answering_view
     from rmqctl.store.query.select import Selection, Selector
-    from rmqctl.store.query.time_lookup import TimeAnswer, offset_by_time
 
-    if like == "4.9.3" and boundary == "upper":
-        raise UsageError("--like 4.9.3 knows no boundary: it gives the message nearest in time")
+    version = version_of(like)
+    if version.nearest_in_time and boundary == "upper":
+        raise UsageError(f"--like {like} knows no boundary: it gives the message nearest in time")
     when = parse_time(time, tz=show.tz)
     faults = Faults(out)
     with store.open() as opened:
-        at = answering_view(opened, view, int(like[0]))
+        at = view_of(opened, view, version)
         answer = offset_by_time(at, topic, queue, when, upper=boundary == "upper", like=like)
         missing = None if answer is not None else missing_queue(opened, topic, queue)
         answer = answer or TimeAnswer(0, 0, 0)
@@ -71,7 +73,8 @@ def command(
             found = answer.record
             out.document({
                 "queue_offset": answer.queue_offset, "topic": topic, "queue_id": queue,
-                "time": when, "boundary": boundary if like == "5.3.3" else "nearest", "like": like,
+                "time": when, "boundary": "nearest" if version.nearest_in_time else boundary,
+                "like": like,
                 "min_offset": answer.min_offset, "max_offset": answer.max_offset,
                 "store_timestamp": None if found is None else found.store_timestamp,
                 "physical_offset": None if found is None else found.physical_offset,

@@ -6,26 +6,25 @@ say, else a broker's default.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rmqctl.broker.versions import VersionName
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import StoreOptions
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import parse_size
 
 if TYPE_CHECKING:
-    from rmqctl.engine.config.settings import Settings
+    from rmqctl.broker.settings import Settings
 
 _BROKER = "The broker's configuration"
 _WRITING = "How the commitlog is written"
 
-Version = Literal["4.9.3", "5.3.3"]
-BrokerVersion = Annotated[Version | None, typer.Option(
+BrokerVersion = Annotated[VersionName | None, typer.Option(
     "--broker-version", metavar="VERSION", rich_help_panel=_BROKER,
     help="Write the bytes of this version; for a store that remembers none, the newest.")]
 
@@ -125,15 +124,18 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
                   files: bool = True, **given: Any) -> Settings:
     """The settings to write into a store with; ``given`` are fields of `Settings`, None: not given.
 
-    See `rmqctl.engine.config.resolve.resolve` for what wins, for ``files``, and for the errors.
+    See `rmqctl.broker.settings.resolve` for what wins, for ``files``, and for the errors;
+    NotAStoreError.
     """
-    from rmqctl.engine.config.resolve import resolve
+    from rmqctl.broker.settings import resolve
+    from rmqctl.store import Store
 
-    return resolve(os.fspath(store_root), given, commitlog_dirs or (), files=files)
+    with Store.open(store_root, commitlog_dirs or ()) as store:
+        return resolve(store, given, files=files).settings
 
 
 def new_settings(**given: Any) -> Settings:
     """The settings of a store that is yet to be made: what is given, else a broker's defaults."""
-    from rmqctl.engine.config.settings import Settings
+    from rmqctl.broker.settings import Settings
 
     return Settings(**{name: value for name, value in given.items() if value is not None})

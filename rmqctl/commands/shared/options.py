@@ -114,7 +114,7 @@ class LayoutOptions(OptionGroup):
                      self.index_max)
 
     def given_sizes(self) -> dict[str, Any]:
-        """The sizes by their names in `rmqctl.engine.config.settings.Settings`."""
+        """The sizes by their names in `rmqctl.broker.settings.Settings`."""
         return {name: getattr(self, name) for name in (
             "commitlog_file_size", "consumequeue_file_size", "index_slots", "index_max")}
 

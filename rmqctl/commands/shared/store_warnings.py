@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rmqctl.files.lock_probe import LockState
     from rmqctl.output import Output
     from rmqctl.store import Store
+    from rmqctl.store.log.bounds import View
 
 
 def warn_of_log(out: Output, store: Store) -> None:
@@ -23,14 +24,11 @@ def warn_if_held(out: Output, lock: LockState, what: str) -> None:
         out.warn(f"{who} holds {what} ({lock.kind}): this is a moving picture")
 
 
-def warn_of_cut(out: Output, store: Store, view: str) -> bool:
+def warn_of_cut(out: Output, view: View) -> bool:
     """Says what the broker's view leaves out; whether it does: damage hides what lies beyond."""
-    from rmqctl.store.log.bounds import View
-    from rmqctl.store.query.lookup import cut_by_broker
+    from rmqctl.broker.view import cut_by_broker
 
-    if view != "broker":
-        return False
-    cut = cut_by_broker(View(store, view))
+    cut = cut_by_broker(view)
     if cut is not None:
         out.warn(f"a broker would end this log at {cut[0]}, at the first record it cannot read; "
                  f"records up to {cut[1]} are left out (--view disk shows what is there, "

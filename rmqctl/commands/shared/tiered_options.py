@@ -109,8 +109,9 @@ class LocalOptions(OptionGroup):
     @contextmanager
     def router(self, out: Output, tier: Tier, broker: str | None) -> Iterator[Router]:
         """The local store (there must be one) and the tier as one. NotAStoreError, UsageError."""
+        from rmqctl.broker.versions import version_for
+        from rmqctl.broker.view import view_of
         from rmqctl.store import Store
-        from rmqctl.store.query.lookup import answering_view
         from rmqctl.tiered.as_broker.local_side import LocalSide
         from rmqctl.tiered.as_broker.router import Router, Strategy
 
@@ -120,5 +121,5 @@ class LocalOptions(OptionGroup):
             out.note("nothing of the local log is taken to be in memory: the tier answers for all "
                      "it has (--in-memory-from tells otherwise)")
         with Store.open(self.root) as store:
-            yield Router(LocalSide(answering_view(store, "auto", 5), self.in_memory), tier,
-                         strategy, broker=broker)
+            local = LocalSide(view_of(store, "auto", version_for(5)), self.in_memory)
+            yield Router(local, tier, strategy, broker=broker)

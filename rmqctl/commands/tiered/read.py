@@ -96,7 +96,7 @@ def _missing(tier: Tier, topic: str | None, queue: int | None, broker: str | Non
 def _say_offset(out: Output, tier: Tier, offset: int | None, topic: str | None, queue: int | None,
                 broker: str | None) -> None:
     """What a broker's tier says of a queue offset where it has no message."""
-    from rmqctl.store.query.get_message import Answer, meaning
+    from rmqctl.broker.get_message import Answer, meaning
     from rmqctl.tiered.as_broker import get_message
 
     if offset is None or topic is None or queue is None:

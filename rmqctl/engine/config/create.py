@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmqctl.engine.config.limits import checked
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings, checked
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import STAGING, make_folders, publish, sync_folder
 from rmqctl.files.lock import StoreLock

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.state.aside import save_file
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import publish

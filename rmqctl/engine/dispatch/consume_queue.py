@@ -193,6 +193,7 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
             expected = layout.byte_offset(index)
             blank = 0
             if files.base is None:
+                expected = layout.byte_offset(index)
                 room = expected % self._file_size
                 files.start(expected - room)
                 if index:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmqctl.engine.config.profile import Profile
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
+from rmqctl.broker.versions import BrokerVersion
 from rmqctl.formats.local import delay, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.scan import text
@@ -70,7 +70,7 @@ class Deriver:
     (``tags``) or None.
     """
 
-    def __init__(self, profile: Profile, delay_levels: str, *, rows: bool = True,
+    def __init__(self, profile: BrokerVersion, delay_levels: str, *, rows: bool = True,
                  keys: bool = True, multi_dispatch: bool = False) -> None:
         self.topics = text.Dictionary()
         self._profile, self._rows, self._with_keys = profile, rows, keys

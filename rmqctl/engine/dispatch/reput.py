@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.batch_queue import BatchQueues, BatchRows
 from rmqctl.engine.dispatch.consume_queue import Codes, ConsumeQueues, PlainQueue, Positions, Rows
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt

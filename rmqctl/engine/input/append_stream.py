@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.clock import now_ms
-from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.engine import Engine
 from rmqctl.engine.input import objects

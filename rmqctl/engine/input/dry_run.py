@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
+from rmqctl.broker.view import broker_view
 from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.opening import LogState, catch_up_start, dispatched_to, examine
 from rmqctl.engine.put.message import PutResult
 from rmqctl.engine.put.put import Message, PutPath
 from rmqctl.errors import StoreHeldError
 from rmqctl.scan.queue_reach import QueueReach
-from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.topic_queue_table import consumequeue_ends
 from rmqctl.store.store import Sizes, Store
@@ -86,7 +86,7 @@ class DryRunEngine:
         if held.held:
             who = f"process {held.pid}" if held.pid else "another process"
             raise StoreHeldError(f"{path}: the store is held by {who} ({held.kind})")
-        state = examine(store, settings.profile.generation)
+        state = examine(store, settings.profile)
         return cls(path, settings, store, state, clock, keep_queue_offsets)
 
     def __enter__(self) -> Self:
@@ -125,10 +125,10 @@ class DryRunEngine:
 
 def _table(store: Store, settings: Settings, state: LogState) -> dict[tuple[str, int], int]:
     """The topicQueueTable as it is when a real run has dispatched what the last one left."""
-    generation = settings.profile.generation
-    table = consumequeue_ends(store, View(store, "broker", generation), lambda _: None)
-    reach = QueueReach(generation)
-    start = catch_up_start(state, dispatched_to(store, generation))
+    version = settings.profile
+    table = consumequeue_ends(store, broker_view(store, version), lambda _: None)
+    reach = QueueReach(version.generation)
+    start = catch_up_start(state, dispatched_to(store, version))
     for batch in store.log.walk(start, state.end):
         reach.add(batch)
     for (topic, queue_id), found in reach.found().items():

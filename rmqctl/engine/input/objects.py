@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from rmqctl.engine.config.settings import Host
+from rmqctl.broker.settings import Host
 from rmqctl.engine.input.lines import InputError, Int32, Int64, Line, Typed, half_surrogate
 from rmqctl.engine.put.encoder import body_crc, raw_text
 from rmqctl.engine.put.message import BatchItem, MappedRecord, Outgoing, OutgoingBatch

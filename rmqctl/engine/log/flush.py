@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.errors import InternalError, RefusedError, RmqctlError
 
 COMMIT_INTERVAL = 0.2

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.log.create import FileAllocator, Maker, is_all_zero, place
 from rmqctl.engine.log.log_file import BufferPool, LogFile
 from rmqctl.errors import InternalError, RefusedError, RmqctlError

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.put.encoder import host_flags, raw_text
 from rmqctl.engine.put.message import (
     MESSAGE_ILLEGAL,

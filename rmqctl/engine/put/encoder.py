@@ -12,7 +12,7 @@ from struct import Struct
 
 from isal.isal_zlib import crc32
 
-from rmqctl.engine.config.settings import Host, Settings
+from rmqctl.broker.settings import Host, Settings
 from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import properties as props

@@ -18,8 +18,8 @@ from operator import itemgetter
 from struct import Struct
 from typing import NamedTuple, TypeVar
 
+from rmqctl.broker.settings import LOCALHOST, Settings
 from rmqctl.engine.clock import now_ms
-from rmqctl.engine.config.settings import LOCALHOST, Settings
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
 from rmqctl.engine.put.rewrite import WAIT, moved
 from rmqctl.formats.config.java_map import JavaMap, ordered

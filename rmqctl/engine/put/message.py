@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rmqctl.engine.config.settings import Host
+from rmqctl.broker.settings import Host
 from rmqctl.formats.local.message import Record, message_id
 
 PUT_OK = "PUT_OK"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from isal.isal_zlib import crc32
 
-from rmqctl.engine.config.settings import Host, Settings
+from rmqctl.broker.settings import Host, Settings
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.cursor import Cursor
 from rmqctl.engine.put.encoder import Encoder, host_flags

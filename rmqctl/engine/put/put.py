@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import admission, rewrite
 from rmqctl.engine.put.cursor import AppendLog, Cursor, RecordRun
 from rmqctl.engine.put.encoder import Encoder, assemble, body_crc, host_flags

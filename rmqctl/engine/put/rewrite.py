@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.encoder import Encoder, host_flags, raw_text
 from rmqctl.engine.put.message import (

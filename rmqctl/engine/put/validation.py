@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
-from rmqctl.engine.config.profile import PROFILES
-from rmqctl.engine.config.settings import Host, Settings
+from rmqctl.broker.settings import Host, Settings
+from rmqctl.broker.versions import version_of
 from rmqctl.engine.put.encoder import V1_TOPIC_CHARS, host_flags, raw_text
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import HOST_BITS, MAGIC_V1, MAGIC_V2, VERSIONS, Message
@@ -67,7 +67,7 @@ def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
     fault = folder_fault(topic)
     if fault is not None:
         return f"topic: {fault}"
-    profile = PROFILES[version]
+    profile = version_of(version)
     units, length = _units(topic), len(raw_text(topic))
     if not profile.message_v2:
         if units > V1_TOPIC_CHARS:
@@ -132,6 +132,6 @@ def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
     is_long = len(raw) > _V1_TOPIC_BYTES
     if is_long and magic == MAGIC_V1:
         return f"the topic has {len(raw)} bytes, which a v1 record cannot hold"
-    if (is_long or magic == MAGIC_V2) and not PROFILES[version].message_v2:
+    if (is_long or magic == MAGIC_V2) and not version_of(version).message_v2:
         return f"a {version} broker does not know records of version 2"
     return None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.index import IndexWriter, write_whole
 from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.engine.state.aside import AsideFolder

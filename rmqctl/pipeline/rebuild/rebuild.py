@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.index import next_name
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed, make_folders

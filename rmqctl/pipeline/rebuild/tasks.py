@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.derive import Derived
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import StoreIOError, noting_refusals

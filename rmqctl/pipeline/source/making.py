@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.config.create import create_store, plan_store
-from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
 from rmqctl.engine.put import ingest
 from rmqctl.engine.put.put import Message

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rmqctl.engine.config.settings import Host, Settings
+from rmqctl.broker.settings import Host, Settings
 from rmqctl.engine.put.admission import check_record
 from rmqctl.engine.put.encoder import assemble, body_crc, raw_text
 from rmqctl.engine.put.message import Outgoing

@@ -19,8 +19,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.config.create import plan_store
-from rmqctl.engine.config.settings import Settings
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import parse_size
 from rmqctl.pipeline.rebuild.spool import refuse_unseen

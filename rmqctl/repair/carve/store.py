@@ -22,8 +22,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.config.create import create_store, plan_store
-from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import filterfalse
 
+from rmqctl.broker.versions import version_for
 from rmqctl.checks.preflight.load import load
-from rmqctl.checks.preflight.types import rules_of
 from rmqctl.formats.local import names
 from rmqctl.repair.plan import Action, MoveAside, Patch, Planned, Step
 from rmqctl.repair.targets import target
@@ -91,7 +91,7 @@ def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[
     Only what names, sizes and configuration tell. StoreIOError.
     """
     cured = set(_cured(store, steps))
-    left = [one for one in load(store, rules_of(None, generation)).refusals
+    left = [one for one in load(store, version_for(generation)).refusals
             if one.target not in cured]
     if not left:
         return []
@@ -117,7 +117,7 @@ def _size(path: str) -> int:
 
 
 def _strange(folder: str, found: Listing, generation: int) -> Iterator[str]:
-    if not rules_of(None, generation).skips_folders:
+    if not version_for(generation).skips_folders:
         for name in found.folders:
             yield os.path.join(folder, name)
     yield from _others(folder, found)

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.derive import Derived, deriver_for
 from rmqctl.errors import JobError
 from rmqctl.scan.frames import DAMAGED, Batch, Span

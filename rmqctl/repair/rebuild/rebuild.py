@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from rmqctl.broker.settings import Settings
 from rmqctl.checks.verify.common import plural
-from rmqctl.engine.config.settings import Settings
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import failed, publish

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.settings import Settings
 from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.files.durable import failed, make_folders, open_file, write_all

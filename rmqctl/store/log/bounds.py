@@ -2,21 +2,21 @@
 
 ``disk`` (the default everywhere): what lies on disk and leads to a record; intact messages
 behind damage stay reachable. ``broker``: what a broker's recovery would leave, which ends the
-log at the first record it cannot read (spec: recovery.md §3, consumequeue.md §5-§6).
+log at the first record it cannot read (`rmqctl.broker.view` makes it; spec: consumequeue.md
+§5-§6).
 """
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
-
-VIEWS = ("disk", "broker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +28,23 @@ class Bounds:
 
 
 class View:
-    """Queue bounds of one store in one view. ``generation`` (4 or 5) picks the broker's rules."""
+    """Queue bounds of one store in one view. ``generation`` (4 or 5) picks the broker's rules.
 
-    def __init__(self, store: Store, view: str = "disk", generation: int | None = None) -> None:
-        self.store, self.kind = store, view
+    ``log_end`` says the physical offset at which a broker ends the log, and is asked when that is
+    first needed; without it this is the disk view.
+    """
+
+    def __init__(self, store: Store, log_end: Callable[[], int] | None = None,
+                 generation: int | None = None) -> None:
+        self.store = store
         self.generation = generation or store.generation
         self._known: dict[tuple[str, int], Bounds] = {}
-        self._log_end: int | None = None
+        self._log_end = log_end
 
-    @property
+    @cached_property
     def log_end(self) -> int | None:
         """The physical offset where the log ends for a broker; None in the disk view."""
-        if self.kind == "disk":
-            return None
-        if self._log_end is None:
-            self._log_end = broker_log_end(self.store, self.generation)
-        return self._log_end
+        return None if self._log_end is None else self._log_end()
 
     def bounds(self, queue: ConsumeQueue) -> Bounds:
         key = queue.topic, queue.queue_id
@@ -131,59 +132,3 @@ def _behind_the_log(physical: int, log: CommitLog) -> bool:
     return log.record_border(physical) is None and all(
         one.base <= physical or not any(len(batch) for batch in Walk(log.source(number)))
         for number, one in enumerate(log.files))
-
-
-def broker_log_end(store: Store, generation: int) -> int:
-    """The physical offset at which a broker of this generation ends the log when it starts.
-
-    Walks from the file its recovery starts in to the first record it does not accept.
-    """
-    log = store.log
-    if not log.files:
-        return 0
-    number = recovery_start(store, generation)
-    end = log.files[number].base
-    for at in range(number, len(log.files)):
-        one = log.files[at]
-        if at > number and one.base != log.files[at - 1].end:
-            return end
-        end = one.base
-        for batch in Walk(log.source(at)):
-            bad = (~batch.crc_ok() & (batch.column("body_length") > 0)).nonzero()[0]
-            if len(bad):
-                return int(batch.offset[bad[0]])
-            if len(batch):
-                last = len(batch) - 1
-                end = int(batch.offset[last] + batch.column("total_size")[last])
-            for span in batch.spans:
-                if span.kind != "blank":
-                    return span.offset
-    return end
-
-
-def recovery_start(store: Store, generation: int) -> int:
-    """The number of the log file in which a broker of this generation begins its recovery.
-
-    spec: recovery.md §3 and §4: after a clean exit by the version's rule, else by the checkpoint.
-    """
-    log = store.log
-    if store.has_abort:
-        found = store.checkpoint
-        limit = 0
-        if found is not None:
-            limit = found.min_timestamp
-        for number in range(len(log.files) - 1, -1, -1):
-            record = log.record_at(log.files[number].base)
-            if record is not None and 0 < record.store_timestamp <= limit:
-                return number
-        return 0
-    if generation < 5:
-        return max(0, len(log.files) - 3)
-    most = -1
-    for queue in store.queues.values():
-        with closing(queue):  # a broker has more queues than a process may have files
-            most = max(most, queue.max_physical(queue.written))
-    for number in range(len(log.files) - 1, -1, -1):
-        if log.files[number].base <= most:
-            return number
-    return 0

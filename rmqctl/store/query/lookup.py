@@ -18,7 +18,6 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store import index_files
 from rmqctl.store.index_files import IndexFile
 from rmqctl.store.log.bounds import View
-from rmqctl.store.log.end import find_end
 from rmqctl.store.objects import java_text, text
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.queue.rows import topics_on_disk
@@ -27,34 +26,8 @@ from rmqctl.store.store import Store
 FOR_EVER = (1 << 63) - 1
 KeyType = Literal["key", "unique"]
 MOST = index_files.MAX_BATCH
-SMALL_LOG = 64 << 20
-"""Bytes of log that are walked without a thought to know where a broker ends it."""
 _WINDOW = 1 << 20
 _MOST_OF_ONE_ID = 64
-
-
-def answering_view(store: Store, kind: str, generation: int | None = None) -> View:
-    """The view for answers a broker gives: ``disk``, ``broker``, or ``auto``.
-
-    ``auto`` is the broker's as long as the log is small; else finding the end of its recovery
-    would cost a walk through gigabytes, and the disk's is taken.
-    """
-    return View(store, answering_kind(store, kind), generation)
-
-
-def answering_kind(store: Store, kind: str) -> str:
-    """``disk`` or ``broker``: what ``auto`` means for this store."""
-    if kind != "auto":
-        return kind
-    return "broker" if sum(one.size for one in store.log.files) <= SMALL_LOG else "disk"
-
-
-def cut_by_broker(view: View) -> tuple[int, int] | None:
-    """(where a broker ends the log, where the last record on disk ends) if they differ."""
-    if view.log_end is None:
-        return None
-    end = find_end(view.store).offset
-    return (view.log_end, end) if end > view.log_end else None
 
 
 def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:

@@ -64,7 +64,7 @@ class PlainRows:
         found = view.bounds(queue)
         self.first, self.end, self.behind = found.first, found.end, 0
         self.unused: list[int] = []
-        if view.kind == "disk":
+        if view.log_end is None:
             self.behind = max(queue.written - found.end, 0)
             if not self.behind:  # rows behind a hole are not lost for who looks at the disk
                 self.end = max(self.end, queue.disk_end)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rmqctl.broker.get_message import FOUND, NO_MATCH, REMOVING, Answer, get_message
+from rmqctl.broker.offset_by_time import TimeAnswer, offset_by_time
 from rmqctl.formats.local.message import Record
 from rmqctl.store.log.bounds import View
-from rmqctl.store.query.get_message import FOUND, NO_MATCH, REMOVING, Answer, get_message
-from rmqctl.store.query.time_lookup import TimeAnswer, offset_by_time
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.compaction import CompactionQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+from rmqctl.broker.get_message import MAX_COUNT
 from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.names import is_filtered
-from rmqctl.store.query.get_message import MAX_COUNT
 from rmqctl.tiered.as_broker import get_message
 from rmqctl.tiered.as_broker.get_message import GetResult, Limits, Matching
 from rmqctl.tiered.as_broker.local_side import LocalSide

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rmqctl.broker.get_message import MAX_COUNT
 from rmqctl.formats.local.message import Record
 from rmqctl.store.pages import Page
 from rmqctl.store.problems import Problem, Report
-from rmqctl.store.query.get_message import MAX_COUNT
 from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.rows import CLOCK_SLACK, queue_ids
 from rmqctl.tiered.as_broker import get_message

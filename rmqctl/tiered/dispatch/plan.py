@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from rmqctl.broker.offset_by_time import offset_by_time
 from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.formats import layout
 from rmqctl.formats.config import broker_identity
 from rmqctl.formats.local import consume_queue, message
 from rmqctl.formats.tiered import names
 from rmqctl.store.log.bounds import View
-from rmqctl.store.query.time_lookup import offset_by_time
 from rmqctl.store.store import Store
 from rmqctl.tiered.dispatch.append_file import AppendFile
 from rmqctl.tiered.dispatch.blocks import Block

@@ -1,22 +1,30 @@
-"""The walk over the log as a broker makes it: by its own tests, not by ours.
+"""A broker's recovery of the log: where it starts, what it accepts, where the log ends for it.
 
-A broker follows sizes and checks magic, lengths and body CRC (spec: commitlog.md §9). It does not
-look at the physical offset that a record says, and takes a blank of any size. The frame walk
-does the bulk; only where it finds no provable record the broker's test is made singly.
+spec: recovery.md §3, §4 and §6. A broker follows sizes and checks magic, lengths and body CRC
+(spec: commitlog.md §9). It does not look at the physical offset that a record says, takes a
+blank of any size, and goes on over a file that is missing. The frame walk does the bulk; only
+where it finds no provable record the broker's test is made singly.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.preflight.types import Rules, Stretch
-from rmqctl.errors import FormatError
+from rmqctl.broker.consume_queue import loaded, recovered_queues
+from rmqctl.broker.versions import VERSIONS, BrokerVersion, version_for
+from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.layout import reader
+from rmqctl.formats.local import checkpoint as page
 from rmqctl.formats.local import delay
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.checkpoint import CHECKPOINT, CheckpointRecord
 from rmqctl.formats.local.message import (
+    HOST_BITS,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -25,17 +33,105 @@ from rmqctl.formats.local.message import (
     Record,
     decode,
 )
-from rmqctl.scan import text
-from rmqctl.scan.frames import Array, Batch, examine
+from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, shape
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
+from rmqctl.scan.text import Properties
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.store import Store
 
+_NORMAL_FILES = 3
+_HEAD_SIZE = 256
 _HEAD = reader(Blank)
 _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 _NUMBERS = (props.INNER_BASE, props.INNER_NUM)
-_LATEST: list[tuple[Batch, text.Properties]] = []
+_DOUBTFUL = [re.compile(name.encode() + rb"\x01(?![0-9]{1,%d}\x02)" % digits)
+             for name, digits in ((props.DELAY, 9), (props.INNER_BASE, 18), (props.INNER_NUM, 4))]
+"""What may be no number, or is one at the end of its properties."""
+_LATEST: list[tuple[Batch, Properties]] = []
+
+
+class RecoveredLog(NamedTuple):
+    """The log as a recovery leaves it, in physical offsets: the ``start`` of the file it began
+    with, its ``end``, and the accepted records that say another offset than theirs.
+    """
+
+    start: int
+    end: int
+    misplaced: list[int]
+
+
+def default_version(store: Store) -> BrokerVersion:
+    """The version the store was made for, else that of the generation that wrote it."""
+    return VERSIONS.get(store.remembered.get("version", "")) or version_for(store.generation)
+
+
+def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
+    """What a broker of this version makes of the log when it starts on ``store``. StoreIOError."""
+    with closing(loaded_log(store, version)) as log:
+        if not log.files:
+            return RecoveredLog(0, 0, [])
+        reach = -1
+        if version.normal_by_queues and not store.has_abort:
+            reach = max((one.max_physic for one in recovered_queues(store, version)), default=-1)
+        walk = RecoveryWalk(log, start_file(store, log, version, reach)[0], version)
+        for _ in walk:
+            pass
+        return RecoveredLog(walk.first, walk.end, walk.misplaced)
+
+
+def loaded_log(store: Store, version: BrokerVersion) -> CommitLog:
+    """The files of the log that a broker works on. To be closed."""
+    return CommitLog(loaded(store.log.files, version), store.log.file_size)
+
+
+def checkpoint(store: Store) -> CheckpointRecord:
+    """The checkpoint as a broker maps it: what is missing reads as zeros."""
+    try:
+        return page.parse(store.read_small("checkpoint", most=CHECKPOINT.size).ljust(
+            CHECKPOINT.size, b"\0"))
+    except (StoreIOError, FormatError):
+        return page.parse(bytes(CHECKPOINT.size))
+
+
+def start_file(store: Store, log: CommitLog, version: BrokerVersion,
+               max_physic: int) -> tuple[int, str]:
+    """(number of the file in which recovery starts, why). ``max_physic``: how far the
+    consumequeues reach; it matters after a clean end only.
+    """
+    count, clean = len(log.files), not store.has_abort
+    if clean and not version.normal_by_queues:
+        number = max(0, count - _NORMAL_FILES)
+        return number, ("the third file from the end" if number else "the first file")
+    if clean:
+        for number in range(count - 1, 0, -1):
+            if log.files[number].base <= max_physic:
+                return number, f"the consumequeues reach up to {max_physic}"
+        return 0, "the consumequeues reach into no later file"
+    limit = checkpoint(store).min_timestamp
+    for number in range(count - 1, -1, -1):
+        stored = _first_time(log, number, version)
+        if stored is not None and stored <= limit:
+            return number, (f"its first message was stored at {stored}, not after the "
+                            f"checkpoint's {limit}")
+    if not limit:
+        return 0, "the checkpoint says nothing"
+    return 0, f"no file's first message was stored by {limit}, the checkpoint's time"
+
+
+def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:
+    """The store time of a file's first record as a broker picks it, without looking further."""
+    head = log.source(number).read(0, _HEAD_SIZE)
+    if len(head) < START_SIZE:
+        return None
+    plain = np.frombuffer(head, shape(0, MAGIC_V1).dtype, 1)[0]
+    magic = int(plain["magic"])
+    if magic != MAGIC_V1 and not (magic == MAGIC_V2 and version.message_v2):
+        return None
+    shaped = shape(int(plain["sys_flag"]) & HOST_BITS, magic)
+    stored = int(np.frombuffer(head, shaped.dtype, 1)[0]["store_timestamp"])
+    return stored or None
 
 
 class RecoveryWalk:
@@ -47,8 +143,8 @@ class RecoveryWalk:
     comes as a batch of its own, with the physical offset that it says; ``odd`` is True meanwhile.
     """
 
-    def __init__(self, log: CommitLog, number: int, rules: Rules) -> None:
-        self._log, self._number, self._rules = log, number, rules
+    def __init__(self, log: CommitLog, number: int, version: BrokerVersion) -> None:
+        self._log, self._number, self._version = log, number, version
         self.first = self.end = log.files[number].base
         self.last_valid: int | None = None
         self.stop = ""
@@ -86,7 +182,7 @@ class RecoveryWalk:
             if spot is None:
                 self.stop = f"the file ends without a blank at {self.end}"
                 return
-            size, self.stop = judge(source, spot, self._rules)
+            size, self.stop = judge(source, spot, self._version)
             if size is None or self.stop:
                 return
             alone = misplaced(source, spot, size)
@@ -111,11 +207,11 @@ class RecoveryWalk:
             return 0, ""
         bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)
         reasons = {int(at): "its body does not match its CRC" for at in np.flatnonzero(bad)[:1]}
-        if not self._rules.message_v2:
+        if not self._version.message_v2:
             newer = np.flatnonzero(batch.column("magic") == MAGIC_V2)
             if len(newer):
                 reasons.setdefault(int(newer[0]), "it is a v2 record, unknown to this version")
-        for at in _bad_numbers(batch, self._rules):
+        for at in _bad_numbers(batch, self._version):
             reasons.setdefault(at, "a property of it that must be a number is none")
             break
         if not reasons:
@@ -124,26 +220,31 @@ class RecoveryWalk:
         return first, f"the record at {int(batch.offset[first])} is refused: {reasons[first]}"
 
 
-def properties(batch: Batch) -> text.Properties:
+def properties(batch: Batch) -> Properties:
     """The properties of a batch; those of the last one asked for are kept: walk, queues and
     index ask in turn.
     """
     if _LATEST and _LATEST[0][0] is batch:
         return _LATEST[0][1]
-    found = text.Properties(batch)
+    found = Properties(batch)
     _LATEST[:] = [(batch, found)]
     return found
 
 
-def _bad_numbers(batch: Batch, rules: Rules) -> Iterator[int]:
+def _bad_numbers(batch: Batch, version: BrokerVersion) -> Iterator[int]:
     """Records whose properties make a broker's test throw, ascending."""
+    last = len(batch) - 1
+    end = int(batch.start[last] + batch.column("total_size")[last])
+    raw = batch.data[int(batch.start[0]):end].tobytes()
+    if not any(one.search(raw) for one in _DOUBTFUL):
+        return  # as a rule: properties need not be taken apart
     found = properties(batch)
     bad: set[int] = set()
     rows, levels = found.find(props.DELAY)
     for row, level in zip(rows.tolist(), levels.tolist(), strict=True):
         if not _is_number(level, 32) and _topic(batch, row) == _SCHEDULE:
             bad.add(row)
-    if rules.generation >= 5:
+    if version.generation >= 5:
         base, count = (dict(zip(at.tolist(), values.tolist(), strict=True))
                        for at, values in map(found.find, _NUMBERS))
         bad |= {row for row in base.keys() & count.keys()
@@ -164,7 +265,7 @@ def _is_number(raw: bytes, bits: int) -> bool:
     return True
 
 
-def judge(source: Source, at: int, rules: Rules, *, check_crc: bool = True) -> tuple[
+def judge(source: Source, at: int, version: BrokerVersion, *, check_crc: bool = True) -> tuple[
         int | None, str]:
     """A broker's test of what lies at position ``at``: (size, why not).
 
@@ -176,14 +277,14 @@ def judge(source: Source, at: int, rules: Rules, *, check_crc: bool = True) -> t
         return None, f"at {where} no more than {rest} bytes of the file are left"
     total, magic = _HEAD.unpack(head)
     if magic == MAGIC_BLANK:
-        if rules.blank_must_fit and total > rest:
+        if version.blank_must_fit and total > rest:
             return None, f"the blank at {where} names more than the rest of its file"
         return None, ""
     if not any(head):
         return None, f"nothing was written from {where} on"
     if magic not in (MAGIC_V1, MAGIC_V2):
         return None, f"what lies at {where} is no record"
-    if magic == MAGIC_V2 and not rules.message_v2:
+    if magic == MAGIC_V2 and not version.message_v2:
         return None, f"the record at {where} is a v2 record, unknown to this version"
     record = _decoded(source, at, total) if MIN_SIZE <= total <= min(rest, MAX_RECORD) else None
     if record is None:
@@ -220,8 +321,8 @@ class ReputWalk:
     ``odd`` as of `RecoveryWalk`.
     """
 
-    def __init__(self, log: CommitLog, start: int, end: int, rules: Rules) -> None:
-        self._log, self._rules = log, rules
+    def __init__(self, log: CommitLog, start: int, end: int, version: BrokerVersion) -> None:
+        self._log, self._version = log, version
         self.start, self.end = start, end
         self.skipped: list[int] = []
         self.stuck: int | None = None
@@ -252,7 +353,7 @@ class ReputWalk:
                     break
             if spot is None:
                 return
-            size, why = judge(source, spot, self._rules, check_crc=False)
+            size, why = judge(source, spot, self._version, check_crc=False)
             alone = None if size is None else misplaced(source, spot, size)
             if size is None or alone is None:
                 if why or size is not None:
@@ -264,19 +365,35 @@ class ReputWalk:
             self.odd = False
 
 
-def dispatched(log: CommitLog, stretch: Stretch, rules: Rules) -> Iterator[Batch]:
-    """The records of a stretch as a broker dispatches them again, a batch at a time.
+class DispatchRange(NamedTuple):
+    """Physical offsets ``[start, end)`` that are dispatched again.
+
+    ``behind``: only records that start behind this physical offset. ``reput``: after recovery,
+    by the run-time dispatcher, which looks at no body and skips what it cannot read.
+    ``positions`` are the plain queues before that: (queue offset behind the last row, how far the
+    log was dispatched).
+    """
+
+    start: int
+    end: int
+    behind: int | None
+    reput: bool
+    positions: dict[tuple[str, int], tuple[int, int]]
+
+
+def dispatched(log: CommitLog, again: DispatchRange, version: BrokerVersion) -> Iterator[Batch]:
+    """The records of a range as a broker dispatches them again, a batch at a time.
 
     The records of one batch lie behind each other without a gap.
     """
-    if stretch.reput:
-        yield from ReputWalk(log, stretch.start, stretch.end, rules)
+    if again.reput:
+        yield from ReputWalk(log, again.start, again.end, version)
         return
-    number = next(at for at, one in enumerate(log.files) if one.base == stretch.start)
-    for batch in RecoveryWalk(log, number, rules):
-        if stretch.behind is None:
+    number = next(at for at, one in enumerate(log.files) if one.base == again.start)
+    for batch in RecoveryWalk(log, number, version):
+        if again.behind is None:
             yield batch
             continue
-        first = int(np.searchsorted(batch.offset, stretch.behind, "right"))
+        first = int(np.searchsorted(batch.offset, again.behind, "right"))
         if first < len(batch):
             yield batch.select(slice(first, len(batch)))

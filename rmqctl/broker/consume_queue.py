@@ -1,12 +1,18 @@
-"""One queue as a broker's recovery and its truncation leave it (consumequeue.md §6, §9)."""
+"""One queue as a broker's recovery, its truncation and the put algorithm leave it.
+
+spec: consumequeue.md §4, §6 and §9.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from rmqctl.broker.versions import BrokerVersion
 from rmqctl.formats.local import batch_consume_queue as batch_layout
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.scan.derived import QueueKey
@@ -69,6 +75,24 @@ class QueueState:
         if not kept or not kept[-1].base or layout.byte_offset(self.end) > kept[-1].base:
             return None
         return kept[-1]
+
+
+def loaded(files: list[StoreFile], version: BrokerVersion) -> list[StoreFile]:
+    """The files of a sequence that a broker works on: an empty last one may be deleted first."""
+    if not version.deletes_empty_last:
+        return files
+    return [one for one in files if one.size or one.name != files[-1].name]
+
+
+def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueState]:
+    """Every queue of a store after ``recover()``, plain queues first. StoreIOError."""
+    for key, whole in store.queues.items():
+        with closing(ConsumeQueue(*key, whole.folder, loaded(whole.files, version),
+                                  whole.troubles, whole.file_size)) as queue:
+            yield recovered(key, queue)
+    for key, batch in store.batch_queues.items() if version.batch_queues else ():
+        yield recovered_batch(key, BatchQueue(*key, batch.folder, loaded(batch.files, version),
+                                              batch.troubles, batch.file_size))
 
 
 def recovered(key: QueueKey, found: ConsumeQueue) -> QueueState:
@@ -179,6 +203,31 @@ def truncated_batch(state: QueueState, found: BatchQueue, log_end: int) -> None:
         state.max_physic = int(rows[kept - 1]["physical_offset"])
         return
     state.end, state.has_file = 0, False
+
+
+class Put(NamedTuple):
+    """What becomes of the first rows of a run: ``skipped`` are there already, or else ``taken``
+    are written at the queue's end. ``astray``: that is not where their queue offsets belong.
+    """
+
+    skipped: int
+    taken: int
+    astray: bool
+
+
+def put_rule(offset: int, count: int, end: int) -> Put:
+    """The put algorithm (spec §4) for ``count`` rows from queue offset ``offset`` on, which
+    follow each other and lead beyond what was dispatched.
+
+    ``end`` is where the queue stands: the queue offset of its next row. A queue without a file
+    begins at ``offset``.
+    """
+    if not offset:
+        # Index 0 is never checked, so it alone is taken wherever the queue stands.
+        return Put(0, count if not end else 1, end != 0)
+    if offset < end:
+        return Put(min(count, end - offset), 0, False)
+    return Put(0, count, offset > end)
 
 
 def batch_topics(store: Store) -> frozenset[str]:

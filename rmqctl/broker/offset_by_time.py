@@ -9,16 +9,77 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from rmqctl.broker.versions import NEWEST, version_of
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
+from rmqctl.formats.local.message import Record
+from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.rows import batch_queue
 
 StoreTime = Callable[[int, int], int]
 """(physical offset, size) -> store timestamp; negative where no record can be read."""
 
 
-def nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
+@dataclass(frozen=True, slots=True)
+class TimeAnswer:
+    """``queue_offset`` and the queue's bounds; ``record`` is what lies there, if anything."""
+
+    queue_offset: int
+    min_offset: int
+    max_offset: int
+    record: Record | None = None
+
+
+def offset_by_time(view: View, topic: str, queue_id: int, when: int, *, upper: bool = False,
+                   like: str = NEWEST) -> TimeAnswer | None:
+    """The answer for a store time in epoch ms; None where there is no such queue.
+
+    ``like`` names the version that answers: with the row nearest in time, or with the first at
+    or after ``when``, or with ``upper`` the last at or before it. UsageError for a version that
+    is not known, StoreIOError where the queue cannot be read.
+    """
+    queue = view.store.queue(topic, queue_id)
+    if queue is not None:
+        return _plain(view, queue, when, upper, like)
+    batch = batch_queue(view.store, topic, queue_id)
+    return None if batch is None else _batch(view, batch, when, upper)
+
+
+def _record(view: View, physical: int, size: int) -> Record | None:
+    if view.log_end is not None and physical >= view.log_end:
+        return None
+    return view.store.log.record_at(physical, size)
+
+
+def _plain(view: View, queue: ConsumeQueue, when: int, upper: bool, like: str) -> TimeAnswer:
+    bounds = view.bounds(queue)
+    log_min = view.store.log.min_offset
+
+    def store_time(physical: int, size: int) -> int:
+        record = _record(view, physical, size)
+        return -1 if record is None else record.store_timestamp
+
+    if version_of(like).nearest_in_time:
+        found = _nearest(queue, when, bounds.first, bounds.end, log_min, store_time)
+    else:
+        found = _clamped_boundary(queue, when, bounds.first, bounds.end, upper, log_min, store_time)
+    unit = queue.unit(found) if bounds.first <= found < bounds.end else None
+    record = None if unit is None else _record(view, unit.physical_offset, unit.size)
+    return TimeAnswer(found, bounds.first, bounds.end, record)
+
+
+def _batch(view: View, queue: BatchQueue, when: int, upper: bool) -> TimeAnswer:
+    first, end = queue.bounds(view.store.log.min_offset, view.log_end)
+    found = _batch_boundary(queue, when, upper, first, end, view.log_end)
+    unit = queue.find(found, view.log_end)
+    record = None if unit is None else _record(view, unit.physical_offset, unit.size)
+    return TimeAnswer(found, first, end, record)
+
+
+def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
             store_time: StoreTime) -> int:
     """The queue offset a 4.9.3 broker gives: the row nearest in time, earlier on a tie.
 
@@ -66,8 +127,8 @@ def nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
     return max(target, base)
 
 
-def boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool, log_min: int,
-             store_time: StoreTime) -> int:
+def _clamped_boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
+                      log_min: int, store_time: StoreTime) -> int:
     """The queue offset a 5.3.3 broker gives, clamped to [first, end].
 
     lower: the first row stored at or after ``when``; upper: the last row stored at or before.
@@ -139,7 +200,7 @@ def _equal_run(at: int, low: int, high: int, when: int, upper: bool,
     return at
 
 
-def batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: int,
+def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: int,
                    log_end: int | None = None) -> int:
     """The queue offset a 5.3.3 broker gives for a batch consumequeue, clamped to [first, end].
 

@@ -1,19 +1,32 @@
-"""Consumequeues and index as a broker leaves them: made in a scratch folder, then compared."""
+"""``--strategy broker``: the plan which leaves what a broker's own start would leave.
+
+`rmqctl.checks.preflight.preflight` says what a broker does; this turns that very prediction into
+steps. What results is a store that the broker has loaded, dispatched to the end and stopped
+cleanly. Consumequeues and index are made in a scratch folder, then compared.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from rmqctl.checks.preflight.types import Prediction, QueueChange, Rules, Stretch
-from rmqctl.checks.preflight.walk import dispatched
-from rmqctl.engine.config.settings import Settings
+from rmqctl.broker.recovery import DispatchRange, dispatched
+from rmqctl.broker.settings import Settings
+from rmqctl.broker.versions import BrokerVersion, version_of
+from rmqctl.checks.preflight.preflight import Progress, preflight
+from rmqctl.checks.preflight.types import Prediction, QueueChange
+from rmqctl.checks.verify.common import plural
 from rmqctl.engine.dispatch.derive import deriver_for
 from rmqctl.engine.dispatch.reput import Dispatcher
+from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import make_folders
+from rmqctl.formats.local import checkpoint as page
 from rmqctl.formats.local import properties as props
-from rmqctl.repair.plan import MoveAside, Step
+from rmqctl.formats.local.checkpoint import CHECKPOINT
+from rmqctl.repair.broker_config import configured
+from rmqctl.repair.plan import Create, Lost, MoveAside, Plan, Replace, Step
 from rmqctl.repair.rebuild.steps import compare
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan import text
@@ -21,19 +34,81 @@ from rmqctl.scan.derived import QueueKey, TagsCodes
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store
 
+COMMAND = "recover"
+_KNOWN_BY = "record"
 _EXT = "consumequeue_ext"
 _INDEX = "index"
 _QUEUES = ("consumequeue", "batchconsumequeue")
 _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 
 
-class Derived:
+def plan_broker(store: Store, version: str | None, scratch: Scratch,
+                wall_clock: Callable[[], int], *, given: Mapping[str, Any] | None = None,
+                prediction: Prediction | None = None,
+                progress: Progress | None = None) -> Plan:
+    """The plan for an opened store; derived files are made in ``scratch``.
+
+    ``version`` None: the one `preflight` takes. ``given``: values by the names of
+    `Settings`. ``prediction``: what `preflight` said of this store and version, if it was asked.
+    Where a broker does not start, the plan is empty and its notes say why. UsageError,
+    StoreIOError, RefusedError as `preflight` and `configured` raise them.
+    """
+    made = prediction or preflight(store, version, progress=progress)
+    rules = version_of(made.broker_version)
+    actions = tuple(made.actions)
+    notes = list(made.notes)
+    if not made.starts:
+        said = "; ".join(made.refusals)
+        return Plan(COMMAND, store.root, actions,
+                    notes=(*notes, f"a {rules.name} broker does not start on it: {said}"))
+    known = configured(store, {**(given or {}), "version": rules.name})
+    notes += known.notes
+    log = [MoveAside(one) for one in made.doomed if not _derived(one)]
+    queues, index = _Derived(store, made, rules, known.settings, known.batch_topics.__contains__,
+                            scratch, wall_clock).steps()
+    steps: list[Step] = [*log, *queues, *index, *_checkpoint(store, made, known.settings)]
+    if store.has_abort:
+        steps.append(MoveAside("abort"))
+    more = made.messages_lost - len(made.lost_first)
+    if more > 0:
+        notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
+    return Plan(COMMAND, store.root, actions, tuple(steps), _lost(made), made.table, tuple(notes))
+
+
+def _derived(target: str) -> bool:
+    return target.split(os.sep, 1)[0] in {"consumequeue", "consumequeue_ext",
+                                          "batchconsumequeue", "index"}
+
+
+def _lost(made: Prediction) -> tuple[Lost, ...]:
+    return tuple(Lost(one.topic, one.queue_id, one.queue_offset, one.physical_offset, one.size,
+                      one.store_timestamp, one.store_timestamp, by=_KNOWN_BY)
+                 for one in made.lost_first)
+
+
+def _checkpoint(store: Store, made: Prediction, settings: Settings) -> list[Step]:
+    """The checkpoint's page, if it changes; bytes that the version does not know stay."""
+    assert made.checkpoint is not None
+    size = page.CLASSIC_SIZE if settings.profile.generation < 5 else CHECKPOINT.size
+    there = os.path.lexists(store.path("checkpoint"))
+    try:
+        old = store.read_small("checkpoint", most=1 << 20) if there else b""
+    except StoreIOError:
+        old = b""
+    whole = old.ljust(page.PAGE_SIZE, b"\0")
+    new = page.build(made.checkpoint)[:size] + whole[size:]
+    if not there:
+        return [Create("checkpoint", new)]
+    return [] if new == old else [Replace("checkpoint", new)]
+
+
+class _Derived:
     """Carries out in ``scratch`` what ``made`` says of the derived files of ``store``."""
 
-    def __init__(self, store: Store, made: Prediction, rules: Rules, settings: Settings,
+    def __init__(self, store: Store, made: Prediction, version: BrokerVersion, settings: Settings,
                  is_batch: Callable[[str], bool], scratch: Scratch,
                  wall_clock: Callable[[], int]) -> None:
-        self._store, self._made, self._rules, self._scratch = store, made, rules, scratch
+        self._store, self._made, self._version, self._scratch = store, made, version, scratch
         self._is_batch, self._clock = is_batch, wall_clock
         self._indexes = bool(made.index_entries) or any(
             one.action == "add entries" for one in made.actions)
@@ -98,16 +173,16 @@ class Derived:
         finally:
             log.close()
 
-    def _stretch(self, log: CommitLog, stretch: Stretch) -> None:
+    def _stretch(self, log: CommitLog, stretch: DispatchRange) -> None:
         deriver = deriver_for(self._settings)
-        late = self._rules.delay_levels_late and not stretch.reput
+        late = self._version.delay_levels_late and not stretch.reput
         codes = TagsCodes(deriver.topics, {}) if late else None
         dispatcher = Dispatcher(
             self._scratch.root, self._settings, self._clock, self._is_batch,
             stretch.end if stretch.reput else None, as_broker=True, wanted=self._wanted,
             positions=stretch.positions)
         try:
-            for batch in dispatched(log, stretch, self._rules):
+            for batch in dispatched(log, stretch, self._version):
                 made = deriver.derive(batch)
                 if codes is not None and _SCHEDULE in deriver.topics.texts:
                     made.tags = codes.codes(text.Properties(batch), made.topic,

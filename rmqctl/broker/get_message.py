@@ -15,7 +15,7 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.compaction import CompactionQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
-from rmqctl.store.queue.rows import batch_queue
+from rmqctl.store.queue.rows import batch_queue, topic_rows
 
 FOUND = "FOUND"
 NO_MESSAGE = "NO_MESSAGE_IN_QUEUE"
@@ -196,3 +196,12 @@ def meaning(answer: Answer, offset: int) -> str:
         NO_MATCH: f"no row at offset {offset} leads to a message: {span}",
     }
     return f"{answer.status}: {words.get(answer.status, span)}"
+
+
+def offset_note(view: View, topic: str, queue_id: int, offset: int) -> str | None:
+    """What a broker says of a queue offset where no message is; None where one is."""
+    queues = topic_rows(view.store, topic, queue_id, view)
+    if not queues:  # said by the reading itself
+        return None
+    answer = outside(offset, queues[0].first, queues[0].end, view.generation)
+    return None if answer is None else meaning(answer, offset)

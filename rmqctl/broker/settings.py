@@ -1,0 +1,226 @@
+"""What a broker has in its configuration, as far as it decides about bytes and durability.
+
+Names follow `MessageStoreConfig`; sizes in bytes, times in milliseconds. `resolve` finds it for a
+store that is there, `checked` says which sizes are possible and how a broker rounds them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from rmqctl.broker.versions import NEWEST, VERSIONS, BrokerVersion, version_of
+from rmqctl.errors import RefusedError, UsageError
+from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext, delay
+from rmqctl.formats.local.index_file import Shape
+from rmqctl.store.files import StoreFile, common_size, listing
+from rmqctl.store.store import Sizes, Store
+from rmqctl.store.store_settings import MAX_INT, path_of
+
+Host = tuple[bytes, int]
+"""Packed address (4 or 16 bytes) and port."""
+
+DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+LOCALHOST = bytes([127, 0, 0, 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The configuration of one engine. The defaults are a broker's."""
+
+    version: str = NEWEST
+    commitlog_file_size: int = 1 << 30
+    consumequeue_file_size: int = consume_queue.DEFAULT_FILE_SIZE
+    consumequeue_ext_file_size: int = 48 << 20
+    batch_consumequeue_file_size: int = batch_consume_queue.DEFAULT_FILE_SIZE
+    index_slots: int = 5_000_000
+    index_max: int = 20_000_000
+    message_index: bool = True
+    consumequeue_ext: bool = False
+    lmq: bool = False
+    multi_dispatch: bool = False
+    max_lmq_queues: int = 20_000
+    append_properties_crc: bool = False
+    message_delay_level: str = DELAY_LEVELS
+    max_message_size: int = 4 << 20
+    timer_precision: int = 1000
+    timer_max_delay: int = 259_200_000
+    role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = "ASYNC_MASTER"
+    disk_watermark: float = 0.90
+    """Share of the commitlog's file system in use above which puts are refused; 1 never."""
+    page_cache_busy: int = 1000
+    batch_topics: frozenset[str] = frozenset()
+    """Topics with ``queue.type=BatchCQ`` besides those of config/topics.json."""
+    broker_checks: bool = True
+    """Also the checks a 5.x broker makes before its store is asked; off for what has passed
+    them once (a replay)."""
+    cluster: str = "DefaultCluster"
+    born_host: Host = (LOCALHOST, 0)
+    store_host: Host = (LOCALHOST, 10911)
+
+    flush: Literal["async", "sync"] = "async"
+    sync_flush_timeout: int = 5000
+    flush_interval: int = 500
+    flush_least_pages: int = 4
+    flush_thorough_interval: int = 10_000
+    flush_consumequeue_thorough_interval: int = 60_000
+    """How often consumequeues, index and then the checkpoint are forced."""
+    mapped: bool = False
+    """Write the commitlog through a memory map instead of positional writes."""
+    preallocate: bool = False
+    """Create the next commitlog file in the background."""
+    warm: bool = False
+    """Touch, lock and advise the pages of a new mapped file (needs ``mapped``)."""
+    transient_pool: int = 0
+    """Buffers of one file size each that take the appends before they are committed; 0: none."""
+
+    @property
+    def profile(self) -> BrokerVersion:
+        return version_of(self.version)
+
+
+LEAST_COMMITLOG = 1 << 10
+"""Bytes of the smallest commitlog file: the fixed part of a record with IPv6 hosts, the longest
+topic a broker takes and the blank at the file's end are 250 of them; the rest is for properties
+and a body, without which a store is of no use to anyone."""
+LEAST_EXT = consume_queue_ext.HEAD_SIZE + consume_queue_ext.END_BLANK
+LEAST_INDEX = 2
+"""Number 0 is never used, so an index of one entry would hold none."""
+
+
+def checked(settings: Settings) -> tuple[Settings, list[str]]:
+    """(the settings with sizes rounded up as needed, what was rounded in words). UsageError."""
+    profile = settings.profile
+    _bounded("a commitlog file", settings.commitlog_file_size, LEAST_COMMITLOG)
+    _bounded("a consumequeue file", settings.consumequeue_file_size, 1)
+    _bounded("a batch consumequeue file", settings.batch_consumequeue_file_size, 1)
+    _bounded("a consumequeue ext file", settings.consumequeue_ext_file_size, LEAST_EXT)
+    for what, count in (("slots", settings.index_slots), ("entries", settings.index_max)):
+        if count < LEAST_INDEX:
+            raise UsageError(f"an index file has at least {LEAST_INDEX} {what}, not {count}")
+    size = Shape(settings.index_slots, settings.index_max).file_size
+    if size > MAX_INT:
+        raise UsageError(f"an index file of {settings.index_slots} slots and {settings.index_max} "
+                         f"entries would have {size} bytes, a broker allows {MAX_INT}")
+    if settings.append_properties_crc and profile.generation < 5:
+        raise UsageError("a CRC is appended from 5.2.0 on, this store is to be for "
+                         f"{settings.version}")
+    try:
+        delay.parse_levels(settings.message_delay_level)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return _rounded(settings)
+
+
+def _bounded(what: str, size: int, least: int) -> None:
+    if size < least:
+        raise UsageError(f"{what} of {size} bytes is too small; {least} is the least")
+    if size > MAX_INT:
+        raise UsageError(f"{what} of {size} bytes is too large; a broker allows {MAX_INT}")
+
+
+def _rounded(settings: Settings) -> tuple[Settings, list[str]]:
+    notes = []
+    for name, unit, what in (
+            ("consumequeue_file_size", consume_queue.UNIT_SIZE, "consumequeue"),
+            ("batch_consumequeue_file_size", batch_consume_queue.UNIT_SIZE, "batch consumequeue")):
+        asked = getattr(settings, name)
+        size = -(-asked // unit) * unit
+        if size != asked:
+            _bounded(f"a {what} file", size, unit)
+            notes.append(f"a {what} file gets {size} bytes instead of {asked}: it holds whole "
+                         f"units of {unit}")
+            settings = replace(settings, **{name: size})
+    return settings, notes
+
+
+_NAMES = frozenset(one.name for one in fields(Settings))
+_SHAPE = ("index_slots", "index_max")
+Origin = Literal["given", "remembered", "shown", "files", "default"]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """The settings of a store's broker, and of each of their names where its value is from."""
+
+    settings: Settings
+    origin: Mapping[str, Origin]
+
+
+def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] | None = None,
+            files: bool = True) -> BrokerConfig:
+    """The configuration for an opened store.
+
+    A value of ``given`` (names of `Settings`; None: not given) wins over ``store.json``, which
+    wins over what the store has ``shown`` of itself, over the sizes that its files have, over a
+    broker's defaults. Without ``files`` these are not asked: for who needs no sizes. UsageError
+    for a version that is not known, RefusedError when ``store.json`` cannot be relied on: to
+    guess at sizes could ruin the store.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    known = store.settings_file
+    if known.notes:
+        raise RefusedError(f"{known.notes[0]}; nothing is written as long as it is not known what "
+                           "the store was made for (mend or remove this file)")
+    remembered = {name: value for name, value in known.values.items() if name in _NAMES}
+    version = remembered.get("version")
+    if "version" not in chosen and version is not None and version not in VERSIONS:
+        raise RefusedError(f"{path_of(store.root)}: there is no profile for version {version!r}; "
+                           f"name one of {', '.join(VERSIONS)}")
+    if not set(_SHAPE) <= chosen.keys() | remembered.keys():
+        remembered = {name: value for name, value in remembered.items() if name not in _SHAPE}
+    sizes = _sizes_of_files(store, chosen, remembered.keys() | chosen.keys()) if files else {}
+    values: dict[str, Any] = {}
+    origin: dict[str, Origin] = dict.fromkeys(_NAMES, "default")
+    layers: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
+        ("files", sizes), ("shown", shown or {}), ("remembered", remembered), ("given", chosen))
+    for where, layer in layers:
+        values |= layer
+        origin |= dict.fromkeys(layer, where)
+    settings = Settings(**values)
+    _ = settings.profile
+    return BrokerConfig(settings, origin)
+
+
+def _sizes_of_files(store: Store, chosen: Mapping[str, Any],
+                    known: Container[str]) -> dict[str, int]:
+    """The sizes which the files of a store say, but for those that are ``known``."""
+    looks: dict[str, Callable[[], int | None]] = {
+        "commitlog_file_size": lambda: common_size(store.log.files),
+        "consumequeue_file_size": lambda: _queue_size(
+            (queue.files for queue in store.queues.values()), consume_queue.UNIT_SIZE),
+        "batch_consumequeue_file_size": lambda: _queue_size(
+            (queue.files for queue in store.batch_queues.values()),
+            batch_consume_queue.UNIT_SIZE),
+        "consumequeue_ext_file_size": lambda: _queue_size(ext_files(store), 1)}
+    sizes = {name: look() for name, look in looks.items() if name not in known}
+    if any(name not in known for name in _SHAPE):
+        hinted = Store(store.root, store.log_folders, Sizes(
+            index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")))
+        shape = next((index.shape for index in hinted.indexes_newest_first()), None)
+        if shape is not None:
+            sizes |= {name: size for name, size in zip(_SHAPE, shape, strict=True)
+                      if name not in known}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:
+    """The size most queues have; those of several files tell it for certain, and so go first."""
+    sure: Counter[int] = Counter()
+    likely: Counter[int] = Counter()
+    for files in queues:
+        size = common_size(files)
+        if size and size % unit == 0:
+            (sure if len(files) > 1 else likely)[size] += 1
+    best = (sure or likely).most_common(1)
+    return best[0][0] if best else None
+
+
+def ext_files(store: Store) -> Iterator[list[StoreFile]]:
+    """The files of each queue that has a folder for ConsumeQueueExt units."""
+    top = store.path("consumequeue_ext")
+    for topic in listing(top).folders:
+        for queue in listing(store.path("consumequeue_ext", topic)).folders:
+            yield listing(store.path("consumequeue_ext", topic, queue)).files

@@ -1,0 +1,40 @@
+"""A store as its broker would have it after a start: the ``broker`` view of what is on disk."""
+
+from __future__ import annotations
+
+from rmqctl.broker.recovery import default_version, recover_log
+from rmqctl.broker.versions import BrokerVersion
+from rmqctl.store.log.bounds import View
+from rmqctl.store.log.end import find_end
+from rmqctl.store.store import Store
+
+SMALL_LOG = 64 << 20
+"""Bytes of log that are walked without a thought to know where a broker ends it."""
+
+
+def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
+    """What a broker of ``version`` (None: the store's own) would have of ``store``."""
+    rules = version or default_version(store)
+    return View(store, lambda: recover_log(store, rules).end, rules.generation)
+
+
+def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> View:
+    """The view ``disk``, ``broker``, or ``auto``: the one for answers that a broker gives.
+
+    ``auto`` is the broker's as long as the log is small; else finding the end of its recovery
+    would cost a walk through gigabytes, and the disk's is taken.
+    """
+    if kind == "auto":
+        size = sum(one.size for one in store.log.files)
+        kind = "broker" if size <= SMALL_LOG else "disk"
+    if kind == "broker":
+        return broker_view(store, version)
+    return View(store, generation=None if version is None else version.generation)
+
+
+def cut_by_broker(view: View) -> tuple[int, int] | None:
+    """(where a broker ends the log, where the last record on disk ends) if they differ."""
+    if view.log_end is None:
+        return None
+    end = find_end(view.store).offset
+    return (view.log_end, end) if end > view.log_end else None

@@ -1,0 +1,133 @@
+"""Where a broker ends a damaged log: every command that says it says the same.
+
+Random damages of golden stores, for both versions, after a clean and an unclean end. What cannot
+be compared is left out: a store on which the broker does not start, an append that is refused.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from rmqctl.broker.recovery import recover_log
+from rmqctl.broker.settings import resolve
+from rmqctl.broker.versions import VERSIONS, BrokerVersion
+from rmqctl.broker.view import broker_view
+from rmqctl.checks.preflight.preflight import preflight
+from rmqctl.engine.clock import now_ms
+from rmqctl.engine.input.dry_run import DryRunEngine
+from rmqctl.errors import RefusedError
+from rmqctl.store import Store
+from tests.conftest import GoldenFolder
+from tests.repair import damage
+from tests.support import cli
+
+STORES = [f"{version}/{kind}" for version in VERSIONS
+          for kind in ("delay", "basic", "batch", "transaction", "ipv6")] + ["5.3.3/v2topic"]
+KINDS = tuple(one for one in damage.KINDS if one != "truncated file")
+SEEDS = range(44)
+PARTS = 4
+KINDS_OF_END = ("as it was", "unclean", "unclean, checkpoint lost")
+
+
+def damaged(root: Path, seed: int) -> str:
+    """Damages the log of a store and maybe how it ended; says how."""
+    luck = random.Random(seed)
+    said = damage.do(root, seed, KINDS, luck.randint(1, 3))
+    ended = luck.choice(KINDS_OF_END)
+    if ended != "as it was":
+        (root / "abort").touch()
+    if ended == "unclean, checkpoint lost":
+        (root / "checkpoint").unlink(missing_ok=True)
+    return f"{said}, {ended}"
+
+
+def ends(root: Path, version: BrokerVersion) -> dict[str, int]:
+    """Where each of them ends the log (physical offset); empty where the broker does not start."""
+    with Store.open(root) as store:
+        made = preflight(store, version.name)
+        if not made.starts or made.truncate_to is None:
+            return {}
+        found = {"preflight": made.truncate_to, "recovery": recover_log(store, version).end,
+                 "view": broker_view(store, version).log_end or 0}
+    plan = cli.run("recover", root, "--strategy", "broker", "--broker-version", version.name,
+                   "-o", "json", "--dry-run").expect(0, 1).json()
+    found["recover --strategy broker"] = plan["truncate_to"]
+    with Store.open(root) as store:
+        settings = resolve(store, {"version": version.name}).settings
+    try:
+        with DryRunEngine.open(root, settings, clock=now_ms) as dry_run:
+            found["append --dry-run"] = dry_run.state.end
+    except RefusedError:
+        pass
+    return found
+
+
+def places(root: Path, view: str) -> list[int]:
+    """Where the messages are that `read` shows."""
+    result = cli.run("read", root, "--view", view, "--body", "none", "-o", "jsonl").expect(0, 1, 3)
+    return [row["physical_offset"] for row in result.jsonl()]
+
+
+def shown(root: Path, log_end: int, said: str) -> None:
+    """`info`, `read` and `offsets` in a broker's view: it is the store's own version's."""
+    info = cli.run("info", root, "--view", "broker", "-o", "json").expect(0, 3).json()
+    assert info["max_phy_offset"] == log_end, said
+    assert places(root, "broker") == [one for one in places(root, "disk") if one < log_end], said
+    queues = {(topic["topic"], queue["queue_id"]): queue["max_offset"]
+              for topic in info["topics"] for queue in topic["queues"]}
+    lag = cli.run("offsets", root, "--view", "broker", "-o", "jsonl").expect(0, 1, 3).jsonl()
+    for row in lag:
+        key = row["topic"], row["queue_id"]
+        assert row["max_offset"] == queues.get(key, row["max_offset"]), (said, row)
+
+
+def check(root: Path, said: str) -> int:
+    """How many statements were compared."""
+    compared = 0
+    for version in VERSIONS.values():
+        found = ends(root, version)
+        assert len(set(found.values())) <= 1, (said, version.name, found)
+        compared += len(found)
+        with Store.open(root) as store:
+            own = store.generation == version.generation
+        if own and found:
+            shown(root, found["preflight"], said)
+    return compared
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_command_ends_a_damaged_log_at_the_same_place(golden_copy: GoldenFolder,
+                                                            part: int) -> None:
+    compared = 0
+    for seed in SEEDS[part::PARTS]:
+        root = golden_copy(f"{STORES[seed % len(STORES)]}/store")
+        compared += check(root, f"seed {seed}: {damaged(root, seed)}")
+    assert compared > 2 * len(SEEDS) // PARTS
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_many_seeds(golden_copy: GoldenFolder, seed: int) -> None:
+    root = golden_copy(f"{STORES[seed % len(STORES)]}/store")
+    check(root, f"seed {seed}: {damaged(root, seed)}")
+
+
+def test_a_missing_file_does_not_end_the_log(golden_copy: GoldenFolder) -> None:
+    """Spec: recovery.md §2, checkSelf only logs it; the log ends at the torn page beyond."""
+    root = golden_copy("4.9.3/delay/store")
+    (root / "commitlog" / f"{49152:020d}").unlink()
+    file = root / "commitlog" / f"{73728:020d}"
+    data = bytearray(file.read_bytes())
+    data[18432:18432 + 2048] = bytes(2048)
+    file.write_bytes(data)
+    assert set(ends(root, VERSIONS["4.9.3"]).values()) == {91883}
+    shown(root, 91883, "one file missing, one page torn")
+
+
+def test_a_v2_record_ends_the_log_of_an_older_broker(golden: GoldenFolder) -> None:
+    root = golden("5.3.3/v2topic/store")
+    older, newer = (ends(root, version)["view"] for version in VERSIONS.values())
+    assert older < newer
