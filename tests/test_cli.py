@@ -180,6 +180,7 @@ def test_a_command_loads_neither_pydantic_nor_rich(tmp_path):
     assert set(json.loads(done.stdout)[0]["modules"]) & set(HEAVY) == set()
 
 
+@pytest.mark.long
 def test_start_up_is_fast():
     """The bound is the promise made to cron; the aim is half of it."""
 

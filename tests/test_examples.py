@@ -196,6 +196,7 @@ def beat(tmp_path, rmqctl):
     return once, store, metrics
 
 
+@pytest.mark.long
 @needs_bash
 def test_the_heartbeat_is_silent_when_it_got_there(beat, rmqctl):
     once, store, metrics = beat
@@ -219,6 +220,7 @@ def test_the_heartbeat_says_who_holds_the_store(beat):
     assert f'rmqctl_heartbeat_exit_code{{store="{store}"}} 4\n' in metrics.read_text()
 
 
+@pytest.mark.long
 @needs_bash
 def test_the_heartbeat_says_what_a_store_does_not_take(beat, rmqctl):
     once, store, _ = beat

@@ -134,6 +134,7 @@ def test_what_cannot_be_found_out_keeps_no_broker_from_starting(script, fake, co
     assert said in done.stdout
 
 
+@pytest.mark.long
 def test_a_preflight_that_takes_too_long_or_is_missing_is_given_up(script, tmp_path):
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")

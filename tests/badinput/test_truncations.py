@@ -72,6 +72,7 @@ def test_a_cut_config_file_falls_back_to_its_backup(file: str, tiny: tiny_stores
     assert json.loads(good.out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_torn_tail_is_no_damage_in_the_middle(step: int, tiny: tiny_stores.Tiny) -> None:
     """Zeros from any byte of the last two messages on: the log ends exactly where it does."""

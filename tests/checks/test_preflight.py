@@ -300,6 +300,7 @@ def test_the_command(golden):
     assert held.out.startswith("a 5.3.3 broker would not start\n")
 
 
+@pytest.mark.long
 def test_a_held_store_is_answered_with_a_note(golden_copy):
     root = golden_copy("4.9.3/basic/store")
     with Repair(str(root), "test"):

@@ -105,6 +105,7 @@ def test_the_view_of_a_broker(golden: GoldenFolder, rmqctl: Runner) -> None:
     assert "as a broker sees it" in rmqctl("info", root, "-o", "plain", "--view", "broker").out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["info", "config", "offsets"])
 def test_small_commands_stay_light(command: str, tiny_base: tiny_stores.Tiny) -> None:
     code = ("import sys; from rmqctl.cli import main; main(sys.argv[1:]); "

@@ -203,6 +203,7 @@ def test_every_error_for_ever(tmp_path, rmqctl, error):
         assert case.run(at, error, for_ever=True)
 
 
+@pytest.mark.long
 def test_a_new_store_that_was_never_written_to(tmp_path, rmqctl):
     case = Case(tmp_path, rmqctl, *RUNS["append"])
     assert at_every_call(case, 11) > 30
@@ -272,6 +273,7 @@ def test_short_writes_are_gone_on_with(tmp_path, rmqctl, limit):
     assert_whole(rmqctl, root, acks)
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_in_the_middle_of_a_write(tmp_path, rmqctl):
     """Half of the bytes go in, then no more: what was half written does not count."""
     case = Case(tmp_path, rmqctl, *RUNS["append-sync"], old=OLD)

@@ -37,6 +37,7 @@ appends = st.lists(st.lists(st.binary(min_size=1, max_size=700), min_size=1, max
                    max_size=12)
 
 
+@pytest.mark.long
 @given(groups=appends, commits=st.sets(st.integers(0, 11)), position=st.integers(0, 100))
 def test_all_ways_leave_the_same_bytes(tmp_path_factory, groups, commits, position):
     folder = tmp_path_factory.mktemp("ways")

@@ -86,6 +86,7 @@ def calls_of_a_run(place: Place, crasher: Crasher, count: int = MANY) -> int:
 # -- at chosen system calls -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
 @pytest.mark.parametrize("before", [0, 70])
 def test_killed_at_some_calls(tmp_path, rmqctl, crasher, seed, version, before):
@@ -276,6 +277,7 @@ def test_what_is_not_printed_is_there_wholly_or_not_at_all(tmp_path, rmqctl, cra
 
 # -- a checkpoint that was torn -------------------------------------------------------------------
 
+@pytest.mark.long
 def test_a_checkpoint_later_than_any_message_is_not_believed(tmp_path, rmqctl):
     """Half of a time that was written over another can say any time: index files go by it."""
     place = Place(tmp_path, rmqctl, "5.3.3")

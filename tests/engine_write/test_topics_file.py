@@ -160,6 +160,7 @@ def test_what_another_wrote_meanwhile_is_not_lost(tmp_path: Path) -> None:
                                                         "fifth"]
 
 
+@pytest.mark.long
 @given(value=st.dictionaries(st.sampled_from(["a", "b", "dataVersion"]) | st.text(max_size=5),
                        st.dictionaries(st.text(max_size=5).filter(lambda key: key != "counter"),
                                        st.none() | st.integers() | st.text(max_size=5)

@@ -318,6 +318,7 @@ def contents(draw: st.DrawFn) -> meta.Metadata:
     return found
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(contents())
 def test_it_comes_back(found):

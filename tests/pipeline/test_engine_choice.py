@@ -52,6 +52,7 @@ def test_settings():
             conf_of([bad])
 
 
+@pytest.mark.long
 def test_the_store_may_come_from_the_environment(golden, rmqctl, tmp_path):
     root = golden("4.9.3/basic/store")
     named = rmqctl("pipeline", "verify", root, "--engine", "local").expect(0)

@@ -73,6 +73,7 @@ def test_parquet_holds_every_message(store, golden, processes, tmp_path):
     assert result.total("rows") == len(rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("jobs", "count"), sample(
     [(jobs, count) for jobs in (1, 3) for count in (1, 2, 7, 64)], 3, "ranges and processes"))
 def test_rows_do_not_depend_on_ranges_nor_processes(count, jobs, golden_copy, tmp_path):
@@ -105,6 +106,7 @@ def test_a_pool_that_runs_tasks_again_leaves_no_double(golden, tmp_path):
     assert beside(out) == []
 
 
+@pytest.mark.long
 def test_few_open_files_and_small_buffers_change_nothing(golden, tmp_path, monkeypatch):
     monkeypatch.setattr(export_sink, "MOST_OPEN", 1)
     monkeypatch.setattr(export_sink, "FLUSH", 20_000)

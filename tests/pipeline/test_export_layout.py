@@ -81,6 +81,7 @@ def test_days_that_are_none_have_a_folder_too(tmp_path):
     assert [row["day"] for row in rows][:2] == ["2023-11-15", "2023-11-16"]
 
 
+@pytest.mark.long
 def test_nearly_as_many_topics_as_messages(tmp_path):
     topics = [b"topic-%d" % (number % 400) for number in range(900)]
     root, out = write_log(tmp_path / "store", topics, size=1 << 20), tmp_path / "out"

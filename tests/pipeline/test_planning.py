@@ -167,6 +167,7 @@ def test_offsets_choose_files_by_name(golden: GoldenFolder, seed: int) -> None:
             assert reading.rows(root, numPartitions=count, **options) == wanted
 
 
+@pytest.mark.long
 def test_offsets_leave_no_frame_out(tmp_path: Path, seed: int) -> None:
     """Also of the unused end, which is looked at in one step."""
     store = tiny_stores.variant(tmp_path / "store", "preallocated")

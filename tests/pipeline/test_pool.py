@@ -119,6 +119,7 @@ def rmqctl(*args, **env):
                           env={**os.environ, **env})
 
 
+@pytest.mark.long
 def test_without_java_one_sentence(golden, tmp_path):
     root = golden("4.9.3/basic/store")
     done = rmqctl("pipeline", "verify", root, PATH=str(tmp_path), JAVA_HOME="",

@@ -100,6 +100,7 @@ def test_the_same_as_the_local_rebuild(each, golden, tmp_path):
     assert pool.attempts > 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pool", [Processes(1), Processes(2), Unruly(1)],
                          ids=["1-process", "2-processes", "unruly"])
 @pytest.mark.parametrize("cut", [(1, 1), (2, 5), (64, 13)], ids=str)
@@ -111,6 +112,7 @@ def test_any_number_of_ranges_and_groups(name, cut, pool, golden, tmp_path):
                          pool, *cut) == ([], [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("each", "ranges"), sample(
     [(each, ranges) for each in DAMAGED for ranges in (2, 23, 64, 200)], 14, "damaged logs"),
     ids=lambda one: getattr(one, "id", one))
@@ -271,6 +273,7 @@ def killing(flag: Path, work, job, one):
     return work(job, one)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["spool", "make"])
 def test_a_killed_worker_is_said_and_the_next_run_is_whole(stage, golden, tmp_path, monkeypatch):
     folder = golden("5.3.3/lmq")

@@ -90,6 +90,7 @@ STORES = ["4.9.3/basic/store", "5.3.3/basic/store", "5.3.3/crash-base/store",
           "5.3.3/transaction/store", "5.3.3/batchcq/store"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("proven", [True, False], ids=["with queues", "without"])
 def test_any_cut_of_sound_files(proven: bool, golden: GoldenFolder, seed: int,
                                 small_steps: None) -> None:
@@ -195,6 +196,7 @@ def claiming(store: tiny_stores.Tiny, inside: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("claims", [False, True], ids=["own topic", "topic of a queue"])
 def test_forged_records_are_not_believed(claims: bool, tmp_path: Path, small_steps: None) -> None:
     """Well placed and chained, near to the cut: only the queue's row tells them from real ones."""

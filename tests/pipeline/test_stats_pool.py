@@ -76,6 +76,7 @@ def test_too_many_groups_are_cut_alike(spark_pool, monkeypatch, golden: GoldenFo
 # -- the commands --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_one_store_is_what_stats_says(golden: GoldenFolder, rmqctl: Runner):
     root = golden("5.3.3/basic/store")
     for options in (["--by", "key", "--top", "7"], ["--by", "hour"], ["--sort", "bytes"],
@@ -89,6 +90,7 @@ def test_one_store_is_what_stats_says(golden: GoldenFolder, rmqctl: Runner):
         assert found == plain
 
 
+@pytest.mark.long
 def test_several_stores(golden: GoldenFolder, tiny_base: tiny_stores.Tiny, rmqctl: Runner):
     roots = [golden("5.3.3/basic/store"), tiny_base.root]
 

@@ -165,6 +165,7 @@ def test_many_segments(coda, golden: GoldenFolder, tmp_path):
     assert plain(whole) == plain(found)
 
 
+@pytest.mark.long
 def test_orphans_and_duplicates(golden_copy: GoldenFolder):
     root = golden_copy(STORE)
     before = wanted(root)
@@ -197,6 +198,7 @@ def test_what_lies_in_the_wrong_folder_is_left_out(golden: GoldenFolder, tmp_pat
             assert rows(tmp_path, orphans=orphans, **filters) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", sample(range(6), 2, "damaged tiers"))
 def test_damaged_copies(number: int, golden_copy: GoldenFolder, seed: int):
     """Bits flipped, ends torn, ranges overwritten: cut anyhow, it stays what the loop finds."""

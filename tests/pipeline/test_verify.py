@@ -63,6 +63,7 @@ def damaged(chance, golden_copy):
     return store
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sample(range(12), 5, "damage"))
 def test_random_damage_with_borders_inside_it(seed, golden_copy):
     chance = random.Random(seed)
@@ -97,6 +98,7 @@ def test_tasks_may_run_twice_and_in_any_order(golden):
     assert on_pool(root, Strange(), 7) == local(root)
 
 
+@pytest.mark.long
 def test_a_forged_record_at_a_border_costs_nothing(tmp_path):
     """A body that holds whole records with the right physical offsets is no seam."""
     store, inside = forged.build(tmp_path)

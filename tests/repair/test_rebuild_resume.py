@@ -56,6 +56,7 @@ def whole(case, tmp_path) -> tuple[dict[str, bytes], dict[str, Any]]:
         return derived(Path(scratch.root)), figures(rebuilt)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("case", NAMES, indirect=True)
 def test_interrupted_between_two_stretches(case, jobs, tmp_path):
@@ -89,6 +90,7 @@ def test_interrupted_between_two_stretches(case, jobs, tmp_path):
         scratch.remove()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", NAMES, indirect=True)
 def test_killed_anywhere(case, tmp_path, seed, monkeypatch):
     """Each process dies at a random write, which may be written in part."""
@@ -167,6 +169,7 @@ def test_a_failed_write_can_be_done_again(case, tmp_path, monkeypatch):
     assert (derived(Path(scratch.root)), figures(rebuilt)) == wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", NAMES[:1], indirect=True)
 def test_a_scratch_folder_of_something_else_is_emptied(case, tmp_path, monkeypatch):
     store, settings, parts = case
@@ -195,6 +198,7 @@ def test_a_scratch_folder_of_something_else_is_emptied(case, tmp_path, monkeypat
     scratch.remove()
 
 
+@pytest.mark.long
 def test_results_do_not_depend_on_stretches_or_jobs(golden, golden_copy, tmp_path, monkeypatch):
     folder = golden("5.3.3/basic")
     settings = settings_of(folder, "5.3.3")

@@ -216,11 +216,13 @@ def command(rmqctl: Run, strategy: str) -> Callable[[Path], Result]:
 both = pytest.mark.parametrize("strategy", ["salvage", "broker"])
 
 
+@pytest.mark.long
 @both
 def test_some_failing_calls(strategy: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
     assert faults_of(command(rmqctl, strategy), damaged(tiny), tmp_path / "faults", step=37) >= 5
 
 
+@pytest.mark.long
 @both
 def test_some_kills(strategy: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
     assert kills_of(command(rmqctl, strategy), damaged(tiny), tmp_path / "kills", most=6) >= 5

@@ -33,6 +33,7 @@ def test_some_failing_calls(name: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) 
     assert faults_of(command(name, tiny, rmqctl), make(tiny), tmp_path / "faults", step=29) >= 5
 
 
+@pytest.mark.long
 @both
 def test_some_kills(name: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
     assert kills_of(command(name, tiny, rmqctl), make(tiny), tmp_path / "kills", most=6) >= 5

@@ -310,6 +310,7 @@ def test_a_kill_at_every_call(golden_copy, golden, rmqctl, crasher, tmp_path) ->
     assert seen == {"uploaded", "completed", "known"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [out_of_space, broken])
 def test_an_error_at_every_other_call(golden_copy, golden, rmqctl, tmp_path, error) -> None:
     whole = golden_copy(LIVE)

@@ -82,6 +82,7 @@ def test_the_local_messages_stay_as_they_are(rmqctl, store, root, tmp_path):
     assert json.loads((root / PLACE).read_text())["commit_log_max"] == 1 << 30
 
 
+@pytest.mark.long
 def test_in_steps_it_is_the_same(rmqctl, tmp_path, root):
     """Segments roll where they roll when everything goes at once."""
     store = local_store(rmqctl, tmp_path / "store", 20)

@@ -140,6 +140,7 @@ def test_killed_at_many_calls(place, crasher, mode, seed):
         assert kill_and_check(place, crasher, at, mode) or at > place.calls - 12, at
 
 
+@pytest.mark.long
 def test_killed_twice(place, crasher, seed):
     chosen = random.Random(seed)
     for _ in range(2):
@@ -184,6 +185,7 @@ def cut_power(place: Place, crasher: Crasher, at: int) -> bool:
     return killed
 
 
+@pytest.mark.long
 def test_power_fails_at_some_calls(place, crasher, seed):
     for at in random.Random(seed).sample(range(20, place.calls - 4), 2):
         assert cut_power(place, crasher, at), at

@@ -297,6 +297,7 @@ def test_a_large_run_is_read_in_bounded_parts(tmp_path: Path,
     assert max(lengths) <= 5000 + 16
 
 
+@pytest.mark.long
 def test_bytes_at_random(golden_copy: GoldenFolder, seed: int, rmqctl: Runner) -> None:
     """Whatever stands in the files: an end, an exit code, no traceback."""
     import random

@@ -207,6 +207,7 @@ def test_huge_names_and_gaps(tier: Small) -> None:
     assert "tiered-gap" in categories(verified(tier.home))
 
 
+@pytest.mark.long
 def test_sparse_files_take_little_memory_and_time(tier: Small, rmqctl_process: Runner) -> None:
     with tier.queues[0].log_path(tier.root, 1).open("r+b") as file:
         file.truncate(1 << 33)

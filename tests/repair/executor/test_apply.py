@@ -103,6 +103,7 @@ def test_what_is_made_now_has_the_time_of_the_clock(root):
     assert os.stat(root / "new").st_mtime_ns == 1_234_567_890_123_000_000
 
 
+@pytest.mark.long
 def test_wiping_a_large_tail_keeps_it_sparse(root):
     path = root / "commitlog/large"
     with path.open("wb") as file:

@@ -14,6 +14,7 @@ def test_apply(folder):
     assert kills_of(samples.repair, samples.make, folder, most=36) == 36
 
 
+@pytest.mark.long
 def test_apply_without_hard_links(folder):
     assert kills_of(no_links, samples.make, folder, most=16) == 16
 
