@@ -24,7 +24,7 @@ from rmqctl.output import Output
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
-    from rmqctl.repair.carve.carve import Carving, Tally, Wanted
+    from rmqctl.repair.carve.carve import CarveOptions, CarveTally, Carving
     from rmqctl.repair.carve.sources import Input
     from rmqctl.repair.carve.store import StoreMaker
     from rmqctl.store.projection import Projection
@@ -75,12 +75,12 @@ def command(
 
         rmqctl carve broken/commitlog --out NEWSTORE
     """
-    from rmqctl.repair.carve.carve import Carving, Wanted
+    from rmqctl.repair.carve.carve import CarveOptions, Carving
 
     _check(out_store, paths, summary=summary, misplaced=misplaced, damaged=damaged,
            duplicates=duplicates)  # fmt: skip
     made = show.projection(out)
-    wanted = Wanted(tuple(select.selection(show.tz).in_log()), embedded, damaged, duplicates)
+    wanted = CarveOptions(tuple(select.selection(show.tz).in_log()), embedded, damaged, duplicates)
     maker: StoreMaker | None = None
     sources = _inputs(out, paths)
     if out_store is not None:
@@ -181,7 +181,7 @@ def _show(page: Human, counts: Mapping[str, Any]) -> None:
                 else count_text(value) for name, value in worded.items()})
 
 
-def _end(out: Output, tally: Tally, wanted: Wanted, maker: StoreMaker | None) -> None:
+def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None) -> None:
     """What is to be said in the end, and the exit code."""
     for text in _remarks(tally, wanted, maker):
         out.note(text)
@@ -198,7 +198,7 @@ def _end(out: Output, tally: Tally, wanted: Wanted, maker: StoreMaker | None) ->
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _remarks(tally: Tally, wanted: Wanted, maker: StoreMaker | None) -> Iterator[str]:
+def _remarks(tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None) -> Iterator[str]:
     listed = maker is None
 
     def hint(option: str, given: bool) -> str:

@@ -14,7 +14,7 @@ from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
-    from rmqctl.repair.recover import Wishes
+    from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.scratch import Scratch
 
 NAME = ("recover",)
@@ -68,12 +68,12 @@ def command(
         rmqctl recover STORE --strategy broker --broker-version 5.3.3
     """
     from rmqctl.commands.shared import applying
-    from rmqctl.repair.recover import Wishes
+    from rmqctl.repair.recover import RecoverOptions
 
     _refuse(only, strategy, topic, queue)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
     given = {**engine.given(REBUILD), **store.given_sizes()}
-    wishes = Wishes(frozenset(parts), topic, queue, missing_file, worker_count(jobs),
+    wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, worker_count(jobs),
                     store.folders, store.sizes, given)
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands import recover_table
@@ -102,7 +102,7 @@ def _refuse(only: str | None, strategy: str, topic: str | None, queue: int | Non
         raise UsageError("--topic goes with --only consumequeue")
 
 
-def _as_broker(out: Output, store: StoreOptions, wishes: Wishes, version: str | None,
+def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version: str | None,
                apply: ApplyOptions) -> None:
     from rmqctl.checks.preflight.preflight import preflight
     from rmqctl.commands.shared import applying

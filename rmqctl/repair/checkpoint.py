@@ -122,8 +122,8 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
     if strange:
         steps.insert(0, MoveAside(NAME))
         reason = "checkpoint is no regular file"
-    before = _told(old) if there else "no regular file" if strange else "missing"
-    return steps, [Action("rebuild", NAME, before, _told(new), reason)]
+    before = _in_words(old) if there else "no regular file" if strange else "missing"
+    return steps, [Action("rebuild", NAME, before, _in_words(new), reason)]
 
 
 def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
@@ -157,7 +157,7 @@ def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
     return new, wrong
 
 
-def _told(record: CheckpointRecord) -> str:
+def _in_words(record: CheckpointRecord) -> str:
     """The three times, and the confirmed offset where there is one."""
     text = (f"physic {record.physic_msg_timestamp}, logics {record.logics_msg_timestamp}, "
             f"index {record.index_msg_timestamp}")

@@ -23,7 +23,7 @@ from rmqctl.formats.local.index_file import HEADER
 from rmqctl.formats.local.properties import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.timer import timer_log
 from rmqctl.formats.timer.timer_log import TAIL, UNIT_SIZE
-from rmqctl.repair.groups import Progress, named
+from rmqctl.repair.groups import ConsumerProgress, named
 from rmqctl.repair.plan import Action, MoveAside, Plan, Step
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.truncate import refuse_overlaps
@@ -90,7 +90,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
     queues = QueuesExpired()
     if after > 0:
-        progress = Progress.of(store)
+        progress = ConsumerProgress.of(store)
         queues = expire_queues(store, before, after)
         timer = expire_timer(store, before, after, progress.timer_read)
         follow = [*queues.files, *timer.files, *_expired_index(store, after)]
@@ -142,7 +142,7 @@ def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
         yield one
 
 
-def _unread(queues: QueuesExpired, progress: Progress) -> Iterator[str]:
+def _unread(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:
     """Messages that expire before those who wait for them have seen them."""
     unread: dict[tuple[str, str], list[str]] = {}
     total: dict[tuple[str, str], int] = {}
@@ -184,7 +184,7 @@ def _younger_than_messages(store: Store, now: int, older_than: int) -> Iterator[
 # -- queue files ----------------------------------------------------------------------------------
 
 
-class Span(NamedTuple):
+class QueueStart(NamedTuple):
     """The first queue offset with a message in the log, ``before`` and ``after``."""
 
     before: int
@@ -196,7 +196,7 @@ class QueuesExpired:
     """The files that go, and how far the beginning of each queue moves."""
 
     files: list[StoreFile] = field(default_factory=list)
-    rows: dict[QueueKey, Span] = field(default_factory=dict)
+    rows: dict[QueueKey, QueueStart] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def by_topic(self) -> dict[str, int]:
@@ -207,7 +207,7 @@ class QueuesExpired:
                 out[topic] = out.get(topic, 0) + span.after - span.before
         return dict(sorted(out.items(), key=lambda one: -one[1]))
 
-    def of_topic(self, topic: str) -> Iterator[tuple[int, Span]]:
+    def of_topic(self, topic: str) -> Iterator[tuple[int, QueueStart]]:
         """(queue id, span) of a topic's queues."""
         return ((queue_id, span) for (name, queue_id), span in self.rows.items() if name == topic)
 
@@ -223,13 +223,14 @@ def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:
         with closing(queue):
             gone = _gone(out, queue.files, queue.file_size, consume_queue.dtype(), after)
             if after > before:
-                out.rows[key] = Span(_first_row(queue, before), _first_row(queue, after))
+                out.rows[key] = QueueStart(_first_row(queue, before), _first_row(queue, after))
         out.files += gone
         out.files += _gone_ext(store, key, queue.files[len(gone):], after)
     for key, batch in store.batch_queues.items():
         out.files += _gone(out, batch.files, batch.file_size, batch_consume_queue.dtype(), after)
         if after > before:
-            out.rows[key] = Span(_first_of_batch(batch, before), _first_of_batch(batch, after))
+            out.rows[key] = QueueStart(_first_of_batch(batch, before),
+                                       _first_of_batch(batch, after))
     return out
 
 

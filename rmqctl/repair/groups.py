@@ -27,7 +27,7 @@ class Commit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ConsumerProgress:
     """Everybody's progress. ``delayed`` by queue id of the schedule topic.
 
     ``timer_read`` is the time (ms) up to which timer messages were delivered, None where there
@@ -39,7 +39,7 @@ class Progress:
     timer_read: int | None
 
     @classmethod
-    def of(cls, store: Store) -> Progress:
+    def of(cls, store: Store) -> ConsumerProgress:
         """What the files say; those that cannot be read say nothing (`rmqctl config` tells)."""
         commits = [Commit(row["group"], row["topic"], row["queue_id"], row["offset"])
                    for name in ("consumerOffset.json", "lmqConsumerOffset.json")

@@ -1,4 +1,4 @@
-"""``recover``: one plan that makes a store whole again, out of salvage and rebuild.
+"""``recover``: one plan that sets a store right again, out of salvage and rebuild.
 
 The log first: what is damaged becomes fillers (`rmqctl.repair.salvage.salvage`). Then everything
 derived is made anew from the log as it will be (`rmqctl.repair.rebuild.rebuild`), and only files
@@ -17,10 +17,10 @@ from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
 from rmqctl.repair.plan import Action, MoveAside, Plan, Planned, Step
 from rmqctl.repair.rebuild.foreign_files import (
-    index_strays,
+    foreign_index_entries,
+    foreign_log_entries,
+    foreign_queue_entries,
     joined,
-    log_strays,
-    queue_strays,
     refusals_left,
 )
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
@@ -43,7 +43,7 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RecoverOptions:
     """What to recover: ``only`` of `PARTS`; with ``topic`` (and ``queue``) only these queues.
 
     ``given`` are values by the names of `Settings`, None where not given.
@@ -64,7 +64,7 @@ class Wishes:
         return self.only.issuperset(PARTS[:4]) and self.topic is None
 
 
-def plan_recover(root: str, scratch: Scratch, wishes: Wishes, watch: Watch,
+def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
     """The plan for the store at ``root``. Derived files are made in ``scratch``, which must stay
     until the plan is carried out; nothing else is written. ``make`` does the rebuilding: a
@@ -73,17 +73,17 @@ def plan_recover(root: str, scratch: Scratch, wishes: Wishes, watch: Watch,
     NotAStoreError, RefusedError (sizes that contradict each other, see `configured` and
     `salvage`), StoreIOError.
     """
-    with Store.open(root, wishes.commitlog_dirs, wishes.sizes) as store:
-        known = configured(store, wishes.given)
-        return _Planner(root, store, known, scratch, wishes, watch, make).plan()
+    with Store.open(root, options.commitlog_dirs, options.sizes) as store:
+        known = configured(store, options.given)
+        return _Planner(root, store, known, scratch, options, watch, make).plan()
 
 
 class _Planner:
     def __init__(self, root: str, store: Store, known: Configured, scratch: Scratch,
-                 wishes: Wishes, watch: Watch, make: Callable[..., Rebuilt]) -> None:
+                 options: RecoverOptions, watch: Watch, make: Callable[..., Rebuilt]) -> None:
         self._make = make
         self._root, self._store, self._known, self._scratch = root, store, known, scratch
-        self._wishes, self._watch = wishes, watch
+        self._options, self._watch = options, watch
         self._generation = known.settings.profile.generation
         self._actions: list[Action] = []
         self._steps: list[Step] = []
@@ -93,17 +93,17 @@ class _Planner:
         self._refuse_without_log()
         saved = self._log()
         rebuilt = self._derived(saved)
-        if CHECKPOINT in self._wishes.only:
+        if CHECKPOINT in self._options.only:
             facts = (facts_of(self._store) if rebuilt is None
-                     else facts_after(rebuilt, self._wishes.commitlog_dirs))
+                     else facts_after(rebuilt, self._options.commitlog_dirs))
             self._take(checkpoint_steps(self._root, facts, self._generation))
-        if self._wishes.whole and self._store.has_abort:
+        if self._options.whole and self._store.has_abort:
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", "there", "not there",
                 "the log and everything derived from it are whole: the next start is a clean "
                 "one")]))
         table = self._table(rebuilt)
-        if self._wishes.topic is None:
+        if self._options.topic is None:
             self._notes += refusals_left(self._store, self._generation, self._steps)
         total = saved.lost_total if saved.lost_total > len(saved.lost) else None
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
@@ -127,24 +127,24 @@ class _Planner:
 
     def _log(self) -> Salvage:
         """The log as it will be; as it is, where it was not asked for."""
-        if COMMITLOG not in self._wishes.only or self._wishes.topic is not None:
+        if COMMITLOG not in self._options.only or self._options.topic is not None:
             parts = tuple(log_as_it_is(self._store))
             return Salvage(parts, log_end=parts[-1].end if parts else 0)
         total = sum(one.size for one in self._store.log.files)
         with self._watch("looking for damage", total) as done:
             saved = salvage(self._store, self._generation,
-                            missing_file=self._wishes.missing_file,
+                            missing_file=self._options.missing_file,
                             batch_topics=self._known.batch_topics, progress=done,
                             scratch=self._scratch)
-        self._take(log_strays(self._store, self._generation))
+        self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
         self._notes += saved.notes
         return saved
 
     def _derived(self, saved: Salvage) -> Rebuilt | None:
         """Consumequeues and index, made from that log; None where none was asked for."""
-        wanted = self._wishes.only & {CONSUMEQUEUE, INDEX}
-        if self._wishes.topic is not None or not self._known.settings.message_index:
+        wanted = self._options.only & {CONSUMEQUEUE, INDEX}
+        if self._options.topic is not None or not self._known.settings.message_index:
             wanted -= {INDEX}
         if not wanted:
             return None
@@ -152,29 +152,29 @@ class _Planner:
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             made = self._make(
                 saved.parts, self._root, self._known.settings, self._scratch, only=wanted,
-                topic=self._wishes.topic, queue=self._wishes.queue, jobs=self._wishes.jobs,
+                topic=self._options.topic, queue=self._options.queue, jobs=self._options.jobs,
                 progress=done, batch_topics=self._known.batch_topics,
-                log_end=saved.log_end if COMMITLOG in self._wishes.only
-                and self._wishes.topic is None else None)
+                log_end=saved.log_end if COMMITLOG in self._options.only
+                and self._options.topic is None else None)
         self._notes += made.notes
         steps, actions = derived_steps(made)
-        strays: Planned = [], []
-        if self._wishes.topic is None:
-            for name, some in ((CONSUMEQUEUE, queue_strays(self._store, self._generation)),
-                               (INDEX, index_strays(self._store))):
+        foreign: Planned = [], []
+        if self._options.topic is None:
+            for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
+                               (INDEX, foreign_index_entries(self._store))):
                 if name in made.only:
-                    strays = [*strays[0], *some[0]], [*strays[1], *some[1]]
-        self._take(joined(steps, actions, strays))
+                    foreign = [*foreign[0], *some[0]], [*foreign[1], *some[1]]
+        self._take(joined(steps, actions, foreign))
         return made
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:
         if rebuilt is not None and CONSUMEQUEUE in rebuilt.only:
             return topic_queue_table(rebuilt)
-        if TABLE not in self._wishes.only:
+        if TABLE not in self._options.only:
             return {}
         total = sum(one.size for one in self._store.log.files)
         with self._watch("counting", total) as done:
-            rows = count_table(self._store, View(self._store), jobs=self._wishes.jobs,
+            rows = count_table(self._store, View(self._store), jobs=self._options.jobs,
                                progress=done, report=lambda one: self._notes.append(one.text))
         self._notes += disagreements(rows)
         table = {row.key: row.next_offset() for row in rows}

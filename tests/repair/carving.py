@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, MAGIC_V2, Record, build, size_of
-from rmqctl.repair.carve.carve import Carving, Tally, Wanted
+from rmqctl.repair.carve.carve import CarveOptions, CarveTally, Carving
 from rmqctl.repair.carve.sources import inputs
 
 MAGIC = b"\xda\xa3\x20"
@@ -59,7 +59,7 @@ class Carved:
     """All that was found, the tally, and what was reported."""
 
     messages: list[One]
-    tally: Tally
+    tally: CarveTally
     said: list[str]
 
     def offsets(self, placement: str | None = None) -> list[int]:
@@ -68,11 +68,11 @@ class Carved:
                       if placement is None or one.placement == placement)
 
 
-def carve(*paths: Path, wanted: Wanted | None = None) -> Carved:
+def carve(*paths: Path, wanted: CarveOptions | None = None) -> Carved:
     """Carves files as the command does."""
     said: list[str] = []
     sources = list(inputs(map(str, paths), lambda path, why: said.append(f"{path}: {why}")))
-    with Carving(sources, wanted or Wanted(), report=said.append) as carving:
+    with Carving(sources, wanted or CarveOptions(), report=said.append) as carving:
         messages = [One(sources[found.source].path, offset, found.placement, found.duplicate, each)
                     for found in carving.found()
                     for offset, each in zip(found.offset.tolist(), found.page.records(),

@@ -177,12 +177,12 @@ def test_one_broker_after_the_other(tmp_path: Path) -> None:
     late = [record(1000 * number, b"x", store=1, time=900 + number) for number in range(20)]
     early = [record(1000 * number, b"x", store=2, time=100 + number) for number in range(20)]
     path = saved(tmp_path, b"".join(late[::-1] + early))
-    from rmqctl.repair.carve.carve import Carving, Wanted
+    from rmqctl.repair.carve.carve import CarveOptions, Carving
     from rmqctl.repair.carve.sources import inputs
 
     order = Order(run=7)
     raw = path.read_bytes()
-    with Carving(list(inputs([str(path)], lambda *_: None)), Wanted()) as carving:
+    with Carving(list(inputs([str(path)], lambda *_: None)), CarveOptions()) as carving:
         for found in carving.found():
             order.add(found)
         assert (len(order), order.size) == (40, len(raw))

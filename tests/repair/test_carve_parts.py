@@ -15,7 +15,7 @@ import pytest
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import CRC_MASK
 from rmqctl.repair.carve import sources
-from rmqctl.repair.carve.carve import IN_PLACE, Wanted
+from rmqctl.repair.carve.carve import IN_PLACE, CarveOptions
 from rmqctl.repair.carve.scan import Scan
 from rmqctl.repair.carve.spool import PLACE, Majority, Seen, Spool
 from rmqctl.repair.carve.window import Checksums, Window
@@ -234,7 +234,7 @@ def test_the_same_log_twice(tmp_path: Path) -> None:
     one, other = saved(tmp_path, log(80), "one"), saved(tmp_path, b"x" * 9 + log(80), "two")
     found = carve(one, other)
     assert (found.tally.messages, found.tally.duplicates, found.tally.given) == (80, 80, 80)
-    shown = carve(one, other, wanted=Wanted(duplicates=True))
+    shown = carve(one, other, wanted=CarveOptions(duplicates=True))
     assert Counter((Path(each.source).name, each.duplicate) for each in shown.messages) == {
         ("one", False): 80, ("two", True): 80}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.formats.local.message import MAGIC_BLANK, decode
-from rmqctl.repair.carve.carve import DAMAGED, EMBEDDED, IN_PLACE, MISPLACED, Wanted
+from rmqctl.repair.carve.carve import DAMAGED, EMBEDDED, IN_PLACE, MISPLACED, CarveOptions
 from rmqctl.repair.carve.scan import Scan
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
@@ -21,7 +21,7 @@ from tests.support.share import sample
 from tests.support.stored import log_bytes
 
 NAME = f"{0:020d}"
-EVERYTHING = Wanted(embedded=True, damaged=True, duplicates=True)
+EVERYTHING = CarveOptions(embedded=True, damaged=True, duplicates=True)
 PAGE = 4096
 
 

@@ -30,7 +30,7 @@ HEAD = 1
 @pytest.fixture(autouse=True)
 def small_stretches(monkeypatch):
     """Many stretches in a small log."""
-    monkeypatch.setattr(part_ranges, "STRETCH", 6000)
+    monkeypatch.setattr(part_ranges, "RANGE_SIZE", 6000)
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_results_do_not_depend_on_stretches_or_jobs(golden, golden_copy, tmp_pat
         shutil.rmtree(store / name)
     made = []
     for stretch, jobs in ((1000, 1), (7777, 3), (1 << 20, 2)):
-        monkeypatch.setattr(part_ranges, "STRETCH", stretch)
+        monkeypatch.setattr(part_ranges, "RANGE_SIZE", stretch)
         with Scratch(str(tmp_path), f"{stretch}") as scratch:
             rebuilt = run(store, settings, scratch, jobs=jobs)
             steps, actions = derived_steps(rebuilt)

@@ -17,7 +17,7 @@ from rmqctl.errors import RmqctlError, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
-    from rmqctl.repair.recover import Wishes
+    from rmqctl.repair.recover import RecoverOptions
     from rmqctl.repair.scratch import Scratch
     from rmqctl.store.log.ranges import Pool
 
@@ -74,13 +74,14 @@ def command(
 
         rmqctl pipeline rebuild STORE --apply --master spark://host:7077
     """
-    from rmqctl.repair.recover import Wishes
+    from rmqctl.repair.recover import RecoverOptions
 
     _refuse(only, topic, queue, apply=apply.apply, scratch=scratch)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
     count = worker_count(jobs)
-    wishes = Wishes(frozenset(parts), topic, queue, jobs=count, commitlog_dirs=layout.folders,
-                    sizes=layout.sizes, given={**settings.given(REBUILD), **layout.given_sizes()})
+    wishes = RecoverOptions(
+        frozenset(parts), topic, queue, jobs=count, commitlog_dirs=layout.folders,
+        sizes=layout.sizes, given={**settings.given(REBUILD), **layout.given_sizes()})
     roots = named_stores(stores)
     total = _total(roots, wishes)
     with spark.pool(out, total, count) as pool:
@@ -108,7 +109,7 @@ def _refuse(only: str | None, topic: str | None, queue: int | None, *, apply: bo
         refuse_in_store(scratch, f"--scratch {scratch}")
 
 
-def _total(roots: list[str], wishes: Wishes) -> int:
+def _total(roots: list[str], wishes: RecoverOptions) -> int:
     """Bytes of log of all stores; a store that cannot be opened fails later, by itself."""
     total = 0
     for root in roots:
@@ -120,7 +121,7 @@ def _total(roots: list[str], wishes: Wishes) -> int:
     return total
 
 
-def _log_bytes(root: str, wishes: Wishes) -> int:
+def _log_bytes(root: str, wishes: RecoverOptions) -> int:
     from rmqctl.store import Store
 
     with Store.open(root, wishes.commitlog_dirs, wishes.sizes) as store:
@@ -130,7 +131,7 @@ def _log_bytes(root: str, wishes: Wishes) -> int:
 class _Run:
     """The same for one store after the other."""
 
-    def __init__(self, out: Output, pool: Pool, wishes: Wishes, partitions: int | None,
+    def __init__(self, out: Output, pool: Pool, wishes: RecoverOptions, partitions: int | None,
                  scratch: str | None, apply: ApplyOptions) -> None:
         self._out, self._pool, self._wishes = out, pool, wishes
         self._partitions, self._scratch, self._apply = partitions, scratch, apply

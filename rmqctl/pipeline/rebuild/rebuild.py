@@ -30,7 +30,7 @@ from rmqctl.repair.plan import Plan
 from rmqctl.repair.rebuild import index, part_ranges, seed
 from rmqctl.repair.rebuild.index import Expired
 from rmqctl.repair.rebuild.rebuild import BOTH, CONSUMEQUEUE, INDEX, Rebuilt, log_size, wanted_parts
-from rmqctl.repair.recover import Watch, Wishes, plan_recover
+from rmqctl.repair.recover import RecoverOptions, Watch, plan_recover
 from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
@@ -46,13 +46,13 @@ _READING = 0.7
 """The part of the work that reading the log counts for."""
 
 
-def plan_rebuild(root: str, scratch: Scratch, wishes: Wishes, watch: Watch, pool: Pool, *,
+def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
                  range_size: int | None = None, groups: int | None = None) -> Plan:
     """The plan that makes consumequeues and index of a store right, as `plan_recover` makes it
-    with ``wishes.only`` of these two; the work is done on ``pool``. Raises what that raises.
+    with ``options.only`` of these two; the work is done on ``pool``. Raises what that raises.
     """
     making = partial(rebuild_on, pool, range_size=range_size, groups=groups)
-    return plan_recover(root, scratch, replace(wishes, only=wishes.only & BOTH), watch, making)
+    return plan_recover(root, scratch, replace(options, only=options.only & BOTH), watch, making)
 
 
 def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settings,
@@ -76,7 +76,7 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
 def default_range_size(size: int, jobs: int) -> int:
     """Bytes of log for each task: some tasks for each worker, none too small or too large."""
     wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
-    step = part_ranges.STRETCH
+    step = part_ranges.RANGE_SIZE
     return max(_SMALLEST, min(_LARGEST, -(-wished // step) * step))
 
 
@@ -104,21 +104,21 @@ class _Run:
     """One rebuild on a pool."""
 
     def __init__(self, pool: Pool, parts: Sequence[LogPart], root: str, settings: Settings,
-                 scratch: Scratch, wishes: frozenset[str], topic: str | None, queue: int | None,
+                 scratch: Scratch, wanted: frozenset[str], topic: str | None, queue: int | None,
                  batch_topics: frozenset[str], log_end: int | None, groups: int | None) -> None:
         self._pool, self._scratch = pool, scratch
         self._parts = [one if one.path is None else replace(one, path=os.path.abspath(one.path))
                        for one in parts]
         self._root, self._settings = root, settings
-        self._wishes, self._topic, self._queue = wishes, topic, queue
+        self._only, self._topic, self._queue = wanted, topic, queue
         self._log_end = log_end
         self._log_min = parts[0].base if parts else 0
         self._folder = scratch.path(FOLDER)
         count = max(1, min(groups or self._groups(), _MOST_GROUPS))
         self._grouping = Grouping(count, topic, queue, settings.lmq)
         self._job = Job(os.path.abspath(root), os.path.abspath(self._folder),
-                        replace(settings, message_index=INDEX in wishes), self._grouping,
-                        CONSUMEQUEUE in wishes, self._log_min, log_end, batch_topics)
+                        replace(settings, message_index=INDEX in wanted), self._grouping,
+                        CONSUMEQUEUE in wanted, self._log_min, log_end, batch_topics)
 
     def _groups(self) -> int:
         return 2 * self._pool.jobs if self._pool.jobs > 1 else 1
@@ -131,7 +131,7 @@ class _Run:
         try:
             read = self._read(range_size, share)
             expired = Expired()
-            if INDEX in self._wishes:
+            if INDEX in self._only:
                 expired = index.expired(self._job.root, shape_of(self._settings),
                                                 self._log_min)
             indexes = self._index_tasks(expired, read.keys)
@@ -142,7 +142,7 @@ class _Run:
         for one in made:
             next_offsets.update(one.next_offsets)
         end = self._log_end if self._log_end is not None else max(read.end, self._log_min)
-        return Rebuilt(self._root, self._scratch, self._job.settings, self._wishes, self._topic,
+        return Rebuilt(self._root, self._scratch, self._job.settings, self._only, self._topic,
                        self._queue, self._log_min, end, read.messages, read.last, read.newest,
                        read.logics, made[len(indexes) - 1].index_timestamp if indexes else 0,
                        sum(one.gaps for one in made), sum(one.refused for one in made),
@@ -155,10 +155,10 @@ class _Run:
         size = range_size or default_range_size(log_size(self._parts, self._log_end),
                                                 self._pool.jobs)
         total = Spooled()
-        stretches = part_ranges.cut(self._parts, self._log_min, self._log_end, size)
+        ranges = part_ranges.cut(self._parts, self._log_min, self._log_end, size)
         try:
             with open(self._job.manifest, "x", encoding="ascii") as manifest, closing(
-                    part_ranges.in_order(partial(spool, self._job), stretches,
+                    part_ranges.in_order(partial(spool, self._job), ranges,
                                       pool=self._pool)) as results:
                 for one, found in results:
                     _refuse_blind(found.refused)
@@ -185,7 +185,7 @@ class _Run:
     # -- writing ----------------------------------------------------------------------------------
 
     def _index_tasks(self, expired: Expired, entries: int) -> list[Index]:
-        if INDEX not in self._wishes:
+        if INDEX not in self._only:
             return []
         return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
 
@@ -202,7 +202,7 @@ class _Run:
         return made
 
     def _group_tasks(self) -> Iterable[Group]:
-        if CONSUMEQUEUE not in self._wishes:
+        if CONSUMEQUEUE not in self._only:
             return
         seeds: dict[int, list[tuple[StoreFile, int]]] = {}
         for file, used in seed.expired_batches(

@@ -29,7 +29,7 @@ from rmqctl.pipeline.rebuild.groups import (
 from rmqctl.pipeline.rebuild.index_tasks import Index, Segment, begin, write_index
 from rmqctl.pipeline.rebuild.spool import Array, SpoolWriter, refuse_unseen, segments
 from rmqctl.repair.rebuild import seed
-from rmqctl.repair.rebuild.part_ranges import LogSummary, Stretch, derive
+from rmqctl.repair.rebuild.part_ranges import LogSummary, PartRange, derive
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
@@ -80,7 +80,7 @@ class Spooled(LogSummary):
     refused: list[str] = field(default_factory=list)
 
 
-def spool(job: Job, one: Stretch) -> Spooled:
+def spool(job: Job, one: PartRange) -> Spooled:
     """Derives what a stretch leads to, and spools it by group. StoreIOError."""
     with noting_refusals() as refused:
         writer = SpoolWriter(job.folder)

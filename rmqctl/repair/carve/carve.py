@@ -37,7 +37,7 @@ _NEIGHBOURS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CarveOptions:
     """What is given: messages for which all ``conditions`` hold, those in place and misplaced,
 
     and what else is switched on.
@@ -50,7 +50,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Tally:
+class CarveTally:
     """What was found, before any condition. Sizes in bytes."""
 
     sources: int = 0
@@ -89,7 +89,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CarvedPage:
     """Some messages of one source. ``offset`` are their positions in it (int64).
 
     Only valid until the next is asked for.
@@ -109,12 +109,12 @@ class Carving:
     unreadable places); ``advance`` the bytes gone through.
     """
 
-    def __init__(self, inputs: Sequence[Input], wanted: Wanted = Wanted(), *,
+    def __init__(self, inputs: Sequence[Input], wanted: CarveOptions = CarveOptions(), *,
                  report: Callable[[str], None] = lambda _text: None,
                  advance: Callable[[int], None] = lambda _bytes: None) -> None:
         self.inputs, self._wanted = inputs, wanted
         self._report, self._advance = report, advance
-        self.tally = Tally()
+        self.tally = CarveTally()
         self._seen = Seen()
         self._misplaced, self._embedded, self._damaged = Spool(), Spool(), Spool()
         self._undecided = Spool()
@@ -128,7 +128,7 @@ class Carving:
         for one in (self._misplaced, self._embedded, self._damaged, self._undecided):
             one.close()
 
-    def found(self) -> Iterator[Found]:
+    def found(self) -> Iterator[CarvedPage]:
         """All that is wanted, page by page. StoreIOError where no source could be read at all."""
         last: StoreIOError | None = None
         for number, one in enumerate(self.inputs):
@@ -141,8 +141,8 @@ class Carving:
                 self._report(f"{error}; its other messages are left out")
         if last is not None and not self.tally.sources:
             raise last
-        yield from self._kept(self._misplaced, MISPLACED)
-        yield from self._kept(self._embedded, EMBEDDED, shown=self._wanted.embedded)
+        yield from self._spooled(self._misplaced, MISPLACED)
+        yield from self._spooled(self._embedded, EMBEDDED, shown=self._wanted.embedded)
         self.tally.damaged = len(self._damaged)
         if self._wanted.damaged:
             for found in self._pages(self._damaged):
@@ -155,7 +155,7 @@ class Carving:
         self._unreadable = []
         with CarveSource(one.path, self._cannot_read) as source:
             yield source
-            self._tell_unreadable(one)
+            self._report_unreadable(one)
 
     def _cannot_read(self, position: int, length: int) -> None:
         known = self._unreadable
@@ -167,14 +167,14 @@ class Carving:
             known.append((position, position + length))
         self.tally.unreadable_bytes += length
 
-    def _tell_unreadable(self, one: Input) -> None:
+    def _report_unreadable(self, one: Input) -> None:
         for start, end in self._unreadable[:5]:
             self._report(f"{one.path}: {end - start} bytes at {start} cannot be read; the rest "
                          "was")
         if len(self._unreadable) > 5:
             self._report(f"{one.path}: and {len(self._unreadable) - 5} more such places")
 
-    def _source(self, number: int, one: Input) -> Iterator[Found]:
+    def _source(self, number: int, one: Input) -> Iterator[CarvedPage]:
         with self._open(one) as source:
             scan = Scan(source, number, one.base, undecided=self._undecided,
                         embedded=self._embedded, damaged=self._damaged, advance=self._advance)
@@ -187,36 +187,36 @@ class Carving:
                 self.tally.breaks += scan.breaks
             yield from self._decide(scan, anything=scan.in_place > 0)
 
-    def _decide(self, scan: Scan, *, anything: bool) -> Iterator[Found]:
+    def _decide(self, scan: Scan, *, anything: bool) -> Iterator[CarvedPage]:
         """What the undecided records of a source are: in place if they fit a log found there.
 
         Where no log was found, the shift that most of them have is taken for one.
         """
-        homes = set(scan.homes)
+        log_shifts = set(scan.log_shifts)
         if not anything:
             most = scan.shifts.most(_NEIGHBOURS)
-            homes |= set() if most is None else {most}
-        own: Array = np.array(sorted(homes), np.int64)
-        home = Spool()
+            log_shifts |= set() if most is None else {most}
+        own: Array = np.array(sorted(log_shifts), np.int64)
+        log_shift = Spool()
         try:
             for rows in self._undecided.chunks():
                 mine = np.isin(rows["physical"] - rows["position"], own)
                 if mine.any():
-                    home.add_rows(rows[mine])
+                    log_shift.add_rows(rows[mine])
                 if not mine.all():
                     self._misplaced.add_rows(rows[~mine])
             self._undecided.close()
-            yield from self._kept(home, IN_PLACE)
+            yield from self._spooled(log_shift, IN_PLACE)
         finally:
-            home.close()
+            log_shift.close()
 
     # -- what was kept for later --------------------------------------------------------------
 
-    def _kept(self, spool: Spool, placement: str, *, shown: bool = True) -> Iterator[Found]:
+    def _spooled(self, spool: Spool, placement: str, *, shown: bool = True) -> Iterator[CarvedPage]:
         for found in self._pages(spool):
             yield from self._once(found.page, found.source, found.offset, placement, shown=shown)
 
-    def _pages(self, spool: Spool) -> Iterator[Found]:
+    def _pages(self, spool: Spool) -> Iterator[CarvedPage]:
         """The records of a spool, read again."""
         for rows in spool.chunks(_PAGE_RECORDS):
             edges = np.flatnonzero(np.diff(rows["source"])) + 1
@@ -227,7 +227,7 @@ class Carving:
                 except StoreIOError as error:
                     self._report(str(error))
 
-    def _read(self, number: int, rows: Array) -> Iterator[Found]:
+    def _read(self, number: int, rows: Array) -> Iterator[CarvedPage]:
         records: list[Record] = []
         places: list[int] = []
         size = 0
@@ -240,15 +240,15 @@ class Carving:
                     places.append(position)
                     size += length
                 if size >= _PAGE_BYTES:
-                    yield Found(RecordPage(records), number, np.array(places, np.int64), "")
+                    yield CarvedPage(RecordPage(records), number, np.array(places, np.int64), "")
                     records, places, size = [], [], 0
             if records:
-                yield Found(RecordPage(records), number, np.array(places, np.int64), "")
+                yield CarvedPage(RecordPage(records), number, np.array(places, np.int64), "")
 
     # -- what is given ------------------------------------------------------------------------
 
     def _once(self, page: Page, number: int, offset: Array, placement: str, *,
-              shown: bool = True) -> Iterator[Found]:
+              shown: bool = True) -> Iterator[CarvedPage]:
         """Counts, and parts new records from those that were met before."""
         known = self._seen.take(page.numbers("physical_offset"), identity(page))
         again = int(known.sum())
@@ -277,7 +277,7 @@ class Carving:
                                     duplicate=True)
 
     def _chosen(self, page: Page, number: int, offset: Array, placement: str, *,
-                duplicate: bool = False) -> Iterator[Found]:
+                duplicate: bool = False) -> Iterator[CarvedPage]:
         """What of it the conditions let through."""
         for condition in self._wanted.conditions:
             if not len(page):
@@ -290,4 +290,4 @@ class Carving:
             self.tally.given += len(page)
             name = "duplicate" if duplicate else placement
             self.tally.counts[name] = self.tally.counts.get(name, 0) + len(page)
-            yield Found(page, number, offset, placement, duplicate)
+            yield CarvedPage(page, number, offset, placement, duplicate)

@@ -2,8 +2,8 @@
 
 A record proves itself by its magic, by lengths that add up to its size, and by the CRC of its
 body. ``shift`` is the difference between the physical offset that a record says and the position
-where it lies: neighbours of one log share it. The scan's *home* is the shift of the log it goes
-along: while records of the home follow each other they are checked by column, as fast as a walk
+where it lies: neighbours of one log share it. The scan goes along a log, which has one shift
+(`log_shift`): while records of it follow each other they are checked by column, as fast as a walk
 of a log; elsewhere the next magic is searched for, and each candidate judged by itself.
 
 What lies inside of an intact record is its body and never looked at.
@@ -34,10 +34,10 @@ from rmqctl.scan.resync import MAX_RECORD, extent
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import hop
 
-HOME_BYTES = 64 << 10
-HOME_RECORDS = 8
+LOG_BYTES = 64 << 10
+LOG_RECORDS = 8
 """A chain of intact records at least as long, with one shift, is taken for a piece of a log."""
-MOST_HOMES = 1 << 16
+MOST_LOG_SHIFTS = 1 << 16
 _BURST = 8
 _LARGE = 1 << 20
 HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
@@ -61,12 +61,12 @@ class Scan:
         self._judge = Judge(self._window, self._candidates)
         self._number, self._named = number, base is not None
         self._undecided, self._embedded, self._damaged = undecided, embedded, damaged
-        self._advance, self._told = advance, 0
+        self._advance, self._reported = advance, 0
         self._at = 0
-        self._home = base
+        self._log_shift = base
         self._broken_at: int | None = None
         self._expected = base is not None
-        self.homes: set[int] = set()
+        self.log_shifts: set[int] = set()
         """The shifts of all logs that were gone along, a named one aside."""
         self.shifts = Majority()
         """How many undecided records have which shift."""
@@ -84,27 +84,27 @@ class Scan:
     def batches(self) -> Iterator[tuple[Batch, int]]:
         """(records in place, their shift). A batch is only valid until the next is asked for."""
         while self._at < self.size:
-            begin, home = self._at, self._home
-            if home is not None:
-                for batch in self._follow(home):
-                    yield batch, home
+            begin, log_shift = self._at, self._log_shift
+            if log_shift is not None:
+                for batch in self._follow(log_shift):
+                    yield batch, log_shift
                 if self._at >= self.size:
                     break
-                if (self._at > begin or self._expected) and self._step(self._at > begin, home):
+                if (self._at > begin or self._expected) and self._step(self._at > begin, log_shift):
                     self._expected = True
                     continue
                 self._expected = False
             self._search()
-            if home is not None and (self._at, self._home) == (begin, home):
+            if log_shift is not None and (self._at, self._log_shift) == (begin, log_shift):
                 self._at += 1  # the file changes while it is read
             self._progress()
         self._progress()
 
     def _progress(self) -> None:
         at = min(self._at, self.size)
-        if at > self._told:
-            self._advance(at - self._told)
-            self._told = at
+        if at > self._reported:
+            self._advance(at - self._reported)
+            self._reported = at
 
     # -- along a log --------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Scan:
         return extent(self._window, self._at) == total and self._window.hold(self._at, total)
 
     def _step(self, chained: bool, shift: int) -> bool:
-        """Steps over what stands where the next record of the home should, if its size is known.
+        """Steps over what stands where the next record of the log should, if its size is known.
 
         That is a record with a damaged head, and then True: the next one is expected behind it.
         Or the head of a blank. ``chained``: there was a record before.
@@ -188,7 +188,7 @@ class Scan:
         return True
 
     def _mend(self) -> None:
-        """The home goes on behind a gap: if nothing told of the gap, zeros do now."""
+        """The log goes on behind a gap: if nothing told of the gap, zeros do now."""
         at, self._broken_at = self._broken_at, None
         if at is not None and at != self._at and not any(self._window.read(at, START_SIZE)):
             self.breaks += 1
@@ -196,14 +196,14 @@ class Scan:
     # -- elsewhere ----------------------------------------------------------------------------
 
     def _search(self) -> None:
-        """Goes to the next record: one of the home is left to `_follow`, others are noted."""
+        """Goes to the next record: one of the log is left to `_follow`, others are noted."""
         for at in self._candidates.within(self._at, self.size):
             found = self._judge.record(at)
             if found is None:
                 continue
             size, shift, sound = found
             self._at = at
-            if shift == self._home:
+            if shift == self._log_shift:
                 return
             if sound:
                 self._take(size, shift)
@@ -214,14 +214,14 @@ class Scan:
         self._at = self.size
 
     def _take(self, size: int, shift: int) -> None:
-        """A chain of records that are not of the home; a long one makes a new home."""
+        """A chain of records that are not of the log; a long one is taken for a log of its own."""
         window, begin = self._window, self._at
         if size < _LARGE and not self._judge.starts(begin + size, shift):  # one alone: no columns
             self._undecided.add(self._number, begin, begin + shift, size)
             self.shifts.add(shift, 1)
             self._leave(begin, begin + size, shift)
             return
-        window.hold(self._at, max(size, min(HOME_BYTES, self.size - self._at)))
+        window.hold(self._at, max(size, min(LOG_BYTES, self.size - self._at)))
         for most in (_BURST, 1 << 62):
             start = hop(window.buffer, self._at - window.start, window.end - window.start, most)
             batch, ok = examine(window.data, shift + window.start, start)
@@ -238,11 +238,11 @@ class Scan:
         last = int(start[good - 1]) + window.start
         end = last + int(sizes[-1])
         length = end - self._at
-        if not self._named and ((good >= HOME_RECORDS and length >= HOME_BYTES) or (
+        if not self._named and ((good >= LOG_RECORDS and length >= LOG_BYTES) or (
                 length >= _LARGE and self._judge.starts(end, shift))):
-            self._home, self._broken_at = shift, None
-            if len(self.homes) < MOST_HOMES:
-                self.homes.add(shift)
+            self._log_shift, self._broken_at = shift, None
+            if len(self.log_shifts) < MOST_LOG_SHIFTS:
+                self.log_shifts.add(shift)
             return
         places: Array = start[:good] + window.start
         self._undecided.add(self._number, places, places + shift, sizes)
@@ -262,7 +262,7 @@ class Scan:
     def _inside(self, start: int, end: int, shift: int) -> int:
         """Notes the intact records inside of a damaged one; the position to go on from.
 
-        That is its end, or the start of a record of the home inside of one that is not.
+        That is its end, or the start of a record of the log inside of one that is not.
         """
         at = start + 1
         while at < end:
@@ -270,7 +270,7 @@ class Scan:
                 found = self._judge.record(candidate)
                 if found is None:
                     continue
-                if found[1] == self._home != shift:
+                if found[1] == self._log_shift != shift:
                     return candidate
                 if found[2] and candidate + found[0] <= end:
                     self._embedded.add(self._number, candidate, candidate + found[1], found[0])
@@ -367,8 +367,8 @@ class Judge:
         ``end`` or more if there is none before. What was searched is remembered, so that this
         costs one search of the source in all.
         """
-        home, low, high, stands = self._searched
-        if home != shift or not low <= start <= high:
+        log_shift, low, high, stands = self._searched
+        if log_shift != shift or not low <= start <= high:
             low = high = start
         elif stands:
             return high

@@ -40,7 +40,7 @@ class Input:
 class CarveSource(FileSource):
     """A source that goes on where a device cannot deliver: that reads as zeros.
 
-    ``unreadable`` is told (position, length) of each such stretch, once each time it is met.
+    ``unreadable`` is told (position, length) of each such range, once each time it is met.
     """
 
     def __init__(self, path: str, unreadable: Callable[[int, int], None]) -> None:

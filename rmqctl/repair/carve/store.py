@@ -28,7 +28,7 @@ from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import INNER_BATCH
-from rmqctl.repair.carve.carve import IN_PLACE, Carving, Found
+from rmqctl.repair.carve.carve import IN_PLACE, CarvedPage, Carving
 from rmqctl.repair.carve.sources import CarveSource, Input
 from rmqctl.repair.carve.spool import Spool
 from rmqctl.scan.frames import Array
@@ -44,7 +44,7 @@ MOST_LOGS = 1 << 16
 RUN = 1 << 20
 _STEP = 1 << 10
 
-Place = tuple[int, int, int, int, int]
+RecordPlace = tuple[int, int, int, int, int]
 """(rank of the broker, physical offset, source, position, size)."""
 
 
@@ -106,7 +106,7 @@ class StoreMaker:
         """Bytes of the records taken."""
         return self._order.size
 
-    def take(self, found: Found) -> None:
+    def take(self, found: CarvedPage) -> None:
         """Remembers where messages lie: 32 bytes each, on disk."""
         self._order.add(found)
         inner = found.page.numbers("sys_flag") & INNER_BATCH
@@ -222,7 +222,7 @@ class Order:
     def __len__(self) -> int:
         return len(self._spool)
 
-    def add(self, found: Found) -> None:
+    def add(self, found: CarvedPage) -> None:
         page = found.page
         sizes = page.numbers("total_size")
         host: Array = np.fromiter(map(self._number, page.hosts("store_host")), np.int64, len(page))
@@ -263,7 +263,7 @@ class Order:
                 self._hosts[host] = known
         return known
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[RecordPlace]:
         """All places in order."""
         rank = self._ranks()
         runs: list[Spool] = []
@@ -298,7 +298,7 @@ class Order:
         self._spool.close()
 
 
-def _places(run: Spool) -> Iterator[Place]:
+def _places(run: Spool) -> Iterator[RecordPlace]:
     for rows in run.chunks(_STEP):
         yield from zip(*(rows[name].tolist() for name in (
             "late", "physical", "source", "position", "size")), strict=True)

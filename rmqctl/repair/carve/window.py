@@ -82,9 +82,9 @@ class Window:
 
 
 class Checksums:
-    """CRC-32 of stretches of a window's source, top bit cleared.
+    """CRC-32 of ranges of a window's source, top bit cleared.
 
-    Long stretches are put together from sums over a grid, so that each byte is read once even if
+    Long ranges are put together from sums over a grid, so that each byte is read once even if
     every position claims to start a record of the largest size. Stretches must begin in about
     ascending order.
     """
@@ -122,7 +122,7 @@ class Checksums:
     def _grid(self, first: int, last: int) -> int | None:
         covered = self._anchor + (len(self._sums) - 1) * _GRID
         if not self._anchor <= first <= covered:
-            # One step before: the next stretch may begin a little earlier than this one.
+            # One step before: the next range may begin a little earlier than this one.
             self._anchor, self._sums = max(0, first - _GRID), [0]
         elif len(self._sums) * _GRID > 4 * MAX_RECORD:
             drop = max(0, (first - self._anchor) // _GRID - 1)
@@ -152,7 +152,7 @@ class Checksums:
 class Candidates:
     """Positions in a window's source where the fixed part of a record might stand.
 
-    What was found in a stretch is remembered: going on behind each one costs no second search.
+    What was found in a range is remembered: going on behind each one costs no second search.
     """
 
     def __init__(self, window: Window) -> None:
@@ -175,7 +175,7 @@ class Candidates:
             at = max(at, upto)
 
     def _look(self, at: int) -> int:
-        """Searches the next stretch; the position where it begins, behind a hole perhaps."""
+        """Searches the next range; the position where it begins, behind a hole perhaps."""
         window = self._window
         # A record's size may begin with the last zeros of a hole.
         at = max(at, window.next_data(at) - MAGIC_OFFSET)

@@ -30,13 +30,13 @@ _QUEUES = ("consumequeue", "consumequeue_ext")
 _NAMED = 5
 
 
-def log_strays(store: Store, generation: int) -> Planned:
+def foreign_log_entries(store: Store, generation: int) -> Planned:
     """Strange entries of the log's folders go aside. ``generation``: 4 or 5, whose rules decide."""
-    return _aside(store, (path for folder in store.log_folders
+    return _moved_aside(store, (path for folder in store.log_folders
                           for path in _strange(folder, listing(folder), generation)))
 
 
-def queue_strays(store: Store, generation: int) -> Planned:
+def foreign_queue_entries(store: Store, generation: int) -> Planned:
     """Strange entries of the folders of plain, extended and (5.x) batch queues go aside."""
     tops = _QUEUES if generation < 5 else (*_QUEUES, "batchconsumequeue")
 
@@ -48,10 +48,10 @@ def queue_strays(store: Store, generation: int) -> Planned:
                         folder = store.path(top, topic, queue)
                         yield from _strange(folder, listing(folder), generation)
 
-    return _aside(store, every())
+    return _moved_aside(store, every())
 
 
-def index_strays(store: Store) -> Planned:
+def foreign_index_entries(store: Store) -> Planned:
     """What is no index file goes aside."""
     folder = store.path("index")
     found = listing(folder, names.INDEX_DIGITS)
@@ -61,16 +61,16 @@ def index_strays(store: Store) -> Planned:
     actions: list[Action] = []
     for why, paths in ((WHY, filter(_is_number, folders)), (_TAKEN, filter(_is_number, files)),
                        (_NO_INDEX, filterfalse(_is_number, [*folders, *files]))):
-        some = _aside(store, paths, why)
+        some = _moved_aside(store, paths, why)
         steps += some[0]
         actions += some[1]
     return steps, actions
 
 
-def joined(steps: Sequence[Step], actions: Sequence[Action], strays: Planned) -> Planned:
+def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -> Planned:
     """The steps and actions for derived files with those for strays, each thing moved once."""
     done = {one.target for one in steps}
-    gone = [one.target for one in strays[0] if one.target not in done]
+    gone = [one.target for one in foreign[0] if one.target not in done]
     kept = [one for one in steps
             if not any(one.target.startswith(above + os.sep) for above in gone)]
     dropped = {os.path.dirname(one.target) for one in steps} - {
@@ -81,8 +81,8 @@ def joined(steps: Sequence[Step], actions: Sequence[Action], strays: Planned) ->
         step.target == one.target or step.target.startswith(one.target + os.sep)
         for step in kept)]
     fresh = set(gone)
-    return ([*kept, *(one for one in strays[0] if one.target in fresh)],
-            [*told, *(one for one in strays[1] if one.target in fresh)])
+    return ([*kept, *(one for one in foreign[0] if one.target in fresh)],
+            [*told, *(one for one in foreign[1] if one.target in fresh)])
 
 
 def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[str]:
@@ -90,7 +90,7 @@ def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[
 
     Only what names, sizes and configuration tell. StoreIOError.
     """
-    cured = set(_cured(store, steps))
+    cured = set(_repaired(store, steps))
     left = [one for one in load(store, version_for(generation)).refusals
             if one.target not in cured]
     if not left:
@@ -101,7 +101,7 @@ def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[
              f"{named}{more}")]
 
 
-def _cured(store: Store, steps: Iterable[Step]) -> Iterator[str]:
+def _repaired(store: Store, steps: Iterable[Step]) -> Iterator[str]:
     for one in steps:
         longer = not isinstance(one, Patch) or (
             one.pieces and one.pieces[-1].end > _size(os.path.join(store.root, one.target)))
@@ -133,7 +133,7 @@ def _is_number(path: str) -> bool:
     return _NUMBER.fullmatch(os.path.basename(path)) is not None
 
 
-def _aside(store: Store, paths: Iterable[str], why: str = WHY) -> Planned:
+def _moved_aside(store: Store, paths: Iterable[str], why: str = WHY) -> Planned:
     steps: list[Step] = []
     actions: list[Action] = []
     for path in sorted(paths):

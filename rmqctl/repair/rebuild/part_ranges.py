@@ -1,7 +1,7 @@
-"""A log as it would be, cut into stretches, and work on them by several processes, in order.
+"""A log as it would be, cut into ranges, and work on them by several processes, in order.
 
 Like `rmqctl.store.log.ranges`, over `LogPart`s; and the calling process, which writes what comes
-out, works on stretches too while it would only wait: two jobs are two processes.
+out, works on ranges too while it would only wait: two jobs are two processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rmqctl.store.log.ranges import (
     with_seams,
 )
 
-STRETCH = 8 << 20
+RANGE_SIZE = 8 << 20
 _QUEUED = 4
 MOST_SPANS = 100
 """Damaged spans that are kept one by one; of the others only number and length."""
@@ -41,10 +41,10 @@ _BAD_BODY = "the body does not match its CRC"
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PartRange:
     """Positions ``[start, end)`` of one part; ``resync``: ``start`` may be inside a frame.
 
-    ``length``: the bytes it stands for, of a part's last stretch the zeros behind it too.
+    ``length``: the bytes it stands for, of a part's last range the zeros behind it too.
     """
 
     part: LogPart
@@ -54,7 +54,7 @@ class Stretch:
     length: int
 
     def walk(self, source: Source) -> Walk:
-        """The walk over it; a frame belongs to the stretch in which it starts."""
+        """The walk over it; a frame belongs to the range in which it starts."""
         return Walk(source, self.start, self.end, resync=self.resync)
 
     def from_seam(self, start: int) -> Self:
@@ -65,12 +65,12 @@ class Stretch:
 P = TypeVar("P", bound=Part)
 T = TypeVar("T")
 R = TypeVar("R")
-Results = Generator[tuple[Stretch, P], None, None]
+Results = Generator[tuple[PartRange, P], None, None]
 
 
 def cut(parts: Sequence[LogPart], start: int = 0, end: int | None = None,
-        size: int | None = None) -> Iterator[Stretch]:
-    """The stretches between two physical offsets, in order; no zeros at the parts' ends.
+        size: int | None = None) -> Iterator[PartRange]:
+    """The ranges between two physical offsets, in order; no zeros at the parts' ends.
 
     ``start`` must be a frame border, or not inside a part. StoreIOError.
     """
@@ -82,30 +82,30 @@ def cut(parts: Sequence[LogPart], start: int = 0, end: int | None = None,
         last = part.size if end is None else min(part.size, end - part.base)
         used = min(used, last)
         first = max(0, start - part.base)
-        cuts = list(range(first, max(used, first + 1), size or STRETCH))
+        cuts = list(range(first, max(used, first + 1), size or RANGE_SIZE))
         for at, stop in zip(cuts, [*cuts[1:], used], strict=True):
             length = (stop if stop < used else max(last, stop)) - at
-            yield Stretch(part, at, max(at, stop), at > first, length)
+            yield PartRange(part, at, max(at, stop), at > first, length)
 
 
-def in_order(work: Callable[[Stretch], P], stretches: Iterable[Stretch], jobs: int = 1,
+def in_order(work: Callable[[PartRange], P], ranges: Iterable[PartRange], jobs: int = 1,
              pool: Pool | None = None) -> Results[P]:
-    """(stretch, result) in order, with sound seams.
+    """(range, result) in order, with sound seams.
 
-    ``work`` must be a picklable function of the stretch alone. What comes out never depends on
+    ``work`` must be a picklable function of the range alone. What comes out never depends on
     the number of jobs. A ``pool`` does the work instead of ``jobs`` processes. StoreIOError.
     """
-    yield from with_seams(work, _results(work, stretches, jobs) if pool is None
-                          else pool.run(work, stretches))
+    yield from with_seams(work, _results(work, ranges, jobs) if pool is None
+                          else pool.run(work, ranges))
 
 
-def _results(work: Callable[[Stretch], P], stretches: Iterable[Stretch],
-             jobs: int) -> Iterator[tuple[Stretch, P | None]]:
+def _results(work: Callable[[PartRange], P], ranges: Iterable[PartRange],
+             jobs: int) -> Iterator[tuple[PartRange, P | None]]:
     if jobs <= 1:
-        for one in stretches:
+        for one in ranges:
             yield one, None
     else:
-        yield from shared(work, stretches, jobs)
+        yield from shared(work, ranges, jobs)
 
 
 def shared(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
@@ -215,9 +215,9 @@ class DerivedRange(LogSummary):
     derived: list[Derived] = field(default_factory=list)
 
 
-def derive(settings: Settings, rows: bool, limit: int | None, one: Stretch,
+def derive(settings: Settings, rows: bool, limit: int | None, one: PartRange,
            sink: Callable[[Derived], None] | None = None) -> DerivedRange:
-    """The intact messages of a stretch that end at or before physical offset ``limit``.
+    """The intact messages of a range that end at or before physical offset ``limit``.
 
     ``rows``: columns for the consumequeues are wanted. ``sink`` takes what was derived, batch by
     batch and with one numbering of topics, instead of the result. StoreIOError.

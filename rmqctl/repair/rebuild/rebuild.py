@@ -128,24 +128,24 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
 
     Interrupted by any exception, the same call with the same scratch folder (one that is kept)
     goes on where it stopped, and ends with the same bytes; a scratch folder that belongs to
-    another log, or to other wishes, is emptied first. StoreIOError, RefusedError (files of the
+    another log, or to other options, is emptied first. StoreIOError, RefusedError (files of the
     store have other sizes than ``settings``), UsageError.
     """
-    wishes = wanted_parts(only, topic, settings)
-    job = _Job(parts, root, replace(settings, message_index=INDEX in wishes), scratch, wishes,
+    wanted = wanted_parts(only, topic, settings)
+    job = _Job(parts, root, replace(settings, message_index=INDEX in wanted), scratch, wanted,
                topic, queue, frozenset(batch_topics), log_end)
     return job.run(jobs, progress, save_every)
 
 
 def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -> frozenset[str]:
     """What of ``only`` can be rebuilt. RefusedError where that is nothing."""
-    wishes = frozenset(only) & BOTH
+    wanted = frozenset(only) & BOTH
     if topic is not None or not settings.message_index:
-        wishes -= {INDEX}
-    if not wishes:
+        wanted -= {INDEX}
+    if not wanted:
         raise RefusedError("nothing to rebuild: messages are not indexed, or one topic's entries "
                            "cannot be rebuilt alone")
-    return wishes
+    return wanted
 
 
 def log_size(parts: Sequence[LogPart], log_end: int | None = None) -> int:
@@ -158,10 +158,10 @@ class _Job:
     """One rebuild: where it stands, and what it writes with."""
 
     def __init__(self, parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
-                 wishes: frozenset[str], topic: str | None, queue: int | None,
+                 wanted: frozenset[str], topic: str | None, queue: int | None,
                  batch_topics: frozenset[str], log_end: int | None) -> None:
         self._parts, self._root, self._settings = parts, root, settings
-        self._scratch, self._wishes = scratch, wishes
+        self._scratch, self._only = scratch, wanted
         self._topic, self._queue, self._batch_topics = topic, queue, batch_topics
         self._log_end = log_end
         self._log_min = parts[0].base if parts else 0
@@ -169,13 +169,13 @@ class _Job:
         self._now = 0
         self._expired = Expired()
         self._batches: list[tuple[StoreFile, int]] = []
-        if INDEX in wishes:
+        if INDEX in wanted:
             self._expired = index.expired(root, self._shape, self._log_min)
-        if CONSUMEQUEUE in wishes:
+        if CONSUMEQUEUE in wanted:
             self._batches = list(seed.expired_batches(
                 root, settings.batch_consumequeue_file_size, self._log_min))
         self._state = StateFile(scratch, identity(
-            parts, settings, (root, sorted(wishes), topic, queue, sorted(batch_topics), log_end),
+            parts, settings, (root, sorted(wanted), topic, queue, sorted(batch_topics), log_end),
             [*self._expired.seeds, *(one for one, _ in self._batches)]))
 
     def run(self, jobs: int, progress: Callable[[int], None] | None,
@@ -183,7 +183,7 @@ class _Job:
         at = self._state.load()
         if at is None:
             at = self._begin()
-        elif CONSUMEQUEUE in self._wishes:
+        elif CONSUMEQUEUE in self._only:
             seed.drop_unfinished(self._scratch, self._settings, at.done)
         if progress is not None and at.done > self._log_min:
             progress(log_size(self._parts, min(at.done, self._end())))
@@ -195,12 +195,12 @@ class _Job:
             next_offsets = {key: end for key, end in dispatcher.next_offsets().items()
                             if wants(self._topic, self._queue, key)}
             index_timestamp = dispatcher.index_timestamp
-        if CONSUMEQUEUE in self._wishes:
+        if CONSUMEQUEUE in self._only:
             seed.take_over(self._root, self._scratch,
                                    self._settings.consumequeue_file_size, self._log_min)
         self._state.finish(at)
         end = self._log_end if self._log_end is not None else max(at.end, self._log_min)
-        return Rebuilt(self._root, self._scratch, self._settings, self._wishes, self._topic,
+        return Rebuilt(self._root, self._scratch, self._settings, self._only, self._topic,
                        self._queue, self._log_min, end, at.messages, at.last, at.newest, at.logics,
                        index_timestamp, at.gaps, at.refused, at.unplaceable, at.damage,
                        next_offsets, self._expired)
@@ -220,7 +220,7 @@ class _Job:
         recall = OldUnits(self._root) if self._settings.consumequeue_ext else None
         return Dispatcher(self._scratch.root, self._settings, lambda: self._now,
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
-                          rows=CONSUMEQUEUE in self._wishes, most_pending=_MOST_PENDING)
+                          rows=CONSUMEQUEUE in self._only, most_pending=_MOST_PENDING)
 
     def _go_on(self, dispatcher: Dispatcher, at: RebuildProgress, base: tuple[int, int, int],
                jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:
@@ -255,7 +255,7 @@ class _Job:
             raise
 
     def _results(self, done: int, jobs: int) -> part_ranges.Results[DerivedRange]:
-        work = partial(derive, self._settings, CONSUMEQUEUE in self._wishes, self._log_end)
+        work = partial(derive, self._settings, CONSUMEQUEUE in self._only, self._log_end)
         return part_ranges.in_order(work, part_ranges.cut(self._parts, done, self._log_end), jobs)
 
 
@@ -284,7 +284,7 @@ class RebuildProgress(LogSummary):
 
 
 class StateFile:
-    """The state in ``scratch``, of the log and the wishes that ``identity`` stands for."""
+    """The state in ``scratch``, of the log and the options that ``identity`` stands for."""
 
     def __init__(self, scratch: Scratch, identity: str) -> None:
         self._scratch, self._identity = scratch, identity
@@ -337,10 +337,10 @@ class StateFile:
             raise failed(error, self._path, "write") from None
 
 
-def identity(parts: Sequence[LogPart], settings: Settings, wishes: object,
+def identity(parts: Sequence[LogPart], settings: Settings, wanted: object,
              seeds: Iterable[StoreFile]) -> str:
     """Stands for a log as it is now, what is to be made of it, and what it is made upon."""
-    digest = hashlib.sha256(repr((settings, wishes)).encode("utf-8", "surrogateescape"))
+    digest = hashlib.sha256(repr((settings, wanted)).encode("utf-8", "surrogateescape"))
     for part in parts:
         digest.update(repr((part.base, part.size, _about(part.path))).encode(
             "utf-8", "surrogateescape"))

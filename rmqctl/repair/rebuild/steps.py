@@ -170,7 +170,7 @@ class _Queue:
                                    (Piece(at - one.base, one.end - at),)))
         return steps
 
-    def told(self, steps: list[Step], before: _Rows | None, after: _Rows) -> Planned:
+    def summarised(self, steps: list[Step], before: _Rows | None, after: _Rows) -> Planned:
         if not steps:
             return [], []
         if before is None or before.end <= before.first:
@@ -200,14 +200,14 @@ class _Plain(_Queue):
             if end is None or before is None:
                 return [], []
             steps = self.cut(there.files, consume_queue.byte_offset(end))
-            return self.told(steps, before, _Rows(min(before.first, end), end))
+            return self.summarised(steps, before, _Rows(min(before.first, end), end))
         steps = self.changed(made.files)
         after = self.rows(made)
         kept = [one.base for one in (there.files if there is not None else [])
                 if one.base < made.files[0].base]
         if kept and before is not None and before.end > before.first:
             after = _Rows(min(before.first, after.first), after.end)
-        return self.told(steps, before, after)
+        return self.summarised(steps, before, after)
 
     def rows(self, queue: ConsumeQueue) -> _Rows:
         with closing(queue):
@@ -229,13 +229,13 @@ class _Batch(_Queue):
             if before is None or kept == len(there.all_used()):
                 return [], []
             at = there.files[0].base + kept * batch_consume_queue.UNIT_SIZE
-            return self.told(self.cut(there.files, at), before,
+            return self.summarised(self.cut(there.files, at), before,
                              _Rows(*there.bounds(0, self.rebuilt.log_end)))
         steps = self.changed(made.files)
         after = _Rows(*made.bounds(0))
         if before is not None and before.end > before.first:
             after = _Rows(min(before.first, after.first), after.end)
-        return self.told(steps, before, after)
+        return self.summarised(steps, before, after)
 
 
 def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:

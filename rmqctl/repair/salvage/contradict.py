@@ -21,7 +21,7 @@ from rmqctl.repair.salvage.records import (
     Records,
     batch_range_of,
     dispatched,
-    unless_sealed,
+    unless_crc_differs,
     with_fields,
 )
 from rmqctl.repair.salvage.survey import Region, Run, Survey
@@ -58,7 +58,7 @@ class Contradictions:
             if made is not None and made != raw:
                 self._records.replace(physical, made)
             elif self._must_go(record, rows):
-                self._records.condemned.add(physical)
+                self._records.rejected.add(physical)
         for key, runs in self._gatherer.misfits.items():
             for run in runs:
                 if run.low == run.high and run.low not in by_place:
@@ -111,12 +111,12 @@ class Contradictions:
                 continue
             fits = [offset for offset in range(hole.first, min(hole.end, hole.first + 10_000))
                     if (offset ^ record.queue_offset).bit_count() == 1]
-            if len(fits) == 1 and self._records.replace(run.low, unless_sealed(
+            if len(fits) == 1 and self._records.replace(run.low, unless_crc_differs(
                     with_fields(raw, queue_offset=fits[0]))):
                 return
         behind = [hole.first for hole in self._gatherer.holes.get(key, ()) if hole.end >= ENDLESS]
         if behind and record.queue_offset > behind[0]:
-            self._records.condemned.add(run.low)
+            self._records.rejected.add(run.low)
 
     def _as_rows_say(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
         own = (os.fsdecode(record.topic), record.queue_id)
@@ -124,7 +124,7 @@ class Contradictions:
                  and row.queue_offset == record.queue_offset]
         if named and not sysflag.has_consume_queue_row(record.sys_flag):
             # NONE and PREPARED, COMMIT and ROLLBACK differ in just this bit.
-            return unless_sealed(with_fields(
+            return unless_crc_differs(with_fields(
                 raw, sys_flag=record.sys_flag ^ sysflag.TRANSACTION_PREPARED))
         if not self._leads(own, record.queue_offset, record.physical_offset) or not (
                 sysflag.has_consume_queue_row(record.sys_flag)):
@@ -142,7 +142,7 @@ class Contradictions:
                 # Torn: a row that says all the rest of it is proof enough.
                 if turned > 16 and row not in alike:
                     continue
-                return unless_sealed(build(made))
+                return unless_crc_differs(build(made))
         return self._bent_properties(record, raw, rows)
 
     def _leads(self, key: QueueKey, offset: int, physical: int) -> bool:
@@ -172,12 +172,12 @@ class Contradictions:
             now = dispatched(bytes(bent))
             if ranges:
                 if batch_range_of(bytes(bent)) in ranges:
-                    return unless_sealed(raw[:at] + bytes(bent))
+                    return unless_crc_differs(raw[:at] + bytes(bent))
             elif wanted <= now and ((len(now) >= len(before) and now - before == wanted)
                                     or not before) and not self._led(record, before - now):
-                return unless_sealed(raw[:at] + bytes(bent))
+                return unless_crc_differs(raw[:at] + bytes(bent))
         made = self._rewritten(record, rows)
-        return None if made is None else unless_sealed(raw[:at] + made)
+        return None if made is None else unless_crc_differs(raw[:at] + made)
 
     def _led(self, record: Record, further: set[tuple[str, int]]) -> set[tuple[str, int]]:
         """Those of a record's further rows that lead to it."""
@@ -235,7 +235,7 @@ class Contradictions:
                 return  # it was stored at that time
             fits = [when for when in fits if any(one <= when < one + 1000 for one in known)]
         if len(fits) == 1:
-            self._records.replace(physical, unless_sealed(build(replace(
+            self._records.replace(physical, unless_crc_differs(build(replace(
                 record, store_timestamp=fits[0]))))
 
 

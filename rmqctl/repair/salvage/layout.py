@@ -21,7 +21,7 @@ _SHARE = 64 << 10
 
 
 @dataclass(slots=True)
-class Carried:
+class FilledMessage:
     """A lost message that a filler stands for.
 
     ``physical`` and ``size`` None: not known; then it lies somewhere in ``(low, high)``.
@@ -41,14 +41,14 @@ class Carried:
 
 
 @dataclass(slots=True)
-class Span:
+class FillSpan:
     """A region ``[start, end)`` to fill, with what it must hold, places and sizes settled."""
 
     start: int
     end: int
     mode: Mode
     time: int
-    items: list[Carried] = field(default_factory=list)
+    items: list[FilledMessage] = field(default_factory=list)
 
     @property
     def limit(self) -> int:
@@ -59,9 +59,9 @@ class Span:
 class Filling:
     """The tiling of one span. ``left``: messages that found no room; ``short``: see `fill`."""
 
-    def __init__(self, span: Span, style: Style) -> None:
+    def __init__(self, span: FillSpan, style: Style) -> None:
         self.span, self.style = span, style
-        self.left: list[Carried] = []
+        self.left: list[FilledMessage] = []
         self.short = 0
         self._least = filler.least_filler(style)
         self.end = span.start
@@ -69,7 +69,7 @@ class Filling:
 
     def settle(self) -> None:
         """Drops items that overlap or do not fit; they become messages of unknown place."""
-        kept: list[Carried] = []
+        kept: list[FilledMessage] = []
         at = self.span.start
         for item in sorted(self.span.items, key=lambda one: one.physical or 0):
             assert item.physical is not None
@@ -96,18 +96,18 @@ class Filling:
         if at < self.span.limit:
             yield len(self.span.items), at, self.span.limit
 
-    def place(self, waiting: list[Carried]) -> list[Carried]:
+    def place(self, waiting: list[FilledMessage]) -> list[FilledMessage]:
         """Gives messages of unknown place room in the gaps; returns those that found none.
 
         ``waiting`` is sorted by what must come first; a queue's messages stay in their order.
         """
-        found: list[Carried] = []
+        found: list[FilledMessage] = []
         done = 0
         for number, start, end in list(self.gaps()):
             found += self.span.items[done:number]
             done = number
-            mine: list[Carried] = []
-            left: list[Carried] = []
+            mine: list[FilledMessage] = []
+            left: list[FilledMessage] = []
             stuck: set[tuple[str, int]] = set()
             at = start
             for item in waiting:
@@ -129,7 +129,7 @@ class Filling:
         self.span.items = found + self.span.items[done:]
         return waiting
 
-    def _stretch(self, mine: list[Carried], end: int) -> None:
+    def _stretch(self, mine: list[FilledMessage], end: int) -> None:
         """Messages of unknown size share the room of their gap, so that no odd bytes are left."""
         if not mine:
             return

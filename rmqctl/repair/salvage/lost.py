@@ -33,8 +33,8 @@ from rmqctl.repair.salvage.evidence import (
     holes_with,
 )
 from rmqctl.repair.salvage.filler import Filler, Row, Style
-from rmqctl.repair.salvage.layout import Carried
-from rmqctl.repair.salvage.records import strayed
+from rmqctl.repair.salvage.layout import FilledMessage
+from rmqctl.repair.salvage.records import is_foreign_place
 from rmqctl.repair.salvage.survey import Region, Survey
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
@@ -47,20 +47,20 @@ _MOST_BATCH = (1 << 15) - 1
 
 
 @dataclass(slots=True)
-class Known:
-    """``carried``: lost messages that get a filler. ``bare``: damaged records that had no row.
+class KnownLosses:
+    """``filled``: lost messages that get a filler. ``without_row``: damaged records without a row.
 
     ``bulks``: those of missing files that are handled by column. ``notes`` are warnings.
     """
 
-    carried: list[Carried] = field(default_factory=list)
-    bare: list[tuple[int, int, Record]] = field(default_factory=list)
+    filled: list[FilledMessage] = field(default_factory=list)
+    without_row: list[tuple[int, int, Record]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     bulks: dict[int, Bulk] = field(default_factory=dict)
 
 
 class Collector:
-    """Builds `Known` from what a survey and the consumequeues tell."""
+    """Builds `KnownLosses` from what a survey and the consumequeues tell."""
 
     def __init__(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  style: Style) -> None:
@@ -70,9 +70,9 @@ class Collector:
         self._starts = [one.start for one in survey.regions]
         self._taken: dict[QueueKey, list[tuple[int, int, int, int]]] = {}
         self._batches: set[QueueKey] = set()
-        self.known = Known()
+        self.known = KnownLosses()
 
-    def collect(self, evidence: Evidence) -> Known:
+    def collect(self, evidence: Evidence) -> KnownLosses:
         """What the rows that lead into damaged regions tell, and the rest. StoreIOError."""
         rows = list(evidence.rows)
         for region in self._survey.regions:
@@ -112,7 +112,7 @@ class Collector:
                 here = here[:1]
             bounds = [holes_with(self._holes, row.key, row.queue_offset) for row in here]
             filler = Filler(tuple(Row(*row.key, row.queue_offset) for row in here), batch)
-            self.known.carried.append(Carried(
+            self.known.filled.append(FilledMessage(
                 filler, physical, size, "consumequeue",
                 max((hole.low for hole in bounds if hole), default=-1),
                 min((hole.high for hole in bounds if hole), default=ENDLESS),
@@ -141,26 +141,27 @@ class Collector:
                 record = self._record(start, size, region)
                 if record is None:
                     continue
-                stray = strayed(record.physical_offset, start, self._parts[region.file].size)
-                if stray and record.crc_ok and not self._rows_of(record, start, stray):
+                foreign = is_foreign_place(record.physical_offset, start,
+                                           self._parts[region.file].size)
+                if foreign and record.crc_ok and not self._rows_of(record, start, foreign):
                     continue  # a whole record of an earlier life of the file, or from elsewhere
                 if not sysflag.has_consume_queue_row(record.sys_flag):
-                    self.known.bare.append((start, size, record))
+                    self.known.without_row.append((start, size, record))
                     continue
-                rows = self._rows_of(record, start, stray)
+                rows = self._rows_of(record, start, foreign)
                 if not rows:
-                    self.known.bare.append((start, size, record))
+                    self.known.without_row.append((start, size, record))
                 else:
-                    self.known.carried.append(Carried(Filler(tuple(rows)), start, size,
+                    self.known.filled.append(FilledMessage(Filler(tuple(rows)), start, size,
                                                       "record"))
                     for row in rows:
                         self._take((row.topic, row.queue_id), row.queue_offset, 1, start,
                                    start + size)
 
-    def _rows_of(self, record: Record, physical: int, stray: bool) -> list[Row]:
+    def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[Row]:
         """The rows a damaged record claims, as far as the log lacks just these.
 
-        ``stray``: see `strayed`; then only rows between two others of their queue.
+        ``foreign``: see `is_foreign_place`; then only rows between two others of their queue.
         """
         own = Row(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         found = [own]
@@ -178,7 +179,7 @@ class Collector:
             taken = any(a <= row.queue_offset < b for a, b, _, _ in self._taken.get(key, ()))
             # An endless hole: only the very next message of a queue that is there.
             near = hole is not None and (hole.inner or (
-                not stray and hole.low >= 0 and row.queue_offset - hole.first < 1000))
+                not foreign and hole.low >= 0 and row.queue_offset - hole.first < 1000))
             if hole is not None and near and not taken and hole.low < physical < hole.high:
                 kept.append(row)
         return kept if kept[:1] == [own] else []
@@ -211,7 +212,7 @@ class Collector:
 
     def _gap(self, key: QueueKey, first: int, end: int, low: int, high: int, batch: bool) -> None:
         if batch and end - first <= _MOST_BATCH:
-            self.known.carried.append(Carried(
+            self.known.filled.append(FilledMessage(
                 Filler((Row(*key, first),), end - first), None, None, "gap", low, high))
             return
         room = self._room(low, high)
@@ -222,7 +223,7 @@ class Collector:
                 "held them: the queue has a gap")
             return
         for offset in range(first, end):
-            self.known.carried.append(Carried(Filler((Row(*key, offset),)), None, None, "gap",
+            self.known.filled.append(FilledMessage(Filler((Row(*key, offset),)), None, None, "gap",
                                               low, high))
 
     def _room(self, low: int, high: int) -> int:
@@ -284,7 +285,7 @@ class LostMessages(NamedTuple):
     total: int
 
 
-def lost_messages(store: Store, survey: Survey, known: Known, evidence: Evidence,
+def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Evidence,
                   end: int) -> LostMessages:
     """The lost messages in the order of their places, those of unknown place behind them.
 
@@ -297,13 +298,13 @@ def lost_messages(store: Store, survey: Survey, known: Known, evidence: Evidence
                               before=survey.last_time))
     starts = [one.start for one in regions]
     found: list[Lost] = []
-    for one in known.carried:
+    for one in known.filled:
         own, placed = one.own, one.by != "gap"
         from_, to = _times(regions, starts, one.physical if placed else None, one.low, one.high)
         found.append(Lost(own.topic, own.queue_id, own.queue_offset,
                           one.physical if placed else None, one.size if placed else None,
                           from_, to, by=one.by))
-    for physical, size, record in known.bare:
+    for physical, size, record in known.without_row:
         from_, to = _times(regions, starts, physical, -1, 1 << 62)
         found.append(Lost(record.topic.decode("utf-8", "replace"), record.queue_id,
                           record.queue_offset, physical, size, from_, to, by="record"))

@@ -42,7 +42,7 @@ from rmqctl.repair.salvage.records import (
     body_crc,
     extent,
     field_of,
-    strayed,
+    is_foreign_place,
     whole_record,
     with_fields,
 )
@@ -60,32 +60,32 @@ _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
 
 
 @dataclass(slots=True)
-class Mended:
+class Mending:
     """``pieces`` by number of the part (positions in its file); what was done, and how often.
 
-    ``condemned``: physical offsets of records that contradict their queues and cannot be mended.
-    ``vouched``: sizes of records in damaged bytes that are whole (or will be), by place.
+    ``rejected``: physical offsets of records that contradict their queues and cannot be mended.
+    ``confirmed``: sizes of records in damaged bytes that are whole (or will be), by place.
     ``moved``: the pieces are bytes from elsewhere.
     """
 
     pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
     messages: int = 0
     actions: list[Action] = field(default_factory=list)
-    condemned: set[int] = field(default_factory=set)
-    vouched: dict[int, int] = field(default_factory=dict)
+    rejected: set[int] = field(default_factory=set)
+    confirmed: dict[int, int] = field(default_factory=dict)
     moved: bool = False
 
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-         evidence: Evidence, condemned: Collection[int] = ()) -> Mended:
+         evidence: Evidence, rejected: Collection[int] = ()) -> Mending:
     """One round of mending where records stand. StoreIOError.
 
-    ``condemned``: places of records which count as damaged, whatever they look like.
+    ``rejected``: places of records which count as damaged, whatever they look like.
     """
-    return _Mender(store, parts, survey, gatherer, evidence, condemned).run()
+    return _Round(store, parts, survey, gatherer, evidence, rejected).run()
 
 
-def put_back(parts: Sequence[LogPart], survey: Survey) -> Mended:
+def put_back(parts: Sequence[LogPart], survey: Survey) -> Mending:
     """Bytes in damaged regions which belong into damaged regions elsewhere. StoreIOError."""
     made = _made(parts, moved_bytes(parts, survey.regions), 0, "put back",
                  "it lay at another place")
@@ -94,8 +94,8 @@ def put_back(parts: Sequence[LogPart], survey: Survey) -> Mended:
 
 
 def _made(parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int, verb: str,
-          why: str) -> Mended:
-    made = Mended(messages=count)
+          why: str) -> Mending:
+    made = Mending(messages=count)
     for number, some in pieces.items():
         kept: list[Piece] = []
         for one in some:  # what was found first is the surer
@@ -110,16 +110,16 @@ def _made(parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int, 
     return made
 
 
-class _Mender:
+class _Round:
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
-                 gatherer: Gatherer, evidence: Evidence, condemned: Collection[int]) -> None:
+                 gatherer: Gatherer, evidence: Evidence, rejected: Collection[int]) -> None:
         self._store, self._parts, self._survey = store, parts, survey
         self._gatherer, self._evidence = gatherer, evidence
-        self._records, self._refused = Records(parts), condemned
+        self._records, self._refused = Records(parts), rejected
         self._budget = _BUDGET
-        self._vouched: dict[int, int] = {}
+        self._confirmed: dict[int, int] = {}
 
-    def run(self) -> Mended:
+    def run(self) -> Mending:
         rows: dict[int, list[FoundRow]] = {}
         for row in self._evidence.rows:
             rows.setdefault(row.physical, []).append(row)
@@ -148,7 +148,7 @@ class _Mender:
                        self._records).run()
         made = _made(self._parts, self._records.pieces, self._records.count, "mend record",
                      "what is damaged of it is known from elsewhere")
-        made.condemned, made.vouched = self._records.condemned, self._vouched
+        made.rejected, made.confirmed = self._records.rejected, self._confirmed
         return made
 
     # -- in damaged regions -----------------------------------------------------------------------
@@ -163,20 +163,20 @@ class _Mender:
         if min(room, len(head)) < max(MIN_SIZE, START_SIZE) or start in self._refused:
             return 0
         for raw in self._candidates(source, at, head, room, sizes):
-            record = whole_record(raw, start, self._survey.is_sealed)
+            record = whole_record(raw, start, self._survey.has_crcs)
             if record is None or not self._supported(
-                    record, rows, strayed(field_of(head, "physical_offset"), start, size)):
+                    record, rows, is_foreign_place(field_of(head, "physical_offset"), start, size)):
                 continue
-            self._vouched[start] = len(raw)
+            self._confirmed[start] = len(raw)
             if source.read(at, len(raw)) != raw:
                 self._records.replace(start, raw)
             return len(raw)
         return 0
 
-    def _supported(self, record: Record, rows: list[FoundRow], stray: bool) -> bool:
+    def _supported(self, record: Record, rows: list[FoundRow], foreign: bool) -> bool:
         """Whether rows agree with a record, or nothing speaks against it but its head was hit.
 
-        ``stray``: what it says of its place looks as if it belonged elsewhere. Then the log must
+        ``foreign``: what it says of its place looks as if it belonged elsewhere. Then the log must
         lack just such a message between two others of its queue.
         """
         key = os.fsdecode(record.topic), record.queue_id
@@ -186,7 +186,7 @@ class _Mender:
             return True
         if rows and sysflag.has_consume_queue_row(record.sys_flag):
             return False
-        if stray:
+        if foreign:
             return sysflag.has_consume_queue_row(record.sys_flag) and self._fits(
                 record, inner=True)
         if record.body:

@@ -32,12 +32,12 @@ MOST_BODY = 8 << 20
 
 
 class Records:
-    """``pieces`` by number of the part, in the order they were found; ``condemned`` places."""
+    """``pieces`` by number of the part, in the order they were found; ``rejected`` places."""
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
         self.parts = parts
         self.pieces: dict[int, list[Piece]] = {}
-        self.condemned: set[int] = set()
+        self.rejected: set[int] = set()
         self.count = 0
 
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:
@@ -113,7 +113,7 @@ def whole_record(raw: bytes, start: int, sealed: bool) -> Record | None:
     return record if good else None
 
 
-def strayed(said: int, start: int, file_size: int) -> bool:
+def is_foreign_place(said: int, start: int, file_size: int) -> bool:
     """Whether the physical offset a record says is rather its own than a damaged one.
 
     Damage to the field alone is believed where it is one bit. Records of a file's earlier life
@@ -122,7 +122,7 @@ def strayed(said: int, start: int, file_size: int) -> bool:
     return said != start and ((said ^ start).bit_count() > 1 or (said - start) % file_size == 0)
 
 
-def unless_sealed(raw: bytes) -> bytes | None:
+def unless_crc_differs(raw: bytes) -> bytes | None:
     """The record, unless its appended CRC says that it never was so."""
     return None if append_crc.verify(raw) is False else raw
 

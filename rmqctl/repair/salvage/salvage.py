@@ -20,10 +20,10 @@ from rmqctl.repair.plan import Action, Lost, Step
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.evidence import Evidence, Gatherer
 from rmqctl.repair.salvage.filler import Style
-from rmqctl.repair.salvage.layout import Carried, Filling, Mode, Span
+from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
 from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts, padded, without_empty_end
-from rmqctl.repair.salvage.lost import Collector, Known, lost_messages
-from rmqctl.repair.salvage.mend import Mended, mend, put_back
+from rmqctl.repair.salvage.lost import Collector, KnownLosses, lost_messages
+from rmqctl.repair.salvage.mend import Mending, mend, put_back
 from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart, Piece
@@ -86,8 +86,8 @@ class _Job:
     batch_topics: set[str]
     progress: Callable[[int], None] | None
     scratch: Scratch | None
-    condemned: set[int] = field(default_factory=set)
-    vouched: dict[int, int] = field(default_factory=dict)
+    rejected: set[int] = field(default_factory=set)
+    confirmed: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
 
@@ -102,16 +102,16 @@ class _Job:
         looked_elsewhere = False
         survey = self._survey(parts)
         for rounds in count():
-            doubtful = survey.doubtful() - self.condemned
+            doubtful = survey.doubtful() - self.rejected
             if doubtful:
-                self.condemned |= doubtful
+                self.rejected |= doubtful
                 survey = self._survey(parts)
             gatherer = Gatherer(self.store, survey.runs, survey.regions, parts[-1].end,
                                 self._by_column(parts, survey))
             evidence = gatherer.gather()
             if rounds >= _ROUNDS:
                 break
-            found = mend(self.store, parts, survey, gatherer, evidence, self.condemned)
+            found = mend(self.store, parts, survey, gatherer, evidence, self.rejected)
             if not self._is_news(found):
                 if looked_elsewhere:
                     break
@@ -120,13 +120,13 @@ class _Job:
                 found = put_back(parts, survey)
                 if not self._is_news(found):
                     break
-            before = parts, dict(self.vouched), set(self.condemned)
+            before = parts, dict(self.confirmed), set(self.rejected)
             parts = laid_over(parts, found.pieces)
-            self.vouched.update(found.vouched)
-            self.condemned |= found.condemned
+            self.confirmed.update(found.confirmed)
+            self.rejected |= found.rejected
             seen = self._survey(parts)
             if found.moved and seen.messages <= survey.messages:
-                parts, self.vouched, self.condemned = before  # they were no moved bytes
+                parts, self.confirmed, self.rejected = before  # they were no moved bytes
                 continue
             survey = seen
             restored += found.messages
@@ -141,12 +141,12 @@ class _Job:
             parts[one.file].base, parts[one.file].end) and parts[one.file].path is None
             and not parts[one.file].pieces]
 
-    def _is_news(self, found: Mended) -> bool:
-        return bool(found.pieces or found.condemned - self.condemned
-                    or found.vouched.items() - self.vouched.items())
+    def _is_news(self, found: Mending) -> bool:
+        return bool(found.pieces or found.rejected - self.rejected
+                    or found.confirmed.items() - self.confirmed.items())
 
     def _survey(self, parts: Sequence[LogPart]) -> Survey:
-        return Surveyor(self.generation, self.batch_topics, self.condemned, self.vouched,
+        return Surveyor(self.generation, self.batch_topics, self.rejected, self.confirmed,
                         self.progress).run(parts)
 
     def _fill(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
@@ -154,11 +154,11 @@ class _Job:
         style = self._style(survey)
         known = Collector(parts, survey, gatherer, style).collect(evidence)
         self.notes += [*known.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
-        carried = known.carried
+        filled = known.filled
         spans = self._spans(parts, survey, known)
-        by_place = sorted((one for one in carried if one.physical is not None),
+        by_place = sorted((one for one in filled if one.physical is not None),
                           key=lambda one: one.physical or 0)
-        waiting = sorted((one for one in carried if one.physical is None), key=_by_room)
+        waiting = sorted((one for one in filled if one.physical is None), key=_by_room)
         fillings = []
         at = 0
         for region, span in spans:
@@ -186,9 +186,9 @@ class _Job:
             found.append(f"messages with the store time 0, the first at physical offset "
                          f"{survey.undated[0]}: a broker does not begin its recovery in a file "
                          "that starts with one; they are left as they are")
-        if survey.is_sealed and survey.unsealed:
+        if survey.has_crcs and survey.lacking_crc:
             found.append(f"messages without an appended CRC among others that have it, the first "
-                         f"at physical offset {survey.unsealed[0]}: a broker with "
+                         f"at physical offset {survey.lacking_crc[0]}: a broker with "
                          "forceVerifyPropCRC ends its log there; they are left as they are")
         if evidence.ahead:
             found.append(plural(evidence.ahead, "consumequeue row leads", "consumequeue rows lead")
@@ -197,12 +197,12 @@ class _Job:
         return found
 
     def _style(self, survey: Survey) -> Style:
-        return Style(survey.is_sealed, survey.host or Style().host)
+        return Style(survey.has_crcs, survey.host or Style().host)
 
     def _spans(self, parts: Sequence[LogPart], survey: Survey,
-               known: Known) -> list[tuple[Region, Span]]:
+               known: KnownLosses) -> list[tuple[Region, FillSpan]]:
         """The regions to fill, with what each must end with; of a file by column its gaps."""
-        last = max((one.physical for one in known.carried if one.physical is not None),
+        last = max((one.physical for one in known.filled if one.physical is not None),
                    default=-1)
         used = max(survey.used, bisect_right(parts, last, key=lambda part: part.base) - 1,
                    *(one.region.file for one in known.bulks.values()))
@@ -214,11 +214,11 @@ class _Job:
                         "tail" if region.file == used else "blank")
             bulk = known.bulks.get(region.start)
             if bulk is None or self._is_blank(region, mode):
-                found.append((region, Span(region.start, region.end, mode, region.time)))
+                found.append((region, FillSpan(region.start, region.end, mode, region.time)))
                 continue
             bulk.absorb(filler.least_filler(self._style(survey)))
             for start, end in bulk.gaps():
-                found.append((region, Span(start, end, mode if end == region.end else "exact",
+                found.append((region, FillSpan(start, end, mode if end == region.end else "exact",
                                            region.time)))
         return found
 
@@ -227,7 +227,7 @@ class _Job:
         return self.missing_file == "blank" and mode == "blank" and not region.dirty
 
     def _made(self, parts: Sequence[LogPart], survey: Survey,
-              fillings: Sequence[tuple[Region, Filling]], known: Known, evidence: Evidence,
+              fillings: Sequence[tuple[Region, Filling]], known: KnownLosses, evidence: Evidence,
               restored: int) -> Salvage:
         pieces: dict[int, list[Piece]] = {}
         files = Files(self.store, self.scratch, self.actions)
@@ -259,7 +259,7 @@ class _Job:
             files.filled(part, region, filling)
         made = files.by_column(parts, bulks, counts, self._style(survey))
         placed = {id(one) for _, filling in fillings for one in filling.span.items}
-        homeless = sum(id(one) not in placed for one in known.carried) + sum(
+        homeless = sum(id(one) not in placed for one in known.filled) + sum(
             len(bulk) for start, bulk in known.bulks.items() if start not in bulks)
         if homeless:
             self.notes.append(f"no room for a filler of {plural(homeless, 'lost message')}: "
@@ -281,5 +281,5 @@ class _Job:
         return end if end >= 0 else parts[0].base
 
 
-def _by_room(one: Carried) -> tuple[int, int, int]:
+def _by_room(one: FilledMessage) -> tuple[int, int, int]:
     return one.high, one.low, one.own.queue_offset

@@ -31,7 +31,7 @@ _LONG_PAUSE = 30 * 24 * 3600 * 1000
 """Milliseconds behind the others that make the last store time worth a look."""
 _MOST_KEPT, _MOST_ODD = 1_000_000, 1000
 _LMQ = props.LMQ_PREFIX.encode()
-_SEAL = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
+_CRC_NAME = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
 
 
 # -- how the queue offsets of a queue follow each other -------------------------------------------
@@ -158,10 +158,10 @@ class Survey:
     """Physical offsets of messages with the store time 0 (the first few)."""
     unchecked: list[int] = field(default_factory=list)
     """Physical offsets of messages with an empty body and a body CRC all the same."""
-    sealed: int = 0
-    bad_seals: list[int] = field(default_factory=list)
+    with_crc: int = 0
+    wrong_crcs: list[int] = field(default_factory=list)
     """Physical offsets of messages whose appended CRC is wrong (the body's is not)."""
-    unsealed: list[int] = field(default_factory=list)
+    lacking_crc: list[int] = field(default_factory=list)
     """Physical offsets of messages without an appended CRC behind one that has it (the first
     few)."""
     astray: list[tuple[int, int, int]] = field(default_factory=list)
@@ -170,9 +170,9 @@ class Survey:
     host: tuple[bytes, int] | None = None
 
     @property
-    def is_sealed(self) -> bool:
+    def has_crcs(self) -> bool:
         """Whether the store's messages carry appended CRCs: most of them do."""
-        return 2 * self.sealed > self.messages
+        return 2 * self.with_crc > self.messages
 
     def doubtful(self) -> set[int]:
         """Messages that the store's appended CRCs prove damaged; empty where it has none.
@@ -180,26 +180,26 @@ class Survey:
         One without the CRC is none of them: the feature may have been off for a while, or
         another version wrote it, and a broker reads it (commitlog.md §5.4).
         """
-        return set(self.bad_seals) if self.is_sealed else set()
+        return set(self.wrong_crcs) if self.has_crcs else set()
 
 
 class Surveyor:
     """Walks the parts of a log, file by file.
 
-    ``batch_topics``: those with batch queues. ``condemned``: physical offsets of records that
-    count as damaged. ``vouched`` (physical offset -> size): records in damaged bytes which the
+    ``batch_topics``: those with batch queues. ``rejected``: physical offsets of records that
+    count as damaged. ``confirmed`` (physical offset -> size): records in damaged bytes which the
     walk cannot prove (without a body, and nothing whole behind them), but something else does.
     """
 
     def __init__(self, generation: int, batch_topics: Iterable[str],
-                 condemned: Iterable[int] = (), vouched: Mapping[int, int] | None = None,
+                 rejected: Iterable[int] = (), confirmed: Mapping[int, int] | None = None,
                  progress: Callable[[int], None] | None = None) -> None:
         self._generation = generation
         self._batched = {os.fsencode(topic) for topic in batch_topics}
         self._progress = progress or (lambda _bytes: None)
-        self._condemned = np.array(sorted(condemned), np.int64)
-        self._vouched = vouched or {}
-        self._vouched_at = sorted(self._vouched)
+        self._rejected = np.array(sorted(rejected), np.int64)
+        self._confirmed = confirmed or {}
+        self._confirmed_places = sorted(self._confirmed)
         self._topics = text.Dictionary()
         self.survey = Survey([], Runs())
         self._table = QueueTable(self._topics, self.survey.runs.number)
@@ -237,9 +237,9 @@ class Surveyor:
     def _span(self, number: int, source: Source, span: Span) -> None:
         """A damaged span, cut where records in it are vouched for."""
         at = span.offset
-        first = bisect_left(self._vouched_at, at)
-        for physical in self._vouched_at[first:bisect_left(self._vouched_at, span.end)]:
-            size = self._vouched[physical]
+        first = bisect_left(self._confirmed_places, at)
+        for physical in self._confirmed_places[first:bisect_left(self._confirmed_places, span.end)]:
+            size = self._confirmed[physical]
             raw = source.read(physical - source.base, size)
             batch, ok = examine(np.frombuffer(raw, np.uint8), physical, np.zeros(1, np.int64))
             if physical < at or physical + size > span.end or not ok.all():
@@ -272,9 +272,9 @@ class Surveyor:
             return
         found = self.survey
         bad = ~batch.crc_ok() & (batch.column("body_length") > 0)
-        if len(self._condemned):
-            bad |= np.isin(batch.offset, self._condemned)
-        self._seals(batch, bad)
+        if len(self._rejected):
+            bad |= np.isin(batch.offset, self._rejected)
+        self._appended_crcs(batch, bad)
         offset, size = batch.offset, batch.column("total_size")
         when = batch.column("store_timestamp")
         if bad.any():
@@ -292,19 +292,19 @@ class Surveyor:
         self._times(offset[good], when[good])
         self._rows(batch.select(good) if bad.any() else batch)
 
-    def _seals(self, batch: Batch, bad: Array) -> None:
+    def _appended_crcs(self, batch: Batch, bad: Array) -> None:
         found, offset = self.survey, batch.offset
-        sealed, wrong = seals(batch)
-        good = sealed & ~wrong
+        with_crc, wrong = appended_crcs(batch)
+        good = with_crc & ~wrong
         count = int(np.count_nonzero(good))
-        if not count and not found.sealed:
+        if not count and not found.with_crc:
             return
-        found.sealed += count
-        if len(found.bad_seals) < _MOST_KEPT:
-            found.bad_seals += offset[wrong & ~bad].tolist()
-        if len(found.unsealed) < _MOST_ODD:
-            first = 0 if found.sealed > count else int(good.argmax())
-            found.unsealed += offset[first:][~sealed[first:] & ~bad[first:]].tolist()
+        found.with_crc += count
+        if len(found.wrong_crcs) < _MOST_KEPT:
+            found.wrong_crcs += offset[wrong & ~bad].tolist()
+        if len(found.lacking_crc) < _MOST_ODD:
+            first = 0 if found.with_crc > count else int(good.argmax())
+            found.lacking_crc += offset[first:][~with_crc[first:] & ~bad[first:]].tolist()
 
     def _bad(self, number: int, batch: Batch, rows: Array) -> None:
         """Records with a wrong body CRC become regions; times come from those between them."""
@@ -402,27 +402,27 @@ class Surveyor:
 # -- appended CRCs (spec: commitlog.md §5.4) ------------------------------------------------------
 
 
-def seals(batch: Batch) -> tuple[Array, Array]:
+def appended_crcs(batch: Batch) -> tuple[Array, Array]:
     """(whether a record ends with an appended CRC, whether that is wrong), both bool."""
     size = batch.column("total_size")
     wrong: Array = np.zeros(len(batch), bool)
-    sealed = batch.column("properties_length") >= append_crc.SIZE
-    rows = np.flatnonzero(sealed)
-    sealed[:] = False
+    with_crc = batch.column("properties_length") >= append_crc.SIZE
+    rows = np.flatnonzero(with_crc)
+    with_crc[:] = False
     if not len(rows):
-        return sealed, wrong
+        return with_crc, wrong
     end = (batch.start + size)[rows]
     tail = gather(batch.data, end - append_crc.SIZE, append_crc.SIZE).view(np.uint8).reshape(
         -1, append_crc.SIZE)
-    has = (tail[:, :len(_SEAL)] == _SEAL).all(axis=1)
+    has = (tail[:, :len(_CRC_NAME)] == _CRC_NAME).all(axis=1)
     rows, end, tail = rows[has], end[has], tail[has]
     if not len(rows):
-        return sealed, wrong
-    sealed[rows] = True
-    digits = tail[:, len(_SEAL):-1].astype(np.int64) - ord("0")
+        return with_crc, wrong
+    with_crc[rows] = True
+    digits = tail[:, len(_CRC_NAME):-1].astype(np.int64) - ord("0")
     stored = digits @ (10 ** np.arange(append_crc.DIGITS, dtype=np.int64))
     start = batch.start[rows]
     good = ((digits >= 0) & (digits <= 9)).all(axis=1)
     good &= batch.crc(start, end - append_crc.SIZE - start) == stored
     wrong[rows] = ~good
-    return sealed, wrong
+    return with_crc, wrong

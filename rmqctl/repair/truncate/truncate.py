@@ -21,7 +21,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
-from rmqctl.repair.groups import Progress, named
+from rmqctl.repair.groups import ConsumerProgress, named
 from rmqctl.repair.plan import Action, Lost, MoveAside, Patch, Plan, Planned, Step
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.index import cut_index
@@ -62,7 +62,7 @@ def truncate(store: Store, to: int, generation: int,
     read behind the cut. Writes nothing. StoreIOError.
     """
     at = border(store, to)
-    progress = Progress.of(store)
+    progress = ConsumerProgress.of(store)
     behind = messages_behind(store, to, progress, step)
     log_steps, log_actions = cut_log(store, to)
     queues = cut_queues(store, to)
@@ -72,7 +72,7 @@ def truncate(store: Store, to: int, generation: int,
     actions = [*log_actions, *queues.actions, *timer.actions, *index.actions]
     _set_back_checkpoint(store, at, index.full_until, steps, actions)
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
-             *queues.notes, *timer.notes, *index.notes, *_around(store, to)]
+             *queues.notes, *timer.notes, *index.notes, *_left_as_is(store, to)]
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
     plan = Plan("truncate", store.root, tuple(actions), tuple(steps), tuple(behind.listed), table,
                 tuple(notes))
@@ -101,18 +101,18 @@ def _set_back_checkpoint(store: Store, at: Border, full_until: int | None, steps
     with FileSource(store.path("checkpoint")) as source:
         size = min(source.size, layout.CHECKPOINT.size)
     steps.append(Patch("checkpoint", (Piece.of(0, layout.build(made)[:size]),)))
-    actions.append(Action("set back", "checkpoint", _told(found, made), _told(made, found),
-                          "is ahead of the log"))
+    actions.append(Action("set back", "checkpoint", _changed_fields(found, made),
+                          _changed_fields(made, found), "is ahead of the log"))
 
 
-def _told(one: CheckpointRecord, other: CheckpointRecord) -> str:
+def _changed_fields(one: CheckpointRecord, other: CheckpointRecord) -> str:
     """The fields in which a record differs from another."""
     mine, theirs = one._asdict(), other._asdict()
     return ", ".join(f"{name.split('_')[0]} {value}" for name, value in mine.items()
                      if value != theirs[name])
 
 
-def _around(store: Store, to: int) -> list[str]:
+def _left_as_is(store: Store, to: int) -> list[str]:
     """What else of the store is touched by the cut, and is left as it is."""
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
     damaged = _damage_before(store, to)
@@ -188,8 +188,8 @@ def border(store: Store, to: int) -> Border:
     if number is None:
         raise RefusedError(f"physical offset {to} lies in a part of the log that has no file")
     source = log.source(number)
-    below, above, last = _around_log(Walk(source, 0, min(to + 1 - source.base, source.size)), to,
-                                 log.files[number])
+    walk = Walk(source, 0, min(to + 1 - source.base, source.size))
+    below, above, last = _borders_around(walk, to, log.files[number])
     if below != to:
         raise RefusedError(f"physical offset {to} is no border between records: the one before it "
                            f"is {below}, the one after it {above}")
@@ -215,7 +215,8 @@ def refuse_overlaps(store: Store) -> None:
                                f"{one.end}; which of the two belongs to the log is unclear")
 
 
-def _around_log(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, tuple[int, int] | None]:
+def _borders_around(walk: Walk, to: int,
+                    file: StoreFile) -> tuple[int, int, tuple[int, int] | None]:
     """(greatest border up to ``to``, least behind it, last record before it and its store time)."""
     below, above = file.base, file.end
     last: tuple[int, int] | None = None
@@ -268,7 +269,7 @@ def cut_log(store: Store, to: int) -> Planned:
 
 
 @dataclass(slots=True)
-class Cut:
+class MessagesBehind:
     """What lies behind the cut: ``listed`` are the first of ``count`` intact messages."""
 
     listed: list[Lost] = field(default_factory=list)
@@ -280,10 +281,10 @@ class Cut:
     commits: int = 0
 
 
-def messages_behind(store: Store, to: int, progress: Progress,
-                    step: Callable[[int], None] | None = None) -> Cut:
+def messages_behind(store: Store, to: int, progress: ConsumerProgress,
+                    step: Callable[[int], None] | None = None) -> MessagesBehind:
     """Reads the log from ``to`` (a border) on. ``step`` hears of the bytes read. StoreIOError."""
-    cut = Cut()
+    cut = MessagesBehind()
     topics = text.Dictionary()
     for batch in _frames(store, to):
         cut.damaged += sum(one.kind == DAMAGED for one in batch.spans)
@@ -301,7 +302,8 @@ def _frames(store: Store, to: int) -> Iterator[Batch]:
             yield from Walk(store.log.source(number), max(0, to - one.base))
 
 
-def _take(cut: Cut, batch: Batch, topics: text.Dictionary, progress: Progress) -> None:
+def _take(cut: MessagesBehind, batch: Batch, topics: text.Dictionary,
+          progress: ConsumerProgress) -> None:
     intact = batch.crc_ok()
     cut.damaged += int(len(batch) - np.count_nonzero(intact))
     topic = topics.encode(text.topics(batch))
@@ -335,7 +337,7 @@ def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictiona
     return int(np.count_nonzero(intact[rows] & (topic[rows] != scheduled)))
 
 
-def warnings(cut: Cut, progress: Progress, next_offsets: dict[QueueKey, int],
+def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict[QueueKey, int],
              restarted: list[QueueKey]) -> list[str]:
     """What somebody should know before the messages are cut, one sentence each."""
     said = []
@@ -371,7 +373,7 @@ def warnings(cut: Cut, progress: Progress, next_offsets: dict[QueueKey, int],
     return said
 
 
-def _too_far(progress: Progress, next_offsets: dict[QueueKey, int]) -> list[str]:
+def _too_far(progress: ConsumerProgress, next_offsets: dict[QueueKey, int]) -> list[str]:
     """Consumers that are ahead of what is left of their queue."""
     ahead: dict[str, list[str]] = {}
     for one in progress.everybody():
