@@ -221,6 +221,7 @@ class Scan:
             self.shifts.add(shift, 1)
             self._leave(begin, begin + size, shift)
             return
+        # The intact records that follow each other with this shift, the first few to begin with.
         window.hold(self._at, max(size, min(LOG_BYTES, self.size - self._at)))
         for most in (_BURST, 1 << 62):
             start = hop(window.buffer, self._at - window.start, window.end - window.start, most)
@@ -234,6 +235,7 @@ class Scan:
         if not good:  # the file changes while it is read
             self._at += 1
             return
+        # Long enough to be a log of its own?
         sizes = batch.column("total_size")[:good]
         last = int(start[good - 1]) + window.start
         end = last + int(sizes[-1])

@@ -180,6 +180,7 @@ class _Job:
 
     def run(self, jobs: int, progress: Callable[[int], None] | None,
             save_every: float) -> Rebuilt:
+        # Begin, or go on where an interrupted run stopped.
         at = self._state.load()
         if at is None:
             at = self._begin()
@@ -187,6 +188,7 @@ class _Job:
             seed.drop_unfinished(self._scratch, self._settings, at.done)
         if progress is not None and at.done > self._log_min:
             progress(log_size(self._parts, min(at.done, self._end())))
+        # Dispatch the log.
         with ExitStack() as held:
             dispatcher = self._dispatcher()
             held.callback(dispatcher.close)
@@ -195,6 +197,7 @@ class _Job:
             next_offsets = {key: end for key, end in dispatcher.next_offsets().items()
                             if wants(self._topic, self._queue, key)}
             index_timestamp = dispatcher.index_timestamp
+        # Rows of expired messages in the place of fillers.
         if CONSUMEQUEUE in self._only:
             seed.take_over(self._root, self._scratch,
                                    self._settings.consumequeue_file_size, self._log_min)

@@ -275,6 +275,7 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
     steps: list[Step] = []
     actions: list[Action] = []
     chosen = index.matched(made, list(there.values()), max(stays, default=""))
+    # Each made file under the name of the store's file that it replaces, or a new one.
     for one, name in zip(made, chosen, strict=True):
         target, content = os.path.join(INDEX, name), FileContent(one.path, movable)
         old = there.pop(name, None)
@@ -295,6 +296,7 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
             before = _entries(old)
             reason = "index has wrong entries" if before == after else "index differs from the log"
             actions.append(Action(_VERB, target, before, after, reason))
+    # What is left of the store's files tells of nothing in the log.
     for name, old in sorted(there.items(), reverse=True):
         target = os.path.join(INDEX, name)
         steps.append(MoveAside(target))

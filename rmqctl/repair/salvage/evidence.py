@@ -127,11 +127,13 @@ def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     runs = runs[start:]
     if len(runs) < 2 or len(runs) > _MOST_RUNS:
         return list(runs), []
+    # For each run the heaviest chain that ends with it: (messages, the run before).
     best: list[tuple[int, int]] = []
     for at, run in enumerate(runs):
         weight, before = max(((best[other][0], other) for other in range(at)
                               if runs[other].end <= run.first), default=(0, -1))
         best.append((weight + run.end - run.first, before))
+    # Back from the heaviest of all.
     at = max(range(len(runs)), key=lambda one: (best[one][0], one))
     kept = []
     while at >= 0:
@@ -198,6 +200,7 @@ class Gatherer:
         filler = np.array(tuple(FILLER), queue.units(0, 0).dtype)
         behind = {run.low: run for run in runs}
         for hole in self.holes[key]:
+            # The rows that may be of the hole: sound, and between its neighbours in the log.
             columns: list[tuple[Array, Array, Array]] = []
             early = _early(queue, hole)
             first = max(hole.first - early, queue.first_index)
@@ -213,10 +216,12 @@ class Gatherer:
                                 rows["size"][kept].astype(np.int64)))
             if not columns:
                 continue
+            # Of these the longest ascending part: rows follow the log.
             offset, physical, size = (np.concatenate(one) for one in zip(
                 *columns, strict=True))
             chosen = ascending(physical)
             offset, physical, size = offset[chosen], physical[chosen], size[chosen]
+            # Rows behind the log are counted, those of missing files kept by column.
             inside = int(np.searchsorted(physical, self._end))
             most = inside + max(0, MOST_LISTED - len(found.beyond))
             found.ahead += len(physical[most:])

@@ -158,11 +158,13 @@ class Filling:
         for number, item in enumerate(span.items):
             assert item.physical is not None
             assert item.size is not None
+            # Before it: fillers, or it begins earlier.
             gap = item.physical - at
             if 0 < gap < self._least:  # no record fits before it: it begins earlier
                 item.physical, item.size = at, item.size + gap
             elif gap:
                 yield from fillers(at, gap, span.time, style)
+            # Behind it: it takes what no record fits into.
             end = item.physical + item.size
             follows = (span.items[number + 1].physical or 0) if number + 1 < len(
                 span.items) else span.end
@@ -172,6 +174,7 @@ class Filling:
             yield (item.physical, item.size,
                    item.filler.parts(item.physical, item.size, item.time or span.time, style))
             at = item.physical + item.size
+        # The end of the span.
         self.end = at
         rest = span.end - at
         if span.mode == "blank":

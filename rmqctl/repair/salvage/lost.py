@@ -105,6 +105,7 @@ class Collector:
             region = self._region(physical)
             if region is None or size < MIN_SIZE or physical < end or physical + size > region.end:
                 continue
+            # The queue that the record itself names owns the filler, the others are dispatched to.
             record = self._record(physical, size, region)
             here.sort(key=lambda row: rank(row, record))
             batch = here[0].count if here[0].batch else 0
@@ -313,6 +314,7 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
         from_, to = _times(regions, starts, row.physical, -1, 1 << 62)
         found.append(Lost(*row.key, row.queue_offset, row.physical, row.size, from_, to,
                           by="consumequeue"))
+    # Missing files by column are counted; only the first of their messages are listed.
     total = len(found) + evidence.ahead - len(evidence.beyond)
     places = np.array([one.physical_offset for one in found
                        if one.physical_offset is not None], np.int64)
@@ -324,6 +326,7 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
     places.sort()
     found.sort(key=_order)
     del found[MOST_LISTED:]
+    # Keys of the index: of what is listed, and of what only the index knows.
     wanted = {one.physical_offset for one in found if one.physical_offset is not None}
     keys, others = _known_keys(store, regions, wanted, places, end)
     found = [_with_keys(one, keys) for one in found]

@@ -120,6 +120,7 @@ class _Round:
         self._confirmed: dict[int, int] = {}
 
     def run(self) -> Mending:
+        # In damaged regions: wherever a row, a known extent or a record says that one starts.
         rows: dict[int, list[FoundRow]] = {}
         for row in self._evidence.rows:
             rows.setdefault(row.physical, []).append(row)
@@ -142,6 +143,7 @@ class _Round:
                     if start >= end:
                         size = self._damaged(source, region, start, rows.get(start, []))
                         end = start + size
+        # Intact records: a body CRC of no body, and what contradicts others.
         for physical in self._survey.unchecked:
             self._records.set_field(physical, "body_crc", 0)
         Contradictions(self._store, self._survey, self._gatherer, self._evidence,

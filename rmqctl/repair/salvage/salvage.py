@@ -102,10 +102,12 @@ class _Job:
         looked_elsewhere = False
         survey = self._survey(parts)
         for rounds in count():
+            # What contradicts the store's appended CRCs counts as damaged from now on.
             doubtful = survey.doubtful() - self.rejected
             if doubtful:
                 self.rejected |= doubtful
                 survey = self._survey(parts)
+            # What queues know of the damaged bytes, and what of these can be brought back by it.
             gatherer = Gatherer(self.store, survey.runs, survey.regions, parts[-1].end,
                                 self._by_column(parts, survey))
             evidence = gatherer.gather()
@@ -120,6 +122,7 @@ class _Job:
                 found = put_back(parts, survey)
                 if not self._is_news(found):
                     break
+            # Lay it over the log and look again: only what the next survey accepts counts.
             before = parts, dict(self.confirmed), set(self.rejected)
             parts = laid_over(parts, found.pieces)
             self.confirmed.update(found.confirmed)
@@ -155,6 +158,7 @@ class _Job:
         known = Collector(parts, survey, gatherer, style).collect(evidence)
         self.notes += [*known.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
         filled = known.filled
+        # Messages of known place go into their regions, the others wait for room.
         spans = self._spans(parts, survey, known)
         by_place = sorted((one for one in filled if one.physical is not None),
                           key=lambda one: one.physical or 0)
@@ -229,6 +233,7 @@ class _Job:
     def _made(self, parts: Sequence[LogPart], survey: Survey,
               fillings: Sequence[tuple[Region, Filling]], known: KnownLosses, evidence: Evidence,
               restored: int) -> Salvage:
+        # Missing files by column, unless one blank record is to stand for them.
         pieces: dict[int, list[Piece]] = {}
         files = Files(self.store, self.scratch, self.actions)
         bulks = {start: bulk for start, bulk in known.bulks.items() if not any(
@@ -236,6 +241,7 @@ class _Job:
             if region is bulk.region)}
         counts = {start: len(bulk) for start, bulk in bulks.items()}
         log_end = max([survey.last_end, *(bulk.end for bulk in bulks.values())])
+        # The bytes of each region: a blank, zeros, or fillers.
         for region, filling in fillings:
             part, span, bulk = parts[region.file], filling.span, bulks.get(region.start)
             missing = part.path is None and span.mode == "blank" and bulk is None
@@ -258,6 +264,7 @@ class _Job:
             pieces.setdefault(region.file, []).append(piece)
             files.filled(part, region, filling)
         made = files.by_column(parts, bulks, counts, self._style(survey))
+        # What found no room, the log as it is then, and the steps that make it so.
         placed = {id(one) for _, filling in fillings for one in filling.span.items}
         homeless = sum(id(one) not in placed for one in known.filled) + sum(
             len(bulk) for start, bulk in known.bulks.items() if start not in bulks)

@@ -182,6 +182,7 @@ def border(store: Store, to: int) -> Border:
     if to > found.offset:
         raise RefusedError(f"physical offset {to} lies behind the end of the log at "
                            f"{found.offset}")
+    # The file that holds it, or ends there.
     number = next((at for at, one in enumerate(log.files) if one.base <= to < one.end), None)
     if number is None:
         number = next((at for at, one in enumerate(log.files) if one.end == to), None)
@@ -193,6 +194,7 @@ def border(store: Store, to: int) -> Border:
     if below != to:
         raise RefusedError(f"physical offset {to} is no border between records: the one before it "
                            f"is {below}, the one after it {above}")
+    # The last record before it may lie in an earlier file.
     while last is None and number > 0:
         number -= 1
         source = log.source(number)
