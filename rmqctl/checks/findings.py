@@ -118,6 +118,24 @@ def _by_topic_table(finding: Finding, store: str) -> str:
     return f"rmqctl recover table {store}"
 
 
+def _recover_tier(_finding: Finding, tier: str) -> str:
+    """What the tiered files themselves still tell, and what is no damage and may be put right."""
+    return f"rmqctl tiered recover {tier}"
+
+
+def _rebuild_tier_index(finding: Finding, tier: str) -> str | None:
+    """Index files are made anew from the messages, where they are damaged."""
+    return None if finding.severity == INFO else _recover_tier(finding, tier)
+
+
+def _look_into_tier(finding: Finding, tier: str) -> str | None:
+    if finding.severity == INFO:
+        return None
+    if finding.file is not None and finding.position is not None and "://" not in finding.file:
+        return f"rmqctl tiered dump {shlex.quote(finding.file)} --at {finding.position}"
+    return f"rmqctl tiered ls {tier} --segments"
+
+
 def advised(finding: Finding, root: str) -> Finding:
     """The finding with its ``next`` filled in, where there is something to look at."""
     store = shlex.quote(root)
@@ -126,14 +144,20 @@ def advised(finding: Finding, root: str) -> Finding:
     return replace(finding, next=CATEGORIES[finding.category].remedy(finding, store))
 
 
+def advised_in_tier(finding: Finding, root: str) -> Finding:
+    """`advised` for what lies in a tier; ``root``: its folder or URL."""
+    tier = shlex.quote(root)
+    # Files of a tier that cannot be read have the categories of a store's, with its own commands.
+    remedy = (CATEGORIES[finding.category].remedy if finding.category.startswith("tiered-")
+              else _look_into_tier)
+    return replace(finding, next=remedy(finding, tier))
+
+
 # -- the closed list ------------------------------------------------------------------------------
 
 
 class Category(NamedTuple):
-    """``meaning`` is the line of docs/verify.md; ``remedy`` makes a finding's ``next``.
-
-    (What is found in a tier has its commands in `tiered.verify.remedies`.)
-    """
+    """``meaning`` is the line of docs/verify.md; ``remedy`` makes a finding's ``next``."""
 
     severity: str
     meaning: str
@@ -207,47 +231,73 @@ CATEGORIES: dict[str, Category] = {
     "compaction": Category(ERROR, "a compaction log or its queue is damaged"),
     "epoch-file": Category(ERROR, "the epoch file does not match its CRC or count"),
     "small-file": Category(WARNING, "a small file has not the content a broker writes"),
-    "tiered-name": Category(ERROR, "a name in a tier has not the hash of what it names"),
-    "tiered-stray": Category(WARNING, "something in a tier that does not belong there"),
-    "tiered-gap": Category(ERROR, "bytes between two segments of a flat file are missing"),
-    "tiered-overlap": Category(WARNING, "a segment goes on behind the start of the next one"),
-    "tiered-metadata-missing": Category(WARNING, "there is no metadata, or only its backup"),
-    "tiered-metadata-damaged": Category(ERROR, "the metadata or an entry of it cannot be read"),
-    "tiered-metadata-entry": Category(WARNING, "metadata and files disagree on what there is"),
-    "tiered-metadata-size": Category(WARNING, "metadata has not the size of a segment"),
-    "tiered-segment-missing": Category(ERROR, "a segment that metadata has bytes for is not there"),
-    "tiered-segment-short": Category(ERROR, "a segment has fewer bytes than were committed"),
+    "tiered-name": Category(
+        ERROR, "a name in a tier has not the hash of what it names", _look_into_tier),
+    "tiered-stray": Category(
+        WARNING, "something in a tier that does not belong there", _look_into_tier),
+    "tiered-gap": Category(
+        ERROR, "bytes between two segments of a flat file are missing", _look_into_tier),
+    "tiered-overlap": Category(
+        WARNING, "a segment goes on behind the start of the next one", _look_into_tier),
+    "tiered-metadata-missing": Category(
+        WARNING, "there is no metadata, or only its backup", _recover_tier),
+    "tiered-metadata-damaged": Category(
+        ERROR, "the metadata or an entry of it cannot be read", _recover_tier),
+    "tiered-metadata-entry": Category(
+        WARNING, "metadata and files disagree on what there is", _recover_tier),
+    "tiered-metadata-size": Category(
+        WARNING, "metadata has not the size of a segment", _recover_tier),
+    "tiered-segment-missing": Category(
+        ERROR, "a segment that metadata has bytes for is not there", _look_into_tier),
+    "tiered-segment-short": Category(
+        ERROR, "a segment has fewer bytes than were committed", _look_into_tier),
     "tiered-segment-time": Category(
-        WARNING, "times in metadata that no message of the segment has"),
-    "tiered-cq-missing": Category(ERROR, "a tiered commit log has messages but no consume queue"),
-    "tiered-cq-torn": Category(ERROR, "a tiered consume queue is cut inside a unit"),
+        WARNING, "times in metadata that no message of the segment has", _recover_tier),
+    "tiered-cq-missing": Category(
+        ERROR, "a tiered commit log has messages but no consume queue", _recover_tier),
+    "tiered-cq-torn": Category(ERROR, "a tiered consume queue is cut inside a unit", _recover_tier),
     "tiered-cq-behind": Category(
-        WARNING, "a tiered consume queue ends long before its messages do"),
-    "tiered-cq-ahead": Category(ERROR, "units lead behind the end of the tiered commit log"),
-    "tiered-cq-unit": Category(ERROR, "a unit leads to no message, or not to its own"),
-    "tiered-cq-order": Category(ERROR, "units lead backwards in the tiered commit log"),
-    "tiered-cq-wrong-tag": Category(WARNING, "a unit has not its message's tags code"),
-    "tiered-cq-expired": Category(INFO, "units of messages that are expired"),
+        WARNING, "a tiered consume queue ends long before its messages do", _recover_tier),
+    "tiered-cq-ahead": Category(
+        ERROR, "units lead behind the end of the tiered commit log", _recover_tier),
+    "tiered-cq-unit": Category(
+        ERROR, "a unit leads to no message, or not to its own", _recover_tier),
+    "tiered-cq-order": Category(
+        ERROR, "units lead backwards in the tiered commit log", _recover_tier),
+    "tiered-cq-wrong-tag": Category(
+        WARNING, "a unit has not its message's tags code", _recover_tier),
+    "tiered-cq-expired": Category(INFO, "units of messages that are expired", _look_into_tier),
     "tiered-message-fields": Category(
-        ERROR, "a tiered message is of another queue or queue offset"),
-    "tiered-record": Category(ERROR, "a unit leads to bytes that are no record"),
-    "tiered-body-crc": Category(ERROR, "the body of a tiered message does not match its CRC"),
+        ERROR, "a tiered message is of another queue or queue offset", _look_into_tier),
+    "tiered-record": Category(ERROR, "a unit leads to bytes that are no record", _look_into_tier),
+    "tiered-body-crc": Category(
+        ERROR, "the body of a tiered message does not match its CRC", _look_into_tier),
     "tiered-shifted": Category(
-        ERROR, "messages lie behind their place: a broker repeated a torn write"),
-    "tiered-orphans": Category(INFO, "bytes of a tiered commit log that no unit leads to"),
-    "tiered-index-unreadable": Category(ERROR, "a tiered index file cannot be understood"),
+        ERROR, "messages lie behind their place: a broker repeated a torn write", _look_into_tier),
+    "tiered-orphans": Category(
+        INFO, "bytes of a tiered commit log that no unit leads to", _recover_tier),
+    "tiered-index-unreadable": Category(
+        ERROR, "a tiered index file cannot be understood", _rebuild_tier_index),
     "tiered-index-header": Category(
-        ERROR, "the header of a tiered index file contradicts its items"),
+        ERROR, "the header of a tiered index file contradicts its items", _rebuild_tier_index),
     "tiered-index-slot": Category(
-        ERROR, "a slot of a tiered index file does not lead to its items"),
-    "tiered-index-chain": Category(ERROR, "a chain of an open index file is broken"),
+        ERROR, "a slot of a tiered index file does not lead to its items", _rebuild_tier_index),
+    "tiered-index-chain": Category(
+        ERROR, "a chain of an open index file is broken", _rebuild_tier_index),
     "tiered-index-hash": Category(
-        ERROR, "an item of a tiered index file lies in another hash's slot"),
-    "tiered-index-item": Category(WARNING, "an item leads to no message with its key"),
-    "tiered-index-time": Category(WARNING, "an item's time is not its message's"),
-    "tiered-index-expired": Category(INFO, "items of messages that are expired or removed"),
-    "tiered-index-missing": Category(INFO, "keys of tiered messages that no index file has"),
-    "tiered-lost": Category(WARNING, "messages that neither the tier nor the local store has"),
-    "tiered-differs": Category(ERROR, "a message in the tier is not the one in the local store"),
-    "tiered-oddity": Category(INFO, "what some version of a broker leaves behind; harmless"),
+        ERROR, "an item of a tiered index file lies in another hash's slot", _rebuild_tier_index),
+    "tiered-index-item": Category(
+        WARNING, "an item leads to no message with its key", _rebuild_tier_index),
+    "tiered-index-time": Category(
+        WARNING, "an item's time is not its message's", _rebuild_tier_index),
+    "tiered-index-expired": Category(
+        INFO, "items of messages that are expired or removed", _look_into_tier),
+    "tiered-index-missing": Category(
+        INFO, "keys of tiered messages that no index file has", _recover_tier),
+    "tiered-lost": Category(
+        WARNING, "messages that neither the tier nor the local store has", _look_into_tier),
+    "tiered-differs": Category(
+        ERROR, "a message in the tier is not the one in the local store", _look_into_tier),
+    "tiered-oddity": Category(
+        INFO, "what some version of a broker leaves behind; harmless", _look_into_tier),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from rmqctl.errors import FormatError
 from rmqctl.formats.tiered import names
 from rmqctl.scan.source import Source
 from rmqctl.tiered.files.reader import Reader, close_source
@@ -124,6 +125,28 @@ class FlatFile:
             offset += len(part)
             length -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_as_broker(self, offset: int, length: int, further: int = 0) -> bytes:
+        """A range as a broker reads it: from the segment that has its start, and the next one.
+
+        Up to ``further`` bytes more where they are there. FormatError where nothing is.
+        StoreIOError.
+        """
+        number = next((n for n in range(len(self.segments) - 1, -1, -1)
+                       if self.segments[n].base <= offset), None)
+        segment = None if number is None else self.segments[number]
+        if segment is None or number is None or offset >= segment.end or length <= 0:
+            raise FormatError(f"{length} bytes cannot be read from here",
+                              file=self.reader.where(self.folder), offset=offset)
+        length += further
+        data = self.reader.read(segment.path, offset - segment.base,
+                                min(length, segment.end - offset))
+        if len(data) < length and number + 1 < len(self.segments):
+            after = self.segments[number + 1]
+            # A broker takes the next one even if it does not begin where this one ends.
+            if after.usable and after.base == offset + len(data):
+                data += self.reader.read(after.path, 0, min(length - len(data), after.usable))
+        return data
 
     def batches(self, segment: Segment, start: int = 0) -> Iterator[Batch]:
         """What lies in a segment from position ``start`` on: messages, and spans of what is none.

@@ -14,7 +14,7 @@ import pytest
 from rmqctl.formats.tiered.index import CompactedItemRecord
 from rmqctl.store.problems import Problem
 from rmqctl.tiered.read import by_key
-from rmqctl.tiered.read.by_key_files import IndexFiles
+from rmqctl.tiered.read.by_key import IndexFiles
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets

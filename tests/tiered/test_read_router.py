@@ -15,10 +15,10 @@ from rmqctl.broker.versions import version_for
 from rmqctl.broker.view import view_of
 from rmqctl.errors import UsageError
 from rmqctl.store import Store
-from rmqctl.tiered.as_broker import router_key
 from rmqctl.tiered.as_broker.local_side import LocalSide
+from rmqctl.tiered.as_broker.routed import routed_key
 from rmqctl.tiered.as_broker.router import Router, Strategy
-from rmqctl.tiered.read.by_key_files import IndexFiles
+from rmqctl.tiered.read.by_key import IndexFiles
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
@@ -68,9 +68,8 @@ def test_times_as_the_engine(state: str, golden: GoldenFolder) -> None:
 def test_keys_as_the_engine(state: str, golden: GoldenFolder) -> None:
     with routed(golden(state)) as router, IndexFiles.open(router.tier) as files:
         for query in expect(golden)["queries"]:
-            found = router_key.query(router, files, query["topic"], query["key"],
-                                     begin=query["begin"], end=query["end"], most=query["max"],
-                                     as_broker=True)
+            found = routed_key(router, files, query["topic"], query["key"], begin=query["begin"],
+                               end=query["end"], most=query["max"], as_broker=True)
             assert [one.physical_offset for one in found.records] == query["queryMessage"]
 
 
@@ -203,10 +202,10 @@ def test_keys_over_both(golden: GoldenFolder, expired: Path, rmqctl: Runner) -> 
             key, topic = query["key"], query["topic"]
             wanted = sorted((row["queue_id"], row["queue_offset"]) for row in everything
                             if row["topic"] == topic and key in (*row["keys"], row["unique_key"]))
-            found = router_key.query(router, files, topic, key, most=64)
+            found = routed_key(router, files, topic, key, most=64)
             assert sorted((one.queue_id, one.queue_offset) for one in found.records) == wanted
             halves.add((bool(found.local), bool(found.tier)))
-            few = router_key.query(router, files, topic, key, most=1)
+            few = routed_key(router, files, topic, key, most=1)
             assert len(few.records) == min(1, len(wanted))
         assert (True, False) in halves
         assert (False, True) in halves

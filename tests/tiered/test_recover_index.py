@@ -13,7 +13,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.tiered.read import by_key
-from rmqctl.tiered.read.by_key_files import IndexFiles
+from rmqctl.tiered.read.by_key import IndexFiles
 from rmqctl.tiered.recover.index_items import LOST, Known, build_files, mixed
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder

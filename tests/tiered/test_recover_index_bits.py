@@ -17,7 +17,7 @@ import pytest
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.tiered.read import by_key
-from rmqctl.tiered.read.by_key_files import IndexFiles
+from rmqctl.tiered.read.by_key import IndexFiles
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder
 from tests.tiered import recovering

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.tiered import index
 from rmqctl.tiered.tier import Tier
-from rmqctl.tiered.verify.keys import folded
-from rmqctl.tiered.verify.spool import BUCKETS, Spool
+from rmqctl.tiered.verify.keys import BUCKETS, Spool, folded
 from rmqctl.tiered.verify.units import Seen, Units
 from rmqctl.tiered.verify.verify import Options
 from tests.tiered import made

@@ -53,7 +53,7 @@ def command(
         rmqctl tiered dump STORE/config/tieredStoreMetadata.json
     """
     from rmqctl.commands.dump import command as dump
-    from rmqctl.tiered.read.dump import TYPES, kind_of
+    from rmqctl.tiered.read.ls import TYPES, kind_of
 
     kind = kind_of(file) if type_ is None else TYPES[type_]
     dump(file=file, kind=kind, hex_=hex_, start=start, count=count, at=at, every=every, body=body,

@@ -15,8 +15,7 @@ from rmqctl.parse_values import parse_time_range
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
-    from rmqctl.tiered.read.by_key import KeyAnswer
-    from rmqctl.tiered.read.by_key_files import IndexFiles
+    from rmqctl.tiered.read.by_key import IndexFiles, KeyAnswer
 
 NAME = ("tiered", "query", "key")
 EFFECT = "read-only"
@@ -51,9 +50,8 @@ def command(
 
         rmqctl tiered query key /mnt/tier --topic orders --key order-4711 --begin -30d
     """
-    from rmqctl.tiered.as_broker import router_key
+    from rmqctl.tiered.as_broker.routed import routed_key
     from rmqctl.tiered.read import by_key
-    from rmqctl.tiered.read.by_key_files import IndexFiles
 
     local.check()
     if as_broker and (raw or kind):
@@ -63,14 +61,14 @@ def command(
     since, until = first or 0, by_key.FOR_EVER if last is None else last
     faults = Faults(out)
     with (tier.open() as opened,
-          IndexFiles.open(opened, tier.broker, tier.index_slots, tier.index_max) as files):
+          by_key.IndexFiles.open(opened, tier.broker, tier.index_slots, tier.index_max) as files):
         answer: KeyAnswer | None
         false_hits = 0
         if local.root is not None:
             with local.router(out, opened, tier.broker) as router:
-                both = router_key.query(router, files, topic, key, begin=since, end=until,
-                                        most=most, as_broker=as_broker, raw=raw, kind=kind,
-                                        report=faults.report)
+                both = routed_key(router, files, topic, key, begin=since, end=until, most=most,
+                                  as_broker=as_broker, raw=raw, kind=kind,
+                                  report=faults.report)
             records, answer, false_hits = both.records, both.answer, both.local_false_hits
             out.note(f"{len(both.local)} from the local store, {len(both.tier)} from the tier")
         elif as_broker:

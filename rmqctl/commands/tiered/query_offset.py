@@ -55,8 +55,8 @@ def command(
         rmqctl tiered query offset /mnt/tier --topic orders --queue 0 --phy 53755
     """
     from rmqctl.tiered.as_broker import router
-    from rmqctl.tiered.as_broker.tags import TagMatching
-    from rmqctl.tiered.read import at_place
+    from rmqctl.tiered.as_broker.get_message import TagMatching
+    from rmqctl.tiered.read import messages
 
     if (offset is None) == (phy is None):
         raise UsageError("name either --offset (of the queue) or --phy (of its tiered commit log)")
@@ -93,8 +93,8 @@ def command(
             show_records(out, [], made, show.tz, faults)
             not_found(out, faults, f"the tier has no queue {queue} of topic {topic}")
         else:
-            place = at_place.at_offset(found, offset) if offset is not None else (
-                at_place.at_place(found, phy or 0, around))
+            place = messages.at_offset(found, offset) if offset is not None else (
+                messages.at_place(found, phy or 0, around))
             show_records(out, [] if isinstance(place, str) else [place], made, show.tz, faults)
             if isinstance(place, str):
                 not_found(out, faults, place)

@@ -53,7 +53,7 @@ def command(
         rmqctl tiered query time /mnt/tier --topic orders --queue 0 --time 2024-06-21T19:53:00Z
     """
     from rmqctl.store.query.select import Selection
-    from rmqctl.tiered.as_broker.router_select import routed_pages
+    from rmqctl.tiered.as_broker.routed import routed_pages
     from rmqctl.tiered.read.select import pages
 
     local.check()

@@ -39,7 +39,7 @@ def command(
 
         rmqctl tiered read /mnt/tier --topic orders --local /data/store --strategy not-in-disk
     """
-    from rmqctl.tiered.as_broker.router_select import routed_pages, routed_queues
+    from rmqctl.tiered.as_broker.routed import routed_pages, routed_queues
     from rmqctl.tiered.read.select import pages, unreadable
 
     topic, queue, from_offset, broker = (select.topic, select.queue, select.from_offset,

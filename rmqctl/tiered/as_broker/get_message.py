@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.formats import layout
-from rmqctl.formats.local import message
+from rmqctl.formats.local import javahash, message
+from rmqctl.formats.local import properties as props
 from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.store.objects import java_text
 from rmqctl.tiered.as_broker.read_ahead import Fetched, ReadAhead
-from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue
 
 FOUND = "FOUND"
@@ -30,6 +31,8 @@ FOUND_NULL = "OFFSET_FOUND_NULL"
 NO_MATCH = "NO_MATCHED_MESSAGE"
 
 _HEAD = layout.reader(message.Message, "total_size", "magic")
+_CODE_BITS = 0xFFFFFFFF
+ALL = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,32 @@ class Matching(Protocol):
     def by_code(self, tags_code: int) -> bool: ...
 
     def by_message(self, data: bytes) -> bool: ...
+
+
+class TagMatching:
+    """A consumer's tags, ``A || B`` (one of them) or ``*`` (any). UsageError for an empty text.
+
+    A broker stops at the code and leaves tags that share it to the client; here they are left out.
+    """
+
+    def __init__(self, expression: str) -> None:
+        self.tags = {part.strip() for part in expression.split("||") if part.strip()}
+        if not self.tags:
+            raise UsageError("an empty tag expression; give a tag, or several as 'A || B'")
+        self._codes = {javahash.tags_code(tag) & _CODE_BITS for tag in self.tags}
+
+    def by_code(self, tags_code: int) -> bool:
+        """A broker compares the lower half of the code."""
+        return ALL in self.tags or tags_code & _CODE_BITS in self._codes
+
+    def by_message(self, data: bytes) -> bool:
+        if ALL in self.tags:
+            return True
+        try:
+            record = message.decode(data)
+        except FormatError:
+            return False
+        return props.parse(java_text(record.properties)).get(props.TAGS) in self.tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +193,7 @@ def _read(queue: FlatQueue, offset: int, count: int,
 
 def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
     flat = queue.consume_queue
-    data = two_segments(flat, offset * UNIT_SIZE, count * UNIT_SIZE)
+    data = flat.read_as_broker(offset * UNIT_SIZE, count * UNIT_SIZE)
     units = list(UNIT.decode_all(data[:len(data) - len(data) % UNIT_SIZE]))
     if not units:
         raise FormatError("no whole unit is there", file=flat.reader.where(flat.folder),
@@ -188,7 +217,7 @@ def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
         raise FormatError(f"the unit of queue offset {offset} says {length} bytes",
                           file=flat.reader.where(flat.folder), offset=first, path="size")
     # A coda in front of the last message moves it behind the range: read that much further.
-    data = two_segments(flat, first, length, CODA_SIZE)
+    data = flat.read_as_broker(first, length, CODA_SIZE)
     limit = min(length, len(data))
     for number, unit in enumerate(units[:kept]):
         at = unit.commit_log_offset - first
@@ -213,24 +242,3 @@ def _message(data: bytes, at: int, size: int) -> bytes | None:
             return None
         total, magic = _HEAD.unpack_from(data, at)
     return data[at:at + size] if magic in message.VERSIONS and total == size else None
-
-
-def two_segments(flat: FlatFile, offset: int, length: int, further: int = 0) -> bytes:
-    """A range as a broker reads it: from the segment that has its start, and the next one.
-
-    Up to ``further`` bytes more where they are there. FormatError where nothing is.
-    """
-    number = next((n for n in range(len(flat.segments) - 1, -1, -1)
-                   if flat.segments[n].base <= offset), None)
-    one = None if number is None else flat.segments[number]
-    if one is None or number is None or offset >= one.end or length <= 0:
-        raise FormatError(f"{length} bytes cannot be read from here",
-                          file=flat.reader.where(flat.folder), offset=offset)
-    length += further
-    data = flat.reader.read(one.path, offset - one.base, min(length, one.end - offset))
-    if len(data) < length and number + 1 < len(flat.segments):
-        other = flat.segments[number + 1]
-        # A broker takes the next one even if it does not begin where this one ends.
-        if other.usable and other.base == offset + len(data):
-            data += flat.reader.read(other.path, 0, min(length - len(data), other.usable))
-    return data

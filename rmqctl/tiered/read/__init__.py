@@ -1,1 +1,3 @@
-"""read."""
+"""Reading a tier for what is there, damage passed over: messages by queue offset, time and key,
+selections, figures, and the list of its queues, segments and index files.
+"""

@@ -17,7 +17,6 @@ from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE
 from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
-from rmqctl.tiered.as_broker.get_message import two_segments
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.read.messages import Fault, held_from, proven
@@ -160,7 +159,7 @@ def broker_time(queue: FlatQueue, offset: int) -> int:
         raise FormatError(f"no unit for queue offset {offset}", file=flat.reader.where(
             queue.consume_queue.folder), offset=offset * UNIT_SIZE)
     end = _STORED.offset + _STORED.size
-    data = two_segments(flat, unit.commit_log_offset, min(unit.size, end))
+    data = flat.read_as_broker(unit.commit_log_offset, min(unit.size, end))
     if len(data) < end:
         raise FormatError(f"queue offset {offset} leads to no message", file=flat.reader.where(
             flat.folder), offset=unit.commit_log_offset, path="store_timestamp")

@@ -1,14 +1,17 @@
-"""What is in a tier, as rows: queues, segments, index files; files and metadata side by side.
+"""What is in a tier, as rows: queues, segments, index files; files and metadata side by side. And
+what a single file of a tier is, where its name does not say.
 
 Only names, sizes, headers and the metadata are read, and of a queue its first message's head.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
-from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
+from rmqctl.formats import kinds
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import NEVER
@@ -186,3 +189,38 @@ def _index_row(broker: str | None, file: IndexFile | FormatError | StoreIOError 
         "base_offset": None if file.base < 0 else file.base,
         "generation": "5.1" if file.shape.old else "5.2+", "error": None, "path": path,
     }
+
+
+# -- what a file is ------------------------------------------------------------------------------
+
+TYPES = {
+    "commit-log": kinds.TIERED_COMMITLOG,
+    "consume-queue": kinds.TIERED_CONSUMEQUEUE,
+    "index": kinds.TIERED_INDEX,
+    "metadata": kinds.TIERED_METADATA,
+}
+"""What a user may call the kinds of files a tier has."""
+_ALIKE = {kinds.COMMITLOG: kinds.TIERED_COMMITLOG, kinds.CONSUMEQUEUE: kinds.TIERED_CONSUMEQUEUE,
+          kinds.CONFIG: kinds.TIERED_METADATA}
+_HEAD = 4096
+
+
+def kind_of(path: str) -> str | None:
+    """The kind by path and content; None where only `store.dump` can say what is wrong with it.
+
+    NotAStoreError for a file of another kind: `rmqctl dump` is for those.
+    """
+    from rmqctl.scan.source import FileSource
+
+    try:
+        with FileSource(path) as source:
+            head, size = source.read(0, _HEAD), source.size
+    except StoreIOError:
+        return None
+    found = kinds.recognise(os.path.abspath(path).split(os.sep), head, size)
+    found = _ALIKE.get(str(found), found)
+    if found in TYPES.values():
+        return found
+    what = "what it is" if found is None else f"a file of a tier; it looks like {found}"
+    raise NotAStoreError(f"{path}: neither its path nor its content tells {what}; give --type, one "
+                         f"of: {', '.join(TYPES)}")

@@ -1,4 +1,5 @@
-"""All messages of a queue in a tier, one after another, over damage and holes.
+"""Messages of a queue in a tier: all, one after another, over damage and holes; or a single one by
+queue offset or by a place in its commit log.
 
 Where a pull follows a broker's rules (`rmqctl.tiered.as_broker.get_message`), this shows
 everything that proves itself, and what does not as a value with its place.
@@ -13,13 +14,18 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, UNIT_SIZE, UnitRecord, is_coda
-from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.resync import MAX_RECORD, next_provable
+from rmqctl.scan.walk import Walk
+from rmqctl.tiered.files.reader import close_source
+from rmqctl.tiered.flat_file import Segment
 from rmqctl.tiered.flat_queue import FlatQueue
 
 UNITS = 4096
 """Units that are read at once."""
 SPAN = 4 << 20
 """Bytes of commit log that are read at once, unless one message is larger."""
+_WINDOW = 1 << 20
+_HEAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +192,70 @@ def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fa
 def _unread(queue: FlatQueue, first: int, count: int, error: StoreIOError) -> Fault:
     return Fault(first, count, queue.commit_log.reader.where(queue.commit_log.folder), 0, None,
                  str(error), unreadable=True)
+
+
+# -- single messages ------------------------------------------------------------------------------
+
+def at_offset(queue: FlatQueue, offset: int) -> Record | str:
+    """The message of a queue offset, or in words why there is none. StoreIOError."""
+    unit = queue.unit(offset)
+    if unit is None:
+        span = (f"the tier has {queue.cq_start} to {queue.commit_offset - 1}"
+                if queue.commit_offset > queue.cq_start else "the queue is empty")
+        return f"no queue offset {offset}: {span}"
+    found = proven(queue, offset, unit)
+    if not isinstance(found, Fault):
+        return found
+    first = held_from(queue)
+    return f"expired: the first that is there is {first}" if offset < first else str(found)
+
+
+def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str:
+    """The message that starts at an offset of the commit log, or with ``around`` lies around it;
+    else in words what is there. StoreIOError.
+    """
+    flat = queue.commit_log
+    one = flat.segment_of(place)
+    if one is None:
+        if place < flat.start:
+            return f"expired: the commit log begins at {flat.start}"
+        return f"nothing is at {place}: the commit log ends at {flat.end}"
+    if around:
+        return _around(queue, one, place)
+    head = flat.read(place, _HEAD)
+    if is_coda(head):
+        return f"a coda record ({CODA_SIZE} bytes, written by 5.1 and 5.2) is at {place}"
+    size = int.from_bytes(head[:4], "big", signed=True)
+    try:
+        if message.MIN_SIZE <= size <= MAX_RECORD:
+            record = message.decode(flat.read(place, size), 0, place)
+            if record.physical_offset == place:
+                return record
+    except FormatError:
+        pass
+    found = _around(queue, one, place)
+    if isinstance(found, str):
+        return f"no message starts at {place}: {found}"
+    return (f"no message starts at {place}; it lies inside the one at {found.physical_offset} "
+            f"({found.total_size} bytes), which --containing shows")
+
+
+def _around(queue: FlatQueue, segment: Segment, place: int) -> Record | str:
+    """Walks up to the place from windows that grow backwards, up to the segment's start."""
+    source = queue.commit_log.reader.source(segment.path, segment.base)
+    try:
+        at, window = place - segment.base, _WINDOW
+        while True:
+            start = max(0, at - window)
+            first = next_provable(source, start, min(at + 1, source.size)) if start else 0
+            for batch in Walk(source, first, at + 1) if first is not None else ():
+                if len(batch):
+                    last = len(batch) - 1
+                    begin = int(batch.offset[last])
+                    if begin <= place < begin + int(batch.column("total_size")[last]):
+                        return message.decode(batch.bytes_at(last))
+            if start == 0:
+                return f"damage or unused bytes are around {place}"
+            window *= 8
+    finally:
+        close_source(source)

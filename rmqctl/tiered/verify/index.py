@@ -1,6 +1,7 @@
 """The structure of an index file of a tier: header, slots, items, chains (tiered.md §5, §17.3 I).
 
-Everything is read once, by blocks. What items lead to is checked elsewhere (`verify_items`).
+Everything is read once, by blocks. What items lead to is checked elsewhere
+(`tiered.verify.items`).
 """
 
 from __future__ import annotations

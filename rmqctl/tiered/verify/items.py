@@ -24,8 +24,7 @@ from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import COMPACTED, IndexFile
 from rmqctl.tiered.verify.context import Coverage
 from rmqctl.tiered.verify.index import told
-from rmqctl.tiered.verify.keys import ITEM, KEY, compare, folded, marks
-from rmqctl.tiered.verify.spool import Spool
+from rmqctl.tiered.verify.keys import ITEM, KEY, Spool, compare, folded, marks
 
 _I32 = 1 << 32
 _LONG_AGO = 365 * 86_400

@@ -1,7 +1,8 @@
-"""One tiered queue, every byte of its commit log, held against its consume queue (tiered.md §17.3).
+"""One tiered queue, every byte of its commit log, held against its consume queue and against the
+times its segments have in the metadata (tiered.md §17.3).
 
 The log is walked once. Each message is looked up in the consume queue by its own queue offset; what
-is left over on either side is explained afterwards (`verify_left`).
+is left over on either side is explained afterwards (`tiered.verify.leftover`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, HostV4, HostV6, Message
-from rmqctl.formats.tiered.units import CODA_SIZE, UNIT_SIZE, is_coda
+from rmqctl.formats.tiered import names
+from rmqctl.formats.tiered.metadata import Metadata
+from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.walk import Walk
 from rmqctl.tiered.files.reader import close_source
-from rmqctl.tiered.flat_file import Segment
-from rmqctl.tiered.flat_queue import FlatQueue
-from rmqctl.tiered.verify.context import Place, Progress
+from rmqctl.tiered.flat_file import FlatFile, Segment
+from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.verify.context import METADATA, Place, Progress
 from rmqctl.tiered.verify.keys import MessageKeys
-from rmqctl.tiered.verify.times import Times
 from rmqctl.tiered.verify.units import Found, Seen, Units
 
 ENGINE_TIME = layout.field(Message, "store_timestamp", sys_flag=0, magic=MAGIC_V1).offset
@@ -40,7 +42,103 @@ _UNPROVEN = sum(layout.width_of(Message, name)[0] for name in (
 """Bytes of every message that nothing in a tier could prove wrong; hosts and properties besides."""
 _BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 _SEAL = props.CRC32.encode() + props.NAME_VALUE_SEPARATOR.encode()
+_FAR = np.iinfo(np.int64)
 
+
+# -- segment times in the metadata (tiered.md §2, §17.3 T1) ---------------------------------------
+
+@dataclass(slots=True)
+class TimeSpan:
+    """Least and greatest time of a segment's messages: as a broker reads it, and as it is."""
+
+    least: int = _FAR.max
+    most: int = _FAR.min
+    true_least: int = _FAR.max
+    true_most: int = _FAR.min
+    count: int = 0
+
+    def take(self, engine: Array, true: Array) -> None:
+        self.least = min(self.least, int(engine.min()))
+        self.most = max(self.most, int(engine.max()))
+        self.true_least = min(self.true_least, int(true.min()))
+        self.true_most = max(self.true_most, int(true.max()))
+        self.count += len(engine)
+
+
+class Times:
+    """Collects the times of one queue, by segment of its two flat files.
+
+    A broker keeps the least and the greatest of what lies at byte 56 of the messages. 5.1 and 5.2
+    keep the first and the last; after a crash the numbers may be of a part of the segment, or never
+    set. Only times beyond those of the messages contradict.
+    """
+
+    def __init__(self, queue: FlatQueue) -> None:
+        self._log: dict[int, TimeSpan] = {}
+        self._rows: dict[int, TimeSpan] = {}
+        bases = [one.base for one in queue.consume_queue.segments if one.usable]
+        self._bases = np.array(bases, np.int64)
+        self.partial: set[int] = set()
+        """Segments of the commit log with bytes that are no message: they may have been one."""
+
+    def take(self, segment: Segment, queue_offset: Array, matched: Array, engine: Array,
+             true: Array) -> None:
+        """Messages of one segment of the commit log; ``matched``: those a unit leads to."""
+        self._log.setdefault(segment.base, TimeSpan()).take(engine, true)
+        if not len(self._bases) or not matched.any():
+            return
+        engine, true = engine[matched], true[matched]
+        at = np.searchsorted(self._bases, queue_offset[matched] * UNIT_SIZE, "right") - 1
+        for one in np.unique(at[at >= 0]).tolist():
+            rows = at == one
+            self._rows.setdefault(int(self._bases[one]), TimeSpan()).take(engine[rows], true[rows])
+
+    def findings(self, queue: FlatQueue, metadata: Metadata) -> Iterator[Finding]:
+        """What metadata says of segments whose messages were all seen."""
+        yield from self._of(queue.name, queue.commit_log, self._log, metadata)
+        yield from self._of(queue.name, queue.consume_queue, self._rows, metadata)
+
+    def _of(self, name: QueueName, flat: FlatFile, spans: dict[int, TimeSpan],
+            metadata: Metadata) -> Iterator[Finding]:
+        kind = flat.kind
+        entries = metadata.segments[kind].get(name.path, {})
+        for one in flat.segments:
+            entry = entries.get(one.base)
+            if entry is None or not one.usable:
+                continue
+            span = spans.get(one.base)
+            whole = span is not None and (
+                one.base not in self.partial if kind == names.COMMIT_LOG
+                else span.count * UNIT_SIZE == one.usable)
+            told = judge(entry.begin_timestamp, entry.end_timestamp, span if whole else None)
+            if told is not None:
+                yield Finding(told[0], METADATA, told[1], flat.reader.where(one.path),
+                              topic=name.topic, queue_id=name.queue_id, offset=one.base)
+
+
+def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None:
+    """(category, detail) for the times of a segment that has bytes; None where all is well.
+
+    ``span`` None: the messages are not all known, so only the times themselves can be judged.
+    """
+    if NEVER in (begin, end):
+        return "tiered-oddity", ("its times were never set in the metadata: a broker died before "
+                                 "they were, and takes the segment for expired")
+    if begin > end:
+        return "tiered-segment-time", f"begins at {begin}, ends at {end}"
+    if span is None or (begin, end) == (span.true_least, span.true_most):
+        return None
+    if span.true_least <= begin and end <= span.true_most:
+        return "tiered-oddity", (f"metadata has the times {begin} to {end} of a part of its "
+                                 f"messages, which are of {span.true_least} to {span.true_most}")
+    if span.least <= begin and end <= span.most:
+        return "tiered-oddity", ("its times in the metadata come from bytes of an IPv6 host: "
+                                 f"the messages are of {span.true_least} to {span.true_most}")
+    return "tiered-segment-time", (f"metadata has the times {begin} to {end}, the messages are of "
+                                   f"{span.true_least} to {span.true_most}")
+
+
+# -- the walk over the log ------------------------------------------------------------------------
 
 @dataclass(slots=True)
 class Loose:

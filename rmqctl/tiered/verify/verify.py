@@ -8,24 +8,31 @@ unnamed temporary files where the fingerprints do not fit into memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import IO, Any
 
-from rmqctl.checks.findings import INFO, Finding
+import numpy as np
+
+from rmqctl.checks.findings import INFO, Finding, advised_in_tier
 from rmqctl.checks.verify.common import bounded
 from rmqctl.checks.verify.verdict import Verdict, told
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
+from rmqctl.store.log.ranges import parallel
 from rmqctl.store.store import Store
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.files.opening import open_reader
+from rmqctl.tiered.flat_file import FlatFile
+from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.index.index_file import IndexFile, examine, known_slots, local_names, uploaded
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify import files, index
-from rmqctl.tiered.verify import jobs as verify_jobs
 from rmqctl.tiered.verify.context import (
     INDEX,
     LOCAL,
@@ -38,11 +45,14 @@ from rmqctl.tiered.verify.context import (
     Place,
 )
 from rmqctl.tiered.verify.items import Items
-from rmqctl.tiered.verify.keys import MessageKeys
+from rmqctl.tiered.verify.keys import KEY, MessageKeys, Spool
 from rmqctl.tiered.verify.leftover import Left
 from rmqctl.tiered.verify.local import compare_queues, count_others
-from rmqctl.tiered.verify.queue import QueueCheck
-from rmqctl.tiered.verify.remedies import advised
+from rmqctl.tiered.verify.queue import QueueCheck, Times
+
+_MOST_HANDED_OVER = 10_000
+"""Findings of one kind in one file that a worker hands over."""
+_BLOCK = 1 << 20
 
 
 @dataclass(slots=True)
@@ -77,7 +87,7 @@ class Verification:
         for one in bounded(self._all()):
             if one.severity != INFO:
                 self.ok = False
-            yield advised(one, self.tier.name)
+            yield advised_in_tier(one, self.tier.name)
 
     def _all(self) -> Iterator[Finding]:
         options = self.options
@@ -121,8 +131,8 @@ class Verification:
         self.coverage.queues += len(queues)
         keys = items.keys if items.files else None
         if self.options.jobs > 1 and len(queues) > 1:
-            for queue, found in verify_jobs.run(self.tier.name, queues, _parts, self.options.jobs,
-                                                keys, empty_too=items.has_empty):
+            for queue, found in in_processes(self.tier.name, queues, self.options.jobs, keys,
+                                             empty_too=items.has_empty):
                 self.coverage.add(found.coverage)
                 yield from found.findings
                 yield from found.times.findings(queue, self.tier.metadata)
@@ -252,6 +262,99 @@ def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> F
     if isinstance(error, StoreIOError):
         return Finding("file-unreadable", INDEX, str(error), path)
     return Finding("tiered-index-unreadable", INDEX, error.reason, error.file, error.offset)
+
+
+# -- by several processes -------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A queue by its folders. ``keys``: the file its keys go to, None where nobody asks."""
+
+    number: int
+    name: QueueName
+    commit_log: str
+    consume_queue: str
+    keys: str | None
+    empty_too: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a worker found."""
+
+    findings: list[Finding]
+    coverage: Coverage
+    times: Times
+
+
+class _KeyFile:
+    """Takes the rows of a spool into a file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def add(self, rows: Array) -> None:
+        try:
+            self._file.write(rows.tobytes())
+        except OSError as error:
+            raise StoreIOError.from_oserror(error, self._file.name, "write to") from None
+
+
+def in_processes(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | None, *,
+                 empty_too: bool) -> Iterator[tuple[FlatQueue, _Result]]:
+    """Every queue with what was found, in order, by ``jobs`` processes.
+
+    A worker reads the files itself; keys of messages come back through a file, so that memory
+    stays flat however many there are. StoreIOError.
+    """
+    with tempfile.TemporaryDirectory(prefix="rmqctl-") as folder:
+        def tasks() -> Iterator[_Task]:
+            for number, queue in enumerate(queues):
+                place = None if keys is None else os.path.join(folder, str(number))
+                yield _Task(number, queue.name, queue.commit_log.folder, queue.consume_queue.folder,
+                           place, empty_too)
+
+        for task, found in parallel(partial(_work, root), tasks(), jobs):
+            if keys is not None and task.keys is not None:
+                _collect(task.keys, keys)
+            yield queues[task.number], found
+
+
+def _collect(path: str, keys: Spool) -> None:
+    try:
+        with open(path, "rb") as file:
+            while data := file.read(_BLOCK * KEY.itemsize):
+                keys.add(np.frombuffer(data, KEY))
+        os.unlink(path)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read") from None
+
+
+def _created(path: str) -> IO[bytes]:
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "create") from None
+
+
+def _work(root: str, task: _Task) -> _Result:
+    reader = open_reader(root)
+    try:
+        queue = FlatQueue(task.name, *(FlatFile.open(reader, one) for one in (
+            task.commit_log, task.consume_queue)))
+        place = Place(queue)
+        if task.keys is None:
+            check = QueueCheck(queue, place)
+            found = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
+        else:
+            with _created(task.keys) as file:
+                keys = MessageKeys(_KeyFile(file), task.number, task.name.topic,
+                                   empty_too=task.empty_too)
+                check = QueueCheck(queue, place, keys)
+                found = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
+        return _Result(found, place.counted, check.times)
+    finally:
+        reader.close()
 
 
 def verdict(run: Verification, most: int) -> Verdict[Coverage]:
