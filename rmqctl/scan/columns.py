@@ -24,7 +24,6 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import (
     HOST_BITS,
     MAGIC_V1,
-    MAGIC_V2,
     VERSIONS,
     HostV4,
     HostV6,
@@ -158,8 +157,11 @@ class _Messages:
 
 
 def _magic(messages: _Messages) -> pa.StringArray:
-    is_v2: Array = messages.batch.column("magic") == MAGIC_V2
-    return pa.array(list(VERSIONS.values()), pa.string()).take(pa.array(is_v2.astype(np.int8)))
+    magics = messages.batch.column("magic")
+    numbers: Array = np.zeros(len(magics), np.int8)
+    for number, magic in enumerate(VERSIONS):
+        numbers[magics == magic] = number
+    return pa.array(list(VERSIONS.values()), pa.string()).take(pa.array(numbers))
 
 
 def _body(messages: _Messages) -> pa.BinaryArray:

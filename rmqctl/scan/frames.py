@@ -17,6 +17,7 @@ from rmqctl.formats.local.message import (
     CRC_MASK,
     HOST_BITS,
     MIN_SIZE,
+    PROPERTIES_LENGTH_SIZE,
     VERSIONS,
     Message,
 )
@@ -70,7 +71,6 @@ def shape(host_bits: int, magic: int) -> Shape:
 
 _ZERO_STEP = 1 << 16
 _MAGICS = tuple(VERSIONS)
-PROPERTIES_LENGTH_SIZE = layout.width_of(Message, "properties_length")[0]
 START_SIZE = layout.prefix_size(Message)
 _START_DTYPE = layout.dtype(Message, itemsize=START_SIZE)
 

@@ -29,9 +29,15 @@ from rmqctl.engine.put.message import (
 from rmqctl.engine.put.rewrite import Rewriter
 from rmqctl.engine.put.validation import INT, LONG, MAX_PROPERTIES
 from rmqctl.formats.local import append_crc
-from rmqctl.formats.local.message import BLANK_SIZE, CRC_MASK, HOST_BITS, Record, variant
+from rmqctl.formats.local.message import (
+    BLANK_SIZE,
+    CRC_MASK,
+    HOST_BITS,
+    PROPERTIES_LENGTH_SIZE,
+    Record,
+    variant,
+)
 from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
-from rmqctl.scan.frames import PROPERTIES_LENGTH_SIZE
 
 TopicQueueTable = dict[tuple[str, int], int]
 """The next queue offset of each (topic, queue id)."""

@@ -35,16 +35,14 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import (
     BLANK_SIZE,
     HOST_BITS,
-    MAGIC_V1,
-    MAGIC_V2,
     Record,
+    magic_for,
     size_of,
     variant,
 )
 from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
 
 Message = Outgoing | OutgoingBatch | Record
-V1_TOPIC_BYTES = 127
 _INNER_BASE = props.INNER_BASE.encode()
 _MULTI_OFFSETS = props.MULTI_QUEUE_OFFSET.encode()
 
@@ -77,7 +75,7 @@ class Recorder:
         """Settles version, CRC and queue offsets. Takes the record over and changes it."""
         # Version and CRC, where the record came without.
         if not record.magic:
-            record.magic = MAGIC_V2 if len(record.topic) > V1_TOPIC_BYTES else MAGIC_V1
+            record.magic = magic_for(record.topic)
         if record.body or record.body_crc < 0:
             record.body_crc = body_crc(record.body)
         counters: dict[tuple[str, int], int] = {}

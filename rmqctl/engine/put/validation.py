@@ -13,7 +13,14 @@ from rmqctl.broker.settings import Host, Settings
 from rmqctl.broker.versions import version_of
 from rmqctl.engine.put.encoder import V1_TOPIC_CHARS, host_flags, raw_text
 from rmqctl.formats import layout
-from rmqctl.formats.local.message import HOST_BITS, MAGIC_V1, MAGIC_V2, VERSIONS, Message
+from rmqctl.formats.local.message import (
+    HOST_BITS,
+    MAGIC_V1,
+    MAGIC_V2,
+    VERSIONS,
+    Message,
+    longest_topic,
+)
 
 
 def _largest(name: str, **context: int) -> int:
@@ -24,7 +31,7 @@ RETRY_PREFIX = "%RETRY%"
 MAX_PROPERTIES = _largest("properties_length")
 MAX_FOLDER_NAME = 255
 MAX_INT = _largest("total_size")
-_V1_TOPIC_BYTES = _largest("topic_length", magic=MAGIC_V1)
+_V1_TOPIC_BYTES = longest_topic(MAGIC_V1)
 _ADDRESSES = (4, 16)
 _HALF_PAIR = "half a surrogate pair, which has no UTF-8"
 

@@ -17,16 +17,14 @@ from rmqctl.broker.settings import Host, Settings
 from rmqctl.engine.put.admission import check_record
 from rmqctl.engine.put.encoder import assemble, body_crc, raw_text
 from rmqctl.engine.put.message import Outgoing
-from rmqctl.engine.put.put import V1_TOPIC_BYTES
 from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.local import message
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import (
-    MAGIC_V1,
-    MAGIC_V2,
     VERSIONS,
     Record,
     decode,
+    magic_for,
     size_of,
     variant,
 )
@@ -191,7 +189,7 @@ def _damaged(record: Record) -> RefusedError:
 
 def _magic(given: str | None, topic: bytes) -> int:
     if given is None:
-        return MAGIC_V2 if len(topic) > V1_TOPIC_BYTES else MAGIC_V1
+        return magic_for(topic)
     for magic, name in VERSIONS.items():
         if name == given:
             return magic

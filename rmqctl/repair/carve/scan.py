@@ -21,6 +21,7 @@ from rmqctl.formats.local.message import (
     HOST_BITS,
     MAGIC_BLANK,
     MIN_SIZE,
+    PROPERTIES_LENGTH_SIZE,
     START_SIZE,
     VERSIONS,
     Blank,
@@ -29,7 +30,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.repair.carve.spool import Majority, Spool
 from rmqctl.repair.carve.window import CHUNK, Candidates, Checksums, Window
-from rmqctl.scan.frames import PROPERTIES_LENGTH_SIZE, Array, Batch, examine
+from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.scan.resync import MAX_RECORD, extent
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import hop

@@ -13,14 +13,15 @@ from rmqctl.formats.local.message import (
     CRC_MASK,
     HOST_BITS,
     MIN_SIZE,
+    PROPERTIES_LENGTH_SIZE,
     START_SIZE,
     Message,
     Record,
     decode,
+    properties_length_at,
     total_size_at,
     variant,
 )
-from rmqctl.scan.frames import PROPERTIES_LENGTH_SIZE
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
@@ -171,7 +172,7 @@ def extent(source: Source, at: int, head: bytes, magic: int) -> int | None:
                PROPERTIES_LENGTH_SIZE)
     if topic < 0 or len(raw) < PROPERTIES_LENGTH_SIZE:
         return None
-    properties = int.from_bytes(raw, "big", signed=True)
+    properties = properties_length_at(raw)
     return None if properties < 0 else int(shape.fixed_size + body + topic + properties)
 
 

@@ -225,7 +225,7 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
     head = flat.read(place, _HEAD)
     if is_coda(head):
         return f"a coda record ({CODA_SIZE} bytes, written by 5.1 and 5.2) is at {place}"
-    size = int.from_bytes(head[:4], "big", signed=True)
+    size = message.total_size_at(head)
     try:
         if message.MIN_SIZE <= size <= MAX_RECORD:
             record = message.decode(flat.read(place, size), 0, place)

@@ -229,9 +229,8 @@ class Items:
             head = log.read(item.commit_log_offset, message.START_SIZE)
         except StoreIOError as error:
             return str(error)
-        total = int.from_bytes(head[:4], "big", signed=True)
-        magic = int.from_bytes(head[4:8], "big")
-        if magic not in message.VERSIONS:
+        total = message.total_size_at(head)
+        if not message.is_magic(message.magic_at(head)):
             return "no message starts there"
         if total != item.size:
             return f"the message there has {total} bytes, not {item.size}"

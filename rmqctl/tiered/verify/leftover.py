@@ -47,7 +47,7 @@ def record_at(log: FlatFile, offset: int, size: int | None = None) -> message.Re
     head = log.read(offset, message.START_SIZE)
     if len(head) < message.START_SIZE:
         return None
-    total = int.from_bytes(head[:4], "big", signed=True)
+    total = message.total_size_at(head)
     if not message.MIN_SIZE <= total <= MAX_RECORD or size not in (None, total):
         return None
     try:

@@ -18,7 +18,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.message import MAGIC_V1, HostV4, HostV6, Message
+from rmqctl.formats.local.message import HostV4, HostV6, Message, fixed_field
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
@@ -33,7 +33,7 @@ from rmqctl.tiered.verify.context import METADATA, Place, Progress
 from rmqctl.tiered.verify.keys import MessageKeys
 from rmqctl.tiered.verify.units import Found, Seen, Units
 
-ENGINE_TIME = layout.field(Message, "store_timestamp", sys_flag=0, magic=MAGIC_V1).offset
+ENGINE_TIME = fixed_field("store_timestamp").offset
 """Where a broker reads the store time of any message: right unless the born host is IPv6."""
 MAX_KEPT = 1 << 20
 """Messages without a unit, and spans of no message, that are looked into one by one."""
