@@ -173,7 +173,7 @@ CATEGORIES: dict[str, Category] = {
     "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _recover_log),
     "torn-tail": Category(ERROR, "the log ends in the middle of a record", _preflight),
     "garbage-tail": Category(
-        ERROR, "bytes behind the end of the log that are no record", _preflight),
+        ERROR, "bytes beyond the end of the log that are no record", _preflight),
     "zero-gap": Category(ERROR, "zeros inside the log; intact records follow", _recover_log),
     "log-cut": Category(
         ERROR, "the log ends before what consumequeue or index lead to", _preflight),
@@ -191,7 +191,7 @@ CATEGORIES: dict[str, Category] = {
     "cq-missing-entry": Category(
         ERROR, "messages in the log have no row in their consumequeue", _rebuild),
     "cq-behind": Category(ERROR, "the consumequeue ends before the log does", _rebuild),
-    "cq-ahead": Category(ERROR, "rows lead behind the end of the log", _recover),
+    "cq-ahead": Category(ERROR, "rows lead beyond the end of the log", _recover),
     "cq-wrong-offset": Category(ERROR, "a row leads to a place where its message is not", _rebuild),
     "cq-wrong-size": Category(ERROR, "a row has not its message's size", _rebuild),
     "cq-wrong-tag": Category(ERROR, "a row has not its message's tags code", _rebuild),
@@ -207,7 +207,7 @@ CATEGORIES: dict[str, Category] = {
     "index-slot": Category(ERROR, "a hash slot does not lead to its newest entry", _rebuild),
     "index-entry": Category(
         ERROR, "an entry belongs to no key of the message it leads to", _rebuild),
-    "index-ahead": Category(WARNING, "entries lead behind the end of the log", _recover),
+    "index-ahead": Category(WARNING, "entries lead beyond the end of the log", _recover),
     "index-behind": Category(WARNING, "the newest keys are not in the index", _rebuild),
     "index-key-missing": Category(WARNING, "keys between indexed ones have no entry", _rebuild),
     "index-time": Category(WARNING, "an entry's time is not its message's", _rebuild),
@@ -259,7 +259,7 @@ CATEGORIES: dict[str, Category] = {
     "tiered-cq-behind": Category(
         WARNING, "a tiered consume queue ends long before its messages do", _recover_tier),
     "tiered-cq-ahead": Category(
-        ERROR, "units lead behind the end of the tiered commit log", _recover_tier),
+        ERROR, "units lead beyond the end of the tiered commit log", _recover_tier),
     "tiered-cq-unit": Category(
         ERROR, "a unit leads to no message, or not to its own", _recover_tier),
     "tiered-cq-order": Category(

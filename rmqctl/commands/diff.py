@@ -58,7 +58,7 @@ def command(
     """Compare two stores: messages that one of them lacks, and messages that differ.
 
     Messages are compared byte for byte over the physical offsets both logs cover. What one log
-    has behind the end of the other is missing there; what it has before the other's beginning
+    has beyond the end of the other is missing there; what it has before the other's beginning
     has expired there and is only mentioned. Damage on either side is shown, and the comparison
     goes on behind it. The bounds of the consumequeues are compared too; configuration files and
     checkpoints that differ are named in the summary. Exit code 1 when anything differs.

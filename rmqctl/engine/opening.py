@@ -195,7 +195,7 @@ def untrusted_index(store: Store, state: LogState,
     After an unclean end these are the files that end later than ``trusted_until``, the
     checkpoint's index time: what is in them may be torn. A broker destroys them and indexes only
     what its recovery walks over, so keys get lost. After any end, a file that knows messages
-    behind the end of the log is another: a broker would not index what is appended below its
+    beyond the end of the log is another: a broker would not index what is appended below its
     end. The offset is where the first of them began, the end of the log when all are sound.
     """
     start = _noted(store, state.end)
@@ -259,7 +259,7 @@ def done_again(root: str) -> None:
 
 
 def clear_torn_tail(store: Store, end: int, aside: AsideFolder) -> None:
-    """Zeros behind the end of the log in its file; what was there is kept.
+    """Zeros beyond the end of the log in its file; what was there is kept.
 
     It is what a killed process left of its last write, or the END_OF_FILE record of a file that
     has no next one. A broker leaves it, and a short record appended over it would have a part of

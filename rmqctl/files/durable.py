@@ -104,7 +104,7 @@ def write_parts(fd: int, parts: Sequence[Part], offset: int, path: str) -> int:
     """Writes the parts one behind the other at ``offset``; the number of bytes.
 
     All or nothing as far as the system lets it: what had been written of them when it failed
-    is overwritten with zeros, so that no torn record stays behind the end of the log.
+    is overwritten with zeros, so that no torn record stays beyond the end of the log.
     """
     total = touched = 0
     try:

@@ -55,7 +55,7 @@ class Replace:
 @dataclass(frozen=True, slots=True)
 class Patch:
     """Bytes in place: all of ``pieces`` are written over a file that is there; what was there is
-    kept. A piece may reach behind the end of the file, which then grows to it.
+    kept. A piece may reach beyond the end of the file, which then grows to it.
 
     The modification time stays as it was: a broker's expiry goes by it.
     """

@@ -219,7 +219,7 @@ def _tail(source: Source, at: int, reason: str, field: str) -> list[Span]:
         first = at
     else:
         spans.append(Span(ZERO, base + at, first - at))
-        reason, field = "bytes behind the end of the log", ""
+        reason, field = "bytes beyond the end of the log", ""
     spans.append(Span(DAMAGED, base + first, last + 1 - first, reason, field))
     if last + 1 < size:
         spans.append(Span(ZERO, base + last + 1, size - last - 1))

@@ -49,6 +49,7 @@ class Walk:
         filled_from, filled = self.position, 0
         burst = 1 << 62
         while self.position < self.end:
+            # Read on from the frame the walk stands at, unless the buffer holds all of it.
             at = self.position - filled_from
             if not self._complete(buffer, at, filled, filled_from):
                 wanted = self._wanted(buffer, at, filled)
@@ -64,6 +65,7 @@ class Walk:
                     self.end = min(self.end, self.source.size)
                     if not filled:
                         return
+            # Follow the sizes, check all candidates at once, keep those before the first bad one.
             data = np.frombuffer(buffer, np.uint8, filled)
             start = hop(buffer, at, filled, burst)
             batch, ok = examine(data, self.source.base + filled_from, start)
@@ -75,6 +77,8 @@ class Walk:
                 self.position = filled_from + int(
                     start[good - 1] + batch.column("total_size")[good - 1])
                 burst *= 8
+            # The chain is broken: what lies there, and where it goes on. After damage few
+            # candidates are taken at a time, and more as long as they prove sound.
             if self.position < self.end and good < burst // 8 and self._complete(
                     buffer, self.position - filled_from, filled, filled_from):
                 if self._growing and not is_blank(self.source, self.position):

@@ -136,7 +136,7 @@ def test_garbage_in_the_unused_rows(batches: Path, changed: Changed) -> None:
 
 
 def test_rows_behind_the_end_of_the_log(batches: Path, changed: Changed) -> None:
-    """The log was cut: one finding per queue, at its first row behind the end."""
+    """The log was cut: one finding per queue, at its first row beyond the end."""
     cut = Log(None, row(batches, ROWS[1], 1).physical_offset)
     found = changed(log=cut)
     assert {one.category for one in found} == {"cq-ahead"}

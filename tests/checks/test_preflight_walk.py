@@ -25,7 +25,7 @@ class _StopError(Exception):
 
 
 class _Buffer:
-    """A ByteBuffer: reads go on from ``at``, and throw behind the end."""
+    """A ByteBuffer: reads go on from ``at``, and throw beyond the end."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self.data, self.at = data, at

@@ -239,7 +239,7 @@ def test_messages_at_and_around_places(golden: GoldenFolder, rmqctl: Runner) -> 
         assert f"inside the one at {place}" in done.err
 
 
-@pytest.mark.parametrize(("place", "said"), [("99999999", "behind the end"), ("1022", "unused")])
+@pytest.mark.parametrize(("place", "said"), [("99999999", "beyond the end"), ("1022", "unused")])
 def test_why_there_is_no_message(place: str, said: str, tiny: tiny_stores.Tiny,
                                  rmqctl: Runner) -> None:
     for words in ([], ["--containing"]):

@@ -29,11 +29,11 @@ i32, i64 = integers("i"), integers("q")
 @st.composite
 def messages(draw: st.DrawFn) -> Record:
     """Any record that can be stored: both versions, all host widths, any bytes."""
-    magic = draw(st.sampled_from([message.MAGIC_V1, message.MAGIC_V2]))
+    magic = draw(st.sampled_from(list(message.VERSIONS)))
     sys_flag = draw(i32)
     born_v6, store_v6 = bool(sys_flag & 0x10), bool(sys_flag & 0x20)
     body = draw(st.binary(max_size=80))
-    topic = draw(st.binary(max_size=127 if magic == message.MAGIC_V1 else 300))
+    topic = draw(st.binary(max_size=min(message.longest_topic(magic), 300)))
     properties = draw(st.binary(max_size=80))
     return Record(
         message.size_of(sys_flag, magic, len(body), len(topic), len(properties)), magic,

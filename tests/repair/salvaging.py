@@ -72,7 +72,7 @@ def records(parts: Sequence[LogPart]) -> dict[int, bytes]:
         with part.open() as source:
             for batch in Walk(source):
                 if len(batch):
-                    assert not open_end, "a message behind the end of the log"
+                    assert not open_end, "a message beyond the end of the log"
                     assert (batch.crc_ok() | (batch.column("body_length") == 0)).all()
                 for at in range(len(batch)):
                     found[int(batch.offset[at])] = batch.bytes_at(at)

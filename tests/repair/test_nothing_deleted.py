@@ -54,7 +54,7 @@ ALLOWED = {
     ("repair/executor/apply_step.py", "Carrier._remove_folders", "rmdir"):
         "empty folders the repair made",
     ("repair/executor/patch.py", "set_length", "ftruncate"):
-        "longer; and back to what it was, when what a patch added behind the end is taken back",
+        "longer; and back to what it was, when what a patch added beyond the end is taken back",
     ("repair/rebuild/seed.py", "_cut_files", "truncate"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "O_TRUNC"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "ftruncate"): SCRATCH,

@@ -110,7 +110,7 @@ def test_what_is_no_border_is_refused(golden: GoldenFolder) -> None:
         with pytest.raises(RefusedError, match=f"before it is {places[3]}, .* {places[4]}$"):
             cut(root, to)
     for to in (end + 1, end + (1 << 40)):
-        with pytest.raises(RefusedError, match=f"behind the end of the log at {end}$"):
+        with pytest.raises(RefusedError, match=f"beyond the end of the log at {end}$"):
             cut(root, to)
 
 

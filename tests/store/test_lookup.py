@@ -195,7 +195,7 @@ def test_what_is_where_no_message_starts(log: Store) -> None:
     blank = next(span for batch in log.log.walk() for span in batch.spans if span.kind == "blank")
     assert "blank record" in where_is(log, blank.offset)
     assert "unused" in where_is(log, log.log.end - 100)
-    assert "behind the end" in where_is(log, log.log.end + 100)
+    assert "beyond the end" in where_is(log, log.log.end + 100)
 
 
 def test_an_expired_place(golden_copy: GoldenFolder) -> None:

@@ -341,7 +341,7 @@ def test_rows_behind_a_cut_log_are_told(version: str, golden: GoldenFolder) -> N
     assert found == every
     assert problems
     assert {each.kind for each in problems} == {"row"}
-    assert all("behind the end of the log" in each.text for each in problems)
+    assert all("beyond the end of the log" in each.text for each in problems)
 
 
 def test_rows_behind_a_hole_are_shown(tiny: tiny_stores.Tiny) -> None:

@@ -141,7 +141,7 @@ def garbage_tail(root: Path, file: str, offset: int, seed: int, length: int | No
 
 
 def stale_tail(root: Path, file: str, offset: int, source: int, length: int) -> Damage:
-    """Bytes of older records behind the end of the log, as a recovered or reused file has them."""
+    """Bytes of older records beyond the end of the log, as a recovered or reused file has them."""
     return write(root, file, offset, _read(root, file, source, length), "stale bytes")
 
 
@@ -252,7 +252,7 @@ def cq_out_of_order(root: Path, file: str, number: int) -> Damage:
 
 
 def cq_ahead(root: Path, file: str, number: int, log_end: int, size: int = 100) -> Damage:
-    """Entry ``number`` (a free one) points behind the end of the log."""
+    """Entry ``number`` (a free one) points beyond the end of the log."""
     return write(root, file, number * UNIT.size, UNIT.pack(log_end, size, 0), "entry ahead")
 
 

@@ -61,7 +61,7 @@ def _log(made: Prediction, store: Store, log: CommitLog) -> None:
         made.actions.append(Action(
             DELETE, target, f"{used} of {one.size} bytes used", None,
             "it was created ahead and never used" if not used else
-            f"it lies behind the end of the log at {end}: {made.stop_reason}"))
+            f"it lies beyond the end of the log at {end}: {made.stop_reason}"))
 
 
 def _destroyed(made: Prediction, store: Store, queues: Queues) -> None:
@@ -88,7 +88,7 @@ def _queue(made: Prediction, store: Store, state: QueueState) -> None:
         cut = max(0, state.found_end - state.end)
         made.rows_cut += cut
         gone = f"; files deleted: {len(doomed)}" if doomed else ""
-        why = ("the last rows lead behind the end of the log" if cut
+        why = ("the last rows lead beyond the end of the log" if cut
                else "what follows them is no row")
         made.actions.append(Action("cut", state.target, state.found_end, state.end,
                                       why + gone))

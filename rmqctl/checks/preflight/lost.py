@@ -32,7 +32,7 @@ _FAR = 4096
 
 
 class Lost:
-    """Intact messages behind the end of the log, by topic.
+    """Intact messages beyond the end of the log, by topic.
 
     ``superseded`` counts those whose place in their queue is held by a message before that end:
     an earlier cut left them, they are no longer anybody's.

@@ -221,7 +221,7 @@ class _Start:
     def _notes(self) -> None:
         made, walk = self.made, self.walk
         if made.truncate_to is not None and self.index.end_phy > made.truncate_to:
-            made.notes.append(f"the index says it reaches to {self.index.end_phy}, behind the end "
+            made.notes.append(f"the index says it reaches to {self.index.end_phy}, beyond the end "
                               f"of the log at {made.truncate_to}: messages that are written "
                               "before that physical offset get no index entry")
         if walk is not None and walk.misplaced:
@@ -230,8 +230,8 @@ class _Start:
                                      "theirs") + f", the first at {walk.misplaced[0]}; a broker "
                               "takes such a record, and its row leads to nowhere")
         if made.superseded:
-            made.notes.append(plural(made.superseded, "intact message behind the end of the log "
-                                     "was", "intact messages behind the end of the log were")
+            made.notes.append(plural(made.superseded, "intact message beyond the end of the log "
+                                     "was", "intact messages beyond the end of the log were")
                               + " cut off earlier: others have these queue offsets")
         if self.log.files and not self.store.index_listing.files and not self.index.entries:
             made.notes.append("there is no index, and it is not made again: no message can be "

@@ -86,7 +86,7 @@ class Maker:
     def _take(self, path: str) -> int:
         """A file laid out earlier. Where it is too short, somebody was killed making it."""
         if not is_all_zero(path):
-            raise RefusedError(f"{path}: holds data behind the end of the log: the store needs "
+            raise RefusedError(f"{path}: holds data beyond the end of the log: the store needs "
                                "to be recovered first")
         fd = open_file(path, os.O_RDWR)
         try:

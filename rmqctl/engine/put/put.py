@@ -61,7 +61,7 @@ class Placed:
 
 
 class Recorder:
-    """Places recorded messages behind the ends of their queues."""
+    """Places recorded messages beyond the ends of their queues."""
 
     def __init__(self, table: dict[tuple[str, int], int], keep_offsets: bool = False, *,
                  inner_batches: bool = True) -> None:

@@ -54,7 +54,7 @@ CLASSIC_SIZE = layout.field(
 
 
 def parse(data: bytes) -> CheckpointRecord:
-    """The checkpoint at the start of a file; fields behind the end of a short file are 0.
+    """The checkpoint at the start of a file; fields beyond the end of a short file are 0.
 
     FormatError when even the three classic fields are not whole.
     """

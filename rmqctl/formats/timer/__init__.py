@@ -1,1 +1,1 @@
-"""timer."""
+"""Timer log, timer wheel and timer checkpoint of 5.x."""

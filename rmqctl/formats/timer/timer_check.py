@@ -39,7 +39,7 @@ PROGRESS_SIZE = layout.field(TimerCheck, "state_version").offset
 
 
 def parse(data: bytes) -> TimerCheckRecord:
-    """The record at the start of a file; a data version behind the end of the file is 0."""
+    """The record at the start of a file; a data version beyond the end of the file is 0."""
     if PROGRESS_SIZE <= len(data) < TIMER_CHECK.size:
         data = data.ljust(TIMER_CHECK.size, b"\0")
     return TIMER_CHECK.parse(data)

@@ -239,7 +239,7 @@ class _Batch(_Queue):
 
 
 def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
-    """The first row that leads behind the end of the log; None without any."""
+    """The first row that leads beyond the end of the log; None without any."""
     for at, rows in queue.pages(queue.first_index, queue.written):
         behind = np.flatnonzero(rows["physical_offset"] >= log_end)
         if len(behind):

@@ -180,7 +180,7 @@ def border(store: Store, to: int) -> Border:
     for trouble in found.troubles:
         raise RefusedError(f"{trouble.path}: {trouble.reason}; where the log ends is unknown")
     if to > found.offset:
-        raise RefusedError(f"physical offset {to} lies behind the end of the log at "
+        raise RefusedError(f"physical offset {to} lies beyond the end of the log at "
                            f"{found.offset}")
     # The file that holds it, or ends there.
     number = next((at for at, one in enumerate(log.files) if one.base <= to < one.end), None)

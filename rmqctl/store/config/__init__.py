@@ -1,1 +1,4 @@
-"""config."""
+"""Configuration files of a store, read tolerantly.
+
+Which copy counts; topics and groups as rows; consumer offsets and how far behind they are.
+"""

@@ -1,1 +1,4 @@
-"""log."""
+"""The commitlog: records by physical offset, its end, its ranges for several processes.
+
+Also the newest messages, and following a log that grows.
+"""

@@ -54,7 +54,7 @@ def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
 class KeyAnswer:
     """``records`` in the broker's order. ``false_hits``: messages of other keys with the same
     hash, left out; ``dangling``: physical offsets the index has without a readable record;
-    ``behind``: offsets a broker does not see because they lie behind the end of its log.
+    ``behind``: offsets a broker does not see because they lie beyond the end of its log.
     """
 
     records: list[Record] = field(default_factory=list)

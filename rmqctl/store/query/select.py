@@ -169,7 +169,7 @@ class Selector:
                                      "follow"))
             if queue.behind and self.selection.until is None:
                 self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: {queue.behind} rows "
-                                     f"from {queue.end} on lead behind the end of the log"))
+                                     f"from {queue.end} on lead beyond the end of the log"))
 
     def _merged(self, queues: list[QueueRows]) -> Iterator[Row]:
         """The rows of all queues in the order of the log; one queue in its own order."""

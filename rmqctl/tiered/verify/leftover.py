@@ -224,7 +224,7 @@ class Left:
             unit = ahead[0]
             yield self.place.rows(
                 "tiered-cq-ahead", f"{plural(count_ahead, 'unit')} from here on "
-                f"{'lead' if count_ahead > 1 else 'leads'} behind the end of the commit log at "
+                f"{'lead' if count_ahead > 1 else 'leads'} beyond the end of the commit log at "
                 f"{self.log.end} (the first to {unit.offset}, {unit.size} bytes)",
                 check.units.place(unit.queue_offset), queue_offset=unit.queue_offset,
                 count=count_ahead)

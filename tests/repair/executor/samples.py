@@ -26,7 +26,7 @@ FILES = {"commitlog/00000000000000000000": 9000, "commitlog/00000000000000009000
          "consumequeue/T/1/00000000000000000000": 600, "consumequeue/U/0/00000000000000000000": 600,
          "index/20261121000000000": 900, "checkpoint": 4096, "abort": 0}
 ACTIONS = (Action("fill", "commitlog/00000000000000000000", None, 3, "damage"),
-           Action("move aside", "commitlog/00000000000000018000", 9000, None, "behind the end"),
+           Action("move aside", "commitlog/00000000000000018000", 9000, None, "beyond the end"),
            Action("rebuild", "consumequeue/T", "äöü \ud800", None, "two\nlines"))
 
 

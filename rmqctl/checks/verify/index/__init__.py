@@ -1,1 +1,1 @@
-"""index."""
+"""The index against the keys of the log, and each index file by itself."""

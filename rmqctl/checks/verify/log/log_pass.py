@@ -104,6 +104,7 @@ class LogPass:
     # -- one batch ----------------------------------------------------------------------------
 
     def _take(self, batch: Batch) -> None:
+        # What is no message: counted, and kept for the findings.
         found = self.result
         for span in batch.spans:
             if span.kind == BLANK:
@@ -116,6 +117,7 @@ class LogPass:
                 self._keep_span(span)
         if not len(batch):
             return
+        # Both checksums, by column; a record that fails one counts as damage.
         size = batch.column("total_size")
         ok = batch.crc_ok().copy()
         sealed = self._seals(batch, ok)
@@ -124,12 +126,14 @@ class LogPass:
             found.bytes_damaged += int(size[~ok].sum())
         found.bytes_in_messages += int(size[ok].sum())
         found.messages += len(batch) - bad
+        # The newest time and the last record: where the log ends.
         when = batch.column("store_timestamp")[ok]
         if len(when):
             newest = int(when.max())
             found.last_store_timestamp = max(found.last_store_timestamp or newest, newest)
         found.last_record_start = int(batch.offset[-1])
         found.last_record_end = found.last_record_start + int(size[-1])
+        # What the messages lead to is compared by blocks: the batch's data is gone after this.
         codes = self._topics.encode(text.topics(batch))
         if bad:
             self._keep_bad(batch, codes, ok)

@@ -1,1 +1,1 @@
-"""queue."""
+"""Consumequeues against the messages of the log, both ways; extension and batch queues."""

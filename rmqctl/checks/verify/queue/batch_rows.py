@@ -147,7 +147,7 @@ class _Rows:
         ]
 
     def _ahead(self, file: StoreFile, rows: Array, index: Array, good: Array) -> Iterator[Finding]:
-        """Rows behind the end of the log: one finding per stretch. Takes them out of ``good``."""
+        """Rows beyond the end of the log: one finding per stretch. Takes them out of ``good``."""
         ahead = good & (rows["physical_offset"] >= self._log_end)
         if not self._store.log.files:
             ahead &= False
@@ -158,7 +158,7 @@ class _Rows:
         for first, count in runs(numbers.tolist()):
             row = int(np.flatnonzero(index == first)[0])
             words = (f"{plural(count, 'row')} from {int(rows['physical_offset'][row])} on lead "
-                     f"behind the end of the log ({self._log_end})")
+                     f"beyond the end of the log ({self._log_end})")
             yield self._tell(file, first, ("cq-ahead", "physical_offset", words),
                              base=int(rows["msg_base_offset"][row]), count=count)
 

@@ -174,7 +174,7 @@ class _Window:
         self._source, self._start, self._data = source, 0, b""
 
     def head(self, at: int) -> tuple[int, int]:
-        """(size, size of the bit map) of the unit at ``at``; zeros behind the end."""
+        """(size, size of the bit map) of the unit at ``at``; zeros beyond the end."""
         if not self._start <= at <= self._start + len(self._data) - HEAD_SIZE:
             self._start, self._data = at, self._source.read(at, _CHUNK)
             if len(self._data) < HEAD_SIZE:

@@ -195,22 +195,30 @@ class QueueRows:
                 self._compare_rows(queue, tally, part)
 
     def _compare_rows(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> None:
+        """Holds messages of one queue (``rows``) against the rows at their queue offsets."""
+        # One read for all of them; what is wrong with an unreadable queue is said elsewhere.
         first = int(rows.offset.min())
         try:
             units = queue.units(first, int(rows.offset.max()) + 1 - first)
         except StoreIOError:
             units = queue.units(0, 0)
-        at = rows.offset - first
-        there = at < len(units)
-        if not there.all():
-            self._keep(queue, tally, rows, None, ~there)
-            rows, at = rows.take(there), at[there]
-        units = units[at]
-        place = (units["physical_offset"] == rows.physical) & (units["size"] == rows.size)
-        if not place.all():
-            self._keep(queue, tally, rows, units, ~place)
-            rows, units = rows.take(place), units[place]
+
+        # Messages beyond the queue's last row have none.
+        number = rows.offset - first
+        has_row = number < len(units)
+        if not has_row.all():
+            self._keep(queue, tally, rows, None, ~has_row)
+            rows, number = rows.take(has_row), number[has_row]
+        units = units[number]
+
+        # A row that leads elsewhere is kept, to be explained; the others are covered.
+        leads_here = (units["physical_offset"] == rows.physical) & (units["size"] == rows.size)
+        if not leads_here.all():
+            self._keep(queue, tally, rows, units, ~leads_here)
+            rows, units = rows.take(leads_here), units[leads_here]
         _cover(tally, rows.offset)
+
+        # Of these the tags code may still differ.
         differs = units["tags_code"] != rows.tags
         tally.agreeing += len(rows) - int(differs.sum())
         if differs.any():

@@ -1,1 +1,1 @@
-"""timer."""
+"""Timer log, wheel and checkpoint against each other and the commitlog."""

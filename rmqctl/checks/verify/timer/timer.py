@@ -197,7 +197,7 @@ def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, 
         ("delay_time", "makes no time", slot_time(units) <= 0),
         ("message_size", "is no size of a message", size < MIN_SIZE),
         ("physical_offset", "is no physical offset", physical < 0),
-        ("physical_offset", f"leads behind the end of the commitlog ({records.log_end})",
+        ("physical_offset", f"leads beyond the end of the commitlog ({records.log_end})",
          physical > records.log_end - size),
     ]
 

@@ -115,11 +115,11 @@ class Wheel:
     # -- against the log ------------------------------------------------------------------------
 
     def ahead(self, log: TimerLog) -> Iterator[Finding]:
-        """Slots that lead behind the end of the log (after `TimerLog.pages`)."""
+        """Slots that lead beyond the end of the log (after `TimerLog.pages`)."""
         used = np.flatnonzero(self.sound)
         ahead = used[self.last[used] >= log.end]
         yield from self.tell(ahead, "last_pos",
-                             f"leads behind the end of the timer log ({log.end})")
+                             f"leads beyond the end of the timer log ({log.end})")
 
     def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
         """(field, slots, positions they lead to) where a unit of another time is.
