@@ -72,7 +72,7 @@ def collect(store: Store, view: View) -> Document:
     troubles += [one for queue in store.queues.values() for one in queue.troubles]
     troubles += [one for queue in store.batch_queues.values() for one in queue.troubles]
     troubles += store.index_listing.troubles
-    document["troubles"] = _told(store, troubles)
+    document["troubles"] = _summarised(store, troubles)
     return document
 
 
@@ -138,32 +138,32 @@ def _checkpoint_trouble(store: Store) -> list[Trouble]:
 
 def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
     """Holes in the log, and folders that look like parts of it which nobody named."""
-    told = [Trouble(store.log_folders[0], f"no file covers the physical offsets {gap.start} to "
+    troubles = [Trouble(store.log_folders[0], f"no file covers the physical offsets {gap.start} to "
                     f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
-        told.append(Trouble(store.log_folders[0], "no commitlog file is there"))
+        troubles.append(Trouble(store.log_folders[0], "no commitlog file is there"))
     known = {os.path.normpath(one.path) for one in store.log.files}
     strange = {os.path.dirname(item.path) for item in items
                if item.kind == "commitlog" and item.base_offset is not None
                and os.path.normpath(store.path(item.path)) not in known}
-    told += [Trouble(store.path(folder), "looks like a part of the commitlog; name all its "
+    troubles += [Trouble(store.path(folder), "looks like a part of the commitlog; name all its "
                      "folders with --commitlog-dir") for folder in sorted(strange)]
-    return told
+    return troubles
 
 
-def _told(store: Store, troubles: list[Trouble]) -> list[Document]:
+def _summarised(store: Store, troubles: list[Trouble]) -> list[Document]:
     """Each trouble once, with the path relative to the root."""
-    found: dict[tuple[str, str], None] = {}
-    for one in troubles:
-        relative = os.path.relpath(one.path, store.root)
-        path = one.path if relative.startswith("..") else relative
-        reason = one.reason.removeprefix(f"{one.path}: ")
-        found.setdefault((path, reason))
-    told = [{"path": path, "reason": reason} for path, reason in found]
-    if len(told) > MAX_TROUBLES:
-        rest = len(told) - MAX_TROUBLES
-        told[MAX_TROUBLES:] = [{"path": ".", "reason": f"and {rest} more"}]
-    return told
+    reasons: dict[tuple[str, str], None] = {}
+    for trouble in troubles:
+        relative = os.path.relpath(trouble.path, store.root)
+        path = trouble.path if relative.startswith("..") else relative
+        reason = trouble.reason.removeprefix(f"{trouble.path}: ")
+        reasons.setdefault((path, reason))
+    rows = [{"path": path, "reason": reason} for path, reason in reasons]
+    if len(rows) > MAX_TROUBLES:
+        rest = len(rows) - MAX_TROUBLES
+        rows[MAX_TROUBLES:] = [{"path": ".", "reason": f"and {rest} more"}]
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ PLACE = frozenset({"physical_offset", "store_host", "prepared_transaction_offset
 """Fields that follow from where a message is stored; another store has others."""
 _SHOWN = 40
 _BYTES = 8
-_TOLD = 3
+_NAMED_FIELDS = 3
 Name = Literal["a", "b"]
 MISSING: dict[Name, Kind] = {"a": "missing-in-a", "b": "missing-in-b"}
 DAMAGE: dict[Name, Kind] = {"a": "damaged-in-a", "b": "damaged-in-b"}
@@ -116,7 +116,7 @@ def of_pair(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> D
     if b.message_id != a.message_id:
         elsewhere["msg_id_b"] = b.message_id
     return Difference("different", **_identity(a), **elsewhere, fields=tuple(differing),
-                      detail=_told(a, b, differing))
+                      detail=_in_words(a, b, differing))
 
 
 def _identity(record: Record) -> dict[str, Any]:
@@ -160,13 +160,14 @@ def _properties(a: bytes, b: bytes, *, exact: bool) -> dict[str, tuple[Any, Any]
     return {f"properties.{name}": (left.get(name), right.get(name)) for name in names}
 
 
-def _told(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) -> str:
+def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) -> str:
     bad = [name for name, one in (("a", a), ("b", b)) if one.body and not one.crc_ok]
-    told = [f"the body in {' and in '.join(bad)} does not match its CRC"] if bad else []
-    told += [_pair(name, left, right) for name, (left, right) in list(differing.items())[:_TOLD]]
-    if len(differing) > _TOLD:
-        told.append(f"{len(differing) - _TOLD} more fields")
-    return "; ".join(told)
+    words = [f"the body in {' and in '.join(bad)} does not match its CRC"] if bad else []
+    words += [_pair(name, left, right)
+              for name, (left, right) in list(differing.items())[:_NAMED_FIELDS]]
+    if len(differing) > _NAMED_FIELDS:
+        words.append(f"{len(differing) - _NAMED_FIELDS} more fields")
+    return "; ".join(words)
 
 
 def _pair(name: str, left: Any, right: Any) -> str:
@@ -265,10 +266,10 @@ class Side:
     # -- damage -------------------------------------------------------------------------------
 
     def damaged_at(self, start: int, end: int) -> Damage | None:
-        """The damage that touches ``[start, end)``, if any; it then counts as told."""
+        """The damage that touches ``[start, end)``, if any; it then counts as named."""
         for one in self.open_damage:
             if one.span.offset < end and start < one.span.end:
-                one.told = True
+                one.named = True
                 return one
         return None
 
@@ -280,10 +281,10 @@ class Side:
 
 
 class Damage:
-    """A damaged span; ``told`` once a difference has named it."""
+    """A damaged span; ``named`` once a difference has named it."""
 
     def __init__(self, span: Span) -> None:
-        self.span, self.told = span, False
+        self.span, self.named = span, False
 
     @property
     def place(self) -> tuple[int, int]:
@@ -294,7 +295,7 @@ class Damage:
         return f"{side.name} is damaged here: {self.span.reason}"
 
 
-def tell_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
+def report_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
     """Damage before ``upto``, which both sides have passed: a difference if none has named it.
 
     The same damage on both sides is none: returned is how many such spans there were.
@@ -307,7 +308,7 @@ def tell_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
         one == other for one, other in zip(a.pages(*place), b.pages(*place), strict=True))}
     for side, damages in ((a, ours), (b, theirs)):
         for one in damages:
-            if not one.told and one.place not in alike:
+            if not one.named and one.place not in alike:
                 out.add(Difference(DAMAGE[side.name], physical_offset=one.span.offset,
                                    length=one.span.length, detail=one.words(side)))
     return len(alike)

@@ -17,7 +17,7 @@ from rmqctl.checks.diff.differences import (
     Side,
     of_pair,
     of_record,
-    tell_damage,
+    report_damage,
 )
 from rmqctl.formats.local.message import decode
 from rmqctl.scan.frames import Array, Batch
@@ -130,8 +130,8 @@ class PhysicalPass:
         if len(rows) > len(kept):
             self.out.count(kind, len(rows) - len(kept))
             ends = batch.offset + batch.column("total_size")
-            for one in side.open_damage:  # told, though only by a number
-                one.told |= bool(((batch.offset < one.span.end)
+            for one in side.open_damage:  # named, though only by a number
+                one.named |= bool(((batch.offset < one.span.end)
                                   & (ends > one.span.offset))[rows].any())
 
     def _why(self, side: Side, start: int, end: int) -> str:
@@ -150,7 +150,7 @@ class PhysicalPass:
         self.out.count("different", len(mine) - kept)
 
     def _close(self, upto: int) -> None:
-        self.tally.damaged_alike += tell_damage(self.a, self.b, upto, self.out)
+        self.tally.damaged_alike += report_damage(self.a, self.b, upto, self.out)
 
 
 def _equal(a: Batch, mine: Array, b: Batch, other: Array) -> Array:

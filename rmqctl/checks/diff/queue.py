@@ -23,7 +23,7 @@ from rmqctl.checks.diff.differences import (
     differences_of,
     of_pair,
     of_record,
-    tell_damage,
+    report_damage,
 )
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import sysflag
@@ -126,7 +126,7 @@ class QueuePass:
             if a.fresh_count + b.fresh_count >= max(_BLOCK, waiting):
                 self._join(a, b)
         self._join(a, b)
-        self.tally.damaged_alike += tell_damage(self.a, self.b, 1 << 63, self.out)
+        self.tally.damaged_alike += report_damage(self.a, self.b, 1 << 63, self.out)
         for stream, other in ((a, b), (b, a)):
             self._missing(stream.side, other.side, stream.waiting.place)
 
@@ -223,7 +223,7 @@ class QueuePass:
         same = left.digest[mine] == right.digest[other]
         self.tally.equal += int(same.sum())
         self._compare(left.place[mine[~same]], right.place[other[~same]])
-        self.tally.damaged_alike += tell_damage(
+        self.tally.damaged_alike += report_damage(
             self.a, self.b, min(self.a.position, self.b.position), self.out)
         alone = np.ones(len(right.key), bool)
         alone[other] = False

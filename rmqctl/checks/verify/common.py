@@ -25,13 +25,13 @@ def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
     What is left over is counted, and told in one finding each at the end: random bytes in a
     large file must not drown everything else.
     """
-    told: dict[tuple[str, str, str], int] = {}
+    given: dict[tuple[str, str, str], int] = {}
     over: dict[tuple[str, str, str], Finding] = {}
     for one in findings:
         where = one.file or ""
         key = one.category, one.structure, os.path.dirname(where) if by_folder else where
-        told[key] = told.get(key, 0) + 1
-        if told[key] <= most:
+        given[key] = given.get(key, 0) + 1
+        if given[key] <= most:
             yield one
             continue
         before = over.get(key)

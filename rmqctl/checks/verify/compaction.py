@@ -263,12 +263,12 @@ def _positions(store: Store, held: bool) -> Iterator[Finding]:
             yield from _entries(path, main)
         return
     good = isinstance(backup, dict)
-    told = "its backup is good" if good else "it has no good backup"
+    backup_state = "its backup is good" if good else "it has no good backup"
     if isinstance(main, StoreIOError):
         yield unreadable("compaction", path, main)
     elif not held:
         yield Finding("config-backup" if good else "config-unreadable", "compaction",
-                      f"{main.reason}; {told}", file=path, offset=main.offset, next=LOOK)
+                      f"{main.reason}; {backup_state}", file=path, offset=main.offset, next=LOOK)
 
 
 def _json(store: Store, name: str) -> dict[str, object] | FormatError | StoreIOError | None:

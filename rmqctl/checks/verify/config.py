@@ -161,12 +161,12 @@ def _epochs(store: Store) -> Iterator[Finding]:
     if main is None:
         return
     good = backup is None and os.path.lexists(f"{path}.bak")
-    told = f"{_EPOCHS}.bak " + ("is good" if good else "does not help: a broker starts without "
-                                "its epochs")
+    state = f"{_EPOCHS}.bak " + ("is good" if good else "does not help: a broker starts without "
+                             "its epochs")
     if isinstance(main, StoreIOError):
-        yield Finding("file-unreadable", "store", f"{main}; {told}", file=path)
+        yield Finding("file-unreadable", "store", f"{main}; {state}", file=path)
     else:
-        yield Finding("epoch-file", "store", f"{main.path}: {main.reason}; {told}", file=path,
+        yield Finding("epoch-file", "store", f"{main.path}: {main.reason}; {state}", file=path,
                       offset=main.offset, severity=WARNING if good else "", next=LOOK)
 
 

@@ -32,7 +32,7 @@ class Context:
     damage_starts: list[int] = field(default_factory=list)
     damage_ends: list[int] = field(default_factory=list)
     lost: dict[int, tuple[str, int, int]] = field(default_factory=dict)
-    strays: dict[int, tuple[QueueKey, int]] = field(default_factory=dict)
+    loose_rows: dict[int, tuple[QueueKey, int]] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ class Verdict(Generic[C]):
                        for (category, severity), count in sorted(self.counts.items())]}
 
 
-def told(findings: Iterable[Finding], most: int) -> tuple[
+def first_findings(findings: Iterable[Finding], most: int) -> tuple[
         tuple[Finding, ...], Counter[tuple[str, str]]]:
     """(the first ``most`` findings, the number of all by category and severity)."""
     kept: list[Finding] = []
@@ -73,6 +73,6 @@ def told(findings: Iterable[Finding], most: int) -> tuple[
 
 def verdict(run: Verification, most: int) -> Verdict[Coverage]:
     """Runs a verification to its end and keeps the first ``most`` findings."""
-    kept, counts = told(run.findings(), most)
+    kept, counts = first_findings(run.findings(), most)
     return Verdict(run.store.root, run.ok, kept, counts, run.coverage, tuple(run.checked),
                    None if run.parts is None else len(run.parts))

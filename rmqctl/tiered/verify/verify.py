@@ -18,7 +18,7 @@ import numpy as np
 
 from rmqctl.checks.findings import INFO, Finding, advised_in_tier
 from rmqctl.checks.verify.common import bounded
-from rmqctl.checks.verify.verdict import Verdict, told
+from rmqctl.checks.verify.verdict import Verdict, first_findings
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
@@ -359,5 +359,5 @@ def _work(root: str, task: _Task) -> _Result:
 
 def verdict(run: Verification, most: int) -> Verdict[Coverage]:
     """Runs a verification to its end and keeps the first ``most`` findings."""
-    kept, counts = told(run.findings(), most)
+    kept, counts = first_findings(run.findings(), most)
     return Verdict(run.tier.name, run.ok, kept, counts, replace(run.coverage), tuple(run.checked))

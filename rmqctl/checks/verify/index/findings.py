@@ -53,21 +53,21 @@ def index_findings(context: Context) -> Iterator[Finding]:
 def _extra(context: Context) -> Iterator[Finding]:
     tally = context.result.keys
     ahead: list[tuple[int, EntryPlace]] = []
-    told = 0
+    broken_entries = 0
     for physical, key_hash, place in tally.extra:
         if physical >= context.log_end:
             ahead.append((physical, place))
         elif 0 <= physical < context.store.log.min_offset or context.in_damage(physical):
             continue  # expired with its file, or a key of a message that is damaged
         elif not _legal_repeat(context, physical, key_hash):
-            told += 1
-            if told <= SINGLE:
+            broken_entries += 1
+            if broken_entries <= SINGLE:
                 yield _entry(tally.files, place, "index-entry", "physical_offset",
                              f"leads to {physical} with hash {key_hash}, which is no key of a "
                              "message there")
     # What was only counted lies behind the log too, if the first of it does.
     unkept_ahead = tally.unkept_extra if tally.unkept_from >= context.log_end else 0
-    more = max(told - SINGLE, 0) + tally.unkept_extra - unkept_ahead
+    more = max(broken_entries - SINGLE, 0) + tally.unkept_extra - unkept_ahead
     if more:
         yield Finding("index-entry", "index", f"{more} more entries belong to no key (only "
                       "counted)", count=more)
@@ -261,7 +261,7 @@ def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
         first_hash_bad += (np.flatnonzero(page["key_hash"] < 0) + start).tolist()[:SINGLE_IN_FILE]
     for negative in first_hash_bad[:SINGLE_IN_FILE]:
         yield _entry_finding(index, "index-entry", negative, "key_hash", "the key hash is negative")
-    told = 0
+    broken_entries = 0
     for start in range(1, entries + 1, _PAGE):
         page = _page(source, shape, start, min(_PAGE, entries + 1 - start))
         number = np.arange(start, start + len(page), dtype=np.int64)
@@ -273,8 +273,8 @@ def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
         sound &= ~bad
         reached.add(previous[sound])
         for at in np.flatnonzero(bad).tolist():
-            told += 1
-            if told <= SINGLE_IN_FILE:
+            broken_entries += 1
+            if broken_entries <= SINGLE_IN_FILE:
                 yield _entry_finding(index, "index-chain", start + at, "previous",
                              _link_words(int(previous[at]), start + at))
     used = broken_slots = 0
@@ -303,7 +303,7 @@ def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
     if not used <= counted <= max(entries, used):
         yield _finding("index-header", index.file, "hash_slot_count",
                        f"says {counted}; {used} slots are used by {entries} entries")
-    yield from _reached(index, reached, slots, slot_of, told + broken_slots > 0)
+    yield from _reached(index, reached, slots, slot_of, broken_entries + broken_slots > 0)
 
 
 def _link_words(previous: int, number: int) -> str:

@@ -34,7 +34,7 @@ class LeftOver:
         self.tally = tally or QueueTally()
         self._ahead: list[tuple[int, int]] = []
         self._lost: list[int] = []
-        self._strays: dict[int, UnitRecord] = {}
+        self._loose: dict[int, UnitRecord] = {}
         self._unseen = 0
 
     def finding(self, category: str, detail: str, row: int | None, *, count: int = 1,
@@ -134,9 +134,9 @@ class LeftOver:
             self._lost.append(row)
             self.context.lost.setdefault(unit.physical_offset, (
                 self.queue.topic, self.queue.queue_id, row))
-        elif len(self._strays) < SINGLE:
-            self._strays[row] = unit
-            self.context.strays.setdefault(unit.physical_offset, (self.key, row))
+        elif len(self._loose) < SINGLE:
+            self._loose[row] = unit
+            self.context.loose_rows.setdefault(unit.physical_offset, (self.key, row))
         else:
             self._unseen += 1
 
@@ -150,7 +150,7 @@ class QueueReconciler(LeftOver):
     def findings(self) -> Iterator[Finding]:
         """Call `prepare` of all queues first: a row of one may explain a message of another."""
         yield from self._explain_claims()
-        yield from self._strays_left()
+        yield from self._loose_rows_left()
         yield from self._tags()
         for first, end in self._ahead:
             unit = self.queue.unit(first)
@@ -176,19 +176,19 @@ class QueueReconciler(LeftOver):
         missing: list[Claim] = []
         for claim in self.tally.claims:
             row, unit = claim.queue_offset, claim.row
-            stray = self.context.strays.get(claim.physical_offset)
-            if stray is not None and stray[0] != self.key and not self._also_in(claim, *stray[0]):
-                yield from self._of_another_queue(claim, *stray)
+            loose = self.context.loose_rows.get(claim.physical_offset)
+            if loose is not None and loose[0] != self.key and not self._also_in(claim, *loose[0]):
+                yield from self._of_another_queue(claim, *loose)
             elif unit is None and row >= self.end:
                 behind.append(claim)
             elif unit is None or unit == (0, 0, 0) or unit == tuple(FILLER):
                 (behind if row >= self.end else missing).append(claim)
             else:
                 yield from self._explain(claim, UnitRecord(*unit))
-        stray_at = {unit.physical_offset: row for row, unit in self._strays.items()}
+        loose_at = {unit.physical_offset: row for row, unit in self._loose.items()}
         still = []
         for claim in behind:
-            row_of = stray_at.get(claim.physical_offset)
+            row_of = loose_at.get(claim.physical_offset)
             if row_of is None:
                 still.append(claim)
             else:
@@ -242,12 +242,12 @@ class QueueReconciler(LeftOver):
     def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
         row = claim.queue_offset
         if unit.physical_offset == claim.physical_offset:
-            self._strays.pop(row, None)
+            self._loose.pop(row, None)
             yield self.finding(
                 "cq-wrong-size", f"row says {unit.size} bytes, the message at "
                 f"{claim.physical_offset} has {claim.size}", row)
             return
-        elsewhere = next((r for r, u in self._strays.items()
+        elsewhere = next((r for r, u in self._loose.items()
                           if u.physical_offset == claim.physical_offset), None)
         known = self.context.was_read(unit.physical_offset)
         if self.tally_covers(row) or not known:
@@ -257,9 +257,9 @@ class QueueReconciler(LeftOver):
             elif elsewhere is None:
                 yield self._row_taken(claim, unit)
             else:
-                self._strays.pop(elsewhere, None)
+                self._loose.pop(elsewhere, None)
             return
-        self._strays.pop(row, None)
+        self._loose.pop(row, None)
         other = self._record(unit)
         if other is not None and self._same_queue(other):
             if self.tally_covers(other.queue_offset):
@@ -285,7 +285,7 @@ class QueueReconciler(LeftOver):
                 and record.queue_id == self.queue.queue_id)
 
     def _fields(self, claim: Claim, row: int) -> Finding:
-        self._strays.pop(row, None)
+        self._loose.pop(row, None)
         self.context.reported.add(claim.physical_offset)
         return self.finding(
             "message-fields", f"the message says queue offset {claim.queue_offset}, but row "
@@ -297,9 +297,9 @@ class QueueReconciler(LeftOver):
             f"leads to another message at {unit.physical_offset}", claim.queue_offset,
             structure="commitlog", offset=claim.physical_offset)
 
-    def _strays_left(self) -> Iterator[Finding]:
+    def _loose_rows_left(self) -> Iterator[Finding]:
         """Rows that no claim of this queue explains."""
-        for row, unit in sorted(self._strays.items()):
+        for row, unit in sorted(self._loose.items()):
             if unit.physical_offset in self.context.reported:
                 continue
             record = self._record(unit)
@@ -352,17 +352,17 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
     if tally.messages <= 0:
         return  # none of them needs a row
     topic, queue_id = key
-    stray = context.strays.get(tally.first_phy) if tally.messages == 1 else None
-    if stray is not None:  # one message whose own fields are damaged makes no queue
+    loose = context.loose_rows.get(tally.first_phy) if tally.messages == 1 else None
+    if loose is not None:  # one message whose own fields are damaged makes no queue
         if tally.first_phy not in context.reported:
             context.reported.add(tally.first_phy)
             file = context.store.log.file_of(tally.first_phy)
             yield Finding(
                 "message-fields", "commitlog", f"the message says topic {topic}, queue "
-                f"{queue_id}, but row {stray[1]} of topic {stray[0][0]}, queue {stray[0][1]} "
+                f"{queue_id}, but row {loose[1]} of topic {loose[0][0]}, queue {loose[0][1]} "
                 "leads to it", file=file.path if file else None, offset=tally.first_phy,
-                position=tally.first_phy - file.base if file else None, topic=stray[0][0],
-                queue_id=stray[0][1], queue_offset=stray[1])
+                position=tally.first_phy - file.base if file else None, topic=loose[0][0],
+                queue_id=loose[0][1], queue_offset=loose[1])
         return
     gone = deleted(topic, context.known_topics)
     detail = f"{tally.messages} messages in the log, no consumequeue"
