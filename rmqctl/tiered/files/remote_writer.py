@@ -14,6 +14,7 @@ local folder; other readers see it after the commit.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from rmqctl.files.durable import Part
 
 _PIECE = 4 << 20
+_writers = itertools.count()
+"""Numbers of the writers of this process."""
 _IN_MEMORY = 8 << 20
 """What one file may have in memory before it goes to a temporary file."""
 _IN_MEMORY_OF_ALL = 64 << 20
@@ -88,6 +91,7 @@ class RemoteWriter(RemoteReader):
         self._pending: dict[str, _Pending] = {}
         self._torn: set[str] = set()
         self._folders: set[str] = set()
+        self._number = next(_writers)
 
     # -- reading what is not committed, too ------------------------------------------------------
 
@@ -248,7 +252,8 @@ class RemoteWriter(RemoteReader):
 
     def _staged(self, path: str, pieces: Iterable[bytes]) -> None:
         """A whole file, written beside and then put in its place: old or new, never half."""
-        staged = f"{ASIDE}/{path.rpartition('/')[2]}.tmp"
+        # Two writers of one run may stage segments of one name at the same time.
+        staged = f"{ASIDE}/{path.rpartition('/')[2]}.{self._number}.tmp"
         self._make_folder_of(staged)
         size = self._write(staged, pieces, "wb")
         self._move(staged, path)
