@@ -202,13 +202,8 @@ def _local_zone() -> tzinfo:
         return UTC  # what the C library takes as well
 
 
-def parse_time_range(
-    since: str | None,
-    until: str | None,
-    *,
-    tz: tzinfo = UTC,
-    clock: Callable[[], int] = wall_clock,
-) -> tuple[int | None, int | None]:
+def parse_time_range(since: str | None, until: str | None, *, tz: tzinfo = UTC,
+                     clock: Callable[[], int] = wall_clock) -> tuple[int | None, int | None]:
     """``--since`` and ``--until`` as epoch milliseconds, None where not given.
 
     Both are read against the same "now". Raises UsageError when the range is empty.

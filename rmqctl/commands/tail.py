@@ -14,7 +14,7 @@ from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreLog
 from rmqctl.errors import UsageError
 from rmqctl.output import FLUSH
-from rmqctl.output.waiting import wait
+from rmqctl.output.streams import wait
 
 if TYPE_CHECKING:
     from rmqctl.store.log.tail import Tail

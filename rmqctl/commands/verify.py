@@ -15,10 +15,9 @@ from rmqctl.errors import ExitCode, UsageError
 from rmqctl.parse_values import parse_percent
 
 if TYPE_CHECKING:
-    from rmqctl.checks.findings import Finding
     from rmqctl.checks.verify.state import Place
     from rmqctl.checks.verify.verdict import Verdict
-    from rmqctl.checks.verify.verify import Coverage, Verification
+    from rmqctl.checks.verify.verify import Coverage
 
 NAME = ("verify",)
 EFFECT = "read-only"
@@ -102,7 +101,9 @@ def command(
             found = with_tier(out, opened, found, max_findings, asked=only is not None)
         show(out, found, covered)
         if since_last:
-            states.save(place, opened.root, _safe_place(run, found.findings, before))
+            states.save(place, opened.root, states.next_place(
+                before, found.findings, ok=run.ok, log_end=run.log_end,
+                last_record=run.last_record))
         if prometheus is not None:
             _metrics(prometheus, found)
     if not found.ok:
@@ -117,23 +118,6 @@ def _outside(root: str, files: dict[str, str | None]) -> None:
     for option, file in files.items():
         if file is not None and os.path.commonpath([real, os.path.realpath(file)]) == real:
             raise UsageError(f"{option} {file}: lies in the store, which verify does not write to")
-
-
-def _safe_place(run: Verification, kept: tuple[Finding, ...], before: Place | None) -> Place:
-    """Up to where nothing has to be looked at again: before the first trouble in the log."""
-    from rmqctl.checks.verify.state import Place
-
-    if run.ok:
-        if run.last_record is None and before is not None:
-            return before  # nothing came since
-        return Place(run.log_end, *(run.last_record or (None, None)))
-    # All of the log that was read is good up to its first trouble; if the trouble is elsewhere,
-    # the next run looks at the same part again.
-    troubled = [one.offset for one in kept
-                if one.is_trouble and one.structure == "commitlog" and one.offset is not None]
-    start = before or Place(0)
-    first = min(troubled, default=start.position)
-    return Place(first) if first > start.position else start
 
 
 def covered(found: Verdict[Coverage]) -> dict[str, str]:

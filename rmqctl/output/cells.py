@@ -23,7 +23,7 @@ Styles = Mapping[str, Callable[[Any], str | None]]
 FLUSH: Final[Row] = MappingProxyType({})
 
 
-class Table(NamedTuple):
+class Layout(NamedTuple):
     """How rows are laid out; all of it but ``columns`` is for people only. See `Output.rows`."""
 
     columns: Sequence[str] | None

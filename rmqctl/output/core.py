@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from rmqctl.output.cells import Render, Row, Styles, Table
+from rmqctl.output.cells import Layout, Render, Row, Styles
 from rmqctl.output.escape import visible, visible_lines
 from rmqctl.output.formats import FORMATS, PageWriter, Writer
 from rmqctl.output.progress import Progress
@@ -21,17 +21,9 @@ if TYPE_CHECKING:
 class Output:
     """All a command may do to be seen. Data goes to stdout, everything else to stderr."""
 
-    def __init__(
-        self,
-        fmt: str,
-        *,
-        quiet: int,
-        verbose: int,
-        no_progress: bool,
-        stdout: IO[str] | None,
-        stderr: IO[str] | None,
-        environ: Mapping[str, str],
-    ) -> None:
+    def __init__(self, fmt: str, *, quiet: int, verbose: int, no_progress: bool,
+                 stdout: IO[str] | None, stderr: IO[str] | None,
+                 environ: Mapping[str, str]) -> None:
         if fmt not in FORMATS:
             raise ValueError(f"unknown output format {fmt!r}")
         self.format = fmt
@@ -48,17 +40,9 @@ class Output:
         self._sink = Sink(stdout, "utf-8" if self._format.is_data else None)
 
     @classmethod
-    def open(
-        cls,
-        fmt: str | None = None,
-        *,
-        quiet: int = 0,
-        verbose: int = 0,
-        no_progress: bool = False,
-        stdout: IO[str] | None = None,
-        stderr: IO[str] | None = None,
-        environ: Mapping[str, str] | None = None,
-    ) -> Output:
+    def open(cls, fmt: str | None = None, *, quiet: int = 0, verbose: int = 0,
+             no_progress: bool = False, stdout: IO[str] | None = None,
+             stderr: IO[str] | None = None, environ: Mapping[str, str] | None = None) -> Output:
         """An output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
 
         ``quiet`` 1 silences notes and progress, 2 warnings too; ``verbose`` 1 shows debug lines.
@@ -97,17 +81,9 @@ class Output:
 
     # -- data ---------------------------------------------------------------------------------
 
-    def rows(
-        self,
-        rows: Iterable[Row],
-        columns: Sequence[str] | None = None,
-        *,
-        brief: Sequence[str] | None = None,
-        title: str | None = None,
-        empty: str = "no rows",
-        render: Render | None = None,
-        styles: Styles | None = None,
-    ) -> int:
+    def rows(self, rows: Iterable[Row], columns: Sequence[str] | None = None, *,
+             brief: Sequence[str] | None = None, title: str | None = None, empty: str = "no rows",
+             render: Render | None = None, styles: Styles | None = None) -> int:
         """Show ``rows`` as they come; returns how many there were.
 
         json and jsonl write each row whole. csv and tsv have ``columns`` (None: the keys of the
@@ -117,8 +93,8 @@ class Output:
         ``title`` and, when there is no row, ``empty`` (on stderr) are for people only.
         A row that is ``FLUSH`` shows what has come so far. Memory is bounded by one page of rows.
         """
-        table = Table(columns, brief, title, render, styles)
-        count = self._writer().rows(rows, table)
+        layout = Layout(columns, brief, title, render, styles)
+        count = self._writer().rows(rows, layout)
         if not count and empty and not self.is_data:
             self.note(empty)
         return count
@@ -133,15 +109,8 @@ class Output:
         """
         self._writer().document(document, human)
 
-    def listing(
-        self,
-        document: Mapping[str, Any],
-        human: Callable[[Human], None],
-        *,
-        rows: Iterable[Row],
-        columns: Sequence[str],
-        lines: Iterable[Row],
-    ) -> None:
+    def listing(self, document: Mapping[str, Any], human: Callable[[Human], None], *,
+                rows: Iterable[Row], columns: Sequence[str], lines: Iterable[Row]) -> None:
         """A document that is a list with a summary, in what form the format can hold.
 
         json shows ``document``, people see ``human``; csv and tsv have the ``rows`` of the list,

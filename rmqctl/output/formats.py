@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from rmqctl.output.cells import Row, Table
+    from rmqctl.output.cells import Layout, Row
     from rmqctl.output.human import Human
     from rmqctl.output.streams import Target
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Writer(Protocol):
     """Writes one format onto one stream."""
 
-    def rows(self, rows: Iterable[Row], table: Table) -> int:
+    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
         """Rows as they come, a bounded number of them in memory; returns how many there were."""
 
     def document(self, document: Mapping[str, Any],

@@ -10,9 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.output.cells import Render, Row, Styles, Table, cell_text, cut
+from rmqctl.output.cells import (
+    Layout,
+    Render,
+    Row,
+    Styles,
+    cell_text,
+    columns_of,
+    cut,
+    display_width,
+    numeric_columns,
+    page_cells,
+    pages,
+    peek,
+)
 from rmqctl.output.escape import markdown_text, visible, visible_lines
-from rmqctl.output.plain import write_tabulated
 from rmqctl.output.streams import Target, can_encode, wants_colour
 
 if TYPE_CHECKING:
@@ -21,6 +33,15 @@ if TYPE_CHECKING:
 
 _VALUE_LIMIT = 2000
 _UNICODE_SAMPLE = "…─│█▁"
+
+# Longest text shown in one cell; what is left out is counted in the cell. The data formats
+# (json, jsonl, csv, tsv) never cut.
+_CELL_LIMIT = {"plain": 200, "markdown": 500}
+_TABULATE = {"plain": "plain", "markdown": "github"}
+_HEADER_LINES = {"plain": 1, "markdown": 2}
+
+# tabulate makes a column at least two wider than its header.
+_HEADER_PADDING = 2
 
 
 class Human(ABC):
@@ -53,20 +74,17 @@ class Human(ABC):
         if texts:
             self._pairs(texts, styles or {})
 
-    @abstractmethod
-    def table(
-        self,
-        rows: Iterable[Row],
-        columns: Sequence[str] | None = None,
-        title: str | None = None,
-        *,
-        render: Render | None = None,
-        styles: Styles | None = None,
-    ) -> int:
+    def table(self, rows: Iterable[Row], columns: Sequence[str] | None = None,
+              title: str | None = None, *, render: Render | None = None,
+              styles: Styles | None = None) -> int:
         """Rows as a table, streamed; returns how many.
 
         ``render`` words the values of a column; ``styles`` colours them by value.
         """
+        if title:
+            self._gap()
+        self._started = True
+        return self._table(rows, Layout(columns, None, title, render, styles))
 
     def text(self, text: str, style: str | None = None) -> None:
         """Lines as they are (a sentence, a plot); ``style``: good, warn, bad, dim, bold."""
@@ -83,6 +101,9 @@ class Human(ABC):
         self._started = True
 
     @abstractmethod
+    def _table(self, rows: Iterable[Row], layout: Layout) -> int: ...
+
+    @abstractmethod
     def _heading(self, text: str) -> None: ...
 
     @abstractmethod
@@ -97,20 +118,10 @@ class PlainHuman(Human):
 
     style = "plain"
 
-    def table(
-        self,
-        rows: Iterable[Row],
-        columns: Sequence[str] | None = None,
-        title: str | None = None,
-        *,
-        render: Render | None = None,
-        styles: Styles | None = None,
-    ) -> int:
-        if title:
-            self._gap()
-            self._title(visible(title))
-        self._started = True
-        return write_tabulated(self._sink, self.style, rows, columns, render=render, mark=self.mark)
+    def _table(self, rows: Iterable[Row], layout: Layout) -> int:
+        if layout.title:
+            self._title(visible(layout.title))
+        return _write_tabulated(self._sink, self.style, rows, layout, self.mark)
 
     def _title(self, text: str) -> None:
         self._sink.write(f"{text}\n")
@@ -157,23 +168,10 @@ class RichHuman(Human):
         self._canvas = canvas
         self.colour = canvas.colour
 
-    def table(
-        self,
-        rows: Iterable[Row],
-        columns: Sequence[str] | None = None,
-        title: str | None = None,
-        *,
-        render: Render | None = None,
-        styles: Styles | None = None,
-    ) -> int:
+    def _table(self, rows: Iterable[Row], layout: Layout) -> int:
         from rmqctl.output.richtable import write_rich_table
 
-        if title:
-            self._gap()
-        self._started = True
-        return write_rich_table(
-            self._sink, self._canvas, rows, columns, title=title, render=render, styles=styles
-        )
+        return write_rich_table(self._sink, self._canvas, rows, layout)
 
     def _heading(self, text: str) -> None:
         self._styled(text, "title")
@@ -223,6 +221,66 @@ def describe(human: Human, document: Mapping[str, Any]) -> None:
         human.table(rows, None, key)
 
 
+# -- tables without a terminal, laid out by tabulate, page by page --------------------------------
+
+
+def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout, mark: str) -> int:
+    """Stream ``rows`` as a ``plain`` or ``markdown`` table; returns how many.
+
+    The header stands once. Column widths are those of the first page; a page with longer cells
+    is wider, never narrower, so that columns stay in line in all but freak cases.
+    """
+    first, stream = peek(pages(rows))
+    names = columns_of(first) if layout.columns is None else list(layout.columns)
+    if not names or not first:
+        return 0
+    numeric = numeric_columns(first, names)
+    headers = [_cell(visible(name), style) for name in names]
+    widths = [0] * len(names)
+    count = 0
+    for page in stream:
+        cells = [
+            [_cell(cut(text, _CELL_LIMIT[style], mark), style) for text in line]
+            for line in page_cells(page, names, layout.render)
+        ]
+        for column in range(len(names)):
+            widest = max(display_width(line[column]) for line in cells)
+            widths[column] = max(widths[column], widest, len(headers[column]) + _HEADER_PADDING)
+        lines = _layout(style, headers, cells, widths, numeric)
+        if count:
+            del lines[: _HEADER_LINES[style]]
+        count += len(page)
+        sink.write("".join(f"{line.rstrip()}\n" for line in lines))
+        sink.flush()
+    return count
+
+
+def _cell(text: str, style: str) -> str:
+    return markdown_text(text) if style == "markdown" else text
+
+
+def _layout(style: str, headers: Sequence[str], cells: Sequence[Sequence[str]],
+            widths: Sequence[int], numeric: Sequence[bool]) -> list[str]:
+    from tabulate import tabulate
+
+    # A header padded to the width makes tabulate keep that width on every page.
+    padded = [
+        header.rjust(width - _HEADER_PADDING) if right else header.ljust(width - _HEADER_PADDING)
+        for header, width, right in zip(headers, widths, numeric, strict=True)
+    ]
+    text = tabulate(
+        cells,
+        headers=padded,
+        tablefmt=_TABULATE[style],
+        disable_numparse=True,
+        colalign=["right" if right else "left" for right in numeric],
+    )
+    return text.split("\n")
+
+
+# -- the formats of this module -------------------------------------------------------------------
+
+
 class Pages:
     """Writes a format for people: a table for rows, a page for a document."""
 
@@ -240,10 +298,10 @@ class Pages:
         return kind(target.sink, width=target.width,
                     unicode=can_encode(target.stream, _UNICODE_SAMPLE))
 
-    def rows(self, rows: Iterable[Row], table: Table) -> int:
-        columns = table.columns if table.brief is None else table.brief
-        return self.page().table(rows, columns, table.title, render=table.render,
-                                 styles=table.styles)
+    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
+        columns = layout.columns if layout.brief is None else layout.brief
+        return self.page().table(rows, columns, layout.title, render=layout.render,
+                                 styles=layout.styles)
 
     def document(self, document: Mapping[str, Any],
                  human: Callable[[Human], None] | None) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rmqctl.output.cells import FLUSH, Row, Table, plain_value
+from rmqctl.output.cells import FLUSH, Layout, Row, plain_value
 from rmqctl.output.escape import json_visible
 from rmqctl.output.streams import Sink, Target
 
@@ -70,7 +70,7 @@ class JsonLines:
     def __init__(self, target: Target) -> None:
         self._sink, self._terminal = target.sink, target.terminal
 
-    def rows(self, rows: Iterable[Row], table: Table) -> int:
+    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
         return _stream(self._sink, rows, "", "\n", self._terminal)
 
     def document(self, document: Mapping[str, Any], human: object) -> None:
@@ -83,7 +83,7 @@ class JsonLines:
 class Json(JsonLines):
     """One array, one object per line within it; a document in lines, for people."""
 
-    def rows(self, rows: Iterable[Row], table: Table) -> int:
+    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
         """When ``rows`` raises, the array stays open: a reader cannot take half a listing for a
         whole one.
         """

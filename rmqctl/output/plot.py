@@ -16,13 +16,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
 
 
-def bars(
-    items: Iterable[tuple[str, float]],
-    *,
-    width: int = 80,
-    unicode: bool = True,
-    show: Callable[[float], str] = _number,
-) -> str:
+def bars(items: Iterable[tuple[str, float]], *, width: int = 80, unicode: bool = True,
+         show: Callable[[float], str] = _number) -> str:
     """Horizontal bars, one line per ``(label, value)``, the value written at the end of its line.
 
     The longest bar fills ``width`` columns; values must not be negative. Without ``unicode``
@@ -55,16 +50,8 @@ def _bar(share: float, room: int, unicode: bool) -> str:
     return "█" * full + (_EIGHTHS_RIGHT[part] if part else "")
 
 
-def columns(
-    values: Sequence[float],
-    *,
-    first: str,
-    last: str,
-    width: int = 80,
-    height: int = 8,
-    unicode: bool = True,
-    show: Callable[[float], str] = _number,
-) -> str:
+def columns(values: Sequence[float], *, first: str, last: str, width: int = 80, height: int = 8,
+            unicode: bool = True, show: Callable[[float], str] = _number) -> str:
     """A series over time as columns, ``height`` lines high, with an axis.
 
     ``first`` and ``last`` label the two ends of the axis. More values than columns are summed in

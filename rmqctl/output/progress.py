@@ -24,12 +24,8 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None,
+                 traceback: TracebackType | None) -> None:
         """End the display; never swallows an exception."""
 
     def advance(self, amount: int) -> None:
@@ -48,16 +44,8 @@ class Progress:
 class BarProgress(Progress):
     """A rich progress bar. It comes up only after a moment, so that quick commands never flash."""
 
-    def __init__(
-        self,
-        label: str,
-        total: int | None,
-        stream: IO[str],
-        *,
-        unit_bytes: bool = True,
-        delay: float = 0.3,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, label: str, total: int | None, stream: IO[str], *, unit_bytes: bool = True,
+                 delay: float = 0.3, clock: Callable[[], float] = time.monotonic) -> None:
         self._label = label
         self._total = total
         self._stream = stream
@@ -70,12 +58,8 @@ class BarProgress(Progress):
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None,
+                 traceback: TracebackType | None) -> None:
         self.hide()
 
     def advance(self, amount: int) -> None:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rmqctl.output.cells import (
-    Render,
+    Layout,
     Row,
     Styles,
     columns_of,
@@ -108,33 +108,24 @@ class Canvas:
         return paper.getvalue()
 
 
-def write_rich_table(
-    sink: Sink,
-    canvas: Canvas,
-    rows: Iterable[Row],
-    columns: Sequence[str] | None,
-    *,
-    title: str | None = None,
-    render: Render | None = None,
-    styles: Styles | None = None,
-) -> int:
+def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: Layout) -> int:
     """Stream ``rows`` as one table; returns how many.
 
     The first page settles the widths, within the terminal; longer text on a later page folds
     unless there is room. Numbers are never folded or cut: their columns grow when they must.
     """
     first, stream = peek(pages(rows))
-    names = list(columns) if columns is not None else columns_of(first)
+    names = columns_of(first) if layout.columns is None else list(layout.columns)
     if not names or not first:
         return 0
     numeric = numeric_columns(first, names)
-    if title:
-        sink.write(canvas.draw(Text(visible(title), style=STYLES["title"])))
+    if layout.title:
+        sink.write(canvas.draw(Text(visible(layout.title), style=STYLES["title"])))
     headers = [visible(name) for name in names]
     widths: list[int] = []
     count = 0
     for page in stream:
-        cells = page_cells(page, names, render)
+        cells = page_cells(page, names, layout.render)
         natural = [max(_cell_width(line[i]) for line in cells) for i in range(len(names))]
         if not widths:
             natural = list(map(max, natural, map(cell_len, headers)))
@@ -148,7 +139,7 @@ def write_rich_table(
             ]
         parts = [] if count else [_header(canvas, headers, widths, numeric)]
         parts += [
-            _line(line, widths, numeric, canvas, _row_styles(row, names, styles))
+            _line(line, widths, numeric, canvas, _row_styles(row, names, layout.styles))
             for row, line in zip(page, cells, strict=True)
         ]
         sink.write("".join(parts))
@@ -220,13 +211,8 @@ def _row_styles(row: Row, names: Sequence[str], styles: Styles | None) -> dict[i
     return {i: style for i, style in found.items() if style}
 
 
-def _line(
-    cells: Sequence[str],
-    widths: Sequence[int],
-    numeric: Sequence[bool],
-    canvas: Canvas,
-    styles: Mapping[int, str],
-) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], canvas: Canvas,
+          styles: Mapping[int, str]) -> str:
     """One row, on several lines where a cell folds.
 
     rich lays out a whole table at some 50 microseconds a cell; a listing has too many for that,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rmqctl.output.cells import Row, Table, columns_of, compact_json, pages, peek, refuse_bytes
+from rmqctl.output.cells import Layout, Row, columns_of, compact_json, pages, peek, refuse_bytes
 from rmqctl.output.escape import spreadsheet_safe, visible
 from rmqctl.output.streams import Target
 
@@ -56,11 +56,11 @@ class Separated:
     def __init__(self, name: str, target: Target) -> None:
         self._name, self._target = name, target
 
-    def rows(self, rows: Iterable[Row], table: Table) -> int:
+    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
         """Without columns, those are the keys of the first page of rows. A key that turns up later
         has no column; it is named once on stderr, for nothing may go missing silently.
         """
-        columns, sink, terminal = table.columns, self._target.sink, self._target.terminal
+        columns, sink, terminal = layout.columns, self._target.sink, self._target.terminal
         first, stream = peek(pages(rows))
         names = list(columns) if columns is not None else columns_of(first)
         if not names:
@@ -90,7 +90,7 @@ class Separated:
     def document(self, document: Mapping[str, Any], human: object) -> None:
         """``key,value`` records, one per leaf (see :func:`flatten`)."""
         rows = ({"key": key, "value": value} for key, value in flatten(document))
-        self.rows(rows, Table(("key", "value"), None, None, None, None))
+        self.rows(rows, Layout(("key", "value"), None, None, None, None))
 
 
 def writer(name: str, target: Target) -> Separated:

@@ -10,6 +10,8 @@ import io
 import os
 import select
 import shutil
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
@@ -132,3 +134,21 @@ class Target:
     def width(self) -> int:
         """Columns to lay out for."""
         return terminal_width(self.stream, self.environ)
+
+
+def wait(seconds: float) -> None:
+    """Sleep; raise BrokenPipeError as soon as whoever reads stdout has gone.
+
+    Without it ``tail -f | head -1`` on a quiet store would stay for ever: a write is what
+    usually tells, and there is nothing to write. A terminal or a file never goes away.
+    """
+    until = time.monotonic() + seconds
+    try:
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)  # errors and hang-ups are told unasked
+        events = watched.poll(seconds * 1000)
+    except (OSError, ValueError, AttributeError):  # no descriptor behind it, or none at all
+        events = []
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in events):
+        raise BrokenPipeError
+    time.sleep(max(until - time.monotonic(), 0))

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+from rmqctl.checks.verify.log.ranges import split
 from rmqctl.checks.verify.verdict import Verdict, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.errors import RmqctlError
@@ -37,12 +39,70 @@ class Judged:
     verdict: Verdict[Coverage] | None
     error: RmqctlError | None = None
 
+    def findings(self) -> list[dict[str, Any]]:
+        """The findings as rows that name the store."""
+        return [] if self.verdict is None else [
+            {"store": self.root, **finding.as_dict()} for finding in self.verdict.findings]
+
+    def summary(self) -> dict[str, Any]:
+        """All of the verdict but its findings."""
+        if self.verdict is None:
+            return {"store": self.root, "ok": False, "error": str(self.error)}
+        return {"store": self.root, **{name: value for name, value in self.verdict.as_dict().items()
+                                       if name != "findings"}}
+
+
+def document(judged: Sequence[Judged]) -> dict[str, Any]:
+    """As that of ``verify``, over all stores, and what each of them came to."""
+    verdicts = [one.verdict for one in judged if one.verdict is not None]
+    coverage: dict[str, int] = {}
+    checked: dict[str, None] = {}
+    for each in verdicts:
+        checked |= dict.fromkeys(str(one["structure"]) for one in each.checked)
+        for name, value in each.coverage.as_dict().items():
+            coverage[name] = coverage.get(name, 0) + value
+    return {"ok": all(one.verdict is not None and one.verdict.ok for one in judged),
+            "findings": [row for one in judged for row in one.findings()], "coverage": coverage,
+            "checked": [{"structure": name} for name in checked],
+            "findings_total": sum(one.total for one in verdicts),
+            "stores": [one.summary() for one in judged]}
+
 
 def store_size(root: str, dirs: Sequence[str] = ()) -> StoreSize:
     """The log files of a store and their bytes. NotAStoreError, StoreIOError."""
     with Store.open(root, dirs) as store:
         files = [one for one in store.log.files if one.size]
         return StoreSize(root, len(files), sum(one.size for one in files))
+
+
+def total_size(roots: Sequence[str], dirs: Sequence[str] = ()) -> int:
+    """Bytes of log of all stores; of several, one that cannot be opened fails later, by itself."""
+    total = 0
+    for root in roots:
+        try:
+            total += store_size(root, dirs).bytes
+        except RmqctlError:
+            if len(roots) == 1:
+                raise
+    return total
+
+
+def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = ()) -> list[
+        dict[str, Any]]:
+    """What would be read: a row per store with its files, bytes and ranges. NotAStoreError."""
+    rows = []
+    for root in roots:
+        with Store.open(root, dirs) as store:
+            files = [one for one in store.log.files if one.size]
+            size = sum(one.size for one in files)
+            if len(roots) > 1 and options.ranges is None and size <= WHOLE:
+                count = 1
+            elif options.ranges:
+                count = len(split(store, options.ranges, 1))
+            else:
+                count = len(split(store, options.jobs * 4))
+            rows.append({"store": root, "files": len(files), "bytes": size, "partitions": count})
+    return rows
 
 
 def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most: int,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from rmqctl.checks.findings import Finding
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import replace_file
 from rmqctl.store.store import Store
@@ -46,6 +48,25 @@ class Place:
             return True
         record = store.log.record_at(self.anchor)
         return record is not None and self.anchor + record.total_size == self.anchor_end
+
+
+def next_place(before: Place | None, findings: Iterable[Finding], *, ok: bool, log_end: int,
+               last_record: tuple[int, int] | None) -> Place:
+    """Up to where nothing has to be looked at again: before the first trouble in the log.
+
+    ``before`` is where this run began; ``last_record`` the last one it saw, with its end.
+    """
+    if ok:
+        if last_record is None and before is not None:
+            return before  # nothing came since
+        return Place(log_end, *(last_record or (None, None)))
+    # All of the log that was read is good up to its first trouble; if the trouble is elsewhere,
+    # the next run looks at the same part again.
+    troubled = [finding.offset for finding in findings if finding.is_trouble
+                and finding.structure == "commitlog" and finding.offset is not None]
+    start = before or Place(0)
+    first = min(troubled, default=start.position)
+    return Place(first) if first > start.position else start
 
 
 def load(path: str, root: str) -> Place | None:

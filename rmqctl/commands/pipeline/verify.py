@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,14 +45,15 @@ def command(
     """
     from rmqctl.checks.verify.verify import STRUCTURES, VerifyOptions
     from rmqctl.commands.shared.verifying import structures
-    from rmqctl.pipeline.verify import verify_stores
+    from rmqctl.pipeline.verify import planned, total_size, verify_stores
 
     options = VerifyOptions(structures(only, STRUCTURES), spark.workers, ranges=spark.partitions)
     roots, dirs = named_stores(stores), layout.folders
     if dry_run:
-        _plan(out, roots, options.jobs, spark.partitions, dirs)
+        rows = planned(roots, options, dirs)
+        out.rows(rows, ("store", "files", "bytes", "partitions"))
         return
-    size = _size(roots, dirs)
+    size = total_size(roots, dirs)
     with spark.pool(out, size) as pool:
         found = list(verify_stores(roots, pool, options, max_findings, dirs))
     _show(out, found)
@@ -65,40 +66,9 @@ def command(
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _size(roots: list[str], dirs: tuple[str, ...]) -> int:
-    from rmqctl.errors import RmqctlError
-    from rmqctl.pipeline.verify import store_size
-
-    total = 0
-    for root in roots:
-        try:
-            total += store_size(root, dirs).bytes
-        except RmqctlError:
-            if len(roots) == 1:
-                raise
-    return total
-
-
-def _plan(out: Output, roots: list[str], jobs: int, partitions: int | None,
-          dirs: tuple[str, ...]) -> None:
-    from rmqctl.checks.verify.log.ranges import split
-    from rmqctl.pipeline.verify import WHOLE
-    from rmqctl.store import Store
-
-    rows = []
-    for root in roots:
-        with Store.open(root, dirs) as store:
-            files = [one for one in store.log.files if one.size]
-            size = sum(one.size for one in files)
-            whole = len(roots) > 1 and partitions is None and size <= WHOLE
-            count = 1 if whole else len(
-                split(store, partitions, 1) if partitions else split(store, jobs * 4))
-            rows.append({"store": root, "files": len(files), "bytes": size, "partitions": count})
-    out.rows(rows, ("store", "files", "bytes", "partitions"))
-
-
 def _show(out: Output, found: list[Judged]) -> None:
     from rmqctl.commands.shared.verifying import COLUMNS
+    from rmqctl.pipeline.verify import document
 
     for one in found:
         if one.error is not None and len(found) > 1:
@@ -106,46 +76,15 @@ def _show(out: Output, found: list[Judged]) -> None:
         elif one.verdict is not None and one.verdict.total > len(one.verdict.findings):
             more = one.verdict.total - len(one.verdict.findings)
             out.warn(f"{one.root}: {more} more findings are counted, not listed (--max-findings)")
-    if out.format == "jsonl":
-        out.rows(row for one in found for row in [*_findings(one), _summary(one)])
-    elif out.format in ("csv", "tsv"):
-        out.rows((row for one in found for row in _findings(one)), ("store", *COLUMNS))
-    else:
-        out.document(_document(found), lambda page: _page(page, found))
+    out.listing(
+        document(found), lambda page: _page(page, found), columns=("store", *COLUMNS),
+        rows=(row for one in found for row in one.findings()),
+        lines=(row for one in found for row in (*one.findings(), one.summary())))
 
 
 def _reason(one: Judged) -> str:
     text = str(one.error)
     return text if one.root in text else f"{one.root}: {text}"
-
-
-def _findings(one: Judged) -> list[dict[str, Any]]:
-    return [] if one.verdict is None else [
-        {"store": one.root, **finding.as_dict()} for finding in one.verdict.findings]
-
-
-def _summary(one: Judged) -> dict[str, Any]:
-    """All of a store's verdict but its findings."""
-    if one.verdict is None:
-        return {"store": one.root, "ok": False, "error": str(one.error)}
-    return {"store": one.root, **{name: value for name, value in one.verdict.as_dict().items()
-                                  if name != "findings"}}
-
-
-def _document(found: list[Judged]) -> dict[str, Any]:
-    """As ``verify``, over all stores, and what each of them came to."""
-    verdicts = [one.verdict for one in found if one.verdict is not None]
-    coverage: dict[str, int] = {}
-    checked: dict[str, None] = {}
-    for each in verdicts:
-        checked |= dict.fromkeys(str(one["structure"]) for one in each.checked)
-        for name, value in each.coverage.as_dict().items():
-            coverage[name] = coverage.get(name, 0) + value
-    return {"ok": all(one.verdict is not None and one.verdict.ok for one in found),
-            "findings": [row for one in found for row in _findings(one)], "coverage": coverage,
-            "checked": [{"structure": name} for name in checked],
-            "findings_total": sum(one.total for one in verdicts),
-            "stores": [_summary(one) for one in found]}
 
 
 def _page(page: Human, found: list[Judged]) -> None:

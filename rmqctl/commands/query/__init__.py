@@ -1,1 +1,1 @@
-"""query."""
+"""``rmqctl query``: single messages by key, id, time or physical offset."""

@@ -1,1 +1,3 @@
-"""shared."""
+"""What several commands share: groups of options, and how plans, messages, figures and verdicts are
+shown.
+"""
