@@ -121,7 +121,7 @@ def _options_table(options: Iterable[Parameter]) -> str:
     for option in options:
         value = f" {option.value_name}" if option.value_name else ""
         spelled = ", ".join(f"`{name}{value if name.startswith('--') else ''}`"
-                            for name in option.names)  # fmt: skip
+                            for name in option.names)
         rows.append((spelled, _default(option), _remarks(option)))
     return _table(("option", "default", ""), rows)
 

@@ -81,7 +81,7 @@ def command(
         raise UsageError("--transient-pool goes with neither --mapped nor --flush sync")
     if as_recorded + replay + batch * as_recorded > 1:
         raise UsageError("--as-recorded stores records as they are: neither --replay nor --batch "
-                         "goes with it")  # fmt: skip
+                         "goes with it")
     manner, file, collect = _manner(on_error, file, collect)
     more: dict[str, Any] = {"broker_checks": False if replay else None}
     if as_recorded:
@@ -94,11 +94,11 @@ def command(
         try:
             with open_session(store.root, settings, store.folders, dry_run=dry_run,
                               auto_create_topic=auto_create_topic,
-                              keep_queue_offsets=keep_queue_offsets) as session:  # fmt: skip
+                              keep_queue_offsets=keep_queue_offsets) as session:
                 appender = LineAppender(
                     session, converter(settings, as_recorded=as_recorded, replay=replay),
                     stop=manner == "stop", obey_topics=not (as_recorded or replay),
-                    batch=batch_size if batch else 0)  # fmt: skip
+                    batch=batch_size if batch else 0)
                 run = _Run(out, session, appender, reader, signals, rejects,
                            dry_run=dry_run)
                 run.go()
@@ -116,7 +116,7 @@ def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, st
     manner, _, named = on_error.partition("=")
     if manner not in _MANNERS or (named and manner != "collect"):
         raise UsageError(f"--on-error is {', '.join(_MANNERS[:2])} or collect FILE, not "
-                         f"{on_error!r}")  # fmt: skip
+                         f"{on_error!r}")
     if manner != "collect" or named:
         if collect is not None:
             raise UsageError(f"a second file, {collect!r}, goes with --on-error collect only")
@@ -233,15 +233,15 @@ class _Run:
         if engine.renumbered:
             many = "1 message" if engine.renumbered == 1 else f"{engine.renumbered} messages"
             self._out.warn(f"{many} got new queue offsets, because the queues here do not go on "
-                           "at the recorded ones")  # fmt: skip
+                           "at the recorded ones")
         if engine.misplaced:
             self._out.warn(f"{engine.misplaced} messages kept a queue offset at which their queue "
                            "does not go on: consumers will not find them there, or find others "
-                           "moved")  # fmt: skip
+                           "moved")
         if self._session.unknown:
             named = ", ".join(sorted(self._session.unknown)[:5])
             self._out.note(f"config/topics.json does not know {named}: a broker will not let "
-                           "clients use it (--auto-create-topic enters it)")  # fmt: skip
+                           "clients use it (--auto-create-topic enters it)")
         if self._dry_run:
             self._out.note("dry run: nothing was written")
         if not self._out.streams:

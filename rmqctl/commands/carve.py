@@ -78,8 +78,8 @@ def command(
     from rmqctl.repair.carve.carve import CarveOptions, Carving
 
     _check(out_store, paths, summary=summary, misplaced=misplaced, damaged=damaged,
-           duplicates=duplicates)  # fmt: skip
-    made = show.projection(out)
+           duplicates=duplicates)
+    projection = show.projection(out)
     wanted = CarveOptions(tuple(select.selection(show.tz).in_log()), embedded, damaged, duplicates)
     maker: StoreMaker | None = None
     sources = _inputs(out, paths)
@@ -97,7 +97,7 @@ def command(
             document = carving.tally.as_dict()
             out.document(document, lambda page: _show(page, document))
         else:
-            _list(out, carving, made, show.tz, duplicates=duplicates)
+            _list(out, carving, projection, show.tz, duplicates=duplicates)
     _end(out, carving.tally, wanted, maker)
 
 
@@ -109,7 +109,7 @@ def _check(out_store: str | None, paths: list[str], *, summary: bool, misplaced:
         return
     if summary or damaged or duplicates:
         raise UsageError("--out takes each intact message once: neither --summary, --damaged nor "
-                         "--duplicates goes with it")  # fmt: skip
+                         "--duplicates goes with it")
     target = os.path.realpath(out_store)
     for path in paths:
         inside = os.path.realpath(path)
@@ -141,17 +141,19 @@ def _maker(root: str, sources: list[Input], version: str | None,
     return StoreMaker(root, new_settings(version=version, lmq=True, multi_dispatch=True, **sizes))
 
 
-def _list(out: Output, carving: Carving, made: Projection, tz: Any, *, duplicates: bool) -> None:
-    rows = _rows(carving, made, duplicates=duplicates)
-    columns = [*made.names, *_WHERE_FROM, *([_DUPLICATE] if duplicates else [])]
-    people = [*_WHERE_FROM, *made.names] if made.fields is BRIEF else columns
+def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,
+          duplicates: bool) -> None:
+    rows = _rows(carving, projection, duplicates=duplicates)
+    columns = [*projection.names, *_WHERE_FROM, *([_DUPLICATE] if duplicates else [])]
+    people = [*_WHERE_FROM, *projection.names] if projection.fields is BRIEF else columns
     out.rows(rows, people, empty="no messages", render=message_render(tz))
 
 
-def _rows(carving: Carving, made: Projection, *, duplicates: bool) -> Iterator[Mapping[str, Any]]:
+def _rows(carving: Carving, projection: Projection, *,
+          duplicates: bool) -> Iterator[Mapping[str, Any]]:
     for found in carving.found():
         source, placement = carving.inputs[found.source].path, found.placement
-        for row, offset in zip(made.rows(found.page), found.offset.tolist(), strict=True):
+        for row, offset in zip(projection.rows(found.page), found.offset.tolist(), strict=True):
             row["source"], row["source_offset"], row["placement"] = source, offset, placement
             if duplicates:
                 row[_DUPLICATE] = found.duplicate
@@ -190,7 +192,7 @@ def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker
             out.warn(f"refused: {text}")
         if maker.written.vanished:
             out.warn(f"{maker.written.vanished} messages were no longer there when they were to "
-                     "be written: something changes the source")  # fmt: skip
+                     "be written: something changes the source")
     if tally.unreadable_bytes or tally.unreadable_sources:
         raise typer.Exit(int(ExitCode.IO))
     lost = maker is not None and (maker.written.refused or maker.written.vanished)

@@ -22,7 +22,7 @@ EFFECT = "read-only"
 Section = Literal[
     "topics", "groups", "offsets", "delay", "filters", "orders", "mappings", "modes", "metrics",
     "timer", "tiered", "other",
-]  # fmt: skip
+]
 
 _COLUMNS = ("file", "kind", "size", "state", "source", "entries", "data_version", "backup",
             "offset", "reason")
@@ -41,10 +41,10 @@ _SECTION_BRIEF: dict[str, tuple[str, ...]] = {
     "mappings": ("topic", "global_queue_id", "current", "bname", "queue_id", "gen",
                  "logic_offset", "start_offset", "end_offset"),
     "tiered": ("table", "key", "base_offset", "size", "status"),
-}  # fmt: skip
+}
 _TIMES = ("born_time", "dead_time", "client_version", "pop_time", "last_consume_time",
           "time_stamp", "create_timestamp", "begin_timestamp", "end_timestamp",
-          "last_read_time_ms", "timestamp")  # fmt: skip
+          "last_read_time_ms", "timestamp")
 _MOST_NOTES = 20
 
 
@@ -74,7 +74,7 @@ def command(
         wide = not out.is_data and out.human().width >= _WIDE_COLUMNS
         out.rows(_listing(files), _COLUMNS, brief=_WIDE if wide else _BRIEF,
                  empty="no configuration files", render=_listing_render(tz),
-                 styles={"state": _state_style})  # fmt: skip
+                 styles={"state": _state_style})
         for trouble in others[:_MOST_NOTES]:
             out.note(f"{trouble.path}: {trouble.reason}")
         if len(others) > _MOST_NOTES:

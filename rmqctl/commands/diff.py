@@ -126,7 +126,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     if rows:
         page.blank()
         page.table(map(_brief, rows), _BRIEF,
-                   styles={"kind": lambda value: _STYLES.get(value, "bad")})  # fmt: skip
+                   styles={"kind": lambda value: _STYLES.get(value, "bad")})
     page.heading("Summary")
     said = run.summary
     pairs = {}
@@ -145,7 +145,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
         f"{count_text(said[name])} {words}"
         for name, words in (("equal", "equal"), ("different", "different"),
                             ("missing_in_a", "missing in a"), ("missing_in_b", "missing in b"))
-    )  # fmt: skip
+    )
     queues = said["queues"]
     pairs["consumequeues"] = (
         f"{queues['compared']} compared, {queues['different']} with other bounds"
@@ -158,7 +158,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
 def _config(found: dict[str, Any]) -> str:
     parts = [f"{words} {', '.join(found[name])}" for name, words in (
         ("different", "different:"), ("only_in_a", "only in a:"), ("only_in_b", "only in b:"))
-        if found[name]]  # fmt: skip
+        if found[name]]
     if not parts:
         return f"{found['same']} files, all the same" if found["same"] else ""
     return "; ".join(parts)
@@ -169,6 +169,6 @@ def _brief(row: dict[str, Any]) -> dict[str, Any]:
     if row["physical_offset_b"] is not None:
         where += f" / {row['physical_offset_b']}"
     queue = "" if row["topic"] is None else f"{row['topic']}/{row['queue_id']}" + (
-        f" #{row['queue_offset']}" if row["queue_offset"] is not None else "")  # fmt: skip
+        f" #{row['queue_offset']}" if row["queue_offset"] is not None else "")
     return {"kind": row["kind"], "where": where, "queue": queue,
-            "fields": ", ".join(row["fields"]), "detail": row["detail"]}  # fmt: skip
+            "fields": ", ".join(row["fields"]), "detail": row["detail"]}

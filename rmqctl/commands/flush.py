@@ -33,7 +33,7 @@ def command(
     settings = settings_from(store.root, commitlog_dirs=store.folders, **store.given_sizes())
     with out.progress("forcing to disk", unit="files") as progress:
         done = flush_store(store.root, settings, store.folders, dry_run=dry_run,
-                           progress=progress.advance)  # fmt: skip
+                           progress=progress.advance)
     for said in done.notes:
         out.note(said)
     if dry_run:

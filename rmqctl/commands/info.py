@@ -36,24 +36,24 @@ def command(
 
     with store.open() as opened:
         seen = view_of(opened, view)
-        found = collect(opened, seen)
-        found["cut"] = warn_of_cut(out, seen)
-    out.document(found, lambda page: _Screen(page, found, tz, out.verbose > 0).show())
+        facts = collect(opened, seen)
+        facts["cut"] = warn_of_cut(out, seen)
+    out.document(facts, lambda page: _Screen(page, facts, tz, out.verbose > 0).show())
 
 
 class _Screen:
     """The screen for people; with ``full`` nothing is left out."""
 
-    def __init__(self, page: Human, found: dict[str, Any], tz: tzinfo, full: bool) -> None:
-        self._page, self._found, self._tz, self._full = page, found, tz, full
+    def __init__(self, page: Human, facts: dict[str, Any], tz: tzinfo, full: bool) -> None:
+        self._page, self._facts, self._tz, self._full = page, facts, tz, full
         self._dash = "\N{EN DASH}" if page.unicode else "-"
 
     def show(self) -> None:
-        found, page = self._found, self._page
-        lock, pid = found["lock"], found["abort_pid"]
+        facts, page = self._facts, self._page
+        lock, pid = facts["lock"], facts["abort_pid"]
         pairs = {
-            "store": found["store"],
-            "version": f"{found['version']} ({self._evidence()})",
+            "store": facts["store"],
+            "version": f"{facts['version']} ({self._evidence()})",
             "last run": self._ending(pid),
             "lock": self._lock(),
             "log": self._log(),
@@ -64,7 +64,7 @@ class _Screen:
             "file sizes": self._sizes(),
         }
         styles = {"lock": "warn"} if lock["held"] else {}
-        if found["abort"] and not lock["held"]:
+        if facts["abort"] and not lock["held"]:
             styles["last run"] = "warn"
         page.pairs({name: text for name, text in pairs.items() if text}, styles=styles)
         self._structures()
@@ -72,21 +72,21 @@ class _Screen:
         self._troubles()
 
     def _evidence(self) -> str:
-        told = [one["evidence"] for one in self._found["version_hints"]]
+        told = [one["evidence"] for one in self._facts["version_hints"]]
         # The strongest evidence is the youngest; the screen has room for a little.
         shown = told if self._full else told[-2:]
         return "; ".join(shown) or "nothing speaks for a younger one"
 
     def _ending(self, pid: int | None) -> str:
-        if not self._found["abort"]:
+        if not self._facts["abort"]:
             return "ended cleanly (no abort file)"
         by = "" if pid is None else f", by process {pid}"
-        if self._found["lock"]["held"]:
+        if self._facts["lock"]["held"]:
             return f"still running (abort file{by})"
         return f"did not end cleanly (abort file{by})"
 
     def _lock(self) -> str:
-        lock = self._found["lock"]
+        lock = self._facts["lock"]
         if lock["held"]:
             who = "another process" if lock["pid"] is None else f"process {lock['pid']}"
             return f"held by {who} ({lock['kind']})"
@@ -95,19 +95,19 @@ class _Screen:
     def _log(self) -> str:
         from rmqctl.output.units import count_text, size_text
 
-        least, most = self._found["min_phy_offset"], self._found["max_phy_offset"]
-        files = [one for one in self._found["files"] if one["kind"] == "commitlog"]
+        least, most = self._facts["min_phy_offset"], self._facts["max_phy_offset"]
+        files = [one for one in self._facts["files"] if one["kind"] == "commitlog"]
         if not files:
             return "no files"
         text = f"{count_text(least)} {self._dash} {count_text(most)} ({size_text(most - least)})"
-        view = ", as a broker sees it" if self._found["cut"] else ""
+        view = ", as a broker sees it" if self._facts["cut"] else ""
         return f"{text} in {_many(len(files), 'file')}{view}"
 
     def _span(self) -> str:
         from rmqctl.output.units import duration_text, time_text
 
-        first = self._found["first_store_timestamp"]
-        last = self._found["last_store_timestamp"]
+        first = self._facts["first_store_timestamp"]
+        last = self._facts["last_store_timestamp"]
         if first is None or last is None:
             return ""
         ends = f"{time_text(first, self._tz)} {self._dash} {time_text(last, self._tz)}"
@@ -116,17 +116,17 @@ class _Screen:
     def _messages(self) -> str:
         from rmqctl.output.units import count_text
 
-        topics = self._found["topics"]
+        topics = self._facts["topics"]
         queues = sum(len(topic["queues"]) for topic in topics)
         return (
-            f"{count_text(self._found['messages'])} in {_many(queues, 'queue')} "
+            f"{count_text(self._facts['messages'])} in {_many(queues, 'queue')} "
             f"of {_many(len(topics), 'topic')}"
         )
 
     def _checkpoint(self) -> str:
         from rmqctl.output.units import time_text
 
-        checkpoint = self._found["checkpoint"]
+        checkpoint = self._facts["checkpoint"]
         if checkpoint is None:
             return "none"
         return ", ".join(
@@ -139,7 +139,7 @@ class _Screen:
         """The two offsets 5.x keeps in the checkpoint, which are 0 in most stores."""
         from rmqctl.output.units import count_text
 
-        checkpoint = self._found["checkpoint"] or {}
+        checkpoint = self._facts["checkpoint"] or {}
         return ", ".join(
             f"{name.replace('_', ' ')} {count_text(value)}"
             for name, value in checkpoint.items()
@@ -149,7 +149,7 @@ class _Screen:
     def _sizes(self) -> str:
         from rmqctl.output.units import count_text
 
-        sizes = self._found["sizes"]
+        sizes = self._facts["sizes"]
         told = {
             "commitlog": sizes["commitlog_file_size"],
             "consumequeue": sizes["consumequeue_file_size"],
@@ -163,20 +163,20 @@ class _Screen:
     def _structures(self) -> None:
         from rmqctl.output.units import size_text
 
-        if not self._found["structures"]:
+        if not self._facts["structures"]:
             return
         self._page.blank()
         rows = [
             {"structure": one["kind"], "files": one["files"], "size": one["size"],
              "on disk": one["allocated"]}
-            for one in self._found["structures"]
-        ]  # fmt: skip
+            for one in self._facts["structures"]
+        ]
         self._page.table(rows, render={"size": size_text, "on disk": size_text})
 
     def _topics(self) -> None:
         from rmqctl.output.units import count_text
 
-        topics = sorted(self._found["topics"], key=lambda one: (-one["messages"], one["topic"]))
+        topics = sorted(self._facts["topics"], key=lambda one: (-one["messages"], one["topic"]))
         if not topics:
             return
         self._page.blank()
@@ -185,7 +185,7 @@ class _Screen:
             {"topic": one["topic"], "messages": one["messages"], "queues": len(one["queues"]),
              "offsets by queue": self._queues(one["queues"])}
             for one in shown
-        )  # fmt: skip
+        )
         self._page.table(rows, render={"messages": count_text})
         if len(topics) > len(shown):
             rest = sum(one["messages"] for one in topics[len(shown) :])
@@ -201,13 +201,13 @@ class _Screen:
             f"{one['queue_id']}: unreadable" if one["max_offset"] is None
             else f"{one['queue_id']}: {one['min_offset']}{self._dash}{one['max_offset']}"
             for one in shown
-        ]  # fmt: skip
+        ]
         if len(queues) > len(shown):
             parts.append(f"{self._page.mark} {len(queues) - len(shown)} more")
         return "  ".join(parts)
 
     def _troubles(self) -> None:
-        troubles = self._found["troubles"]
+        troubles = self._facts["troubles"]
         if not troubles:
             return
         self._page.heading("troubles")

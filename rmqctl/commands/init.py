@@ -56,31 +56,31 @@ def command(
     settings = new_settings(
         commitlog_file_size=commitlog_file_size, consumequeue_file_size=consumequeue_file_size,
         index_slots=index_slots, index_max=index_max, **engine.given(NEW_STORE))
-    made = (plan_store if dry_run else create_store)(store.root, settings, commitlog_dirs or ())
-    for note in made.notes:
+    created = (plan_store if dry_run else create_store)(store.root, settings, commitlog_dirs or ())
+    for note in created.notes:
         out.note(note)
     if dry_run:
         out.note("dry run: nothing was made")
-    document = {**made.as_dict(), "dry_run": dry_run}
+    document = {**created.as_dict(), "dry_run": dry_run}
     out.document(document, lambda page: _show(page, document))
 
 
-def _show(page: Human, made: dict[str, Any]) -> None:
+def _show(page: Human, created: dict[str, Any]) -> None:
     from rmqctl.output.units import count_text, size_text
 
     sizes = {
-        "commitlog file": made["commitlog_file_size"],
-        "consumequeue file": made["consumequeue_file_size"],
+        "commitlog file": created["commitlog_file_size"],
+        "consumequeue file": created["consumequeue_file_size"],
     }
     options = [name.replace("_", " ") for name in (
-        "consumequeue_ext", "lmq", "multi_dispatch", "append_properties_crc") if made[name]
-    ]  # fmt: skip
+        "consumequeue_ext", "lmq", "multi_dispatch", "append_properties_crc") if created[name]
+    ]
     page.pairs({
-        "store": made["store"],
-        "for version": made["version"],
-        "commitlog": ", ".join(made["commitlog_dirs"]),
+        "store": created["store"],
+        "for version": created["version"],
+        "commitlog": ", ".join(created["commitlog_dirs"]),
         **{name: f"{size_text(size)} ({size})" for name, size in sizes.items()},
-        "index file": f"{count_text(made['index_slots'])} slots, "
-        f"{count_text(made['index_max'])} entries",
+        "index file": f"{count_text(created['index_slots'])} slots, "
+        f"{count_text(created['index_max'])} entries",
         **({"switched on": ", ".join(options)} if options else {}),
     })

@@ -58,40 +58,40 @@ def command(
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _show(page: Human, made: Prediction) -> None:
-    page.text(_headline(made), "good" if made.harmless else "bad")
-    for text in made.refusals:
+def _show(page: Human, prediction: Prediction) -> None:
+    page.text(_headline(prediction), "good" if prediction.harmless else "bad")
+    for text in prediction.refusals:
         page.text(f"  {text}")
-    if made.starts:
+    if prediction.starts:
         page.blank()
-        page.pairs(_facts(made))
-    if made.actions and made.starts:
+        page.pairs(_facts(prediction))
+    if prediction.actions and prediction.starts:
         page.blank()
-        page.table([blank_for_none(one.as_dict()) for one in made.actions],
-                   ("action", "target", "from", "to", "reason"))  # fmt: skip
-    if made.differences:
+        page.table([blank_for_none(one.as_dict()) for one in prediction.actions],
+                   ("action", "target", "from", "to", "reason"))
+    if prediction.differences:
         page.heading("Other versions")
-        for text in made.differences:
+        for text in prediction.differences:
             page.text(f"- {text}")
 
 
-def _headline(made: Prediction) -> str:
+def _headline(prediction: Prediction) -> str:
     from rmqctl.output.units import count_text
 
-    broker = f"a {made.broker_version} broker"
-    if not made.starts:
+    broker = f"a {prediction.broker_version} broker"
+    if not prediction.starts:
         return f"{broker} would not start"
     costs = []
-    if made.messages_lost:
-        costs.append(f"cut {_many(made.messages_lost, 'intact message')} off the log")
-    if made.unreachable:
-        costs.append(f"leave {_many(made.unreachable, 'message')} in the log without a row in "
-                     "the queue")  # fmt: skip
-    if made.shadowed:
-        costs.append(f"maybe not find {_many(made.shadowed, 'message')} in log files that are "
-                     "there twice")  # fmt: skip
-    if made.rows_lost:
-        costs.append(f"destroy all consumequeues ({count_text(made.rows_lost)} rows)")
+    if prediction.messages_lost:
+        costs.append(f"cut {_many(prediction.messages_lost, 'intact message')} off the log")
+    if prediction.unreachable:
+        costs.append(f"leave {_many(prediction.unreachable, 'message')} in the log without a row "
+                     "in the queue")
+    if prediction.shadowed:
+        costs.append(f"maybe not find {_many(prediction.shadowed, 'message')} in log files that "
+                     "are there twice")
+    if prediction.rows_lost:
+        costs.append(f"destroy all consumequeues ({count_text(prediction.rows_lost)} rows)")
     return f"{broker} would start and {' and '.join(costs) or 'lose nothing'}"
 
 
@@ -101,21 +101,22 @@ def _many(count: int, thing: str) -> str:
     return f"{count_text(count)} {thing}{'' if count == 1 else 's'}"
 
 
-def _facts(made: Prediction) -> dict[str, Any]:
-    facts: dict[str, Any] = {"recovery": made.recovery}
-    if made.start_file:
-        facts["starts with"] = f"{made.start_file}: {made.start_reason}"
-        facts["log ends at"] = f"{made.truncate_to}: {made.stop_reason}"
-    if made.dispatch:
-        found = made.as_dict()
+def _facts(prediction: Prediction) -> dict[str, Any]:
+    facts: dict[str, Any] = {"recovery": prediction.recovery}
+    if prediction.start_file:
+        facts["starts with"] = f"{prediction.start_file}: {prediction.start_reason}"
+        facts["log ends at"] = f"{prediction.truncate_to}: {prediction.stop_reason}"
+    if prediction.dispatch:
+        found = prediction.as_dict()
         facts["dispatched again"] = (
             f"{found['dispatch_from']} to {found['dispatch_to']}: "
-            f"{_many(made.rows_added, 'row')} and {made.index_entries} index entries are new"
+            f"{_many(prediction.rows_added, 'row')} and {prediction.index_entries} index entries "
+            "are new"
         )
-    if made.rows_cut:
-        facts["rows cut off"] = made.rows_cut
-    for name, counts in (("lost of", made.lost_by_topic),
-                         ("without a row of", made.unreachable_by_topic)):  # fmt: skip
+    if prediction.rows_cut:
+        facts["rows cut off"] = prediction.rows_cut
+    for name, counts in (("lost of", prediction.lost_by_topic),
+                         ("without a row of", prediction.unreachable_by_topic)):
         for topic, count in sorted(counts.items(), key=lambda one: -one[1])[:_TOPICS]:
             facts[f"{name} {topic}"] = count
         if len(counts) > _TOPICS:

@@ -47,20 +47,20 @@ def command(
         raise UsageError("--queue and --offset need --topic: every topic has queues of its own")
     if from_offset is not None and queue is None:
         raise UsageError("--offset needs --queue: each queue counts for itself")
-    made = show.projection(out)
+    projection = show.projection(out)
     wanted = select.selection(show.tz)
     faults = Faults(out)
     with store.open() as opened:
-        at = view_of(opened, view)
+        bounds = view_of(opened, view)
         if topic is not None and queue is not None and from_offset is not None:
-            said = offset_note(at, topic, queue, from_offset)
+            said = offset_note(bounds, topic, queue, from_offset)
             if said is not None:
                 out.note(f"{topic}/{queue}: {said}")
         size = opened.log.size
         with out.progress("reading the log", size) as progress:
-            selector = Selector(opened, wanted, at, faults.report, progress.advance)
-            rows = rows_of(faults.judged(selector.pages()), made)
-            shown = show_rows(out, rows, made, show.tz, empty="" if topic else "no messages")
+            selector = Selector(opened, wanted, bounds, faults.report, progress.advance)
+            rows = rows_of(faults.judged(selector.pages()), projection)
+            shown = show_rows(out, rows, projection, show.tz, empty="" if topic else "no messages")
         if not shown and topic is not None:
             out.note(missing_queue(opened, topic, queue) or "no messages")
     faults.end()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.applying import ApplyOptions
+from rmqctl.commands.shared.applying import ApplyOptions, parts_of
 from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
 from rmqctl.commands.shared.options import Jobs, Out, Queue, StoreOptions, Topic, worker_count
 from rmqctl.errors import ExitCode, UsageError
@@ -23,20 +23,11 @@ EFFECT = "mutates"
 _STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-table")
 
 
-def parse_only(text: str) -> str:
-    """``commitlog,index``: some of the structures."""
-    found = [one.strip() for one in text.split(",") if one.strip()]
-    unknown = [one for one in found if one not in _STRUCTURES]
-    if unknown or not found:
-        raise UsageError(f"--only {text!r}: choose from {', '.join(_STRUCTURES)}")
-    return ",".join(found)
-
-
 def command(
     *,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="PARTS", parser=parse_only, help="Some of commitlog, consumequeue, "
-        "index, checkpoint, topic-queue-table, with commas between.")] = None,
+        "--only", metavar="PARTS", parser=parts_of(_STRUCTURES), help="Some of commitlog, "
+        "consumequeue, index, checkpoint, topic-queue-table, with commas between.")] = None,
     strategy: Annotated[Literal["salvage", "broker"], typer.Option(
         "--strategy", help="salvage keeps every intact message; broker leaves what a broker's own "
         "start would leave, which ends the log at the first damage.")] = "salvage",

@@ -47,13 +47,13 @@ def command(
         total = opened.log.size
         with out.progress("reading the log", total) as progress:
             rows = rebuild(opened, view_of(opened, view), source, jobs=worker_count(jobs),
-                           progress=progress.advance, report=faults.report)  # fmt: skip
+                           progress=progress.advance, report=faults.report)
     if out.is_value:
         table = {row.key: row.next_offset(source) for row in rows}
         out.document({key: offset for key, offset in table.items() if offset is not None})
     else:
         out.rows((row.as_dict() for row in rows), COLUMNS, empty="no messages",
-                 styles={"agrees": lambda value: "bad" if value is False else None})  # fmt: skip
+                 styles={"agrees": lambda value: "bad" if value is False else None})
     for text in disagreements(rows):
         out.warn(f"{text}; `rmqctl verify` says why")
     faults.end()

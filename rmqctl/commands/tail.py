@@ -56,26 +56,27 @@ def command(
 
     if follow and out.is_value:
         raise UsageError("--follow has no end, and so has no JSON array: use -o jsonl")
-    made = show.projection(out)
+    projection = show.projection(out)
     wanted = select.selection(show.tz)
     faults = Faults(out)
     with store.open() as opened:
         tail = Tail(View(opened), wanted, faults.report)
-        rows = _rows(tail, lines, made, faults)
+        rows = _rows(tail, lines, projection, faults)
         if not follow:
             rows = _closed(rows, tail)
         else:
-            rows = _followed(rows, tail, made, faults, lambda: wait(interval / 1000))
-        show_rows(out, rows, made, show.tz)
+            rows = _followed(rows, tail, projection, faults, lambda: wait(interval / 1000))
+        show_rows(out, rows, projection, show.tz)
     faults.end()
 
 
-def _rows(tail: Tail, count: int, made: Projection, faults: Faults) -> Iterator[Mapping[str, Any]]:
+def _rows(tail: Tail, count: int, projection: Projection,
+          faults: Faults) -> Iterator[Mapping[str, Any]]:
     from rmqctl.store.pages import RecordPage
 
     records = tail.last(count)
-    pages = (RecordPage(records[at:at + _PAGE]) for at in range(0, len(records), _PAGE))
-    yield from rows_of(faults.judged(pages), made)
+    pages = (RecordPage(records[start:start + _PAGE]) for start in range(0, len(records), _PAGE))
+    yield from rows_of(faults.judged(pages), projection)
 
 
 def _closed(rows: Iterator[Mapping[str, Any]], tail: Tail) -> Iterator[Mapping[str, Any]]:
@@ -83,7 +84,7 @@ def _closed(rows: Iterator[Mapping[str, Any]], tail: Tail) -> Iterator[Mapping[s
     tail.report_torn()
 
 
-def _followed(rows: Iterator[Mapping[str, Any]], tail: Tail, made: Projection, faults: Faults,
+def _followed(rows: Iterator[Mapping[str, Any]], tail: Tail, projection: Projection, faults: Faults,
               pause: Callable[[], None]) -> Iterator[Mapping[str, Any]]:
     from rmqctl.store.log.tail import conditions_of
     from rmqctl.store.pages import RecordPage
@@ -91,10 +92,10 @@ def _followed(rows: Iterator[Mapping[str, Any]], tail: Tail, made: Projection, f
 
     yield from rows
     follower = tail.follower(faults.report)
-    kept: list[Condition] = conditions_of(tail.selection)
+    conditions: list[Condition] = conditions_of(tail.selection)
     while True:
         yield FLUSH
         pause()
         arrived = follower.poll()
         while chunk := list(islice(arrived, _PAGE)):
-            yield from rows_of(faults.judged([filtered(RecordPage(chunk), kept)]), made)
+            yield from rows_of(faults.judged([filtered(RecordPage(chunk), conditions)]), projection)

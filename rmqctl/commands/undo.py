@@ -72,7 +72,7 @@ def command(
     seen = preview(store.root, id)
     document = {**seen.entry.as_dict(), "actions": [dict(one) for one in seen.actions],
                 "changed": list(seen.changed), "kept": f".rmqctl/repairs/{seen.entry.id}",
-                "undone": False}  # fmt: skip
+                "undone": False}
     for one in () if abandon else seen.changed[:_SHOWN]:
         out.warn(one)
     if dry_run:
@@ -81,7 +81,7 @@ def command(
         return
     verb = "Give up" if abandon else "Take back"
     if not agreed(f"{verb} {seen.entry.command} {seen.entry.id} "
-                  f"({_count(seen.entry.files)})?", yes=yes):  # fmt: skip
+                  f"({_count(seen.entry.files)})?", yes=yes):
         raise typer.Abort
     with (
         out.progress("taking back", seen.entry.files, unit="steps") as progress,
@@ -122,7 +122,7 @@ def _list(out: Output, root: str) -> None:
 
     out.rows((one.as_dict() for one in reversed(history(root))),
              ("id", "time", "command", "state", "actions", "files"),
-             empty="no repairs", render={"time": _when})  # fmt: skip
+             empty="no repairs", render={"time": _when})
 
 
 def _when(time: int | None) -> str:

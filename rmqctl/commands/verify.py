@@ -96,17 +96,17 @@ def command(
             run = Verification(opened, options, progress.advance)
             if not isinstance(pool, Processes):
                 run.pool, run.progress = pool, None
-            found = verdict(run, max_findings)
+            result = verdict(run, max_findings)
         if tiered and (only is not None or (sample is None and not since_last)):
-            found = with_tier(out, opened, found, max_findings, asked=only is not None)
-        show(out, found, covered)
+            result = with_tier(out, opened, result, max_findings, asked=only is not None)
+        show(out, result, covered)
         if since_last:
             states.save(place, opened.root, states.next_place(
-                before, found.findings, ok=run.ok, log_end=run.log_end,
+                before, result.findings, ok=run.ok, log_end=run.log_end,
                 last_record=run.last_record))
         if prometheus is not None:
-            _metrics(prometheus, found)
-    if not found.ok:
+            _metrics(prometheus, result)
+    if not result.ok:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
@@ -120,11 +120,11 @@ def _outside(root: str, files: dict[str, str | None]) -> None:
             raise UsageError(f"{option} {file}: lies in the store, which verify does not write to")
 
 
-def covered(found: Verdict[Coverage]) -> dict[str, str]:
+def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     """What was covered of a store, for people."""
     from rmqctl.output.units import count_text, size_text
 
-    cover = found.coverage
+    cover = verdict.coverage
     pairs = {
         "messages": count_text(cover.messages),
         "commitlog": f"{size_text(cover.bytes_total)} = {size_text(cover.bytes_in_messages)} "
@@ -136,10 +136,10 @@ def covered(found: Verdict[Coverage]) -> dict[str, str]:
         "consumequeue rows": count_text(cover.consumequeue_rows),
         "index entries": count_text(cover.index_entries),
     }
-    if found.tier is not None:
-        pairs["tier"] = (f"{count_text(found.tier['messages'])} messages in "
-                         f"{count_text(found.tier['queues'])} queues, "
-                         f"{count_text(found.tier['index_items'])} index items")
+    if verdict.tier is not None:
+        pairs["tier"] = (f"{count_text(verdict.tier['messages'])} messages in "
+                         f"{count_text(verdict.tier['queues'])} queues, "
+                         f"{count_text(verdict.tier['index_items'])} index items")
     return pairs
 
 

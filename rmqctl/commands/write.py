@@ -87,13 +87,13 @@ def command(
     message.born_host, message.store_host = _host(born_host, "--born-host"), _host(
         store_host, "--store-host")
     with DeferredSignals(), open_session(store.root, settings, store.folders, dry_run=dry_run,
-                                auto_create_topic=auto_create_topic) as session:  # fmt: skip
+                                auto_create_topic=auto_create_topic) as session:
         for note in session.notes:
             out.note(note)
         result = session.put([message])[0]
     if session.unknown:
         out.note(f"config/topics.json does not know {topic}: a broker will not let clients use it "
-                 "(--auto-create-topic enters it)")  # fmt: skip
+                 "(--auto-create-topic enters it)")
     if dry_run:
         out.note("dry run: nothing was written")
     if result.stored and _is_delayed(message):
@@ -146,13 +146,13 @@ def _body(text: str | None, file: str | None) -> bytes:
 
 def _properties(given: list[str] | None, tag: str | None, keys: list[str] | None,
                 delay_level: int | None) -> dict[str, str]:
-    found = dict(parse_property(one) for one in given or ())
+    properties = dict(parse_property(one) for one in given or ())
     shorthand: dict[str, Any] = {"TAGS": tag, "KEYS": " ".join(keys) if keys else None,
                                  "DELAY": delay_level}
     for name, value in shorthand.items():
         if value is not None:
-            found[name] = str(value)
-    return found
+            properties[name] = str(value)
+    return properties
 
 
 def _message(settings: Settings, topic: str, body: bytes, properties: dict[str, str]) -> Outgoing:

@@ -65,8 +65,8 @@ def parameter(param: Any) -> Parameter:
     metavar = param.metavar.strip("[]") if is_argument and param.metavar else param.metavar
     env = param.envvar if isinstance(param.envvar, str) or param.envvar is None else param.envvar[0]
     descriptor = getattr(param, "type_descriptor", None)
-    found = getattr(descriptor, "choices", None)
-    choices = None if found is None else [str(choice) for choice in found]
+    values = getattr(descriptor, "choices", None)
+    choices = None if values is None else [str(choice) for choice in values]
     return Parameter(
         kind="argument" if is_argument else "option",
         names=[metavar or param.name.upper()] if is_argument else flags,

@@ -61,13 +61,13 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _again(found: sys.UnraisableHookArgs) -> None:
+def _again(unraisable: sys.UnraisableHookArgs) -> None:
     """A signal that came in the midst of a finaliser or a weak reference's callback is sent again:
     Python drops what is raised there.
     """
-    number = _SENT_FOR.get(found.exc_type)
+    number = _SENT_FOR.get(unraisable.exc_type)
     if number is None:
-        sys.__unraisablehook__(found)
+        sys.__unraisablehook__(unraisable)
         return
     timer = threading.Timer(_SOON, os.kill, (os.getpid(), number))
     timer.daemon = True

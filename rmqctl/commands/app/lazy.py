@@ -156,14 +156,14 @@ def load(spec: CommandSpec) -> Command:
 
 def fill(root: Group, registry: Iterable[CommandSpec], groups: Iterable[GroupSpec]) -> None:
     """Put placeholders for ``registry`` into ``root``, in groups where a name has more words."""
-    made: dict[tuple[str, ...], Group] = {(): root}
+    group_by_name: dict[tuple[str, ...], Group] = {(): root}
     described = {group.name: group for group in groups}
 
     def group_of(name: tuple[str, ...]) -> Group:
-        if name not in made:
-            made[name] = _group(described[name])
-            group_of(name[:-1]).add_command(made[name])
-        return made[name]
+        if name not in group_by_name:
+            group_by_name[name] = _group(described[name])
+            group_of(name[:-1]).add_command(group_by_name[name])
+        return group_by_name[name]
 
     for spec in registry:
         if spec.name in described:

@@ -74,7 +74,7 @@ def command(
     spec = Export.of(
         format, fields=None if fields is None else fields.split(","), body=body,
         partition_by=_parts(partition_by), compression=compression, zone=tz,
-        conditions=wanted.in_log(), stores=len(names))  # fmt: skip
+        conditions=wanted.in_log(), stores=len(names))
     _check_place(target, names, layout.folders)
     plans = plan(names, wanted, spark.workers, count=spark.partitions, folders=layout.folders,
                  sizes=layout.sizes)

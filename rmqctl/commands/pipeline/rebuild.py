@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.applying import ApplyOptions, Proposal
+from rmqctl.commands.shared.applying import ApplyOptions, Proposal, parts_of
 from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
 from rmqctl.commands.shared.options import Jobs, LayoutOptions, Out, Queue, Topic, worker_count
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
@@ -29,20 +29,11 @@ _TITLE = "pipeline rebuild"
 _SCRATCH = "pipeline-rebuild"
 
 
-def parse_only(text: str) -> str:
-    """``consumequeue,index``: one of the two or both."""
-    found = [one.strip() for one in text.split(",") if one.strip()]
-    unknown = [one for one in found if one not in _STRUCTURES]
-    if unknown or not found:
-        raise UsageError(f"--only {text!r}: choose from {', '.join(_STRUCTURES)}")
-    return ",".join(found)
-
-
 def command(
     *,
     stores: Stores = None,
     only: Annotated[str | None, typer.Option(
-        "--only", metavar="PARTS", parser=parse_only,
+        "--only", metavar="PARTS", parser=parts_of(_STRUCTURES),
         help="consumequeue or index; both without it.")] = None,
     topic: Topic = None,
     queue: Queue = None,

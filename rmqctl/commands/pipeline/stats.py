@@ -72,4 +72,4 @@ def _show_pieces(out: Output, engine: str, why: str, rows: list[dict[str, object
         ("store", "files", "partitions", "bytes", "file_bytes"),
         render={"files": count_text, "partitions": count_text, "bytes": size_text,
                 "file_bytes": size_text},
-    )  # fmt: skip
+    )

@@ -66,20 +66,20 @@ def command(
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _show(out: Output, found: list[Judged]) -> None:
+def _show(out: Output, judged: list[Judged]) -> None:
     from rmqctl.commands.shared.verifying import COLUMNS
     from rmqctl.pipeline.verify import document
 
-    for one in found:
-        if one.error is not None and len(found) > 1:
+    for one in judged:
+        if one.error is not None and len(judged) > 1:
             out.warn(_reason(one))
         elif one.verdict is not None and one.verdict.total > len(one.verdict.findings):
             more = one.verdict.total - len(one.verdict.findings)
             out.warn(f"{one.root}: {more} more findings are counted, not listed (--max-findings)")
     out.listing(
-        document(found), lambda page: _page(page, found), columns=("store", *COLUMNS),
-        rows=(row for one in found for row in one.findings()),
-        lines=(row for one in found for row in (*one.findings(), one.summary())))
+        document(judged), lambda page: _page(page, judged), columns=("store", *COLUMNS),
+        rows=(row for one in judged for row in one.findings()),
+        lines=(row for one in judged for row in (*one.findings(), one.summary())))
 
 
 def _reason(one: Judged) -> str:

@@ -46,7 +46,7 @@ def command(
     """
     from rmqctl.store.query.lookup import by_unique_key, known_topics
 
-    made = show.projection(out)
+    projection = show.projection(out)
     wanted = [one for one in msgid.replace(" ", "").split(",") if one]
     if not wanted:
         raise UsageError("no message id given")
@@ -67,7 +67,7 @@ def command(
                 record, reason = _by_offset(out, opened, one)
                 records += [record] if record is not None else []
                 reasons += [reason] if record is None else []
-        show_records(out, records, made, show.tz, faults)
+        show_records(out, records, projection, show.tz, faults)
         if reasons:
             not_found(out, faults, *reasons)
     faults.end()

@@ -49,7 +49,7 @@ def command(
     from rmqctl.broker.view import view_of
     from rmqctl.store.query import lookup
 
-    made = show.projection(out)
+    projection = show.projection(out)
     first, last = parse_time_range(begin, end, tz=show.tz)
     faults = Faults(out)
     with store.open() as opened:
@@ -57,7 +57,7 @@ def command(
             view_of(opened, view), topic, key, begin=first or 0,
             end=lookup.FOR_EVER if last is None else last, most=most, kind=kind, raw=raw,
             report=faults.report)
-        show_records(out, answer.records, made, show.tz, faults)
+        show_records(out, answer.records, projection, show.tz, faults)
         if most > lookup.MOST and len(answer.records) + answer.false_hits >= lookup.MOST:
             out.note(f"a broker gives no more than {lookup.MOST} at a time; ask again with --begin "
                      "or --end, or use `rmqctl read --key`")

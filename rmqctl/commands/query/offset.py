@@ -33,11 +33,11 @@ def command(
     """
     from rmqctl.store.query.lookup import containing, where_is
 
-    made = show.projection(out)
+    projection = show.projection(out)
     faults = Faults(out)
     with store.open() as opened:
         record = containing(opened, phy) if around else opened.log.record_at(phy)
-        show_records(out, [] if record is None else [record], made, show.tz, faults)
+        show_records(out, [] if record is None else [record], projection, show.tz, faults)
         if record is None:
             not_found(out, faults, f"no message at physical offset {phy}: {where_is(opened, phy)}")
     faults.end()

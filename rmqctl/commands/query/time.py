@@ -56,28 +56,29 @@ def command(
     when = parse_time(time, tz=show.tz)
     faults = Faults(out)
     with store.open() as opened:
-        at = view_of(opened, view, version)
-        answer = offset_by_time(at, topic, queue, when, upper=boundary == "upper", like=like)
+        bounds = view_of(opened, view, version)
+        answer = offset_by_time(bounds, topic, queue, when, upper=boundary == "upper", like=like)
         missing = None if answer is not None else missing_queue(opened, topic, queue)
         answer = answer or TimeAnswer(0, 0, 0)
         if messages:
-            made = show.projection(out)
+            projection = show.projection(out)
             wanted = Selection(topic, queue, from_offset=answer.queue_offset, count=count)
-            selector = Selector(opened, wanted, at, faults.report)
-            rows = rows_of(faults.judged(selector.pages()), made) if missing is None else iter(())
-            if not show_rows(out, rows, made, show.tz, empty="") and missing is None:
+            selector = Selector(opened, wanted, bounds, faults.report)
+            pages = faults.judged(selector.pages()) if missing is None else ()
+            rows = rows_of(pages, projection)
+            if not show_rows(out, rows, projection, show.tz, empty="") and missing is None:
                 missing = (f"nothing is at offset {answer.queue_offset}: the queue has the "
                            f"offsets {answer.min_offset} to {answer.max_offset - 1}"
                            if answer.min_offset < answer.max_offset else "the queue is empty")
         else:
-            found = answer.record
+            record = answer.record
             out.document({
                 "queue_offset": answer.queue_offset, "topic": topic, "queue_id": queue,
                 "time": when, "boundary": "nearest" if version.nearest_in_time else boundary,
                 "like": like,
                 "min_offset": answer.min_offset, "max_offset": answer.max_offset,
-                "store_timestamp": None if found is None else found.store_timestamp,
-                "physical_offset": None if found is None else found.physical_offset,
+                "store_timestamp": None if record is None else record.store_timestamp,
+                "physical_offset": None if record is None else record.physical_offset,
             }, lambda page: page.pairs(_worded(answer, when, show.tz)))
         if missing is not None:
             not_found(out, faults, missing)

@@ -47,6 +47,18 @@ class ApplyOptions(OptionGroup):
         rich_help_panel=_APPLYING)] = False
 
 
+def parts_of(known: Sequence[str]) -> Callable[[str], str]:
+    """A parser for ``--only``: some of the parts ``known``, with commas between."""
+
+    def parse(text: str) -> str:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts or not set(parts) <= set(known):
+            raise UsageError(f"--only {text!r}: choose from {', '.join(known)}")
+        return ",".join(parts)
+
+    return parse
+
+
 def at_a_terminal() -> bool:
     """Whether somebody is there to be asked: cron and pipes are not."""
     try:

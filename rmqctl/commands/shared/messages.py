@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
-def show_rows(out: Output, rows: Iterable[Mapping[str, Any]], made: Projection, tz: tzinfo, *,
+def show_rows(out: Output, rows: Iterable[Mapping[str, Any]], projection: Projection, tz: tzinfo, *,
          empty: str = "no messages") -> int:
     """Rows of messages in the format asked for; returns how many."""
-    return out.rows(rows, made.names, empty=empty, render=message_render(tz))
+    return out.rows(rows, projection.names, empty=empty, render=message_render(tz))
 
 
 def message_render(tz: tzinfo) -> Render:
@@ -38,13 +38,13 @@ def message_render(tz: tzinfo) -> Render:
     return {"store_timestamp": moment, "born_timestamp": moment, "keys": " ".join}
 
 
-def rows_of(pages: Iterable[Page], made: Projection) -> Iterator[Mapping[str, Any]]:
+def rows_of(pages: Iterable[Page], projection: Projection) -> Iterator[Mapping[str, Any]]:
     """The rows of all pages, one page at a time."""
     for page in pages:
-        yield from made.rows(page)
+        yield from projection.rows(page)
 
 
-def show_records(out: Output, records: Sequence[Record], made: Projection, tz: tzinfo,
+def show_records(out: Output, records: Sequence[Record], projection: Projection, tz: tzinfo,
                  faults: Faults) -> None:
     """The same for single records. People see all of a message that is the only one."""
     from rmqctl.store.objects import FIELDS
@@ -52,11 +52,11 @@ def show_records(out: Output, records: Sequence[Record], made: Projection, tz: t
     from rmqctl.store.projection import Projection
 
     pages = list(faults.judged([RecordPage(records)] if records else []))
-    if len(records) == 1 and not out.is_data and made.fields is BRIEF:
-        whole = Projection(FIELDS, made.body, made.decompress)
+    if len(records) == 1 and not out.is_data and projection.fields is BRIEF:
+        whole = Projection(FIELDS, projection.body, projection.decompress)
         out.human().pairs(_worded(next(whole.rows(pages[0])), tz))
     else:
-        show_rows(out, rows_of(pages, made), made, tz, empty="")
+        show_rows(out, rows_of(pages, projection), projection, tz, empty="")
 
 
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rmqctl.store.stats import Query
 
 By = Literal["topic", "queue", "tag", "key", "hour", "day", "minute", "store-host", "size", "flag",
-             "transaction", "compression", "none"]  # fmt: skip
+             "transaction", "compression", "none"]
 Sort = Literal["key", "messages", "bytes", "body_bytes", "average_size", "messages_per_second",
-               "bytes_per_second", "first_store_timestamp", "last_store_timestamp"]  # fmt: skip
+               "bytes_per_second", "first_store_timestamp", "last_store_timestamp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def show(out: Output, figures: Figures, options: StatsOptions) -> None:
             return
         else:
             page.table(map(_named, shown), (*keys, *_values_shown(page, figures.by)),
-                       render=_render(figures.by, tz))  # fmt: skip
+                       render=_render(figures.by, tz))
         page.blank()
         page.text(_summary(total(*figures.sums), len(rows), len(shown), tz))
 
@@ -207,7 +207,7 @@ def _pairs(page: Human, row: dict[str, Any], tz: tzinfo) -> None:
         name.replace("_", " "): render[name](value)
         for name, value in row.items()
         if name != "share" and value is not None
-    })  # fmt: skip
+    })
 
 
 def _summary(total: dict[str, Any], groups: int, shown: int, tz: tzinfo) -> str:
@@ -379,10 +379,10 @@ def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[
         jobs = workers_of(spark.master) or jobs
     local = name == "local" and partitions is None
     fine = RANGE_SIZE if local else range_size(sources, partitions, jobs)
-    found = []
+    rows = []
     for one in sources:
         parts = list(split(one.files, fine))
-        found.append({"store": one.store, "files": len(one.files), "partitions": len(parts),
+        rows.append({"store": one.store, "files": len(one.files), "partitions": len(parts),
                       "bytes": sum(part.end - part.start for part in parts),
                       "file_bytes": one.size})
-    return name, why, found
+    return name, why, rows

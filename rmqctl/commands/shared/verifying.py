@@ -39,46 +39,46 @@ def structures(only: str | None, known: Sequence[str]) -> frozenset[str] | None:
     return names
 
 
-def show(out: Output, found: Verdict[C],
+def show(out: Output, verdict: Verdict[C],
          covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
     """The verdict in the format that is asked for; ``covered`` says for people what was covered."""
-    if found.total > len(found.findings):
-        out.warn(f"{found.total - len(found.findings)} more findings are counted, not listed "
+    if verdict.total > len(verdict.findings):
+        out.warn(f"{verdict.total - len(verdict.findings)} more findings are counted, not listed "
                  "(--max-findings)")
-    document = found.as_dict()
+    document = verdict.as_dict()
     rows = document["findings"]
     rest = {name: value for name, value in document.items() if name != "findings"}
-    out.listing(document, lambda page: show_page(page, found, covered), rows=rows,
+    out.listing(document, lambda page: show_page(page, verdict, covered), rows=rows,
                 columns=COLUMNS, lines=[*rows, rest])
 
 
-def show_page(page: Human, found: Verdict[C],
+def show_page(page: Human, verdict: Verdict[C],
               covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
     """The verdict for people."""
     from rmqctl.checks.verify.common import plural
 
-    if found.ok:
-        page.text(f"{found.root}: no damage found", "good")
+    if verdict.ok:
+        page.text(f"{verdict.root}: no damage found", "good")
     else:
-        page.text(f"{found.root}: {plural(found.troubles, 'finding')}", "bad")
-    if found.findings:
+        page.text(f"{verdict.root}: {plural(verdict.troubles, 'finding')}", "bad")
+    if verdict.findings:
         page.blank()
-        page.table([_brief(one, found.root) for one in found.findings], _BRIEF,
+        page.table([_brief(one, verdict.root) for one in verdict.findings], _BRIEF,
                    styles={"severity": _STYLES.get})
-        seen = dict.fromkeys(one.next for one in found.findings if one.next and one.is_trouble)
+        seen = dict.fromkeys(one.next for one in verdict.findings if one.next and one.is_trouble)
         if seen:
             page.heading("What next")
             page.text("\n".join(list(seen)[:_NEXT_SHOWN]))
     page.heading("Coverage")
-    page.pairs({**covered(found),
-                "checked": ", ".join(str(one["structure"]) for one in found.checked)})
-    if found.pieces is not None:
-        page.text(f"only {plural(found.pieces, 'part')} of the log looked at", "warn")
+    page.pairs({**covered(verdict),
+                "checked": ", ".join(str(one["structure"]) for one in verdict.checked)})
+    if verdict.pieces is not None:
+        page.text(f"only {plural(verdict.pieces, 'part')} of the log looked at", "warn")
 
 
 def _brief(finding: Finding, root: str) -> dict[str, Any]:
-    file = os.path.relpath(finding.file, root) if finding.file else finding.structure
-    where = file if finding.offset is None else f"{file} @{finding.offset}"
+    path = os.path.relpath(finding.file, root) if finding.file else finding.structure
+    where = path if finding.offset is None else f"{path} @{finding.offset}"
     queue = "" if finding.topic is None else f"{finding.topic}/{finding.queue_id}" + (
         f" #{finding.queue_offset}" if finding.queue_offset is not None else "")
     return {"severity": finding.severity, "category": finding.category, "where": where,
@@ -96,7 +96,7 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
     return ",".join(name for name in names if name != TIERED), TIERED in names
 
 
-def with_tier(out: Output, store: Store, found: Verdict[Coverage], most: int, *,
+def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
               asked: bool) -> Verdict[Coverage]:
     """The verdict on a store, with that on the tier in it, if there is one.
 
@@ -112,11 +112,11 @@ def with_tier(out: Output, store: Store, found: Verdict[Coverage], most: int, *,
         if asked:
             out.note("no tier lies in the store: `rmqctl tiered verify DIR --local "
                      f"{store.root}` checks one that lies elsewhere")
-        return found
+        return own
     with tier, out.progress("verify the tier", None) as progress:
         theirs = verdict(Verification(tier, progress=progress.advance), most)
-    kept = (*found.findings, *theirs.findings)[:most]
-    return replace(found, ok=found.ok and theirs.ok, findings=kept,
-                   counts=found.counts + theirs.counts,
-                   checked=(*found.checked, {"structure": TIERED}),
+    findings = (*own.findings, *theirs.findings)[:most]
+    return replace(own, ok=own.ok and theirs.ok, findings=findings,
+                   counts=own.counts + theirs.counts,
+                   checked=(*own.checked, {"structure": TIERED}),
                    tier=theirs.coverage.as_dict())

@@ -53,16 +53,16 @@ def command(
     with tier.open() as opened:
         _warn_of(out, opened)
         list_of = ls.segments if segments else ls.queues
-        found: list[dict[str, Any]] = list(list_of(opened, tier.broker, topic))
+        rows: list[dict[str, Any]] = list(list_of(opened, tier.broker, topic))
         indexes = [] if topic is not None else list(
             ls.index_files(opened, tier.broker, tier.index_slots, tier.index_max))
         kind = "segments" if segments else "queues"
         columns = ls.SEGMENT_COLUMNS if segments else ls.QUEUE_COLUMNS
-        document = {"tier": opened.name, "metadata": opened.metadata_path, kind: found,
+        document = {"tier": opened.name, "metadata": opened.metadata_path, kind: rows,
                     "index_files": indexes}
-    lines = [*({"kind": kind[:-1], **row} for row in found),
+    lines = [*({"kind": kind[:-1], **row} for row in rows),
              *({"kind": "index_file", **row} for row in indexes)]
-    out.listing(document, lambda page: _page(page, document, kind, tz), rows=found,
+    out.listing(document, lambda page: _page(page, document, kind, tz), rows=rows,
                 columns=columns, lines=lines)
 
 

@@ -56,7 +56,7 @@ def command(
     local.check()
     if as_broker and (raw or kind):
         raise UsageError("--as-broker gives what a broker gives: not with --raw or --type")
-    made = show.projection(out)
+    projection = show.projection(out)
     first, last = parse_time_range(begin, end, tz=show.tz)
     since, until = first or 0, by_key.FOR_EVER if last is None else last
     faults = Faults(out)
@@ -79,7 +79,7 @@ def command(
             answer = by_key.by_key(opened, files, topic, key, begin=since, end=until, most=most,
                                    broker=tier.broker, raw=raw, kind=kind, report=faults.report)
             records = answer.records
-        show_records(out, records, made, show.tz, faults)
+        show_records(out, records, projection, show.tz, faults)
         if not records:
             not_found(out, faults, _reason(files, topic, key, answer, false_hits))
         elif answer is not None:

@@ -67,7 +67,7 @@ def command(
     if tag is not None and (not as_broker or local.root is not None):
         raise UsageError("--tag goes with --as-broker, and without --local")
     local.check()
-    made = show.projection(out)
+    projection = show.projection(out)
     faults = Faults(out)
     with tier.open() as opened:
         found = opened.queue(topic, queue, tier.broker)
@@ -85,17 +85,18 @@ def command(
                 faults.found = True
         elif answer is not None and offset is not None:
             records = [one for one in answer.records if one.queue_offset == offset]
-            show_records(out, records, made, show.tz, faults)
+            show_records(out, records, projection, show.tz, faults)
             if not records:
                 not_found(out, faults, answer.trouble or f"{answer.status}: no message at queue "
                           f"offset {offset}; min {answer.min}, max {answer.max}")
         elif found is None:
-            show_records(out, [], made, show.tz, faults)
+            show_records(out, [], projection, show.tz, faults)
             not_found(out, faults, f"the tier has no queue {queue} of topic {topic}")
         else:
             place = messages.at_offset(found, offset) if offset is not None else (
                 messages.at_place(found, phy or 0, around))
-            show_records(out, [] if isinstance(place, str) else [place], made, show.tz, faults)
+            records = [] if isinstance(place, str) else [place]
+            show_records(out, records, projection, show.tz, faults)
             if isinstance(place, str):
                 not_found(out, faults, place)
     faults.end()

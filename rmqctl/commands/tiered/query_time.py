@@ -60,7 +60,7 @@ def command(
     if like == "5.2.0" and (as_broker or local.root is not None):
         raise UsageError("--like is for the tier alone: not with --as-broker or --local")
     when, upper = parse_time(time, tz=show.tz), boundary == "upper"
-    made = show.projection(out)
+    projection = show.projection(out)
     faults = Faults(out)
     with tier.open() as opened:
         missing: str | None = None
@@ -74,8 +74,9 @@ def command(
                     answer = router.at_time(topic, queue, when, upper=upper, as_broker=as_broker)
                     if messages and answer is not None:
                         wanted = Selection(topic, queue, answer.queue_offset, count)
-                        found = faults.judged(routed_pages(router, topic, wanted, faults.report))
-                        if not show_rows(out, rows_of(found, made), made, show.tz, empty=""):
+                        pulled = routed_pages(router, topic, wanted, faults.report)
+                        rows = rows_of(faults.judged(pulled), projection)
+                        if not show_rows(out, rows, projection, show.tz, empty=""):
                             missing = f"nothing is at queue offset {answer.queue_offset}"
         except FormatError as error:
             missing = f"a broker fails to answer: {error}"
@@ -84,7 +85,7 @@ def command(
         elif messages and local.root is None:
             wanted = Selection(topic, queue, answer.queue_offset, count)
             found = faults.judged(pages(opened, wanted, tier.broker, faults.report))
-            if not show_rows(out, rows_of(found, made), made, show.tz, empty=""):
+            if not show_rows(out, rows_of(found, projection), projection, show.tz, empty=""):
                 missing = f"nothing is at queue offset {answer.queue_offset}"
         elif not messages:
             known = answer
@@ -113,13 +114,13 @@ def _tier_time(tier: Tier, queue: tuple[str, int, str | None], when: int, upper:
 
 def _document(answer: RoutedTime, topic: str, queue: int, when: int, boundary: str,
               as_broker: bool) -> dict[str, Any]:
-    found = answer.record
+    record = answer.record
     return {
         "queue_offset": answer.queue_offset, "topic": topic, "queue_id": queue, "time": when,
         "boundary": boundary, "as_broker": as_broker, "from": answer.side,
         "min_offset": answer.min_offset, "max_offset": answer.max_offset,
-        "store_timestamp": None if found is None else found.store_timestamp,
-        "physical_offset": None if found is None else found.physical_offset,
+        "store_timestamp": None if record is None else record.store_timestamp,
+        "physical_offset": None if record is None else record.physical_offset,
     }
 
 

@@ -50,7 +50,7 @@ def command(
     if from_offset is not None and queue is None:
         raise UsageError("--offset needs --queue: each queue counts for itself")
     local.check()
-    made = show.projection(out)
+    projection = show.projection(out)
     wanted = select.selection(show.tz)
     faults = Faults(out)
     with tier.open() as opened:
@@ -58,7 +58,7 @@ def command(
             unreadable(opened, topic, faults.report)
             with local.router(out, opened, tier.broker) as router:
                 found = faults.judged(routed_pages(router, topic, wanted, faults.report))
-                shown = show_rows(out, rows_of(found, made), made, show.tz, empty="")
+                shown = show_rows(out, rows_of(found, projection), projection, show.tz, empty="")
                 known = routed_queues(router, topic)
             if not shown:
                 out.note("no messages" if known and queue in (None, *known) else
@@ -69,8 +69,8 @@ def command(
             size = sum(one.usable for each in chosen for one in each.commit_log.segments)
             with out.progress("reading the tier", size) as progress:
                 rows = rows_of(faults.judged(pages(opened, wanted, broker, faults.report,
-                                                   progress.advance)), made)
-                shown = show_rows(out, rows, made, show.tz, empty="")
+                                                   progress.advance)), projection)
+                shown = show_rows(out, rows, projection, show.tz, empty="")
             if not shown:
                 out.note("no messages" if chosen else _missing(opened, topic, queue, broker))
     faults.end()

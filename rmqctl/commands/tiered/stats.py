@@ -19,7 +19,7 @@ NAME = ("tiered", "stats")
 EFFECT = "read-only"
 
 By = Literal["topic", "queue", "broker", "tag", "key", "hour", "day", "minute", "store-host",
-             "size", "flag", "transaction", "compression", "none"]  # fmt: skip
+             "size", "flag", "transaction", "compression", "none"]
 
 
 def command(
@@ -54,18 +54,18 @@ def command(
         raise typer.Exit(int(ExitCode.IO))
 
 
-def _show(out: Output, found: Figures, by: str, options: StatsOptions) -> None:
+def _show(out: Output, counted: Figures, by: str, options: StatsOptions) -> None:
     from rmqctl.checks.verify.common import plural
     from rmqctl.commands.shared import stats
     from rmqctl.store.stats import VALUE_COLUMNS
 
     tz, sort, top = options.tz, options.sort, options.top
-    for problem in found.problems[:20]:
+    for problem in counted.problems[:20]:
         out.warn(problem)
-    for one in found.brokers.values():
+    for one in counted.brokers.values():
         stats.warn(out, one)
-    names = sorted(found.brokers)
-    sums = [found.brokers[name] for name in names]
+    names = sorted(counted.brokers)
+    sums = [counted.brokers[name] for name in names]
     if not sums:
         from rmqctl.tiered.read.stats import Query
 
@@ -77,9 +77,10 @@ def _show(out: Output, found: Figures, by: str, options: StatsOptions) -> None:
         rows = rows[:top]
     else:
         rows = []
-    orphans = {"messages": found.orphans, "bytes": found.bytes_orphaned,
-               "bytes_no_message": found.bytes_other}
-    index = {"files": found.index_files, "items": found.index_items, "bytes": found.index_bytes}
+    orphans = {"messages": counted.orphans, "bytes": counted.bytes_orphaned,
+               "bytes_no_message": counted.bytes_other}
+    index = {"files": counted.index_files, "items": counted.index_items,
+             "bytes": counted.index_bytes}
     if out.is_value:
         everything = figures.rows(tz, sort)
         shown = rows or everything[:top]
@@ -92,8 +93,9 @@ def _show(out: Output, found: Figures, by: str, options: StatsOptions) -> None:
                  empty="no messages", render=stats._render("none", tz))
     else:
         stats.show(out, figures, options)
-    if found.orphans or found.bytes_other:
-        out.note(f"{found.orphans:,} messages ({found.bytes_orphaned:,} bytes) and "
-                 f"{found.bytes_other:,} other bytes that no consume queue leads to are not in it")
-    out.note(f"{plural(found.index_files, 'uploaded index file')}: {found.index_items:,} items, "
-             f"{found.index_bytes:,} bytes")
+    if counted.orphans or counted.bytes_other:
+        out.note(f"{counted.orphans:,} messages ({counted.bytes_orphaned:,} bytes) and "
+                 f"{counted.bytes_other:,} other bytes that no consume queue leads to are not in "
+                 "it")
+    out.note(f"{plural(counted.index_files, 'uploaded index file')}: {counted.index_items:,} "
+             f"items, {counted.index_bytes:,} bytes")

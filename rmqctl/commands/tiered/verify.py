@@ -68,18 +68,18 @@ def command(
                    for one in queue.commit_log.segments)
         size += sum(one.size for _, flat in opened.indexes(tier.broker) for one in flat.segments)
         with out.progress("verify", size) as progress:
-            found = verdict(Verification(opened, options, store, progress.advance), max_findings)
-        show(out, found, covered)
-    if not found.ok:
+            result = verdict(Verification(opened, options, store, progress.advance), max_findings)
+        show(out, result, covered)
+    if not result.ok:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def covered(found: Verdict[Coverage]) -> dict[str, str]:
+def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     """What was covered of a tier, for people."""
     from rmqctl.checks.verify.common import plural
     from rmqctl.output.units import count_text, size_text
 
-    cover = found.coverage
+    cover = verdict.coverage
     pairs = {
         "queues": count_text(cover.queues),
         "messages": count_text(cover.messages),
@@ -96,7 +96,7 @@ def covered(found: Verdict[Coverage]) -> dict[str, str]:
                           "cover the local offset), "
                           f"{count_text(cover.items_unverifiable)} index items",
     }
-    if any(one["structure"] == "local" for one in found.checked):
+    if any(one["structure"] == "local" for one in verdict.checked):
         pairs["local store"] = (
             f"{count_text(cover.local_equal)} in both and equal, {count_text(cover.local_only)} "
             f"local only, {count_text(cover.tiered_only)} tiered only, "
