@@ -288,7 +288,7 @@ def test_a_copy_of_a_store_leaves_the_homes_of_the_original_alone(tmp_path: Path
     id = "20260101T000000Z-1"  # noqa: A001
     made = []
     for root in (original, copy):
-        home = tmp_path / "disk/.rmqctl/repairs" / staging._home_name(str(root), id)
+        home = tmp_path / "disk/.rmqctl/repairs" / staging._staging_dir_name(str(root), id)
         home.mkdir(parents=True)
         made.append(home)
     folder = copy / ".rmqctl/repairs" / id

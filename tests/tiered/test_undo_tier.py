@@ -116,20 +116,20 @@ def test_note_of_the_brokers_root(tmp_path):
     tier.mkdir(parents=True)
     other = tmp_path / "other"
     other.mkdir()
-    with_note = executor.Holding(str(tier), [str(home), str(other), str(tmp_path / "nothing")])
+    with_note = executor.RootLocks(str(tier), [str(home), str(other), str(tmp_path / "nothing")])
     with_note.acquire()
     with_note.note()
     assert with_note.held
     with_note.release()
     assert not with_note.held
-    assert executor.noted(str(tier)) == [str(home), str(other)]
+    assert executor.noted_roots(str(tier)) == [str(home), str(other)]
     moved = tmp_path / "moved"
     home.rename(moved)
-    assert executor.noted(str(moved / "tier")) == [str(moved), str(other)]
-    note = moved / "tier/.rmqctl" / executor.NOTE
+    assert executor.noted_roots(str(moved / "tier")) == [str(moved), str(other)]
+    note = moved / "tier/.rmqctl" / executor.ROOTS_NOTE
     for text in ("", "[]", '{"homes": 1}', '{"homes": [1, "a\\u0000b"]}', "[" * 9999):
         note.write_text(text)
-        assert executor.noted(str(moved / "tier")) == []
+        assert executor.noted_roots(str(moved / "tier")) == []
 
 
 # -- undo -----------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
     from rmqctl.repair.scratch import Scratch
 
     homes, is_root = (tier.homes, tier.is_root) if tier else (None, None)
-    with Repair(store_root, name, homes=homes, is_root=is_root) as repair:
+    with Repair(store_root, name, broker_roots=homes, is_root=is_root) as repair:
         if repair.finished is not None:
             done = "the undoing of repair" if repair.finished.undone else "repair"
             out.warn(f"{done} {repair.finished.id}, which had been interrupted, was completed "
@@ -217,12 +217,12 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     if done.already:
         _nothing(out, proposal)
         return
-    backup = os.path.join(store_root, done.kept)
+    backup = os.path.join(store_root, done.backup)
     backup_bytes = _bytes_below(backup)
     last = _last_line(store_root, done, backup, backup_bytes)
     if yes:
         _show(out, proposal, last, {"applied": True, "id": done.id, "steps": done.steps,
-                                    "kept": done.kept, "kept_bytes": backup_bytes})
+                                    "kept": done.backup, "kept_bytes": backup_bytes})
     else:
         out.human().text(last)
 

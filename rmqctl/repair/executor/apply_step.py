@@ -1,7 +1,7 @@
 """Carrying out one step of a committed repair, or taking it back.
 
 Both can be cut off anywhere and done again: what has been done is told from what lies where
-(`Standing`, which writes nothing). Each is durable when it returns; a new name is forced to disk
+(`StepStates`, which writes nothing). Each is durable when it returns; a new name is forced to disk
 before an old one goes.
 """
 
@@ -19,7 +19,7 @@ from rmqctl.files.file_stamp import FileStamp, is_regular, stat_file
 from rmqctl.files.sparse import same_content
 from rmqctl.repair.executor.journal import Journal, Record
 from rmqctl.repair.executor.patch import compare, lay, save_spans, set_length
-from rmqctl.repair.executor.staging import homes_of
+from rmqctl.repair.executor.staging import staging_dirs_of
 from rmqctl.repair.targets import real_path, up
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
@@ -32,62 +32,67 @@ class ChangedError(RefusedError):
     """Something else changed the target of a step, before or after the repair did."""
 
 
-class Standing:
+class StepStates:
     """The steps of one repair in the store at ``root``."""
 
     def __init__(self, root: str, journal: Journal) -> None:
         self.root, self.journal = os.path.realpath(root), journal
-        self._homes = homes_of(root, journal)
+        self._staging_dirs = staging_dirs_of(root, journal)
         # In a copy of the store every inode is another one.
-        self._inodes = os.stat(self._homes[0]).st_ino == journal.inode
+        self._inodes = os.stat(self._staging_dirs[0]).st_ino == journal.inode
 
-    def path(self, one: Record) -> str:
-        return real_path(self.root, one.target, follow=one.kind in ("replace", "patch"))
+    def path(self, record: Record) -> str:
+        return real_path(self.root, record.target, follow=record.kind in ("replace", "patch"))
 
-    def _at(self, one: Record, name: str) -> str:
-        return os.path.join(self._homes[one.home], name)
+    def _in_dir(self, record: Record, name: str) -> str:
+        return os.path.join(self._staging_dirs[record.staging_dir], name)
 
-    def _fits(self, mark: FileStamp | None, found: FileStamp | None) -> bool:
-        return mark is not None and mark.fits(found, inodes=self._inodes)
+    def _backup(self, record: Record) -> str:
+        return self._in_dir(record, record.backup)
+
+    def _fits(self, stamp: FileStamp | None, found: FileStamp | None) -> bool:
+        return stamp is not None and stamp.fits(found, inodes=self._inodes)
 
     # -- how far is it? -------------------------------------------------------------------------
 
-    def phase(self, one: Record) -> Phase:
+    def phase(self, record: Record) -> Phase:
         """How much of the step has been done. ChangedError if it is neither old nor new."""
-        if one.kind == "folder":
-            return "done" if os.path.isdir(self.path(one)) else "todo"
-        if one.kind == "patch":
-            return self._patch_phase(one)
-        path, target = self.path(one), stat_file(self.path(one))
-        kept = stat_file(self._at(one, one.kept)) if one.kept else None
-        if one.kind == "move":
-            if kept is not None and (target is None or (
-                    one.again and not self._came_back(one, target))):
+        if record.kind == "folder":
+            return "done" if os.path.isdir(self.path(record)) else "todo"
+        if record.kind == "patch":
+            return self._patch_phase(record)
+        # What is moved, made or replaced: told by which of the names are there.
+        path, target = self.path(record), stat_file(self.path(record))
+        backup = stat_file(self._backup(record)) if record.backup else None
+        if record.kind == "move":
+            if backup is not None and (target is None or (
+                    record.again and not self._old_name_restored(record, target))):
                 return "done"
             if target is None:
-                raise self._changed(one, "is gone")
-            if kept is not None and not self._came_back(one, target):
-                raise self._changed(one, "is there again")
-            if not self._fits(one.old, target):
-                raise self._changed(one, "was changed")
+                raise self._changed(record, "is gone")
+            if backup is not None and not self._old_name_restored(record, target):
+                raise self._changed(record, "is there again")
+            if not self._fits(record.old, target):
+                raise self._changed(record, "was changed")
             return "todo"
-        staged = stat_file(self._at(one, one.staged))
-        if staged is not None:
+        staged = stat_file(self._in_dir(record, record.staged))
+        if staged is not None:  # the new file has not been put in place
             if target is None:
-                if one.kind == "create":
+                if record.kind == "create":
                     return "todo"
-                if kept is None:
-                    raise self._changed(one, "is gone")
+                if backup is None:
+                    raise self._changed(record, "is gone")
                 return "half"
-            if one.kind == "replace" and self._fits(one.old, target):
+            if record.kind == "replace" and self._fits(record.old, target):
                 return "todo"
-            if self._twice(path, self._at(one, one.staged)):
+            if self._same_files(path, self._in_dir(record, record.staged)):
                 return "done"  # the old name came back in a power failure
-            raise self._changed(one, "was made" if one.kind == "create" else "was changed")
+            raise self._changed(record, "was made" if record.kind == "create" else "was changed")
+        # The new file has been put in place, and must still be there.
         if target is None:
-            raise self._changed(one, "is gone")
-        if not self._fits(one.new, target):
-            raise self._changed(one, "was changed")
+            raise self._changed(record, "is gone")
+        if not self._fits(record.new, target):
+            raise self._changed(record, "was changed")
         return "done"
 
     def phases(self) -> Iterator[tuple[Record, Phase | ChangedError]]:
@@ -96,11 +101,11 @@ class Standing:
         What lies below something that is still to be moved aside is not what its step made.
         """
         under = self.under_moves()
-        for number, one in enumerate(self.journal.records):
+        for number, record in enumerate(self.journal.records):
             try:
-                yield one, "todo" if number in under else self.phase(one)
+                yield record, "todo" if number in under else self.phase(record)
             except ChangedError as problem:
-                yield one, problem
+                yield record, problem
 
     def under_moves(self) -> set[int]:
         """The numbers of the steps whose place is still, or again, taken by what an earlier step
@@ -108,120 +113,121 @@ class Standing:
         """
         found: set[int] = set()
         there: set[str] = set()
-        for number, one in enumerate(self.journal.records):
-            path = self.path(one)
+        for number, record in enumerate(self.journal.records):
+            path = self.path(record)
             if there and not there.isdisjoint(up(path)):
                 found.add(number)
-            elif one.kind == "move" and one.again:
+            elif record.kind == "move" and record.again:
                 target = stat_file(path)
-                if target is not None and (stat_file(self._at(one, one.kept)) is None
-                                           or self._came_back(one, target)):
+                if target is not None and (stat_file(self._backup(record)) is None
+                                           or self._old_name_restored(record, target)):
                     there.add(path)
         return found
 
-    def _came_back(self, one: Record, target: FileStamp) -> bool:
+    def _old_name_restored(self, record: Record, target: FileStamp) -> bool:
         """Whether the old name of what was moved is there again beside the new one."""
-        return self._fits(one.old, target) and self._twice(self.path(one),
-                                                           self._at(one, one.kept))
+        return self._fits(record.old, target) and self._same_files(self.path(record),
+                                                           self._backup(record))
 
-    def _patch_phase(self, one: Record) -> Phase:
-        path = self.path(one)
+    def _patch_phase(self, record: Record) -> Phase:
+        path = self.path(record)
         if not is_regular(path):
-            raise self._changed(one, "is gone")
-        if any(stat_file(self._at(one, name)) is None for name in (one.staged, one.kept)):
-            raise self._changed(one, "what was kept of it is gone")
+            raise self._changed(record, "is gone")
+        if any(stat_file(self._in_dir(record, name)) is None
+               for name in (record.staged, record.backup)):
+            raise self._changed(record, "what was kept of it is gone")
         fd = open_file(path, os.O_RDONLY)
         try:
-            assert one.old is not None
-            assert one.new is not None
+            assert record.old is not None
+            assert record.new is not None
             size = os.fstat(fd).st_size
-            if size < one.old.size:
-                raise self._changed(one, "is shorter than it was")
-            found = compare(fd, path, self._at(one, one.staged), self._at(one, one.kept),
-                            one.spans)
+            if size < record.old.size:
+                raise self._changed(record, "is shorter than it was")
+            found = compare(fd, path, self._in_dir(record, record.staged), self._backup(record),
+                            record.spans)
         finally:
             os.close(fd)
         if found == "other":
-            raise self._changed(one, "has other bytes where the repair put its own")
-        if found == "new" and size >= one.new.size:
+            raise self._changed(record, "has other bytes where the repair put its own")
+        if found == "new" and size >= record.new.size:
             return "done"
-        return "todo" if found == "old" and size == one.old.size else "half"
+        return "todo" if found == "old" and size == record.old.size else "half"
 
     @staticmethod
-    def _twice(one: str, other: str) -> bool:
+    def _same_files(one: str, other: str) -> bool:
         """Whether both names are of the same content: after a power failure an old name may be
         there again beside the new one.
         """
         return is_regular(one) and is_regular(other) and same_content(one, other)
 
-    def _changed(self, one: Record, what: str) -> ChangedError:
-        return ChangedError(f"{one.target}: {what} since repair {self.journal.id}")
+    def _changed(self, record: Record, what: str) -> ChangedError:
+        return ChangedError(f"{record.target}: {what} since repair {self.journal.id}")
 
 
-class Carrier(Standing):
+class StepApplier(StepStates):
     """Carries the steps of one repair out, and takes them back."""
 
     def __init__(self, root: str, journal: Journal) -> None:
         super().__init__(root, journal)
-        self._firm: set[str] = set()
+        self._synced: set[str] = set()
 
     # -- forward --------------------------------------------------------------------------------
 
-    def forward(self, one: Record) -> None:
+    def forward(self, record: Record) -> None:
         """Does what is left of the step. ChangedError, StoreIOError."""
-        phase = self.phase(one)
-        path = self.path(one)
-        if one.kind == "folder":
-            self._make_folders(path, self._base(one, path))
-        elif one.kind == "patch":
+        phase = self.phase(record)
+        path = self.path(record)
+        if record.kind == "folder":
+            self._make_folders(path, self._base(record, path))
+        elif record.kind == "patch":
             if phase != "done":
-                self._patch(one, path)
-            self._settle(one, path)
+                self._patch(record, path)
+            self._sync_patched(record, path)
         elif phase == "done":
-            self._sync_names(path, self._at(one, one.kept) if one.kept else "")
-        elif one.kind == "move":
-            self._rename(path, self._at(one, one.kept))
+            self._sync_names(path, self._backup(record) if record.backup else "")
+        elif record.kind == "move":
+            self._rename(path, self._backup(record))
         else:
-            if one.kind == "create":
-                self._make_folders(os.path.dirname(path), self._base(one, path))
+            if record.kind == "create":
+                self._make_folders(os.path.dirname(path), self._base(record, path))
             elif phase == "todo":
-                self._keep(path, self._at(one, one.kept), self._homes[one.home])
-            self._rename(self._at(one, one.staged), path)
+                self._back_up(path, self._backup(record), record)
+            self._rename(self._in_dir(record, record.staged), path)
 
-    def _base(self, one: Record, path: str) -> str:
+    def _base(self, record: Record, path: str) -> str:
         """The folder that was there before the step made others below it."""
-        first = os.path.join(self.root, one.folders[0]) if one.folders else path
+        first = os.path.join(self.root, record.folders[0]) if record.folders else path
         return os.path.dirname(first)
 
-    def _keep(self, path: str, kept: str, home: str) -> None:
+    def _back_up(self, path: str, backup: str, record: Record) -> None:
         """The old file under a second name; where there are no links it moves there."""
-        self._make_folders(os.path.dirname(kept), home)
-        if os.path.lexists(kept) and self._twice(path, kept):
-            sync_folder(os.path.dirname(kept))
+        self._make_folders(os.path.dirname(backup), self._staging_dirs[record.staging_dir])
+        if os.path.lexists(backup) and self._same_files(path, backup):
+            sync_folder(os.path.dirname(backup))
             return
         try:
-            os.link(path, kept)
+            os.link(path, backup)
         except OSError as error:
             if error.errno not in _NO_LINKS:
-                raise failed(error, kept, "keep the old file as") from None
-            self._rename(path, kept)
+                raise failed(error, backup, "keep the old file as") from None
+            self._rename(path, backup)
             return
-        sync_folder(os.path.dirname(kept))
+        sync_folder(os.path.dirname(backup))
 
-    def _patch(self, one: Record, path: str) -> None:
+    def _patch(self, record: Record, path: str) -> None:
         fd = open_file(path, os.O_RDWR)
         try:
-            assert one.new is not None
-            if os.fstat(fd).st_size < one.new.size:
-                set_length(fd, one.new.size, path)
-            lay(fd, path, self._at(one, one.staged), one.spans)
+            assert record.new is not None
+            if os.fstat(fd).st_size < record.new.size:
+                set_length(fd, record.new.size, path)
+            lay(fd, path, self._in_dir(record, record.staged), record.spans)
         finally:
             os.close(fd)
 
-    def _settle(self, one: Record, path: str, mtime_ns: int | None = None) -> None:
+    def _sync_patched(self, record: Record, path: str, mtime_ns: int | None = None) -> None:
         """Forces a patched file to disk, its modification time as it was: expiry goes by it."""
-        assert one.old is not None
-        wanted = one.old.mtime_ns if mtime_ns is None else mtime_ns
+        assert record.old is not None
+        wanted = record.old.mtime_ns if mtime_ns is None else mtime_ns
         fd = open_file(path, os.O_RDWR)
         try:
             about = os.fstat(fd)
@@ -234,109 +240,109 @@ class Carrier(Standing):
 
     # -- backward -------------------------------------------------------------------------------
 
-    def check_undo(self, one: Record, phase: Phase, *, applied: bool) -> int | None:
+    def check_undo(self, record: Record, phase: Phase, *, applied: bool) -> int | None:
         """ChangedError unless the step can be taken back as if nothing had happened since.
 
         The answer is the modification time (ns) a patched file is to have afterwards where
         somebody wrote to it after an ``applied`` repair; else None.
         """
-        if one.kind in ("replace", "move") and phase != "todo" and (
-                stat_file(self._at(one, one.kept)) is None):
-            raise self._changed(one, "what was kept of it is gone")
-        if one.kind != "patch" or not applied or phase == "half":
+        if record.kind in ("replace", "move") and phase != "todo" and (
+                stat_file(self._backup(record)) is None):
+            raise self._changed(record, "what was kept of it is gone")
+        if record.kind != "patch" or not applied or phase == "half":
             return None
-        found = stat_file(self.path(one))
-        if found is None or one.old is None or found.mtime_ns == one.old.mtime_ns:
+        found = stat_file(self.path(record))
+        if found is None or record.old is None or found.mtime_ns == record.old.mtime_ns:
             return None
         return found.mtime_ns
 
-    def backward(self, one: Record, *, force: bool = False, mtime_ns: int | None = None) -> None:
+    def backward(self, record: Record, *, force: bool = False, mtime_ns: int | None = None) -> None:
         """Takes back what was done of the step. Nothing goes: what the repair made, and with
         ``force`` what was changed since, moves to ``undone``. ChangedError, StoreIOError.
         """
-        path = self.path(one)
-        if one.kind == "patch":
-            self._unpatch(one, path, force=force, mtime_ns=mtime_ns)
-        elif one.kind == "create":
-            self._uncreate(one, path)
-        elif one.kind in ("replace", "move"):
-            self._put_back(one, path, force=force)
-        self._remove_folders(one, path)
+        path = self.path(record)
+        if record.kind == "patch":
+            self._unpatch(record, path, force=force, mtime_ns=mtime_ns)
+        elif record.kind == "create":
+            self._uncreate(record, path)
+        elif record.kind in ("replace", "move"):
+            self._put_back(record, path, force=force)
+        self._remove_folders(record, path)
 
-    def _uncreate(self, one: Record, path: str) -> None:
+    def _uncreate(self, record: Record, path: str) -> None:
         if stat_file(path) is None:
             return
-        undone, staged = self._at(one, one.undone), self._at(one, one.staged)
+        undone, staged = self._in_dir(record, record.undone), self._in_dir(record, record.staged)
         # A second name of either is left by a power failure; without one, a file that is there
         # though ours was never put in place, or was taken back already, is somebody else's.
         for other in (staged, undone):
-            if os.path.lexists(other) and not self._twice(path, other):
+            if os.path.lexists(other) and not self._same_files(path, other):
                 return
         self._rename(path, undone)
 
-    def _put_back(self, one: Record, path: str, *, force: bool) -> None:
-        kept, undone = self._at(one, one.kept), self._at(one, one.undone)
-        old, found = stat_file(kept), stat_file(path)
-        if old is None or (self._is_old(path, kept) and (
-                found is None or found.inode == old.inode or not self._fits(one.new, found))):
+    def _put_back(self, record: Record, path: str, *, force: bool) -> None:
+        backup, undone = self._backup(record), self._in_dir(record, record.undone)
+        old, found = stat_file(backup), stat_file(path)
+        if old is None or (self._is_old(path, backup) and (
+                found is None or found.inode == old.inode or not self._fits(record.new, found))):
             return  # never done, or taken back already
         if found is not None:
-            if one.kind == "move" and not force:
-                raise self._changed(one, "is there again")
+            if record.kind == "move" and not force:
+                raise self._changed(record, "is there again")
             if is_regular(path) and not os.path.lexists(undone):
-                self._keep(path, undone, self._homes[one.home])
-            elif not self._twice(path, undone):
+                self._back_up(path, undone, record)
+            elif not self._same_files(path, undone):
                 self._rename(path, _free(undone))
-        self._rename(kept, path)
+        self._rename(backup, path)
 
-    def _is_old(self, path: str, kept: str) -> bool:
+    def _is_old(self, path: str, backup: str) -> bool:
         """Whether the old file has its own name, and the one under ``aside`` is a second one."""
-        one, other = stat_file(path), stat_file(kept)
-        if one is None or other is None or one.is_folder:
+        record, other = stat_file(path), stat_file(backup)
+        if record is None or other is None or record.is_folder:
             return False
-        return one.inode == other.inode or (
-            one.mtime_ns == other.mtime_ns and self._twice(path, kept))
+        return record.inode == other.inode or (
+            record.mtime_ns == other.mtime_ns and self._same_files(path, backup))
 
-    def _unpatch(self, one: Record, path: str, *, force: bool, mtime_ns: int | None) -> None:
-        assert one.old is not None
-        assert one.new is not None
+    def _unpatch(self, record: Record, path: str, *, force: bool, mtime_ns: int | None) -> None:
+        assert record.old is not None
+        assert record.new is not None
         try:
-            self._patch_phase(one)
+            self._patch_phase(record)
         except ChangedError:
             if not force:
                 raise
-            if not is_regular(path) or stat_file(self._at(one, one.kept)) is None:
+            if not is_regular(path) or stat_file(self._backup(record)) is None:
                 return
-            self._save_changed(one, path)
-        self._lay_back(one, path)
-        self._settle(one, path, mtime_ns)
+            self._save_changed(record, path)
+        self._lay_back(record, path)
+        self._sync_patched(record, path, mtime_ns)
 
-    def _save_changed(self, one: Record, path: str) -> None:
-        target = _free(self._at(one, one.undone) + ".bytes")
-        self._make_folders(os.path.dirname(target), self._homes[one.home])
+    def _save_changed(self, record: Record, path: str) -> None:
+        target = _free(self._in_dir(record, record.undone) + ".bytes")
+        self._make_folders(os.path.dirname(target), self._staging_dirs[record.staging_dir])
         fd = open_file(path, os.O_RDONLY)
         try:
-            save_spans(target, fd, path, one.spans)
+            save_spans(target, fd, path, record.spans)
         finally:
             os.close(fd)
         sync_folder(os.path.dirname(target))
 
-    def _lay_back(self, one: Record, path: str) -> None:
-        assert one.old is not None
-        assert one.new is not None
+    def _lay_back(self, record: Record, path: str) -> None:
+        assert record.old is not None
+        assert record.new is not None
         fd = open_file(path, os.O_RDWR)
         try:
-            lay(fd, path, self._at(one, one.kept), one.spans)
+            lay(fd, path, self._backup(record), record.spans)
             size = os.fstat(fd).st_size
-            if one.old.size < size <= one.new.size:
-                set_length(fd, one.old.size, path)
+            if record.old.size < size <= record.new.size:
+                set_length(fd, record.old.size, path)
         finally:
             os.close(fd)
 
-    def _remove_folders(self, one: Record, path: str) -> None:
+    def _remove_folders(self, record: Record, path: str) -> None:
         """Folders the repair made go if nothing is in them."""
-        made = [os.path.join(self.root, name) for name in one.folders]
-        if one.kind == "folder":
+        made = [os.path.join(self.root, name) for name in record.folders]
+        if record.kind == "folder":
             made.append(path)
         for folder in reversed(made):
             try:
@@ -356,18 +362,18 @@ class Carrier(Standing):
         """
         below = os.path.relpath(folder, base)
         for name in [] if below == os.curdir else below.split(os.sep):
-            if (inner := os.path.join(base, name)) not in self._firm:
+            if (inner := os.path.join(base, name)) not in self._synced:
                 make_folders(inner)
                 sync_folder(base)
-                self._firm.add(inner)
+                self._synced.add(inner)
             base = inner
 
     def _rename(self, path: str, target: str) -> None:
-        """To a name in the store, whose folder is there, or in a home."""
+        """To a name in the store, whose folder is there, or in a staging folder."""
         folder = os.path.dirname(target)
-        for home in self._homes:
-            if target.startswith(home + os.sep):
-                self._make_folders(folder, home)
+        for staging_dir in self._staging_dirs:
+            if target.startswith(staging_dir + os.sep):
+                self._make_folders(folder, staging_dir)
         make_folders(folder)
         try:
             os.rename(path, target)

@@ -25,16 +25,16 @@ from rmqctl.errors import InternalError, RefusedError, StoreIOError
 from rmqctl.files.durable import STAGING, make_folders, open_file, publish
 from rmqctl.files.lock import StoreLock
 from rmqctl.repair.executor import undo as undoing
-from rmqctl.repair.executor.apply_step import Carrier, ChangedError
+from rmqctl.repair.executor.apply_step import ChangedError, StepApplier
 from rmqctl.repair.executor.check_plan import is_fulfilled
 from rmqctl.repair.executor.journal import (
     ACTIONS_LOG,
     FOLDER,
     Journal,
+    backup_folder,
     check_actions_log,
     commit,
     is_committed,
-    kept_folder,
     load,
     note_actions,
     pending,
@@ -50,9 +50,9 @@ from rmqctl.repair.targets import refuse_foreign_links
 from rmqctl.store.store import Store
 
 SCRATCH = "scratch"
-NOTE = "held.json"
+ROOTS_NOTE = "held.json"
 _WRITTEN = ("lock", os.path.join(STAGING, FOLDER), os.path.join(STAGING, SCRATCH),
-            os.path.join(STAGING, ACTIONS_LOG), os.path.join(STAGING, NOTE))
+            os.path.join(STAGING, ACTIONS_LOG), os.path.join(STAGING, ROOTS_NOTE))
 """What every repair writes to."""
 
 
@@ -61,13 +61,13 @@ class Applied:
     """A plan that was carried out: its id, the number of steps, and the folder (relative to the
     store root) with what was moved aside.
 
-    ``already``: there was nothing to do, or it had been done before; then ``id`` is empty.
+    ``already``: there was nothing to do, or it had been done before; then ``repair_id`` is empty.
     ``undone``: an interrupted undoing was completed, not a repair.
     """
 
     id: str
     steps: int
-    kept: str
+    backup: str
     already: bool = False
     undone: bool = False
 
@@ -79,13 +79,13 @@ class Repair:
     interrupted repair left (`finished`; None if there was none), unless ``finish`` is False.
     RefusedError if that cannot be completed, because something else changed the store since.
     ``wall_clock`` gives ms; ``progress`` is called with 1 after every step. For another root than
-    a store (a tier) ``is_root`` raises where none is there, and ``homes`` are the broker's roots
-    that are held as well; without them those that were noted are.
+    a store (a tier) ``is_root`` raises where none is there, and ``broker_roots`` are held as well;
+    without them those that were noted are.
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
                  progress: Progress | None = None, *, finish: bool = True,
-                 homes: Sequence[str] | None = None,
+                 broker_roots: Sequence[str] | None = None,
                  is_root: Callable[[str], object] | None = None) -> None:
         self.root = os.path.abspath(os.fspath(root))
         self.command = command
@@ -95,7 +95,7 @@ class Repair:
         self._progress: Progress = progress or (lambda _: None)
         self._finish = finish
         self._is_root = is_root or Store.open
-        self._lock = Holding(self.root, homes)
+        self._lock = RootLocks(self.root, broker_roots)
 
     @property
     def scratch_folder(self) -> str:
@@ -160,60 +160,60 @@ class Repair:
 
     def _carry_out(self, journal: Journal, *, maybe: bool) -> Applied:
         with self._explained(journal.id):
-            carrier = Carrier(self.root, journal)
+            applier = StepApplier(self.root, journal)
             if maybe:
                 # All of them before the first: better refuse than go half way once more.
-                for _, phase in carrier.phases():
+                for _, phase in applier.phases():
                     if isinstance(phase, ChangedError):
                         raise phase
             for one in journal.records:
-                carrier.forward(one)
+                applier.forward(one)
                 self._progress(1)
             note_actions(self.root, journal, "applied", self._clock(), maybe=maybe)
             set_state(self.root, journal.id, "applied", self._clock())
-        return Applied(journal.id, len(journal.records), kept_folder(journal.id))
+        return Applied(journal.id, len(journal.records), backup_folder(journal.id))
 
     @contextmanager
-    def _explained(self, id: str) -> Iterator[None]:  # noqa: A002
+    def _explained(self, repair_id: str) -> Iterator[None]:
         try:
             yield
         except StoreIOError as problem:
-            raise self._unfinished(id, problem) from None
+            raise self._unfinished(repair_id, problem) from None
         except OSError as error:
-            raise self._unfinished(id, StoreIOError.from_oserror(error)) from None
+            raise self._unfinished(repair_id, StoreIOError.from_oserror(error)) from None
         except RefusedError as problem:
             raise RefusedError(
-                f"repair {id} was interrupted and cannot be completed: {problem}; `rmqctl undo "
-                f"{self._named} {id} --force` takes back what was done, `--abandon` leaves "
-                "everything as it is") from None
+                f"repair {repair_id} was interrupted and cannot be completed: {problem}; `rmqctl "
+                f"undo {self._named} {repair_id} --force` takes back what was done, `--abandon` "
+                "leaves everything as it is") from None
 
-    def _unfinished(self, id: str, problem: StoreIOError) -> StoreIOError:  # noqa: A002
+    def _unfinished(self, repair_id: str, problem: StoreIOError) -> StoreIOError:
         return StoreIOError(
-            f"{problem}; repair {id} is not finished: nothing is lost, running the command again "
-            f"completes it, and `rmqctl undo {self._named} {id}` takes it back")
+            f"{problem}; repair {repair_id} is not finished: nothing is lost, running the command "
+            f"again completes it, and `rmqctl undo {self._named} {repair_id}` takes it back")
 
     # -- what an interrupted run left -----------------------------------------------------------
 
     def _complete(self) -> Applied | None:
-        id = pending(self.root)  # noqa: A001
-        if id is None:
+        repair_id = pending(self.root)
+        if repair_id is None:
             return None
-        state, _ = state_of(self.root, id)
+        state, _ = state_of(self.root, repair_id)
         if state == "damaged":
-            raise refuse_damaged(self._named, id)
+            raise refuse_damaged(self._named, repair_id)
         if state == "undoing":
-            back = self._carry_back(id, maybe=True)
-            return Applied(back.id, back.steps, back.kept, undone=True)
-        return self._carry_out(self._load(id), maybe=True)
+            back = self._carry_back(repair_id, maybe=True)
+            return Applied(back.id, back.steps, back.backup, undone=True)
+        return self._carry_out(self._load(repair_id), maybe=True)
 
-    def _load(self, id: str) -> Journal:  # noqa: A002
+    def _load(self, repair_id: str) -> Journal:
         try:
-            found = load(self.root, id)
+            found = load(self.root, repair_id)
         except StoreIOError as problem:
             if "damaged" in str(problem):
-                raise refuse_damaged(self._named, id) from None
+                raise refuse_damaged(self._named, repair_id) from None
             raise
-        if self._lock.homes:
+        if self._lock.broker_roots:
             self._refuse_copy(found)
         return found
 
@@ -227,47 +227,47 @@ class Repair:
 
     # -- undo -----------------------------------------------------------------------------------
 
-    def undo(self, id: str | None = None, *, force: bool = False) -> Undone:  # noqa: A002
+    def undo(self, repair_id: str | None = None, *, force: bool = False) -> Undone:
         """Takes a repair back, the newest by default; an interrupted one as far as it came.
 
         UsageError for an id there is not; RefusedError if something was changed since (with
         ``force`` that is kept below ``undone``) or a later repair changed the same files.
         """
         self._check_held()
-        id = undoing.choose(self.root, id)  # noqa: A001
-        state, _ = state_of(self.root, id)
+        repair_id = undoing.choose(self.root, repair_id)
+        state, _ = state_of(self.root, repair_id)
         unfinished = pending(self.root)
-        if unfinished not in (None, id):
+        if unfinished not in (None, repair_id):
             raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or "
                                "taken back first")
         if state == "undone":
-            return undoing.undone(self._load(id), already=True)
+            return undoing.undone(self._load(repair_id), already=True)
         if state == "damaged":
-            raise refuse_damaged(self._named, id)
-        journal = self._load(id)
+            raise refuse_damaged(self._named, repair_id)
+        journal = self._load(repair_id)
         if state != "undoing":
             undoing.begin(self.root, journal.id, self._clock(), force=force)
-        return self._carry_back(id, maybe=state == "undoing")
+        return self._carry_back(repair_id, maybe=state == "undoing")
 
-    def abandon(self, id: str) -> None:  # noqa: A002
+    def abandon(self, repair_id: str) -> None:
         """Gives an interrupted repair up: the store stays as it is, and so does what is kept.
 
         UsageError, RefusedError if it is not interrupted.
         """
         self._check_held()
-        id = undoing.choose(self.root, id)  # noqa: A001
-        if pending(self.root) != id:
-            raise RefusedError(f"repair {id} is not interrupted")
-        set_state(self.root, id, "abandoned", self._clock())
+        repair_id = undoing.choose(self.root, repair_id)
+        if pending(self.root) != repair_id:
+            raise RefusedError(f"repair {repair_id} is not interrupted")
+        set_state(self.root, repair_id, "abandoned", self._clock())
 
-    def _carry_back(self, id: str, *, maybe: bool) -> Undone:  # noqa: A002
+    def _carry_back(self, repair_id: str, *, maybe: bool) -> Undone:
         try:
-            return undoing.carry_on(self.root, id, self._clock, self._progress, maybe=maybe)
+            return undoing.carry_on(self.root, repair_id, self._clock, self._progress, maybe=maybe)
         except (StoreIOError, OSError) as error:
             problem = error if isinstance(error, StoreIOError) else StoreIOError.from_oserror(error)
             raise StoreIOError(
-                f"{problem}; the undoing of repair {id} is not finished: nothing is lost, `rmqctl "
-                f"undo {self._named} {id}` goes on with it") from None
+                f"{problem}; the undoing of repair {repair_id} is not finished: nothing is lost, "
+                f"`rmqctl undo {self._named} {repair_id}` goes on with it") from None
 
     def _check_held(self) -> None:
         if not self._lock.held:
@@ -277,12 +277,12 @@ class Repair:
 # -- who is kept out ------------------------------------------------------------------------------
 
 
-class Holding:
-    """The locks of a root and of the broker's roots ``homes`` (None: those that were noted)."""
+class RootLocks:
+    """The locks of a root and of further roots of the broker's (None: those that were noted)."""
 
-    def __init__(self, root: str, homes: Sequence[str] | None = None) -> None:
+    def __init__(self, root: str, broker_roots: Sequence[str] | None = None) -> None:
         self.root = root
-        self._given = homes
+        self._given = broker_roots
         self._lock = StoreLock(root)
         self._more = ExitStack()
 
@@ -291,9 +291,9 @@ class Holding:
         return self._lock.held
 
     @property
-    def homes(self) -> list[str]:
+    def broker_roots(self) -> list[str]:
         """The further roots, as real paths; a folder that is not there is nobody's root."""
-        wanted = noted(self.root) if self._given is None else self._given
+        wanted = noted_roots(self.root) if self._given is None else self._given
         here = os.path.realpath(self.root)
         return [one for one in dict.fromkeys(map(os.path.realpath, wanted))
                 if one != here and os.path.isdir(one)]
@@ -301,8 +301,8 @@ class Holding:
     def acquire(self) -> None:
         """Takes all locks or none. StoreHeldError, StoreIOError."""
         with ExitStack() as stack:
-            for home in self.homes:
-                lock = StoreLock(home)
+            for broker_root in self.broker_roots:
+                lock = StoreLock(broker_root)
                 lock.acquire()
                 stack.callback(lock.release)
             self._lock.acquire()
@@ -319,23 +319,24 @@ class Holding:
         if not self._given:
             return
         root = os.path.realpath(self.root)
-        named = [_named(root, home) for home in self.homes]
-        if noted(self.root) == [os.path.realpath(os.path.join(root, one)) for one in named]:
+        named = [_named(root, broker_root) for broker_root in self.broker_roots]
+        if noted_roots(self.root) == [os.path.realpath(os.path.join(root, one)) for one in named]:
             return
         folder = os.path.join(root, STAGING)
         make_folders(folder)
-        publish(os.path.join(folder, NOTE), json.dumps({"homes": named}).encode(), store=root,
+        publish(os.path.join(folder, ROOTS_NOTE), json.dumps({"homes": named}).encode(), store=root,
                 staging=folder)
 
 
-def _named(root: str, home: str) -> str:
+def _named(root: str, broker_root: str) -> str:
     """Relative where the root lies below it: the two are moved together."""
-    return os.path.relpath(home, root) if root.startswith(os.path.join(home, "")) else home
+    below = root.startswith(os.path.join(broker_root, ""))
+    return os.path.relpath(broker_root, root) if below else broker_root
 
 
-def noted(root: str) -> list[str]:
+def noted_roots(root: str) -> list[str]:
     """The broker's roots that a repair of ``root`` noted; none where there is no such note."""
-    path = os.path.join(root, STAGING, NOTE)
+    path = os.path.join(root, STAGING, ROOTS_NOTE)
     try:
         with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
             found = json.load(file)["homes"]

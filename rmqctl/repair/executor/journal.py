@@ -31,6 +31,9 @@ ACTIONS_LOG = "log.jsonl"
 _FORMAT = 1
 _ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
 _MOST_HEADER = 1 << 24
+# What the journal calls these fields.
+_ON_DISK = {"staging_dir": "home", "backup": "kept"}
+_FIELDS = {name: field_name for field_name, name in _ON_DISK.items()}
 
 Kind = Literal["create", "replace", "patch", "move", "folder"]
 StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", "damaged"]
@@ -46,19 +49,20 @@ PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
 class Record:
     """One step as the journal has it.
 
-    ``home`` numbers the folder (`Journal.homes`) that holds the rest, on the target's own file
-    system. In it: ``staged`` is the new content (create, replace) or the bytes to be laid over
-    the target (patch); ``kept`` where the old file goes (replace, move) or the bytes that were
-    there (patch); ``undone`` where undo puts what the repair made. ``spans`` are (position, size)
-    of the bytes of a patch. ``folders`` are those that the step makes, outermost first.
+    ``staging_dir`` numbers the folder (`Journal.staging_dirs`) that holds the rest, on the
+    target's own file system. In it: ``staged`` is the new content (create, replace) or the bytes
+    to be laid over the target (patch); ``backup`` where the old file goes (replace, move) or the
+    bytes that were there (patch); ``undone`` where undo puts what the repair made. ``spans`` are
+    (position, size) of the bytes of a patch. ``folders`` are those that the step makes, outermost
+    first.
     ``again``: a later step makes something anew at, or below, the target.
     """
 
     kind: Kind
     target: str
-    home: int = 0
+    staging_dir: int = 0
     staged: str = ""
-    kept: str = ""
+    backup: str = ""
     undone: str = ""
     old: FileStamp | None = None
     new: FileStamp | None = None
@@ -67,7 +71,8 @@ class Record:
     again: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        found = {name: value for name, value in asdict(self).items() if value or name == "kind"}
+        found = {_ON_DISK.get(name, name): value for name, value in asdict(self).items()
+                 if value or name == "kind"}
         for name in ("old", "new"):
             stamp = getattr(self, name)
             if stamp is not None:
@@ -77,7 +82,7 @@ class Record:
     @classmethod
     def of(cls, raw: dict[str, Any]) -> Record:
         """KeyError, TypeError or ValueError for what `as_dict` did not make."""
-        given = dict(raw)
+        given = {_FIELDS.get(name, name): value for name, value in raw.items()}
         for name in ("old", "new"):
             if name in given:
                 size, mtime, inode = map(int, given[name])
@@ -97,7 +102,7 @@ class Journal:
     id: str
     time: int
     command: str
-    homes: tuple[str, ...]
+    staging_dirs: tuple[str, ...]
     inode: int
     actions: tuple[Mapping[str, Any], ...] = ()
     records: tuple[Record, ...] = ()
@@ -108,7 +113,7 @@ class Journal:
         rest += b"".join(_line(one.as_dict()) for one in self.records)
         head = {"format": _FORMAT, "id": self.id, "time": self.time, "command": self.command,
                 "actions": len(self.actions), "steps": len(self.records),
-                "homes": list(self.homes), "inode": self.inode, "times": dict(self.times),
+                "homes": list(self.staging_dirs), "inode": self.inode, "times": dict(self.times),
                 "crc": zlib.crc32(rest)}
         return _line(head) + rest
 
@@ -153,19 +158,19 @@ def repairs_folder(root: str) -> str:
     return os.path.join(root, STAGING, FOLDER)
 
 
-def repair_folder(root: str, id: str) -> str:  # noqa: A002
+def repair_folder(root: str, repair_id: str) -> str:
     """Where one repair lies."""
-    return os.path.join(repairs_folder(root), id)
+    return os.path.join(repairs_folder(root), repair_id)
 
 
-def kept_folder(id: str) -> str:  # noqa: A002
+def backup_folder(repair_id: str) -> str:
     """Where a repair keeps what it moved aside, relative to the store root."""
-    return os.path.join(STAGING, FOLDER, id)
+    return os.path.join(STAGING, FOLDER, repair_id)
 
 
-def order(id: str) -> tuple[str, int]:  # noqa: A002
+def order(repair_id: str) -> tuple[str, int]:
     """Sorts ids by age: they never go back, even when the clock does."""
-    found = _ID.fullmatch(id)
+    found = _ID.fullmatch(repair_id)
     assert found is not None
     return found[1], int(found[2])
 
@@ -193,9 +198,9 @@ def next_id(root: str, now: int) -> str:
     return f"{stamp}-1" if stamp > last[0] else f"{last[0]}-{last[1] + 1}"
 
 
-def is_committed(root: str, id: str) -> bool:  # noqa: A002
+def is_committed(root: str, repair_id: str) -> bool:
     """Whether a repair has a journal; without one nothing but its own folder was touched."""
-    return os.path.lexists(os.path.join(repair_folder(root, id), JOURNAL))
+    return os.path.lexists(os.path.join(repair_folder(root, repair_id), JOURNAL))
 
 
 # -- reading and writing --------------------------------------------------------------------------
@@ -207,23 +212,23 @@ def commit(root: str, journal: Journal) -> None:
     publish(os.path.join(folder, JOURNAL), journal.build(), store=root, staging=folder)
 
 
-def load(root: str, id: str) -> Journal:  # noqa: A002
+def load(root: str, repair_id: str) -> Journal:
     """StoreIOError for a journal that is damaged or cannot be read."""
-    path = os.path.join(repair_folder(root, id), JOURNAL)
+    path = os.path.join(repair_folder(root, repair_id), JOURNAL)
     return Journal.parse(_read(path), path)
 
 
-def set_state(root: str, id: str, state: StateName, now: int,  # noqa: A002
+def set_state(root: str, repair_id: str, state: StateName, now: int,
               **more: Any) -> None:
     """Notes durably how far a repair is. StoreIOError."""
-    folder = repair_folder(root, id)
+    folder = repair_folder(root, repair_id)
     publish(os.path.join(folder, STATE), _line({"state": state, "time": now, **more}),
             store=root, staging=folder)
 
 
-def state_of(root: str, id: str) -> tuple[StateName, Mapping[str, Any]]:  # noqa: A002
+def state_of(root: str, repair_id: str) -> tuple[StateName, Mapping[str, Any]]:
     """How far a committed repair is, and what was noted with that. StoreIOError."""
-    path = os.path.join(repair_folder(root, id), STATE)
+    path = os.path.join(repair_folder(root, repair_id), STATE)
     if not os.path.lexists(path):
         return "interrupted", {}
     try:
@@ -264,16 +269,16 @@ class Entry:
         return asdict(self)
 
 
-def entry(root: str, id: str) -> Entry:  # noqa: A002
+def entry(root: str, repair_id: str) -> Entry:
     """One committed repair. StoreIOError."""
-    state, _ = state_of(root, id)
-    path = os.path.join(repair_folder(root, id), JOURNAL)
+    state, _ = state_of(root, repair_id)
+    path = os.path.join(repair_folder(root, repair_id), JOURNAL)
     try:
         head = _header(_read(path, _MOST_HEADER))
-        return Entry(id, int(head["time"]), str(head["command"]), state, int(head["actions"]),
-                     int(head["steps"]))
+        return Entry(repair_id, int(head["time"]), str(head["command"]), state,
+                     int(head["actions"]), int(head["steps"]))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Entry(id, None, "", state if state not in PENDING else "damaged", 0, 0)
+        return Entry(repair_id, None, "", state if state not in PENDING else "damaged", 0, 0)
 
 
 def history(root: str) -> list[Entry]:
@@ -309,11 +314,12 @@ def _above(target: str) -> list[str]:
     return found
 
 
-def refuse_damaged(root: str, id: str) -> RefusedError:  # noqa: A002
+def refuse_damaged(root: str, repair_id: str) -> RefusedError:
     """The refusal to complete a repair whose journal cannot be read."""
     return RefusedError(
-        f"repair {id} was interrupted and its journal is damaged: look at what is kept in "
-        f"{repair_folder(root, id)}; `rmqctl undo {root} {id} --abandon` gives it up as it is")
+        f"repair {repair_id} was interrupted and its journal is damaged: look at what is kept in "
+        f"{repair_folder(root, repair_id)}; `rmqctl undo {root} {repair_id} --abandon` gives it up "
+        "as it is")
 
 # -- the log of actions ---------------------------------------------------------------------------
 
@@ -373,16 +379,16 @@ def _append(fd: int, path: str, lines: Sequence[bytes]) -> None:
         raise failed(error, path, "write to") from None
 
 
-def _count(path: str, id: str, state: str) -> int:  # noqa: A002
+def _count(path: str, repair_id: str, state: str) -> int:
     """How many whole lines there are of a repair in a state."""
-    needle, count = json.dumps(id).encode(), 0
+    needle, count = json.dumps(repair_id).encode(), 0
     try:
         with open(path, "rb") as file:
             for line in file:
                 if needle in line and line.endswith(b"\n"):
                     try:
                         row = json.loads(line)
-                        count += row["id"] == id and row["state"] == state
+                        count += row["id"] == repair_id and row["state"] == state
                     except (ValueError, KeyError, TypeError):
                         continue
     except OSError as error:

@@ -56,9 +56,10 @@ from rmqctl.repair.plan import (
 from rmqctl.repair.targets import below, nearest_folder, up
 from rmqctl.scan.overlay import Piece
 
-HOMES = "homes.json"
+STAGING_DIRS = "homes.json"
 NEW, BYTES, ASIDE, UNDONE = "new", "bytes", "aside", "undone"
-"""Folders of a home: new files, bytes of patches, what was moved aside, what undo took away."""
+"""Folders in a staging folder: new files, bytes of patches, what was moved aside, what undo took
+away."""
 _RESERVE = 1 << 20
 """Bytes that are to stay free for the journal and the log of actions."""
 
@@ -69,35 +70,37 @@ class Staging:
     def __init__(self, root: str, plan: Plan, now: int) -> None:
         self.root, self._plan, self._now = root, plan, now
         self.id = next_id(root, now)
-        self._homes = Homes(root, self.id)
-        self._kept_names: set[str] = set()
-        self._kept_above: set[str] = set()
+        self._staging_dirs = StagingDirs(root, self.id)
+        self._backup_names: set[str] = set()
+        self._backup_parents: set[str] = set()
         self._touched: set[str] = set()
         self._times: dict[str, int] = {}
 
     @property
     def folder(self) -> str:
-        return self._homes.folders[0]
+        return self._staging_dirs.folders[0]
 
     def stage(self) -> Journal:
         """RefusedError if the store is not as the plan takes it to be, StoreIOError."""
+        # Look: may it be done, is there room?
         make_folders(self.folder)
         todo = check(self.root, self._plan.steps)
-        homes = [self._homes.of(one.step.target, one.path) for one in todo]
+        staging_dirs = [self._staging_dirs.of(one.step.target, one.path) for one in todo]
         for one in todo:
             self._note_times(one)
         self._check_writable(todo)
-        self._check_room(zip(todo, homes, strict=True))
-        records = [self._record(number, one, home)
-                   for number, (one, home) in enumerate(zip(todo, homes, strict=True), 1)]
+        self._check_room(zip(todo, staging_dirs, strict=True))
+        # Write, then force the names: files are forced one by one as they are written.
+        records = [self._record(number, one, staging_dir) for number, (one, staging_dir) in
+                   enumerate(zip(todo, staging_dirs, strict=True), 1)]
         for folder in sorted(self._touched, key=len, reverse=True):
             sync_folder(folder)
-        for home in self._homes.folders:
+        for staging_dir in self._staging_dirs.folders:
             # Who made these may have been killed before they were forced to disk.
-            for folder in (up(home)[1:4]):
+            for folder in (up(staging_dir)[1:4]):
                 sync_folder(folder)
-        return Journal(self.id, self._now, self._plan.command, tuple(self._homes.folders[1:]),
-                       os.stat(self.folder).st_ino,
+        return Journal(self.id, self._now, self._plan.command,
+                       tuple(self._staging_dirs.folders[1:]), os.stat(self.folder).st_ino,
                        tuple(one.as_dict() for one in self._plan.actions), tuple(records),
                        self._times)
 
@@ -123,8 +126,8 @@ class Staging:
     def _check_room(self, todo: Iterable[tuple[Checked, int]]) -> None:
         wanted: dict[int, int] = defaultdict(lambda: _RESERVE)
         where: dict[int, str] = {}
-        for one, home in todo:
-            folder = self._homes.folders[home]
+        for one, staging_dir in todo:
+            folder = self._staging_dirs.folders[staging_dir]
             device = os.stat(folder).st_dev
             where.setdefault(device, folder)
             if isinstance(one.step, Create | Replace):
@@ -153,27 +156,28 @@ class Staging:
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def _record(self, number: int, one: Checked, home: int) -> Record:
+    def _record(self, number: int, one: Checked, staging_dir: int) -> Record:
         step, target = one.step, one.step.target
         folders = tuple(self._named(folder) for folder in one.folders)
         if isinstance(step, MakeFolder):
             return Record("folder", target, folders=folders)
         if isinstance(step, MoveAside):
-            kept = self._kept(home, target)
-            return Record("move", target, home, kept=kept, undone=self._undone(home, target),
-                          old=stat_file(one.path), again=one.again)
+            backup = self._free_backup_name(staging_dir, target)
+            return Record("move", target, staging_dir, backup=backup,
+                          undone=_undone_name(target), old=stat_file(one.path), again=one.again)
         if isinstance(step, Patch):
-            return self._patch(number, one, step, home)
+            return self._patch(number, one, step, staging_dir)
         staged = os.path.join(NEW, f"{number:06d}")
-        self._folder(home, NEW)
-        undone = self._undone(home, target)
+        self._folder(staging_dir, NEW)
+        undone = _undone_name(target)
         if isinstance(step, Replace):
             old = stat_file(one.path)
-            new = self._stage(home, staged, step, like=one.path)
-            return Record("replace", target, home, staged, self._kept(home, target), undone,
-                          old, new)
-        new = self._stage(home, staged, step, like=None, near=nearest_folder(one.path))
-        return Record("create", target, home, staged, undone=undone, new=new, folders=folders)
+            new = self._stage(staging_dir, staged, step, like=one.path)
+            return Record("replace", target, staging_dir, staged,
+                          self._free_backup_name(staging_dir, target), undone, old, new)
+        new = self._stage(staging_dir, staged, step, like=None, near=nearest_folder(one.path))
+        return Record("create", target, staging_dir, staged, undone=undone, new=new,
+                      folders=folders)
 
     def _named(self, path: str) -> str:
         """As targets are named: relative to the root where it lies below it."""
@@ -181,27 +185,27 @@ class Staging:
         inside = path == root or path.startswith(root + os.sep)
         return os.path.relpath(path, root) if inside else path
 
-    def _patch(self, number: int, one: Checked, step: Patch, home: int) -> Record:
+    def _patch(self, number: int, one: Checked, step: Patch, staging_dir: int) -> Record:
         staged = os.path.join(BYTES, f"{number:06d}.new")
-        kept = os.path.join(BYTES, f"{number:06d}.old")
-        self._folder(home, BYTES)
+        backup = os.path.join(BYTES, f"{number:06d}.old")
+        self._folder(staging_dir, BYTES)
         spans = tuple((piece.at, piece.size) for piece in step.pieces)
-        write_pieces(self._path(home, staged), step.pieces)
+        write_pieces(self._path(staging_dir, staged), step.pieces)
         fd = open_file(one.path, os.O_RDONLY)
         try:
             old = stamp_of(os.fstat(fd))
-            save_spans(self._path(home, kept), fd, one.path, spans)
+            save_spans(self._path(staging_dir, backup), fd, one.path, spans)
         finally:
             os.close(fd)
         end = max(at + size for at, size in spans)
         new = FileStamp(max(old.size, end), old.mtime_ns, old.inode)
-        return Record("patch", step.target, home, staged, kept, self._undone(home, step.target),
-                      old, new, spans)
+        return Record("patch", step.target, staging_dir, staged, backup,
+                      _undone_name(step.target), old, new, spans)
 
-    def _stage(self, home: int, name: str, step: Create | Replace, *, like: str | None,
+    def _stage(self, staging_dir: int, name: str, step: Create | Replace, *, like: str | None,
                near: str = "") -> FileStamp:
         """Writes new content, durably; its mark."""
-        path, content = self._path(home, name), step.content
+        path, content = self._path(staging_dir, name), step.content
         if isinstance(content, FileContent):
             self._take(content, path)
         else:
@@ -246,48 +250,48 @@ class Staging:
 
     # -- names ----------------------------------------------------------------------------------
 
-    def _path(self, home: int, name: str) -> str:
-        return os.path.join(self._homes.folders[home], name)
+    def _path(self, staging_dir: int, name: str) -> str:
+        return os.path.join(self._staging_dirs.folders[staging_dir], name)
 
-    def _folder(self, home: int, name: str) -> str:
-        """Makes a folder of a home, to be forced at the end."""
-        path = self._path(home, name)
+    def _folder(self, staging_dir: int, name: str) -> str:
+        """Makes a folder in a staging folder, to be forced at the end."""
+        path = self._path(staging_dir, name)
         if path not in self._touched:
             make_folders(path, durable=False)
             above = path
             while above not in self._touched:
                 self._touched.add(above)
-                if above == self._homes.folders[home]:
+                if above == self._staging_dirs.folders[staging_dir]:
                     break
                 above = os.path.dirname(above)
         return path
 
-    def _kept(self, home: int, target: str) -> str:
+    def _free_backup_name(self, staging_dir: int, target: str) -> str:
         """A free name under ``aside``, with the folder for it."""
+        folder = self._staging_dirs.folders[staging_dir]
         wanted = name = os.path.join(ASIDE, below(target))
         number = 1
-        while self._taken(f"{home}/{name}"):
+        while self._taken(f"{folder}/{name}"):
             number += 1
             name = f"{wanted}.{number}"
-        whole = f"{home}/{name}"
-        self._kept_names.add(whole)
+        whole = f"{folder}/{name}"
+        self._backup_names.add(whole)
         while (whole := os.path.dirname(whole)):
-            self._kept_above.add(whole)
-        self._folder(home, os.path.dirname(name))
+            self._backup_parents.add(whole)
+        self._folder(staging_dir, os.path.dirname(name))
         return name
 
     def _taken(self, name: str) -> bool:
-        if name in self._kept_names or name in self._kept_above:
+        if name in self._backup_names or name in self._backup_parents:
             return True
         while (name := os.path.dirname(name)):
-            if name in self._kept_names:
+            if name in self._backup_names:
                 return True
         return False
 
-    @staticmethod
-    def _undone(home: int, target: str) -> str:
-        del home
-        return os.path.join(UNDONE, below(target))
+
+def _undone_name(target: str) -> str:
+    return os.path.join(UNDONE, below(target))
 
 
 def _patch_room(path: str, step: Patch) -> int:
@@ -308,16 +312,16 @@ def _patch_room(path: str, step: Patch) -> int:
 # -- what was never committed ---------------------------------------------------------------------
 
 
-def clear(root: str, id: str) -> None:  # noqa: A002
+def clear(root: str, repair_id: str) -> None:
     """Takes away what a repair staged that was never committed, as far as the system lets it.
 
     All of it was made by rmqctl, or are copies: before the commit nothing of the store is moved.
     """
-    folder = repair_folder(root, id)
-    if is_committed(root, id):
+    folder = repair_folder(root, repair_id)
+    if is_committed(root, repair_id):
         raise InternalError(f"{folder}: was committed")
-    for home in noted_homes(root, id):
-        shutil.rmtree(home, ignore_errors=True)
+    for staging_dir in noted_staging_dirs(root, repair_id):
+        shutil.rmtree(staging_dir, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -328,9 +332,9 @@ def clear_abandoned(root: str) -> None:
             clear(root, one)
 
 
-def homes_of(root: str, journal: Journal) -> Sequence[str]:
-    """The homes of a repair, as the store lies now."""
-    return repair_folder(root, journal.id), *journal.homes
+def staging_dirs_of(root: str, journal: Journal) -> Sequence[str]:
+    """The staging folders of a repair, as the store lies now."""
+    return repair_folder(root, journal.id), *journal.staging_dirs
 
 
 # -- where things are kept ------------------------------------------------------------------------
@@ -354,19 +358,19 @@ def reachable(one: str, other: str) -> bool:
     raise InternalError(f"a file {probe} was there")
 
 
-class Homes:
+class StagingDirs:
     """The folders in which one repair stages and keeps things, made as they are needed.
 
     The first lies in the store's ``.rmqctl``, further ones on other file systems.
     """
 
-    def __init__(self, root: str, id: str) -> None:  # noqa: A002
-        self.root, self.id = root, id
-        self.folders: list[str] = [repair_folder(root, id)]
+    def __init__(self, root: str, repair_id: str) -> None:
+        self.root, self.id = root, repair_id
+        self.folders: list[str] = [repair_folder(root, repair_id)]
         self._found: dict[str, int] = {}
 
     def of(self, target: str, path: str) -> int:
-        """The number of the home for what lies, or will lie, at the real ``path``.
+        """The number of the staging folder for what lies, or will lie, at the real ``path``.
 
         RefusedError where there is none on its file system.
         """
@@ -385,15 +389,15 @@ class Homes:
             raise RefusedError(
                 f"{target}: {top} is a mount of its own: there is no place on it where files "
                 "could be kept out of a broker's sight")
-        home = os.path.join(beside, STAGING, FOLDER, _home_name(self.root, self.id))
-        note = json.dumps([*self.folders[1:], home]).encode()
+        staging_dir = os.path.join(beside, STAGING, FOLDER, _staging_dir_name(self.root, self.id))
+        note = json.dumps([*self.folders[1:], staging_dir]).encode()
         # Noted before it is made: so it is found again if this run is killed.
-        publish(os.path.join(self.folders[0], HOMES), note, store=self.root,
+        publish(os.path.join(self.folders[0], STAGING_DIRS), note, store=self.root,
                 staging=self.folders[0])
-        if os.path.lexists(home):
-            raise StoreIOError(f"{home}: is there already")
-        make_folders(home)
-        self.folders.append(home)
+        if os.path.lexists(staging_dir):
+            raise StoreIOError(f"{staging_dir}: is there already")
+        make_folders(staging_dir)
+        self.folders.append(staging_dir)
         return len(self.folders) - 1
 
 
@@ -408,19 +412,19 @@ def _top(root: str, target: str) -> str:
     return top
 
 
-def _home_name(root: str, id: str) -> str:  # noqa: A002
+def _staging_dir_name(root: str, repair_id: str) -> str:
     """Several stores may have their logs side by side, and repairs of the same second."""
-    return f"{id}-{zlib.crc32(os.fsencode(os.path.realpath(root))):08x}"
+    return f"{repair_id}-{zlib.crc32(os.fsencode(os.path.realpath(root))):08x}"
 
 
-def noted_homes(root: str, id: str) -> list[str]:  # noqa: A002
-    """The further homes of a repair that was never committed.
+def noted_staging_dirs(root: str, repair_id: str) -> list[str]:
+    """The further staging folders of a repair that was never committed.
 
-    A copy of a store has the notes of the original: whose homes these are is in their names.
+    A copy of a store has the notes of the original: whose these are is in their names.
     """
-    folder = repair_folder(root, id)
+    folder = repair_folder(root, repair_id)
     try:
-        path = os.path.join(folder, HOMES)
+        path = os.path.join(folder, STAGING_DIRS)
         with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
             found = json.load(file)
     except (StoreIOError, OSError, ValueError, RecursionError):
@@ -430,4 +434,4 @@ def noted_homes(root: str, id: str) -> list[str]:  # noqa: A002
     mark = os.path.join(STAGING, FOLDER)
     return [one for one in found if isinstance(one, str) and os.path.isabs(one)
             and os.path.dirname(one).endswith(mark)
-            and os.path.basename(one) == _home_name(root, id)]
+            and os.path.basename(one) == _staging_dir_name(root, repair_id)]

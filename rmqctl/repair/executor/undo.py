@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
-from rmqctl.repair.executor.apply_step import Carrier, ChangedError
+from rmqctl.repair.executor.apply_step import ChangedError, StepApplier
 from rmqctl.repair.executor.journal import (
     Entry,
     Journal,
+    backup_folder,
     entry,
     ids,
     is_committed,
-    kept_folder,
     load,
     note_actions,
     order,
@@ -39,7 +39,7 @@ class Undone:
 
     id: str
     steps: int
-    kept: str
+    backup: str
     already: bool = False
 
 
@@ -54,46 +54,46 @@ class Preview:
     changed: tuple[str, ...]
 
 
-def choose(root: str, id: str | None) -> str:  # noqa: A002
+def choose(root: str, repair_id: str | None) -> str:
     """The repair that is meant: the newest that is not undone or given up, unless named.
 
     UsageError for an id there is not, RefusedError if there is nothing to undo.
     """
     known = [one for one in ids(root) if is_committed(root, one)]
-    if id is not None:
-        if id not in known:
-            raise UsageError(f"{root} has no repair {id!r}; `rmqctl undo {root} --list` shows "
-                             "which there are")
-        return id
+    if repair_id is not None:
+        if repair_id not in known:
+            raise UsageError(f"{root} has no repair {repair_id!r}; `rmqctl undo {root} --list` "
+                             "shows which there are")
+        return repair_id
     for one in reversed(known):
         if state_of(root, one)[0] not in ("undone", "abandoned"):
             return one
     raise RefusedError(f"{root}: no repair to undo")
 
 
-def preview(root: str, id: str | None = None) -> Preview:  # noqa: A002
+def preview(root: str, repair_id: str | None = None) -> Preview:
     """Looks only. UsageError, RefusedError, StoreIOError."""
-    id = choose(root, id)  # noqa: A001
-    state, _ = state_of(root, id)
+    repair_id = choose(root, repair_id)
+    state, _ = state_of(root, repair_id)
     changed: list[str] = []
     try:
-        journal = load(root, id)
+        journal = load(root, repair_id)
     except StoreIOError as problem:
-        return Preview(entry(root, id), (), (str(problem),))
+        return Preview(entry(root, repair_id), (), (str(problem),))
     if state in ("applied", "abandoned", "interrupted"):
         changed = _examine(root, journal, applied=state == "applied")[0]
-    return Preview(entry(root, id), journal.actions, tuple(changed))
+    return Preview(entry(root, repair_id), journal.actions, tuple(changed))
 
 
 def _examine(root: str, journal: Journal, *, applied: bool) -> tuple[list[str], dict[str, int]]:
     """(what was changed since, modification times that are to stay by number of the step)."""
-    carrier = Carrier(root, journal)
+    applier = StepApplier(root, journal)
     changed, times = [], {}
-    for number, (one, phase) in enumerate(carrier.phases()):
+    for number, (one, phase) in enumerate(applier.phases()):
         try:
             if isinstance(phase, ChangedError):
                 raise phase
-            mtime = carrier.check_undo(one, phase, applied=applied)
+            mtime = applier.check_undo(one, phase, applied=applied)
         except ChangedError as problem:
             changed.append(str(problem))
         else:
@@ -102,11 +102,11 @@ def _examine(root: str, journal: Journal, *, applied: bool) -> tuple[list[str], 
     return changed, times
 
 
-def begin(root: str, id: str, now: int, *, force: bool) -> None:  # noqa: A002
+def begin(root: str, repair_id: str, now: int, *, force: bool) -> None:
     """Decides that a repair is taken back; nothing but its state changes yet. RefusedError."""
-    journal = load(root, id)
-    state, _ = state_of(root, id)
-    later = [one for one in ids(root) if order(one) > order(id) and is_committed(root, one)]
+    journal = load(root, repair_id)
+    state, _ = state_of(root, repair_id)
+    later = [one for one in ids(root) if order(one) > order(repair_id) and is_committed(root, one)]
     other = overlapping(root, journal, later)
     if other is not None:
         raise RefusedError(f"repair {other} changed some of the same files later: undo that first")
@@ -115,30 +115,30 @@ def begin(root: str, id: str, now: int, *, force: bool) -> None:  # noqa: A002
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise RefusedError(f"{changed[0]}{more}; with --force it is taken back all the same, and "
                            "what is there now is kept")
-    set_state(root, id, "undoing", now, force=force, times=times)
+    set_state(root, repair_id, "undoing", now, force=force, times=times)
 
 
-def carry_on(root: str, id: str, clock: Callable[[], int], progress: Progress, *,  # noqa: A002
+def carry_on(root: str, repair_id: str, clock: Callable[[], int], progress: Progress, *,
              maybe: bool) -> Undone:
     """Takes back the rest of a repair in the state ``undoing``. ``maybe``: a run before this one
     may have done some of it. ChangedError, StoreIOError.
     """
-    journal = load(root, id)
-    _, more = state_of(root, id)
+    journal = load(root, repair_id)
+    _, more = state_of(root, repair_id)
     force, times = bool(more.get("force")), more.get("times", {})
-    carrier = Carrier(root, journal)
-    under = carrier.under_moves()
+    applier = StepApplier(root, journal)
+    under = applier.under_moves()
     for number in range(len(journal.records) - 1, -1, -1):
         if number in under:
             continue
-        carrier.backward(journal.records[number], force=force, mtime_ns=times.get(str(number)))
+        applier.backward(journal.records[number], force=force, mtime_ns=times.get(str(number)))
         progress(1)
-    carrier.restore_times()
+    applier.restore_times()
     note_actions(root, journal, "undone", clock(), maybe=maybe)
-    set_state(root, id, "undone", clock())
+    set_state(root, repair_id, "undone", clock())
     return undone(journal)
 
 
 def undone(journal: Journal, *, already: bool = False) -> Undone:
     """The result for a repair that has been taken back."""
-    return Undone(journal.id, len(journal.records), kept_folder(journal.id), already)
+    return Undone(journal.id, len(journal.records), backup_folder(journal.id), already)

@@ -79,7 +79,7 @@ def test_every_kind_of_step(root):
     assert (root / "consumequeue/W/1/00000000000000000000").read_bytes() == (
         b"\0" * 5000 + b"sparse" + b"\0" * 3994)
     assert not (root / "abort").exists()
-    kept = root / done.kept / "aside"
+    kept = root / done.backup / "aside"
     for path in ("commitlog/00000000000000018000", "consumequeue/U/0/00000000000000000000", QUEUE,
                  "index/20261121000000000", "checkpoint", "abort"):
         assert (kept / path).read_bytes() == old[path]
@@ -113,7 +113,7 @@ def test_wiping_a_large_tail_keeps_it_sparse(root):
     with path.open("rb") as file:
         assert file.read(60_000) == b"x" * 40_000 + b"\0" * 20_000
     assert os.stat(path).st_blocks * 512 < 1 << 20
-    assert sum(one.stat().st_blocks * 512 for one in (root / done.kept).rglob("*")) < 1 << 20
+    assert sum(one.stat().st_blocks * 512 for one in (root / done.backup).rglob("*")) < 1 << 20
     undo_all(root)
     with path.open("rb") as file:
         assert file.read(60_000) == b"x" * 50_000 + b"\0" * 10_000

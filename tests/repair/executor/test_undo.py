@@ -79,7 +79,7 @@ def test_a_target_that_was_changed_since(root, change):
     assert len(preview(str(root)).changed) == 1
     done = undo(root, force=True)
     assert history(str(root))[0].state == "undone"
-    kept = [one.read_bytes() for one in (root / done.kept / "undone").rglob("*") if one.is_file()]
+    kept = [one.read_bytes() for one in (root / done.backup / "undone").rglob("*") if one.is_file()]
     if there is not None:
         # A patched file stays where it is: what had been put into it is kept.
         wanted = there[100:3100] + there[8000:8120] if target == LOG else there
@@ -116,10 +116,10 @@ def test_a_later_repair_of_the_same_files_comes_first(root):
 
 def test_what_was_kept_is_gone(root):
     done = apply(root, Replace("checkpoint", b"new"), Patch(LOG, (Piece.of(0, b"x"),)))
-    shutil.rmtree(root / done.kept / "aside")
+    shutil.rmtree(root / done.backup / "aside")
     with pytest.raises(RefusedError, match="checkpoint: what was kept of it is gone"):
         undo(root)
-    shutil.rmtree(root / done.kept / "bytes")
+    shutil.rmtree(root / done.backup / "bytes")
     assert len(preview(str(root)).changed) == 2
     before = state(root)
     undo(root, force=True)

@@ -48,7 +48,7 @@ def test_undo(root, rmqctl):
     told = rmqctl("undo", root, done.id, "-o", "json").expect(0).json()
     assert {**told, "actions": len(told["actions"])} == {
         "id": done.id, "time": told["time"], "command": "recover", "state": "undone", "actions": 3,
-        "files": 13, "changed": [], "kept": done.kept, "undone": True}
+        "files": 13, "changed": [], "kept": done.backup, "undone": True}
     assert not differences(state(root), old)
     again = rmqctl("undo", root, done.id, "-o", "json").expect(0)
     assert "had been taken back before" in again.err
