@@ -126,9 +126,10 @@ def get(queue: FlatQueue | None, offset: int, count: int, *, matching: Matching 
 def _filtered(result: GetResult, matching: Matching | None) -> GetResult:
     if result.status != FOUND or matching is None:
         return result
-    kept = tuple(one for one in result.messages
-                 if matching.by_code(one.tags_code) and matching.by_message(one.data))
-    return GetResult(FOUND if kept else NO_MATCH, result.next_offset, result.min, result.max, kept)
+    matched = tuple(fetched for fetched in result.messages
+                    if matching.by_code(fetched.tags_code) and matching.by_message(fetched.data))
+    return GetResult(FOUND if matched else NO_MATCH, result.next_offset, result.min, result.max,
+                     matched)
 
 
 # -- with read-ahead ------------------------------------------------------------------------------
@@ -142,37 +143,37 @@ def _cached(queue: FlatQueue, offset: int, count: int, matching: Matching | None
     read, places = _read(queue, offset, ahead, limits)
     if read.status not in (FOUND, NO_MATCH):
         return read
-    for at, one in enumerate(places):
-        cache.put(queue.name, offset + at, one)
+    for number, fetched in enumerate(places):
+        cache.put(queue.name, offset + number, fetched)
     result = _walk(queue, offset, count, matching, cache, limits)
     if result.next_offset > offset:
         return result
     # Not even one message fits into the cache.
-    cut = [one for one in places if one is not None][:count]
-    end = cut[-1].queue_offset + 1 if cut else read.next_offset
-    return _filtered(GetResult(FOUND if cut else NO_MATCH, end, read.min, read.max, tuple(cut)),
+    whole = [fetched for fetched in places if fetched is not None][:count]
+    end = whole[-1].queue_offset + 1 if whole else read.next_offset
+    return _filtered(GetResult(FOUND if whole else NO_MATCH, end, read.min, read.max, tuple(whole)),
                      matching)
 
 
 def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
           cache: ReadAhead, limits: Limits) -> GetResult:
     """What the cache gives from an offset on, up to the first place it does not know."""
-    found: list[Fetched] = []
+    messages: list[Fetched] = []
     size, after = 0, offset
-    for current in range(offset, offset + limits.count):
-        known, one = cache.look(queue.name, current)
+    for queue_offset in range(offset, offset + limits.count):
+        known, fetched = cache.look(queue.name, queue_offset)
         if not known:
             break
-        after = current + 1
-        if one is None or (matching is not None and not (
-                matching.by_code(one.tags_code) and matching.by_message(one.data))):
+        after = queue_offset + 1
+        if fetched is None or (matching is not None and not (
+                matching.by_code(fetched.tags_code) and matching.by_message(fetched.data))):
             continue
-        found.append(one)
-        size += len(one.data)
-        if len(found) == count or size >= limits.transfer:
+        messages.append(fetched)
+        size += len(fetched.data)
+        if len(messages) == count or size >= limits.transfer:
             break
-    return GetResult(FOUND if found else NO_MATCH, after, queue.min_offset, queue.commit_offset,
-                     tuple(found))
+    return GetResult(FOUND if messages else NO_MATCH, after, queue.min_offset, queue.commit_offset,
+                     tuple(messages))
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -186,9 +187,9 @@ def _read(queue: FlatQueue, offset: int, count: int,
         places = list(_split(queue, offset, units, limits))
     except (FormatError, StoreIOError) as error:
         return GetResult(FOUND_NULL, offset, least, most, trouble=str(error)), []
-    found = tuple(one for one in places if one is not None)
-    return GetResult(FOUND if found else NO_MATCH, offset + len(places), least, most,
-                     found), places
+    messages = tuple(place for place in places if place is not None)
+    return GetResult(FOUND if messages else NO_MATCH, offset + len(places), least, most,
+                     messages), places
 
 
 def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
@@ -209,24 +210,28 @@ def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
     if units[-1].commit_log_offset < first:
         yield from (None for _ in units)
         return
-    kept = len(units)
-    while kept > 1 and _end(units[kept - 1]) - first > limits.size:
-        kept -= 1
-    length = _end(units[kept - 1]) - first
+    # As many units as fit into one read, at least one.
+    covered = len(units)
+    while covered > 1 and _end(units[covered - 1]) - first > limits.size:
+        covered -= 1
+    length = _end(units[covered - 1]) - first
     if length > max(limits.size, MAX_RECORD):
         raise FormatError(f"the unit of queue offset {offset} says {length} bytes",
                           file=flat.reader.where(flat.folder), offset=first, path="size")
     # A coda in front of the last message moves it behind the range: read that much further.
     data = flat.read_as_broker(first, length, CODA_SIZE)
     limit = min(length, len(data))
-    for number, unit in enumerate(units[:kept]):
-        at = unit.commit_log_offset - first
-        if at + unit.size > limit:  # here a broker stops splitting, and goes on behind the read
-            yield from (None for _ in units[number:kept])
+    # Each message by its place in what was read.
+    for number, unit in enumerate(units[:covered]):
+        start = unit.commit_log_offset - first
+        if start + unit.size > limit:  # here a broker stops splitting, and goes on behind the read
+            yield from (None for _ in units[number:covered])
             return
-        one = _message(data, at, unit.size) if at >= 0 and unit.size >= message.MIN_SIZE else None
-        yield None if one is None else Fetched(offset + number, unit.commit_log_offset,
-                                               unit.tags_code, one)
+        record = None
+        if start >= 0 and unit.size >= message.MIN_SIZE:
+            record = _message(data, start, unit.size)
+        yield None if record is None else Fetched(offset + number, unit.commit_log_offset,
+                                                  unit.tags_code, record)
 
 
 def _end(unit: UnitRecord) -> int:

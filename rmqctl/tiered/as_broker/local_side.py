@@ -77,8 +77,8 @@ class LocalSide:
         last = self.unit(topic, queue_id, offset + count) if count > 1 else None
         if last is not None:
             size = last[0] - start + last[1]
-        one = self.view.store.log.file_of(start)
-        return one is not None and start + size <= one.end and start >= self.in_memory_from
+        file = self.view.store.log.file_of(start)
+        return file is not None and start + size <= file.end and start >= self.in_memory_from
 
     def earliest_time(self) -> int:
         """The store time of the first record, -1 without one: getEarliestMessageTime."""
@@ -116,10 +116,10 @@ class LocalSide:
     def expired(self, topic: str, queue_id: int, offset: int, count: int) -> int:
         """How many rows from an offset on lead before the first file of the log."""
         least = self.view.store.log.min_offset
-        for at in range(offset, offset + count):
-            unit = self.unit(topic, queue_id, at)
+        for queue_offset in range(offset, offset + count):
+            unit = self.unit(topic, queue_id, queue_offset)
             if unit is None or unit[0] >= least:
-                return at - offset
+                return queue_offset - offset
         return count
 
     def records(self, topic: str, queue_id: int, offsets: Iterable[int]) -> tuple[Record, ...]:
@@ -128,10 +128,10 @@ class LocalSide:
         """
         compacted = self._compacted(topic, queue_id)
         log = self.view.store.log if compacted is None else compacted.log
-        found = tuple(one for one in map(log.record_at, offsets) if one is not None)
+        records = tuple(record for record in map(log.record_at, offsets) if record is not None)
         if compacted is not None:
             compacted.close()
-        return found
+        return records
 
     def at_time(self, topic: str, queue_id: int, when: int, upper: bool) -> TimeAnswer | None:
         return offset_by_time(self.view, topic, queue_id, when, upper=upper)

@@ -72,16 +72,16 @@ class _Reading:
     def records(self) -> Iterator[Record]:
         until = self.wanted.until
         start = self._start()
-        for at, found in self.router.pulls(self.topic, self.queue_id, start, self._pull):
-            self._judge(at, found)
-            for one in found.records:
-                if found.side == "tier" and not at <= one.queue_offset < found.next_offset:
-                    self._fault(f"the tier gives a message of queue offset {one.queue_offset} "
-                                f"among those from {at} to {found.next_offset - 1}")
+        for offset, answer in self.router.pulls(self.topic, self.queue_id, start, self._pull):
+            self._judge(offset, answer)
+            for record in answer.records:
+                if answer.side == "tier" and not offset <= record.queue_offset < answer.next_offset:
+                    self._fault(f"the tier gives a message of queue offset {record.queue_offset} "
+                                f"among those from {offset} to {answer.next_offset - 1}")
                     continue
-                yield one
-            if until is not None and found.records and all(
-                    one.store_timestamp > until + CLOCK_SLACK for one in found.records):
+                yield record
+            if until is not None and answer.records and all(
+                    record.store_timestamp > until + CLOCK_SLACK for record in answer.records):
                 break
         if self._faults > _NAMED:
             self._report(Problem("damage", f"{self.name}: {self._faults - _NAMED} more answers "
@@ -91,28 +91,28 @@ class _Reading:
             self._report(Problem("note", f"{self.name}: queue offsets {first} to {last} from "
                                  f"{whose}"))
 
-    def _judge(self, at: int, found: RoutedGet) -> None:
+    def _judge(self, offset: int, answer: RoutedGet) -> None:
         """Tells what is wrong with an answer, and remembers who gave it."""
-        if found.trouble is not None:
-            self._fault(f"the tier cannot answer from queue offset {at} on: {found.trouble}")
-        elif found.status == get_message.TOO_SMALL and found.next_offset > found.max:
-            self._fault(f"a broker takes {found.next_offset} for the first offset, because of the "
+        if answer.trouble is not None:
+            self._fault(f"the tier cannot answer from queue offset {offset} on: {answer.trouble}")
+        elif answer.status == get_message.TOO_SMALL and answer.next_offset > answer.max:
+            self._fault(f"a broker takes {answer.next_offset} for the first offset, because of the "
                         "first bytes of the tiered commit log, and finds nothing before it")
-        elif found.status == get_message.TOO_SMALL and found.next_offset > at >= 0:
-            self._gone(at, found.next_offset)
+        elif answer.status == get_message.TOO_SMALL and answer.next_offset > offset >= 0:
+            self._gone(offset, answer.next_offset)
         else:
-            if found.expired:
-                self._gone(at, at + found.expired)
-            if found.passed_over > found.expired:
-                self._fault(f"of the queue offsets {at} to {found.next_offset - 1} "
-                            f"{found.passed_over - found.expired} lead to no message in "
-                            f"{'the tier' if found.side == 'tier' else 'the log'}")
-        if found.records:
-            last = found.next_offset - 1
-            if self._runs and self._runs[-1][0] == found.side:
-                self._runs[-1] = found.side, self._runs[-1][1], last
+            if answer.expired:
+                self._gone(offset, offset + answer.expired)
+            if answer.passed_over > answer.expired:
+                self._fault(f"of the queue offsets {offset} to {answer.next_offset - 1} "
+                            f"{answer.passed_over - answer.expired} lead to no message in "
+                            f"{'the tier' if answer.side == 'tier' else 'the log'}")
+        if answer.records:
+            last = answer.next_offset - 1
+            if self._runs and self._runs[-1][0] == answer.side:
+                self._runs[-1] = answer.side, self._runs[-1][1], last
             else:
-                self._runs.append((found.side, found.records[0].queue_offset, last))
+                self._runs.append((answer.side, answer.records[0].queue_offset, last))
 
     def _gone(self, first: int, end: int) -> None:
         """Offsets that nobody has: at the queue's beginning that is its fate, later a loss."""
@@ -155,27 +155,30 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
     in the window 5.3.3 gives it (its end is forgotten), under every strategy, hash collisions
     included; else a message that both have is there once.
     """
-    found = RoutedKey()
+    both = RoutedKey()
     strategy, earliest = router.strategy, router.local.earliest_time()
     forced = strategy is Strategy.FORCE
+    # The local store, for what of the window it may have.
     if not forced and end >= earliest:
         local = lookup.by_key(router.local.view, topic, key, begin=begin, end=end, most=most,
                               raw=as_broker or raw, kind=kind, report=report)
-        found.local, found.local_false_hits = local.records, local.false_hits
-    left = most - len(found.local)
+        both.local, both.local_false_hits = local.records, local.false_hits
+    left = most - len(both.local)
+    # The tier, as 5.3.3 asks it.
     if as_broker:
         if forced or (left > 0 and begin < earliest):
-            found.answer = by_key.as_broker(
+            both.answer = by_key.as_broker(
                 router.tier, files, topic, key, begin=begin, end=end if forced else earliest,
                 most=left, broker=router.broker, report=report)
-            found.tier = found.answer.records
-        return found
+            both.tier = both.answer.records
+        return both
+    # Or for what lies before the local store's first message.
     last = end if forced or earliest < 0 else min(end, earliest - 1)
     if strategy is Strategy.DISABLE or left <= 0 or begin > last:
-        return found
-    found.answer = by_key.by_key(router.tier, files, topic, key, begin=begin, end=last, most=left,
+        return both
+    both.answer = by_key.by_key(router.tier, files, topic, key, begin=begin, end=last, most=left,
                                  broker=router.broker, raw=raw, kind=kind, report=report)
-    known = {(one.queue_id, one.queue_offset) for one in found.local}
-    found.tier = [one for one in found.answer.records
-                  if (one.queue_id, one.queue_offset) not in known]
-    return found
+    known_locally = {(record.queue_id, record.queue_offset) for record in both.local}
+    both.tier = [record for record in both.answer.records
+                 if (record.queue_id, record.queue_offset) not in known_locally]
+    return both

@@ -116,20 +116,20 @@ class Router:
         own = (queue.name.cluster, queue.name.broker) if queue is not None else (None, None)
         if is_filtered(topic, *own) or self.side(topic, queue_id, offset, count) == "local":
             return self._local_get(topic, queue_id, offset, count)
-        found = get_message.get(queue, offset, count, cache=self.cache, limits=self.limits)
-        if found.status in (get_message.FOUND_NULL, get_message.NO_QUEUE) and self.local.holds(
+        answer = get_message.get(queue, offset, count, cache=self.cache, limits=self.limits)
+        if answer.status in (get_message.FOUND_NULL, get_message.NO_QUEUE) and self.local.holds(
                 topic, queue_id, offset):
-            return self._local_get(topic, queue_id, offset, count, found.trouble)
-        return _tier_get(found, offset, self.local.min_offset(topic, queue_id))
+            return self._local_get(topic, queue_id, offset, count, answer.trouble)
+        return _tier_get(answer, offset, self.local.min_offset(topic, queue_id))
 
     def _local_get(self, topic: str, queue_id: int, offset: int, count: int,
                    trouble: str | None = None) -> RoutedGet:
-        found = self.local.get(topic, queue_id, offset, count)
-        records = self.local.records(topic, queue_id, found.offsets)
-        looked = self.local.rows(topic, queue_id, offset, found)
+        answer = self.local.get(topic, queue_id, offset, count)
+        records = self.local.records(topic, queue_id, answer.offsets)
+        looked = self.local.rows(topic, queue_id, offset, answer)
         missing = max(looked - len(records), 0)
         gone = self.local.expired(topic, queue_id, offset, looked) if missing else 0
-        return RoutedGet("local", found.status, found.next_begin, found.min, found.max, records,
+        return RoutedGet("local", answer.status, answer.next_begin, answer.min, answer.max, records,
                          missing, gone, trouble)
 
     def pulls(self, topic: str, queue_id: int, offset: int | None = None,
@@ -198,11 +198,11 @@ class Router:
             return self._tier_time(queue, when, upper, as_broker)
         if forced:
             return None
-        found = self.local.at_time(topic, queue_id, when, upper and not as_broker)
-        if found is None:
+        answer = self.local.at_time(topic, queue_id, when, upper and not as_broker)
+        if answer is None:
             return None
-        return RoutedTime("local", found.queue_offset, found.min_offset, found.max_offset,
-                          found.record)
+        return RoutedTime("local", answer.queue_offset, answer.min_offset, answer.max_offset,
+                          answer.record)
 
     def _tier_time(self, queue: FlatQueue, when: int, upper: bool, as_broker: bool) -> RoutedTime:
         if as_broker:
@@ -210,17 +210,17 @@ class Router:
             got = get_message.get(queue, offset, 1)
             records = _tier_get(got, offset, -1).records
             return RoutedTime("tier", offset, got.min, got.max, records[0] if records else None)
-        found = by_time.at_time(queue, when, upper=upper)
-        return RoutedTime("tier", found.queue_offset, found.min_offset, found.max_offset,
-                          found.record)
+        answer = by_time.at_time(queue, when, upper=upper)
+        return RoutedTime("tier", answer.queue_offset, answer.min_offset, answer.max_offset,
+                          answer.record)
 
     def earliest_time(self, topic: str, queue_id: int) -> int:
         """A queue's earliest store time in either, the tier's by its metadata; -1 unknown."""
         queue = self.queue(topic, queue_id)
-        found = [self.local.queue_earliest(topic, queue_id)]
+        times = [self.local.queue_earliest(topic, queue_id)]
         if queue is not None:
-            found.append(by_time.earliest_time(queue, self.tier.metadata))
-        return min((one for one in found if one > -1), default=-1)
+            times.append(by_time.earliest_time(queue, self.tier.metadata))
+        return min((time for time in times if time > -1), default=-1)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """getMessageStoreTimeStamp: as a broker reads it; -1 where there is none."""
@@ -242,16 +242,16 @@ def tier_only(queue: FlatQueue | None, offset: int, count: int = MAX_COUNT,
     return _tier_get(pulled, offset, -1)
 
 
-def _tier_get(found: GetResult, offset: int, local_min: int) -> RoutedGet:
+def _tier_get(pulled: GetResult, offset: int, local_min: int) -> RoutedGet:
     # Only ever lowered: a larger max would have consumers start again at the tier's end.
-    least = min(found.min, local_min) if local_min >= 0 else found.min
+    least = min(pulled.min, local_min) if local_min >= 0 else pulled.min
     records = []
-    for one in found.messages:
+    for fetched in pulled.messages:
         try:
-            records.append(message.decode(one.data, 0, one.offset))
+            records.append(message.decode(fetched.data, 0, fetched.offset))
         except FormatError:
             continue
-    passed = found.status in (get_message.FOUND, get_message.NO_MATCH)
-    looked = found.next_offset - offset if passed else 0
-    return RoutedGet("tier", found.status, found.next_offset, least, found.max,
-                     tuple(records), max(looked - len(records), 0), 0, found.trouble)
+    passed = pulled.status in (get_message.FOUND, get_message.NO_MATCH)
+    looked = pulled.next_offset - offset if passed else 0
+    return RoutedGet("tier", pulled.status, pulled.next_offset, least, pulled.max,
+                     tuple(records), max(looked - len(records), 0), 0, pulled.trouble)

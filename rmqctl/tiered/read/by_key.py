@@ -240,9 +240,10 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
     _errors(files, report)
     answer = KeyAnswer()
     queues = _Queues(tier, topic, broker)
-    kept: list[tuple[tuple[int, int, int, str], Record]] = []
+    newest: list[tuple[tuple[int, int, int, str], Record]] = []
     known: set[tuple[str, int, int]] = set()
     for owner, item in _all_items(files, topic, key, report):
+        # The message of the item, unless another one led to it.
         if (owner, item.queue_id, item.commit_log_offset) in known:
             continue
         try:
@@ -253,6 +254,7 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
         except StoreIOError as error:
             report(Problem("unreadable", str(error)))
             continue
+        # Whether it is asked for.
         if not begin <= record.store_timestamp <= end:
             continue
         if not raw and (java_text(record.topic) != topic or not has_key(record, key, kind)):
@@ -262,16 +264,17 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
         entry = (record.store_timestamp, -item.queue_id, record.queue_offset, place[0]), record
         if place in known:
             continue
-        if len(kept) < most:
-            heapq.heappush(kept, entry)
-        elif entry[0] > kept[0][0]:
-            (_, number, _, gone_owner), gone = heapq.heapreplace(kept, entry)
+        # The newest ones, in a heap with the oldest of them on top.
+        if len(newest) < most:
+            heapq.heappush(newest, entry)
+        elif entry[0] > newest[0][0]:
+            (_, number, _, gone_owner), gone = heapq.heapreplace(newest, entry)
             known.discard((gone_owner, -number, gone.physical_offset))
         else:
             continue
         known.add(place)
-    answer.records = [record for _, record in sorted(kept, key=lambda one: (
-        one[0][0], -one[0][1], one[0][2]))]
+    answer.records = [record for _, record in sorted(newest, key=lambda entry: (
+        entry[0][0], -entry[0][1], entry[0][2]))]
     return answer
 
 

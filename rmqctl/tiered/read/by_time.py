@@ -48,13 +48,13 @@ def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
     """
     low, end = min(held_from(queue), queue.commit_offset), queue.commit_offset
     first = _search(queue, low, end, when)
-    found, record = _readable(queue, first, end)
+    queue_offset, record = _readable(queue, first, end)
     if upper:
-        behind = _search(queue, first, end, when + 1)
-        last, before = _readable(queue, behind - 1, low - 1)
+        beyond = _search(queue, first, end, when + 1)
+        last, before = _readable(queue, beyond - 1, low - 1)
         if before is not None and (before.store_timestamp == when or rule == "5.2.0"):
-            found, record = last, before
-    return TieredTime(found, low, end, record)
+            queue_offset, record = last, before
+    return TieredTime(queue_offset, low, end, record)
 
 
 def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | None]:
@@ -90,12 +90,12 @@ def _search(queue: FlatQueue, low: int, high: int, when: int) -> int:
 
 def _record(queue: FlatQueue, offset: int) -> Record | None:
     unit = queue.unit(offset)
-    found = None if unit is None else proven(queue, offset, unit)
-    if isinstance(found, Fault):
-        if found.unreadable:
-            raise StoreIOError(found.reason)
+    record = None if unit is None else proven(queue, offset, unit)
+    if isinstance(record, Fault):
+        if record.unreadable:
+            raise StoreIOError(record.reason)
         return None
-    return found
+    return record
 
 
 # -- as a broker ----------------------------------------------------------------------------------
@@ -179,12 +179,12 @@ def segment_times(queue: FlatQueue, metadata: Metadata, segment: Segment) -> tup
 
 def earliest_time(queue: FlatQueue, metadata: Metadata) -> int:
     """A broker's earliest message time of a queue in a tier, by metadata alone; -1 unknown."""
-    found = [-1]
+    times = [-1]
     flats: tuple[tuple[str, FlatFile], ...] = ((COMMIT_LOG, queue.commit_log),
                                                (CONSUME_QUEUE, queue.consume_queue))
     for kind, flat in flats:
         table = metadata.segments[kind].get(queue.name.path, {})
         entry = table.get(flat.start) if flat.segments else None
         if entry is not None and entry.begin_timestamp != NEVER:
-            found.append(entry.begin_timestamp)
-    return max(found)
+            times.append(entry.begin_timestamp)
+    return max(times)

@@ -112,35 +112,36 @@ def segments_of(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Row]:
     yield from sorted(rows, key=lambda row: row["base_offset"])
 
 
-def _state(one: Segment, after: Segment | None, entry: meta.SegmentEntry | None,
+def _state(segment: Segment, after: Segment | None, entry: meta.SegmentEntry | None,
            known: bool) -> str:
-    if not one.name_ok:
+    if not segment.name_ok:
         return BAD_NAME
-    if after is not None and one.base + one.size < after.base:
+    if after is not None and segment.base + segment.size < after.base:
         return GAP
-    if entry is not None and entry.size > one.size:
+    if entry is not None and entry.size > segment.size:
         return SHORT
-    if after is not None and one.base + one.size > after.base:
+    if after is not None and segment.base + segment.size > after.base:
         return OVERLAP
-    if known and entry is None and one.size:
+    if known and entry is None and segment.size:
         return NO_METADATA
-    if entry is not None and entry.size < one.size:
+    if entry is not None and entry.size < segment.size:
         return STALE
-    return OK if one.size else EMPTY_FILE
+    return OK if segment.size else EMPTY_FILE
 
 
-def _row(broker: str, topic: str, queue_id: int | None, kind: str, one: Segment | None,
+def _row(broker: str, topic: str, queue_id: int | None, kind: str, segment: Segment | None,
          entry: meta.SegmentEntry | None, state: str, where: str | None) -> Row:
-    base = one.base if one is not None else entry.base_offset if entry is not None else None
+    base = segment.base if segment is not None else entry.base_offset if entry is not None else None
     return {
         "broker": broker, "topic": topic, "queue_id": queue_id, "type": kind, "base_offset": base,
-        "size": None if one is None else one.size, "usable": None if one is None else one.usable,
+        "size": None if segment is None else segment.size,
+        "usable": None if segment is None else segment.usable,
         "metadata_size": None if entry is None else entry.size,
         "status": None if entry is None else entry.status,
         "begin_timestamp": None if entry is None else _time(entry.begin_timestamp),
         "end_timestamp": None if entry is None else _time(entry.end_timestamp),
         "create_timestamp": None if entry is None else entry.create_timestamp,
-        "mtime": None if one is None or not one.mtime_ms else one.mtime_ms,
+        "mtime": None if segment is None or not segment.mtime_ms else segment.mtime_ms,
         "state": state, "path": where,
     }
 
@@ -217,10 +218,10 @@ def kind_of(path: str) -> str | None:
             head, size = source.read(0, _HEAD), source.size
     except StoreIOError:
         return None
-    found = kinds.recognise(os.path.abspath(path).split(os.sep), head, size)
-    found = _ALIKE.get(str(found), found)
-    if found in TYPES.values():
-        return found
-    what = "what it is" if found is None else f"a file of a tier; it looks like {found}"
+    kind = kinds.recognise(os.path.abspath(path).split(os.sep), head, size)
+    kind = _ALIKE.get(str(kind), kind)
+    if kind in TYPES.values():
+        return kind
+    what = "what it is" if kind is None else f"a file of a tier; it looks like {kind}"
     raise NotAStoreError(f"{path}: neither its path nor its content tells {what}; give --type, one "
                          f"of: {', '.join(TYPES)}")

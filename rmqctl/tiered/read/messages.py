@@ -82,42 +82,42 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
     """
     stop = queue.commit_offset if end is None else min(end, queue.commit_offset)
     try:
-        at = max(held_from(queue) if start is None else start, queue.cq_start)
+        queue_offset = max(held_from(queue) if start is None else start, queue.cq_start)
     except StoreIOError as error:
         yield _unread(queue, queue.cq_start, stop - queue.cq_start, error)
         return
-    while at < stop:
-        wanted = min(UNITS, stop - at)
+    while queue_offset < stop:
+        wanted = min(UNITS, stop - queue_offset)
         try:
-            units = [UnitRecord(*row) for row in queue.units(at, wanted).tolist()]
+            units = [UnitRecord(*row) for row in queue.units(queue_offset, wanted).tolist()]
         except StoreIOError as error:
-            yield _unread(queue, at, wanted, error)
-            at += wanted
+            yield _unread(queue, queue_offset, wanted, error)
+            queue_offset += wanted
             continue
-        yield from _found(queue, at, units, span)
-        at += len(units)
+        yield from _found(queue, queue_offset, units, span)
+        queue_offset += len(units)
         if len(units) < wanted:
-            behind = min(_next_unit(queue, at), stop)
-            if behind == at and not units:  # it went away meanwhile
-                behind += 1
-            if behind > at:
+            beyond = min(_next_unit(queue, queue_offset), stop)
+            if beyond == queue_offset and not units:  # it went away meanwhile
+                beyond += 1
+            if beyond > queue_offset:
                 flat = queue.consume_queue
-                yield Fault(at, behind - at, flat.reader.where(flat.folder), at * UNIT_SIZE, None,
-                            "no unit is there: the segments do not meet")
-            at = behind
+                yield Fault(queue_offset, beyond - queue_offset, flat.reader.where(flat.folder),
+                            queue_offset * UNIT_SIZE, None, "no unit is there: the segments do not meet")
+            queue_offset = beyond
 
 
 def _next_unit(queue: FlatQueue, at: int) -> int:
     """The first queue offset at or behind ``at`` with a whole unit; the end where none is."""
-    for one in queue.consume_queue.segments:
-        if one.end > at * UNIT_SIZE and one.usable:
-            first = max(-(-one.base // UNIT_SIZE), at)
+    for segment in queue.consume_queue.segments:
+        if segment.end > at * UNIT_SIZE and segment.usable:
+            first = max(-(-segment.base // UNIT_SIZE), at)
             for number in (first, first + 1):
                 try:
-                    found = queue.unit(number) is not None
+                    exists = queue.unit(number) is not None
                 except StoreIOError:
-                    found = True  # whoever reads it is told
-                if found:
+                    exists = True  # whoever reads it is told
+                if exists:
                     return number
     return queue.commit_offset
 
@@ -173,18 +173,18 @@ def _quick(data: bytes, at: int, unit: UnitRecord, queue_offset: int) -> Record 
 def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fault:
     """The message of one queue offset, or what is wrong with it and where."""
     flat = queue.commit_log
-    at = unit.commit_log_offset
-    one = flat.segment_of(at) if at >= 0 else None
-    where = flat.reader.where(one.path if one is not None else flat.folder)
+    offset = unit.commit_log_offset
+    segment = flat.segment_of(offset) if offset >= 0 else None
+    where = flat.reader.where(segment.path if segment is not None else flat.folder)
     try:
         if unit.size > MAX_RECORD:
             raise FormatError(f"the unit says {unit.size} bytes", path="size")
-        if one is None and at >= 0:
-            gone = "expired: before the first segment" if at < flat.start else "in no segment"
+        if segment is None and offset >= 0:
+            gone = "expired: before the first segment" if offset < flat.start else "in no segment"
             raise FormatError(f"the message is not there ({gone})", path="commit_log_offset")
         return queue.record(queue_offset)
     except FormatError as error:
-        return Fault(queue_offset, 1, where, at, error.path, error.reason)
+        return Fault(queue_offset, 1, where, offset, error.path, error.reason)
     except StoreIOError as error:
         return _unread(queue, queue_offset, 1, error)
 
@@ -203,11 +203,11 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
         span = (f"the tier has {queue.cq_start} to {queue.commit_offset - 1}"
                 if queue.commit_offset > queue.cq_start else "the queue is empty")
         return f"no queue offset {offset}: {span}"
-    found = proven(queue, offset, unit)
-    if not isinstance(found, Fault):
-        return found
+    record = proven(queue, offset, unit)
+    if not isinstance(record, Fault):
+        return record
     first = held_from(queue)
-    return f"expired: the first that is there is {first}" if offset < first else str(found)
+    return f"expired: the first that is there is {first}" if offset < first else str(record)
 
 
 def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str:
@@ -215,13 +215,13 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
     else in words what is there. StoreIOError.
     """
     flat = queue.commit_log
-    one = flat.segment_of(place)
-    if one is None:
+    segment = flat.segment_of(place)
+    if segment is None:
         if place < flat.start:
             return f"expired: the commit log begins at {flat.start}"
         return f"nothing is at {place}: the commit log ends at {flat.end}"
     if around:
-        return _around(queue, one, place)
+        return _around(queue, segment, place)
     head = flat.read(place, _HEAD)
     if is_coda(head):
         return f"a coda record ({CODA_SIZE} bytes, written by 5.1 and 5.2) is at {place}"
@@ -233,22 +233,22 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
                 return record
     except FormatError:
         pass
-    found = _around(queue, one, place)
-    if isinstance(found, str):
-        return f"no message starts at {place}: {found}"
-    return (f"no message starts at {place}; it lies inside the one at {found.physical_offset} "
-            f"({found.total_size} bytes), which --containing shows")
+    around_it = _around(queue, segment, place)
+    if isinstance(around_it, str):
+        return f"no message starts at {place}: {around_it}"
+    return (f"no message starts at {place}; it lies inside the one at {around_it.physical_offset} "
+            f"({around_it.total_size} bytes), which --containing shows")
 
 
 def _around(queue: FlatQueue, segment: Segment, place: int) -> Record | str:
     """Walks up to the place from windows that grow backwards, up to the segment's start."""
     source = queue.commit_log.reader.source(segment.path, segment.base)
     try:
-        at, window = place - segment.base, _WINDOW
+        inside, window = place - segment.base, _WINDOW
         while True:
-            start = max(0, at - window)
-            first = next_provable(source, start, min(at + 1, source.size)) if start else 0
-            for batch in Walk(source, first, at + 1) if first is not None else ():
+            start = max(0, inside - window)
+            first = next_provable(source, start, min(inside + 1, source.size)) if start else 0
+            for batch in Walk(source, first, inside + 1) if first is not None else ():
                 if len(batch):
                     last = len(batch) - 1
                     begin = int(batch.offset[last])

@@ -49,14 +49,14 @@ def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
             report(Problem("unreadable", one.reason))
 
 
-def counted(found: Iterable[Page], wanted: Selection) -> Iterator[Page]:
+def counted(pages_found: Iterable[Page], wanted: Selection) -> Iterator[Page]:
     """What of the pages fulfils the conditions, up to the count."""
     left = wanted.count
     if left == 0:
         return
     conditions = wanted.conditions()
-    for one in found:
-        page = filtered(one, conditions)
+    for unfiltered in pages_found:
+        page = filtered(unfiltered, conditions)
         if left is not None:
             if len(page) > left:
                 page = page.select(np.arange(left))
@@ -74,9 +74,9 @@ def _queue_pages(queue: FlatQueue, wanted: Selection, report: Report,
     except StoreIOError as error:
         report(Problem("unreadable", f"{queue.name.topic}/{queue.name.queue_id}: {error}"))
         return
-    told = Told(f"{queue.name.topic}/{queue.name.queue_id}", report)
-    yield from gathered(_records(messages(queue, start, end), told, advance))
-    told.finish()
+    faults = FaultReport(f"{queue.name.topic}/{queue.name.queue_id}", report)
+    yield from gathered(_records(messages(queue, start, end), faults, advance))
+    faults.finish()
 
 
 def _range(queue: FlatQueue, wanted: Selection) -> tuple[int | None, int | None]:
@@ -89,14 +89,14 @@ def _range(queue: FlatQueue, wanted: Selection) -> tuple[int | None, int | None]
     return start, end
 
 
-def _records(found: Iterable[Record | Fault], told: Told,
+def _records(messages_: Iterable[Record | Fault], faults: FaultReport,
              advance: Callable[[int], None]) -> Iterator[Record]:
-    for one in found:
-        if isinstance(one, Fault):
-            told.add(one)
+    for record in messages_:
+        if isinstance(record, Fault):
+            faults.add(record)
             continue
-        advance(one.total_size)
-        yield one
+        advance(record.total_size)
+        yield record
 
 
 def gathered(records: Iterable[Record]) -> Iterator[Page]:
@@ -113,7 +113,7 @@ def gathered(records: Iterable[Record]) -> Iterator[Page]:
         yield RecordPage(page)
 
 
-class Told:
+class FaultReport:
     """Tells the first faults of a queue one by one, and of the others how many they are."""
 
     def __init__(self, queue: str, report: Report) -> None:

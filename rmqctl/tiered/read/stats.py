@@ -113,13 +113,13 @@ def _queue(queue: FlatQueue, sums: Aggregate, figures: Figures, progress: Progre
                 figures.bytes_other += sum(span.length for span in batch.spans)
                 if len(batch):
                     size = batch.column("total_size")
-                    found = units.at(batch.column("queue_offset"))
-                    led = found.known & (found.size == size) & (
-                        (found.offset == batch.offset) | _behind_coda(queue, found.offset,
+                    leading = units.at(batch.column("queue_offset"))
+                    has_unit = leading.known & (leading.size == size) & (
+                        (leading.offset == batch.offset) | _behind_coda(queue, leading.offset,
                                                                      batch.offset))
-                    figures.orphans += int((~led).sum())
-                    figures.bytes_orphaned += int(size[~led].sum())
-                    sums.add(batch.select(led))
+                    figures.orphans += int((~has_unit).sum())
+                    figures.bytes_orphaned += int(size[~has_unit].sum())
+                    sums.add(batch.select(has_unit))
                 if progress is not None:
                     progress(walk.position - done)
                     done = walk.position
@@ -129,7 +129,7 @@ def _queue(queue: FlatQueue, sums: Aggregate, figures: Figures, progress: Progre
 
 def _behind_coda(queue: FlatQueue, offset: Array, place: Array) -> Array:
     """Which units lead to a coda in front of their message (5.1, 5.2)."""
-    found: Array = np.zeros(len(offset), bool)
-    for at in np.flatnonzero(offset + CODA_SIZE == place).tolist():
-        found[at] = is_coda(queue.commit_log.read(int(offset[at]), CODA_SIZE))
-    return found
+    behind: Array = np.zeros(len(offset), bool)
+    for row in np.flatnonzero(offset + CODA_SIZE == place).tolist():
+        behind[row] = is_coda(queue.commit_log.read(int(offset[row]), CODA_SIZE))
+    return behind

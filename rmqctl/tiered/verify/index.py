@@ -51,14 +51,14 @@ class Times:
 def check(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
     """Findings of one file. ``take`` gets every block of items. StoreIOError, FormatError."""
     if file.form == EMPTY and file.status == "UNSEALED":
-        yield told(file, "file-empty", "an open index file of no bytes: what it had is lost")
+        yield note(file, "file-empty", "an open index file of no bytes: what it had is lost")
         return
     if file.form == EMPTY:
-        yield told(file, "tiered-oddity", "has no items: an idle broker uploads such a file when "
+        yield note(file, "tiered-oddity", "has no items: an idle broker uploads such a file when "
                    "it stops")
         return
     if file.shape.slots > MAX_SLOTS:
-        yield told(file, "tiered-index-header", f"{file.shape.slots} slots: too many to be real")
+        yield note(file, "tiered-index-header", f"{file.shape.slots} slots: too many to be real")
         return
     if file.form == COMPACTED:
         yield from _header(file)
@@ -69,7 +69,7 @@ def check(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
     yield from _end_time(file, times)
 
 
-def told(file: IndexFile, category: str, detail: str, position: int | None = None,
+def note(file: IndexFile, category: str, detail: str, position: int | None = None,
          **more: Any) -> Finding:
     """A finding about an index file."""
     return Finding(category, INDEX, detail, file.where, position, **more)
@@ -78,11 +78,11 @@ def told(file: IndexFile, category: str, detail: str, position: int | None = Non
 def _header(file: IndexFile) -> Iterator[Finding]:
     header, shape = file.header, file.shape
     if header.magic != fmt.END_MAGIC:
-        yield told(file, "tiered-index-header", "has the magic of an open file, and is compacted",
+        yield note(file, "tiered-index-header", "has the magic of an open file, and is compacted",
                    0, length=4)
     tail = file.read(file.size - fmt.TAIL_SIZE, fmt.TAIL_SIZE)
     if shape.old and tail != fmt.BEGIN_MAGIC.to_bytes(fmt.TAIL_SIZE, "big"):
-        yield told(file, "tiered-index-header", "the seal behind the items is not what 5.1 writes",
+        yield note(file, "tiered-index-header", "the seal behind the items is not what 5.1 writes",
                    file.size - fmt.TAIL_SIZE, length=fmt.TAIL_SIZE)
 
 
@@ -112,13 +112,13 @@ def _slots(file: IndexFile) -> Iterator[Finding]:
         expected = int(position[follows][-1] + length[follows][-1]) if follows.any() and (
             off.any() or wrong.any()) else int(begin[-1])
         if len(slots) < count:
-            yield told(file, "tiered-index-slot", "the file ends inside its slots", file.size)
+            yield note(file, "tiered-index-slot", "the file ends inside its slots", file.size)
             return
     if expected != end:
-        yield told(file, "tiered-index-slot", f"slots end at {expected}, the items at {end}",
+        yield note(file, "tiered-index-slot", f"slots end at {expected}, the items at {end}",
                    shape.items_at)
     if not shape.old and used != file.header.slot_count:
-        yield told(file, "tiered-index-header", f"says {file.header.slot_count} slots are used, "
+        yield note(file, "tiered-index-header", f"says {file.header.slot_count} slots are used, "
                    f"{used} are", fmt.HEADER.field("slot_count").offset, length=4)
 
 
@@ -128,13 +128,13 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
     for at in np.flatnonzero(wrong | off).tolist():
         place = file.shape.slot_position(first + at)
         if wrong[at]:
-            yield told(file, "tiered-index-slot", f"slot {first + at}: {int(length[at])} bytes of "
+            yield note(file, "tiered-index-slot", f"slot {first + at}: {int(length[at])} bytes of "
                        "items, which is no number of items that fits", place, length=8)
             # Behind a wrong length the places of all others are off by as much.
             rest = position[at + 1:] - begin[at + 1:-1]
             follows = int(rest[0]) if len(rest) else 0
         elif int(position[at] - begin[at]) != follows:
-            yield told(file, "tiered-index-slot", f"slot {first + at}: items at "
+            yield note(file, "tiered-index-slot", f"slot {first + at}: items at "
                        f"{int(position[at])}, they should be at {int(begin[at]) + follows}", place,
                        length=8)
             shift = int(position[at] - begin[at])
@@ -159,10 +159,10 @@ def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Find
         for one in np.flatnonzero(bad).tolist():
             reason = (f"the slot of its hash {int(hashed[one])} has its items elsewhere"
                       if not negative[one] else f"a key hash is never negative: {int(hashed[one])}")
-            yield told(file, "tiered-index-hash", f"item {first + one}: {reason}", int(at[one]),
+            yield note(file, "tiered-index-hash", f"item {first + one}: {reason}", int(at[one]),
                        length=unit.size)
     if seen < file.items:
-        yield told(file, "tiered-index-header", f"says {file.items} items, there are {seen}",
+        yield note(file, "tiered-index-header", f"says {file.items} items, there are {seen}",
                    fmt.HEADER.field("item_count").offset, length=4)
 
 
@@ -194,7 +194,7 @@ def _open(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
     none = -1 if shape.old else 0
     full = header.item_count + 1 == shape.max_items
     if not shape.old and (header.magic == fmt.END_MAGIC) != full:
-        yield told(file, "tiered-index-header", f"{plural(header.item_count, 'item')} of "
+        yield note(file, "tiered-index-header", f"{plural(header.item_count, 'item')} of "
                    f"{shape.max_items}, and the magic of {'an open' if full else 'a full'} file", 0,
                    length=4)
     last: Array = np.full(shape.slots, none, np.int32)
@@ -205,11 +205,11 @@ def _open(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
         seen += len(items)
         yield from _links(file, first, items, last)
     if seen < file.items:
-        yield told(file, "tiered-index-header", f"says {file.items} items, there is place for "
+        yield note(file, "tiered-index-header", f"says {file.items} items, there is place for "
                    f"{seen}", fmt.HEADER.field("item_count").offset, length=4)
     used = int((last != none).sum())
     if not shape.old and used != header.slot_count:
-        yield told(file, "tiered-index-header", f"says {header.slot_count} slots are used, {used} "
+        yield note(file, "tiered-index-header", f"says {header.slot_count} slots are used, {used} "
                    "are", fmt.HEADER.field("slot_count").offset, length=4)
     yield from _heads(file, last)
 
@@ -220,7 +220,7 @@ def _links(file: IndexFile, first: int, items: Array, last: Array) -> Iterator[F
     good = np.flatnonzero(~negative)
     previous = items["previous"].astype(np.int64)
     for at in np.flatnonzero(negative).tolist():
-        yield told(file, "tiered-index-hash", f"item {first + at}: a key hash is never negative: "
+        yield note(file, "tiered-index-hash", f"item {first + at}: a key hash is never negative: "
                    f"{int(hashed[at])}", file.shape.item_position(first + at), length=fmt.ITEM.size)
     slot = hashed[good] % file.shape.slots
     order = np.argsort(slot, kind="stable")
@@ -236,7 +236,7 @@ def _links(file: IndexFile, first: int, items: Array, last: Array) -> Iterator[F
     bad = found != wanted
     for at in np.sort(rows[bad])[:BLOCK_ITEMS].tolist():
         should = int(wanted[rows == at][0])
-        yield told(file, "tiered-index-chain", f"item {first + at} leads to {int(previous[at])}, "
+        yield note(file, "tiered-index-chain", f"item {first + at} leads to {int(previous[at])}, "
                    f"the item before it in its slot is {should}",
                    file.shape.item_position(first + at), length=fmt.ITEM.size)
 
@@ -254,9 +254,9 @@ def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
             place = file.shape.slot_position(first + at)
             detail = (f"leads to item {int(heads['item'][at])}, its newest is "
                       f"{int(last[first + at])}" if wrong[at] else "has bytes where none are used")
-            yield told(file, "tiered-index-slot", f"slot {first + at} {detail}", place, length=8)
+            yield note(file, "tiered-index-slot", f"slot {first + at} {detail}", place, length=8)
         if len(heads) < count:
-            yield told(file, "tiered-index-slot", "the file ends inside its slots", file.size)
+            yield note(file, "tiered-index-slot", "the file ends inside its slots", file.size)
             return
 
 
@@ -269,13 +269,13 @@ def _end_time(file: IndexFile, times: Times) -> Iterator[Finding]:
     if times.most - times.least > _I32.max // 2 or end in (begin, begin + times.most):
         return  # times of IPv6 hosts, a file reopened since, or milliseconds
     if end > _YEAR_3000:
-        yield told(file, "tiered-oddity", f"the header's end {end} is no time: a broker takes "
+        yield note(file, "tiered-oddity", f"the header's end {end} is no time: a broker takes "
                    "bytes of an IPv6 host for a store time",
                    fmt.HEADER.field("end_timestamp").offset, length=8)
     elif end > high:
-        yield told(file, "tiered-index-header", f"ends at {end}, its newest item is of {high}",
+        yield note(file, "tiered-index-header", f"ends at {end}, its newest item is of {high}",
                    fmt.HEADER.field("end_timestamp").offset, length=8)
     elif end < low:
-        yield told(file, "tiered-oddity", f"the header's end {end} is before the newest item's "
+        yield note(file, "tiered-oddity", f"the header's end {end} is before the newest item's "
                    f"{low}: a broker loses it when it opens a file again",
                    fmt.HEADER.field("end_timestamp").offset, length=8)

@@ -23,7 +23,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import COMPACTED, IndexFile
 from rmqctl.tiered.verify.context import Coverage
-from rmqctl.tiered.verify.index import told
+from rmqctl.tiered.verify.index import note
 from rmqctl.tiered.verify.keys import ITEM, KEY, Spool, compare, folded, marks
 
 _I32 = 1 << 32
@@ -46,7 +46,7 @@ class Items:
     """The items of all index files of one broker, as fingerprints. Use as a context manager.
 
     ``queues`` are the broker's, by the number that `MessageKeys` gets; `take` is fed by
-    `verify_index.check`. ``has_empty``: whether an item is of the empty key of its topic.
+    `tiered.verify.index.check`. ``has_empty``: whether an item is of the empty key of its topic.
     """
 
     def __init__(self, queues: Iterable[FlatQueue], metadata: Metadata, counted: Coverage) -> None:
@@ -87,16 +87,19 @@ class Items:
         if not len(self._codes):
             self.counted.items_unverifiable += len(items)
             return
+        # Which of the broker's queues each is of.
         topic = items["topic_id"].astype(np.int64)
         code = code_of(topic, items["queue_id"].astype(np.int64))
         at = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
         known = self._codes[at] == code
         if not known.all():
             self._unknown(tally, topic[~known], items["queue_id"][~known].astype(np.int64))
+        # Those of expired messages are counted.
         number = self._numbers[at]
         offset = items["commit_log_offset"].astype(np.int64)
         gone = known & (offset >= 0) & (offset < self._starts[number])
         tally.expired += int(gone.sum())
+        # The others wait for the messages.
         rows = np.flatnonzero(known & ~gone)
         hashed = folded(items["key_hash"][rows])
         self.has_empty |= bool((hashed == self._empties[number[rows]]).any())
@@ -130,25 +133,27 @@ class Items:
         first_missing: dict[int, int] = {}
         explained = 0
         more: Counter[int] = Counter()
-        for found in compare(self.items, self.keys):
-            self.counted.items_proven += len(found.items)
-            self.counted.keys += found.wanted
-            for number, count in zip(*np.unique(found.missing["queue"], return_counts=True),
+        # Keys without an item, items without a key, and the times of those that have each other.
+        for bucket in compare(self.items, self.keys):
+            self.counted.items_proven += len(bucket.items)
+            self.counted.keys += bucket.wanted
+            for number, count in zip(*np.unique(bucket.missing["queue"], return_counts=True),
                                      strict=True):
                 missing[int(number)] += int(count)
-                rows = found.missing["queue"] == number
-                least = int(found.missing["queue_offset"][rows].min())
+                rows = bucket.missing["queue"] == number
+                least = int(bucket.missing["queue_offset"][rows].min())
                 first_missing[int(number)] = min(first_missing.get(int(number), least), least)
-            for file, number in zip(found.strange["file"].tolist(),
-                                    found.strange["number"].tolist(), strict=True):
+            for file, number in zip(bucket.strange["file"].tolist(),
+                                    bucket.strange["number"].tolist(), strict=True):
                 explained += 1
                 if explained > MOST_EXPLAINED:
                     more[file] += 1
                 else:
                     yield self._strange(file, number)
-            yield from self._times(found.items, found.keys)
+            yield from self._times(bucket.items, bucket.keys)
+        # What is only counted.
         for file, count in more.items():
-            yield told(self.files[file], "tiered-index-item", f"{plural(count, 'more item')} with "
+            yield note(self.files[file], "tiered-index-item", f"{plural(count, 'more item')} with "
                        "no message of theirs are only counted", count=count)
         yield from self._tallied()
         for number in sorted(missing):
@@ -162,18 +167,18 @@ class Items:
     def _tallied(self) -> Iterator[Finding]:
         for file, tally in zip(self.files, self._tallies, strict=True):
             for what, count in sorted(tally.unknown.items()):
-                yield told(file, "tiered-index-item", f"{plural(count, 'item')} of {what}",
+                yield note(file, "tiered-index-item", f"{plural(count, 'item')} of {what}",
                            count=count)
             if tally.expired or tally.removed:
-                yield told(file, "tiered-index-expired", f"{plural(tally.expired, 'item')} of "
+                yield note(file, "tiered-index-expired", f"{plural(tally.expired, 'item')} of "
                            f"expired messages, {tally.removed} of topics or queues that are gone",
                            count=tally.expired + tally.removed)
             if tally.old_unit:
-                yield told(file, "tiered-oddity", f"{plural(tally.old_unit, 'time')} in "
+                yield note(file, "tiered-oddity", f"{plural(tally.old_unit, 'time')} in "
                            "milliseconds, as 5.1 has them, in a file of seconds",
                            count=tally.old_unit)
             if tally.wide:
-                yield told(file, "tiered-oddity", f"{plural(tally.wide, 'time')} made of the bytes "
+                yield note(file, "tiered-oddity", f"{plural(tally.wide, 'time')} made of the bytes "
                            "of IPv6 hosts, where a broker looks for a store time", count=tally.wide)
 
     def _times(self, items: Array, keys: Array) -> Iterator[Finding]:
@@ -181,23 +186,25 @@ class Items:
         for number in np.unique(items["file"]).tolist():
             rows = items["file"] == number
             file, ours, theirs = self.files[number], items[rows], keys[rows]
-            begin, found = file.header.begin_timestamp, ours["time_diff"].astype(np.int64)
+            begin, difference = file.header.begin_timestamp, ours["time_diff"].astype(np.int64)
             as_read = theirs["time"] - begin
             true = theirs["true_time"] - begin
             engine = _diff(as_read, file.shape.old)
-            right = found == engine
+            right = difference == engine
             proper = _diff(true, file.shape.old)
             # Newer brokers have 0 for messages older than the file (PR #10471).
-            right |= (found == proper) | ((found == 0) & (proper < 0) & (proper > -_LONG_AGO))
+            right |= (difference == proper) | (
+                (difference == 0) & (proper < 0) & (proper > -_LONG_AGO))
             tally = self._tallies[number]
-            tally.wide += int(((found == engine) & (theirs["time"] != theirs["true_time"])).sum())
-            millis = ~right & (found == _wrapped(as_read))
+            tally.wide += int(
+                ((difference == engine) & (theirs["time"] != theirs["true_time"])).sum())
+            millis = ~right & (difference == _wrapped(as_read))
             tally.old_unit += int(millis.sum())
-            for at in np.flatnonzero(~right & ~millis).tolist():
-                place, size = self._place(file, int(ours["number"][at]))
-                yield told(file, "tiered-index-time", f"item {int(ours['number'][at])}: a time "
-                           f"difference of {int(found[at])}, the message's is {int(proper[at])}",
-                           place, length=size)
+            for row in np.flatnonzero(~right & ~millis).tolist():
+                place, size = self._place(file, int(ours["number"][row]))
+                yield note(file, "tiered-index-time", f"item {int(ours['number'][row])}: a time "
+                           f"difference of {int(difference[row])}, the message's is "
+                           f"{int(proper[row])}", place, length=size)
 
     def _place(self, file: IndexFile, number: int) -> tuple[int, int]:
         if file.form == COMPACTED:
@@ -215,7 +222,7 @@ class Items:
         queue = self.queues[int(self._numbers[min(at, len(self._numbers) - 1)])]
         # A damaged message is told where it lies; that items lead to it is no trouble of theirs.
         severity = INFO if _leads_as_unit(queue, found) else ""
-        return told(file, "tiered-index-item", f"item {item} leads to {found.commit_log_offset} of "
+        return note(file, "tiered-index-item", f"item {item} leads to {found.commit_log_offset} of "
                     f"{queue.name.topic}/{queue.name.queue_id}: {self._reason(queue, found)}",
                     place, length=size, topic=queue.name.topic, queue_id=queue.name.queue_id,
                     severity=severity)

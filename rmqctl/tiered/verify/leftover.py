@@ -197,22 +197,25 @@ class Left:
             offset = units["commit_log_offset"].astype(np.int64)
             size = units["size"].astype(np.int64)
             numbers = start + np.arange(len(units))
+            # Units of expired messages.
             gone = unseen & (((offset >= 0) & (offset < self.log.start)) | (numbers < hidden))
             if gone.any():
                 expired += int(gone.sum())
                 if first_expired is None:
                     first_expired = int(numbers[gone][0])
+            # Units that lead beyond the end of the log: the first and the last are remembered.
             rows = np.flatnonzero(unseen & ~gone)
-            behind = (offset[rows] >= end) | (
+            beyond = (offset[rows] >= end) | (
                 (offset[rows] >= 0) & (size[rows] > end - offset[rows]))
-            behind &= (offset[rows] >= 0) & (size[rows] >= message.MIN_SIZE)
-            ahead.extend(Unit(int(numbers[at]), int(offset[at]), int(size[at]))
-                         for at in rows[behind][:: max(int(behind.sum()) - 1, 1)].tolist())
+            beyond &= (offset[rows] >= 0) & (size[rows] >= message.MIN_SIZE)
+            ahead.extend(Unit(int(numbers[row]), int(offset[row]), int(size[row]))
+                         for row in rows[beyond][:: max(int(beyond.sum()) - 1, 1)].tolist())
             del ahead[1:-1]
-            count_ahead += int(behind.sum())
-            for at in rows[~behind].tolist():
+            count_ahead += int(beyond.sum())
+            # Any other is explained by what lies where it leads.
+            for row in rows[~beyond].tolist():
                 yield from self._explained_unit(
-                    Unit(int(numbers[at]), int(offset[at]), int(size[at])))
+                    Unit(int(numbers[row]), int(offset[row]), int(size[row])))
         counted.rows_expired += expired
         if expired:
             yield self.place.rows("tiered-cq-expired", f"{plural(expired, 'unit')} of messages "

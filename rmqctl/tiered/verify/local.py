@@ -38,6 +38,7 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
         counted.tiered_only += max(end - first, 0)
         return
     try:
+        # What either side has alone, and neither.
         low, high = _local_range(store, there.first_index, there.disk_end, there)
         counted.local_only += max(high - max(low, end), 0) + max(min(high, first) - low, 0)
         counted.tiered_only += max(min(end, low) - first, 0)
@@ -84,9 +85,9 @@ def _local_range(store: Store, first: int, end: int, queue: ConsumeQueue) -> tup
 
 def count_others(tier: Tier, store: Store, counted: Coverage) -> None:
     """Counts the local messages of queues that the tier does not have at all."""
-    there = {(queue.name.topic, queue.name.queue_id) for queue in tier.queues()}
+    tiered = {(queue.name.topic, queue.name.queue_id) for queue in tier.queues()}
     for (topic, queue_id), queue in store.queues.items():
-        if (topic, queue_id) not in there and not is_filtered(topic):
+        if (topic, queue_id) not in tiered and not is_filtered(topic):
             try:
                 counted.local_only += queue.disk_end - queue.first_index
             except StoreIOError:
@@ -116,8 +117,8 @@ def _one(queue: FlatQueue, store: Store, queue_offset: int, mine: UnitRecord | N
     size = min(len(ours), len(theirs))
     unequal = np.frombuffer(ours, np.uint8, size) != np.frombuffer(theirs, np.uint8, size)
     unequal[_AT.offset:end] = False
-    at = int(unequal.argmax()) if unequal.any() else size
-    return _differs(queue, queue_offset, f"byte {at} of the message is not the local one", where,
+    byte = int(unequal.argmax()) if unequal.any() else size
+    return _differs(queue, queue_offset, f"byte {byte} of the message is not the local one", where,
                     mine)
 
 

@@ -110,9 +110,11 @@ class Times:
             whole = span is not None and (
                 one.base not in self.partial if kind == names.COMMIT_LOG
                 else span.count * UNIT_SIZE == one.usable)
-            told = judge(entry.begin_timestamp, entry.end_timestamp, span if whole else None)
-            if told is not None:
-                yield Finding(told[0], METADATA, told[1], flat.reader.where(one.path),
+            contradiction = judge(entry.begin_timestamp, entry.end_timestamp,
+                                  span if whole else None)
+            if contradiction is not None:
+                category, detail = contradiction
+                yield Finding(category, METADATA, detail, flat.reader.where(one.path),
                               topic=name.topic, queue_id=name.queue_id, offset=one.base)
 
 
@@ -228,7 +230,7 @@ class QueueCheck:
         units = self.units.at(queue_offset)
         matched = units.known & (units.offset == offset) & (units.size == size)
         if self.codas:  # a unit may lead to the coda in front of its message
-            behind = np.array([int(one) in self.codas for one in offset.tolist()], bool)
+            behind = np.array([int(start) in self.codas for start in offset.tolist()], bool)
             matched |= (behind & units.known & (units.offset == offset - CODA_SIZE)
                         & (units.size == size))
         engine_time = self._engine_time(batch)
@@ -264,24 +266,27 @@ class QueueCheck:
             Finding]:
         """The checks of messages that their units lead to."""
         queue_offset, offset = batch.column("queue_offset"), batch.offset
+        # Which queue offsets are met, and in which order.
         mine = queue_offset[matched]
         self.seen.add(mine)
         if self.first is None:
             self.first = int(mine[0]), int(offset[matched][0])
         yield from self._order(batch, matched)
+        # Topic and queue id, which the folder tells.
         topic = text.topics(batch)
         right = topic.equal(self._topic)
         for at in np.flatnonzero(matched & ~right).tolist():
-            yield self._told("tiered-message-fields", batch, at,
+            yield self._note("tiered-message-fields", batch, at,
                              "says its topic is "
                              f"{topic.take([at]).tolist()[0].decode('utf-8', 'replace')!r}")
         queue_id = batch.column("queue_id")
         for at in np.flatnonzero(matched & (queue_id != self.queue.name.queue_id)).tolist():
-            yield self._told("tiered-message-fields", batch, at,
+            yield self._note("tiered-message-fields", batch, at,
                              f"says its queue id is {int(queue_id[at])}")
         for at in np.flatnonzero(matched & ~batch.crc_ok()).tolist():
-            yield self._told("tiered-body-crc", batch, at, "the body does not match its CRC")
+            yield self._note("tiered-body-crc", batch, at, "the body does not match its CRC")
         self._seals(batch, matched)
+        # The unit's tags code against the tag.
         found = text.Properties(batch)
         numbers = self._topics.encode(topic)
         codes, tagged, tags = self._tags.codes(found, numbers, batch.column("store_timestamp"))
@@ -290,6 +295,7 @@ class QueueCheck:
             yield self.place.rows(
                 "tiered-cq-wrong-tag", f"tags code {int(units.tags_code[at])}, the message's is "
                 f"{int(codes[at])}", place, length=UNIT_SIZE, queue_offset=int(queue_offset[at]))
+        # Keys, for the comparison with the index; and what nothing was held against.
         proven: Array = np.zeros(len(batch), np.int64)
         proven[tagged] += tags
         if self._keys is not None:
@@ -317,7 +323,7 @@ class QueueCheck:
         self._last = max(self._last, int(mine.max()))
         rows = np.flatnonzero(matched)
         for at in np.flatnonzero(mine <= before).tolist():
-            yield self._told("tiered-cq-order", batch, int(rows[at]), "lies behind the message of "
+            yield self._note("tiered-cq-order", batch, int(rows[at]), "lies behind the message of "
                              f"queue offset {int(before[at])}")
 
     def _seals(self, batch: Batch, matched: Array) -> None:
@@ -328,7 +334,7 @@ class QueueCheck:
         self.place.counted.property_crc_unverifiable += int(
             (seals == np.void(_SEAL)).sum())
 
-    def _told(self, category: str, batch: Batch, at: int, detail: str) -> Finding:
+    def _note(self, category: str, batch: Batch, at: int, detail: str) -> Finding:
         queue_offset = int(batch.column("queue_offset")[at])
         return self.place.log(category, detail, int(batch.offset[at]),
                               length=int(batch.column("total_size")[at]),

@@ -196,11 +196,11 @@ class Verification:
                 yield _unreadable(error, path)
                 continue
             if not file.shape.old and file.size and int(name) != file.timestamp:
-                yield index.told(file, "tiered-index-header", f"begins at {file.timestamp}, "
+                yield index.note(file, "tiered-index-header", f"begins at {file.timestamp}, "
                                         f"its name says {name}",
                                         fmt.HEADER.field("begin_timestamp").offset, length=8)
             elif file.size and file.timestamp in keys:
-                yield index.told(file, "tiered-oddity", "is uploaded already: a broker "
+                yield index.note(file, "tiered-oddity", "is uploaded already: a broker "
                                         "deletes it when it starts")
             yield from self._index_file(file, items, index.Times())
         yield from _compacting(folder)
