@@ -103,7 +103,8 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
             if beyond > queue_offset:
                 flat = queue.consume_queue
                 yield Fault(queue_offset, beyond - queue_offset, flat.reader.where(flat.folder),
-                            queue_offset * UNIT_SIZE, None, "no unit is there: the segments do not meet")
+                            queue_offset * UNIT_SIZE, None,
+                            "no unit is there: the segments do not meet")
             queue_offset = beyond
 
 

@@ -30,7 +30,7 @@ from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile
 from rmqctl.tiered.verify import index
 from rmqctl.tiered.verify.context import Coverage
-from rmqctl.tiered.verify.index import told
+from rmqctl.tiered.verify.index import note
 from rmqctl.tiered.verify.items import Items, Tally, code_of
 from rmqctl.tiered.verify.keys import KEY, MessageKeys, folded, marks
 from rmqctl.tiered.verify.queue import ENGINE_TIME
@@ -121,14 +121,14 @@ class IndexDamage(Items):
                               items["queue_id"][row:row + 1].astype(np.int64))
                 for what in tally.unknown:
                     place, size = self._place(file, first + row)
-                    yield told(file, "tiered-index-item", f"item {first + row} is of {what}",
+                    yield note(file, "tiered-index-item", f"item {first + row} is of {what}",
                                place, length=size)
                     return
 
     def _strange(self, number: int, item: int) -> Finding:
         file = self.files[number]
         if file.where in self._reasons:
-            return told(file, "tiered-index-item", "", severity=INFO)
+            return note(file, "tiered-index-item", "", severity=INFO)
         finding = super()._strange(number, item)
         place, _ = self._place(file, item)
         record = fmt.COMPACTED_ITEM.decode(file.read(place, fmt.COMPACTED_ITEM.size))
