@@ -73,7 +73,7 @@ def _spec(name: str, effect: Effect, section: str, help: str) -> CommandSpec:  #
 GROUPS: tuple[GroupSpec, ...] = (
     GroupSpec(("query",), "Find messages by key, id, time or physical offset", _INSPECT),
     GroupSpec(("recover",), "Make a damaged store whole; no intact message is lost", _REPAIR),
-    GroupSpec(("tiered",), "What a broker moved to tiered storage: read, verify, feed, heal",
+    GroupSpec(("tiered",), "What a broker moved to tiered storage: read, verify, write, recover",
               _TIERED),
     GroupSpec(("tiered", "query"), "Find messages of a tier by key, time or offset", _TIERED),
     GroupSpec(("pipeline",), "The same on Apache Spark: fleets of stores, on a cluster", _PIPELINE),
