@@ -51,7 +51,7 @@ ALLOWED = {
         "what Hadoop puts beside files of a query's output",
     ("pipeline/source/making.py", "remove_staging", "rmtree"): "the folder of one write",
     ("pipeline/source/spool.py", "_joined", "unlink"): "a run of rows in the folder of one write",
-    ("repair/executor/apply_step.py", "Carrier._remove_folders", "rmdir"):
+    ("repair/executor/apply_step.py", "StepApplier._remove_folders", "rmdir"):
         "empty folders the repair made",
     ("repair/executor/patch.py", "set_length", "ftruncate"):
         "longer; and back to what it was, when what a patch added beyond the end is taken back",
