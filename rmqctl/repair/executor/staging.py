@@ -267,14 +267,16 @@ class Staging:
         return path
 
     def _free_backup_name(self, staging_dir: int, target: str) -> str:
-        """A free name under ``aside``, with the folder for it."""
-        folder = self._staging_dirs.folders[staging_dir]
+        """A free name under ``aside``, with the folder for it.
+
+        Names are told apart as ``NUMBER OF THE STAGING FOLDER/NAME IN IT``.
+        """
         wanted = name = os.path.join(ASIDE, below(target))
         number = 1
-        while self._taken(f"{folder}/{name}"):
+        while self._taken(f"{staging_dir}/{name}"):
             number += 1
             name = f"{wanted}.{number}"
-        whole = f"{folder}/{name}"
+        whole = f"{staging_dir}/{name}"
         self._backup_names.add(whole)
         while (whole := os.path.dirname(whole)):
             self._backup_parents.add(whole)
