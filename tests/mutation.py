@@ -133,12 +133,14 @@ def choose(count: int, seed: int, packages: Sequence[str]) -> list[Fault]:
 
 def tests_for(fault: Fault) -> list[list[str]]:
     """Two lists of tests: the nearest, then all others but Spark's."""
-    nearest = [name for name in NEAREST[fault.package] if (ROOT / "tests" / name).exists()]
+    folder = Path(fault.file).parts[2]
+    wanted = [*(["tiered"] if folder == "tiered" else []), *NEAREST[fault.package]]
+    nearest = [name for name in wanted if (ROOT / "tests" / name).exists()]
     rest = [name for name in LAST if name not in nearest]
     return [[f"tests/{name}" for name in names] for names in (nearest, rest)]
 
 
-def try_fault(fault: Fault, copy: Path, exhaustive: bool, jobs: int) -> tuple[str, float]:
+def try_fault(fault: Fault, copy: Path, words: argparse.Namespace) -> tuple[str, float]:
     """("noticed" by the named test, "not noticed" or "too slow"; seconds) for one fault."""
     place = copy / fault.file
     whole = place.read_text()
@@ -148,10 +150,11 @@ def try_fault(fault: Fault, copy: Path, exhaustive: bool, jobs: int) -> tuple[st
     place.write_text("".join(lines))
     begun = time.monotonic()
     try:
-        for tests in tests_for(fault):
-            words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-                     "--dist", "loadgroup", "-n", str(jobs), *tests]
-            done = subprocess.run([*words, *(["--exhaustive"] if exhaustive else [])], cwd=copy,
+        for tests in tests_for(fault)[:1 if words.nearest else 2]:
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
+                       "--dist", "loadgroup", "-n", str(words.jobs), *tests,
+                       *(["--exhaustive"] if words.exhaustive else [])]
+            done = subprocess.run(command, cwd=copy,
                                   capture_output=True, text=True, timeout=SECONDS,
                                   env=os.environ | {"PYTHONPATH": str(copy)})
             if done.returncode:
@@ -173,6 +176,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--packages", default=",".join(PACKAGES))
     parser.add_argument("--again", type=Path, help="the faults of this file nothing noticed")
+    parser.add_argument("--nearest", action="store_true", help="only the tests of its packages")
     parser.add_argument("--exhaustive", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
@@ -189,7 +193,7 @@ def main() -> int:
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
             ".git", ".venv*", "__pycache__", "data", ".*_cache"))
         for number, fault in enumerate(faults, 1):
-            outcome, seconds = try_fault(fault, copy, words.exhaustive, words.jobs)
+            outcome, seconds = try_fault(fault, copy, words)
             rows.append({"fault": asdict(fault), "outcome": outcome, "seconds": round(seconds, 1)})
             print(f"{number}/{len(faults)} {seconds:5.0f} s {fault.file}:{fault.line}: {outcome}\n"
                   f"    {fault.before.strip()}\n    {fault.after.strip()}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 from contextlib import closing, suppress
@@ -32,6 +33,7 @@ from tests.engine_write.files_support import (
     whole,
 )
 from tests.support.golden import all_sets
+from tests.support.share import sample
 
 WAYS = {"channel": {}, "mapped": {"mapped": True}, "warm": {"mapped": True, "warm": True},
         "pool of one": {"transient_pool": 1}, "pool of three": {"transient_pool": 3}}
@@ -462,10 +464,9 @@ def run(root: Path, changed: dict, acknowledged: list[tuple[int, bytes]]) -> Non
             log.close()
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
-@pytest.mark.parametrize("changed", [
-    {}, {"mapped": True}, {"preallocate": True}, {"transient_pool": 1}], ids=str)
+@pytest.mark.parametrize(("changed", "for_ever", "error"), sample(itertools.product(
+    ({}, {"mapped": True}, {"preallocate": True}, {"transient_pool": 1}), (False, True),
+    (errno.ENOSPC, errno.EIO)), 7, "faults of the log"))
 def test_a_fault_at_any_call_leaves_a_whole_store(tmp_path, changed, error, for_ever):
     for number in range(1, 200):
         root = tmp_path / str(number)

@@ -29,6 +29,7 @@ from tests.engine_write.durable import (
     old_lines,
 )
 from tests.support.cli import DROPPED_ENV, QUIET_ENV
+from tests.support.share import sample
 
 APPEND = ("-", "--flush", "sync", "-o", "jsonl")
 MANY = 120
@@ -87,8 +88,8 @@ def calls_of_a_run(place: Place, crasher: Crasher, count: int = MANY) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
-@pytest.mark.parametrize("before", [0, 70])
+@pytest.mark.parametrize(("version", "before"), sample(
+    [(version, before) for version in ("4.9.3", "5.3.3") for before in (0, 70)], 2, "kills"))
 def test_killed_at_some_calls(tmp_path, rmqctl, crasher, seed, version, before):
     place = Place(tmp_path, rmqctl, version, before)
     calls = calls_of_a_run(place, crasher)
