@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rmqctl.broker.versions import NEWEST, version_of
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
@@ -63,20 +64,21 @@ def _plain(view: View, queue: ConsumeQueue, when: int, upper: bool, like: str) -
         return -1 if record is None else record.store_timestamp
 
     if version_of(like).nearest_in_time:
-        found = _nearest(queue, when, bounds.first, bounds.end, log_min, store_time)
+        answer = _nearest(queue, when, bounds.first, bounds.end, log_min, store_time)
     else:
-        found = _clamped_boundary(queue, when, bounds.first, bounds.end, upper, log_min, store_time)
-    unit = queue.unit(found) if bounds.first <= found < bounds.end else None
+        answer = _clamped_boundary(queue, when, bounds.first, bounds.end, upper, log_min,
+                                   store_time)
+    unit = queue.unit(answer) if bounds.first <= answer < bounds.end else None
     record = None if unit is None else _record(view, unit.physical_offset, unit.size)
-    return TimeAnswer(found, bounds.first, bounds.end, record)
+    return TimeAnswer(answer, bounds.first, bounds.end, record)
 
 
 def _batch(view: View, queue: BatchQueue, when: int, upper: bool) -> TimeAnswer:
     first, end = queue.bounds(view.store.log.min_offset, view.log_end)
-    found = _batch_boundary(queue, when, upper, first, end, view.log_end)
-    unit = queue.find(found, view.log_end)
+    answer = _batch_boundary(queue, when, upper, first, end, view.log_end)
+    unit = queue.find(answer, view.log_end)
     record = None if unit is None else _record(view, unit.physical_offset, unit.size)
-    return TimeAnswer(found, first, end, record)
+    return TimeAnswer(answer, first, end, record)
 
 
 def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
@@ -87,7 +89,8 @@ def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
     """
     if not queue.files or end <= queue.files[0].base // UNIT_SIZE:
         return 0
-    numbers = [n for n, one in enumerate(queue.files) if one.base // UNIT_SIZE < end] or [0]
+    numbers = [number for number, file in enumerate(queue.files)
+               if file.base // UNIT_SIZE < end] or [0]
     chosen = numbers[-1]
     for number in numbers:
         if int(os.stat(queue.files[number].path).st_mtime * 1000) >= when:
@@ -96,34 +99,18 @@ def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
     base = queue.files[chosen].base // UNIT_SIZE
     low = max(0, first - base) + base
     high = min(queue.files[chosen].end // UNIT_SIZE, end) - 1
-    left = right = target = -1
-    left_time = right_time = -1
-    while low <= high:
-        middle = (low + high) // 2
-        unit = queue.unit(middle)
-        if unit is None:
-            return 0
-        if unit.physical_offset < log_min:
-            low = middle + 1
-            left = middle
-            continue
-        found = store_time(unit.physical_offset, unit.size)
-        if found < 0:
-            return 0
-        if found == when:
-            target = middle
-            break
-        if found > when:
-            high, right, right_time = middle - 1, middle, found
-        else:
-            low, left, left_time = middle + 1, middle, found
-    if target < 0:
-        if left_time == -1:
-            target = right
-        elif right_time == -1:
-            target = left
-        else:
-            target = left if abs(when - left_time) <= abs(when - right_time) else right
+    search = _search(queue, when, low, high, log_min, store_time)
+    if search is None:
+        return 0
+    if search.equal is not None:
+        target = search.equal
+    elif search.left_time == -1:
+        target = search.right
+    elif search.right_time == -1:
+        target = search.left
+    else:
+        left_is_nearer = abs(when - search.left_time) <= abs(when - search.right_time)
+        target = search.left if left_is_nearer else search.right
     return max(target, base)
 
 
@@ -138,7 +125,7 @@ def _clamped_boundary(queue: ConsumeQueue, when: int, first: int, end: int, uppe
 
 def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool, log_min: int,
               store_time: StoreTime) -> int:
-    files = [one for one in queue.files if one.base // UNIT_SIZE < end]
+    files = [file for file in queue.files if file.base // UNIT_SIZE < end]
     if not files:
         return 0
 
@@ -169,35 +156,60 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
         return high if upper else high + 1
     if time_of(low) > when:
         return 0 if upper else base
-    left = right = -1
+    search = _search(queue, when, low, high, log_min, store_time)
+    if search is None:
+        return 0
+    if search.equal is not None:
+        return _equal_run(search.equal, floor, last_row(chosen), when, upper, time_of)
+    return search.left if upper else search.right
+
+
+class _Search(NamedTuple):
+    """How a broker's search over the rows of a file ended.
+
+    ``equal`` is a row of just that time. Without one ``left`` and ``right`` are the rows it was
+    between, each with its store time; -1 what was never met. A row of an expired record is a
+    ``left`` without a time.
+    """
+
+    equal: int | None
+    left: int
+    right: int
+    left_time: int
+    right_time: int
+
+
+def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
+            store_time: StoreTime) -> _Search | None:
+    """The search by halves that all versions have; None where it meets a row without a record."""
+    left = right = left_time = right_time = -1
     while low <= high:
         middle = (low + high) // 2
         unit = queue.unit(middle)
         if unit is None:
-            return 0
+            return None
         if unit.physical_offset < log_min:
-            low = middle + 1
-            left = middle
+            left, low = middle, middle + 1
             continue
-        found = store_time(unit.physical_offset, unit.size)
-        if found < 0:
-            return 0
-        if found == when:
-            return _equal_run(middle, floor, last_row(chosen), when, upper, time_of)
-        if found > when:
-            high, right = middle - 1, middle
+        stored = store_time(unit.physical_offset, unit.size)
+        if stored < 0:
+            return None
+        if stored == when:
+            return _Search(middle, left, right, left_time, right_time)
+        if stored > when:
+            right, right_time, high = middle, stored, middle - 1
         else:
-            low, left = middle + 1, middle
-    return left if upper else right
+            left, left_time, low = middle, stored, middle + 1
+    return _Search(None, left, right, left_time, right_time)
 
 
-def _equal_run(at: int, low: int, high: int, when: int, upper: bool,
+def _equal_run(row: int, low: int, high: int, when: int, upper: bool,
                time_of: Callable[[int], int]) -> int:
-    """The outermost row of the run of equal times around ``at``."""
+    """The outermost row of the run of equal times around ``row``."""
     step, limit = (1, high) if upper else (-1, low)
-    while at != limit and time_of(at + step) == when:
-        at += step
-    return at
+    while row != limit and time_of(row + step) == when:
+        row += step
+    return row
 
 
 def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: int,
@@ -212,18 +224,19 @@ def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: 
              if len(rows := queue.used(number, log_end))]
     if not files:
         return first
-    rows = next((one for one in reversed(files) if one["store_timestamp"][0] <= when), files[0])
+    rows = next((units for units in reversed(files) if units["store_timestamp"][0] <= when),
+                files[0])
     times, base = rows["store_timestamp"], rows["msg_base_offset"]
-    found = -1
+    offset = -1
     if when >= times[-1]:
-        found = int(base[-1])
+        offset = int(base[-1])
     left, right = 0, len(rows) - 1
-    while found < 0 and left <= right:
+    while offset < 0 and left <= right:
         middle = (left + right) // 2
         stored = int(times[middle])
         if middle in (left, right):
             if stored >= when:
-                found = int(base[middle])
+                offset = int(base[middle])
             elif middle == right:
                 break
             left = middle + 1
@@ -231,4 +244,4 @@ def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: 
             left, right = (middle, right) if stored <= when else (left, middle - 1)
         else:
             left, right = (middle + 1, right) if stored < when else (left, middle)
-    return min(max(found, first), end)
+    return min(max(offset, first), end)

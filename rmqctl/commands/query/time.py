@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-import typer
-
-from rmqctl.broker.versions import NEWEST, AnswersLike, version_of
+from rmqctl.broker.versions import version_of
 from rmqctl.commands.shared.message_options import MessageOptions
 from rmqctl.commands.shared.messages import Faults, not_found, rows_of, show_rows
-from rmqctl.commands.shared.options import Out, RequiredQueue, RequiredTopic, StoreQueues, View
+from rmqctl.commands.shared.options import Out, StoreQueues, View
+from rmqctl.commands.shared.query_options import StoreTimeQuery, time_document, time_in_words
 from rmqctl.errors import UsageError
-from rmqctl.parse_values import parse_time
 
 NAME = ("query", "time")
 EFFECT = "read-only"
@@ -19,20 +15,7 @@ EFFECT = "read-only"
 
 def command(
     *,
-    topic: RequiredTopic,
-    queue: RequiredQueue,
-    time: Annotated[str, typer.Option(
-        "--time", metavar="TIME", help="Store time: epoch ms, ISO-8601, or relative (-2h, -7d).")],
-    boundary: Annotated[Literal["lower", "upper"], typer.Option(
-        "--boundary", help="lower: the first message stored then or later. upper: the last one "
-        "stored then or earlier.")] = "lower",
-    like: Annotated[AnswersLike, typer.Option(
-        "--like", help="Whose rule. Before 5.1.1 it was the message nearest in time, in a file "
-        "chosen by its modification time.")] = NEWEST,
-    messages: Annotated[bool, typer.Option(
-        "--messages", help="Show the messages from that offset on instead of the offset.")] = False,
-    count: Annotated[int, typer.Option(
-        "--count", metavar="N", min=1, help="With --messages: how many.")] = 1,
+    query: StoreTimeQuery,
     view: View = "auto",
     show: MessageOptions,
     store: StoreQueues,
@@ -50,19 +33,22 @@ def command(
     from rmqctl.store.explain import missing_queue
     from rmqctl.store.query.select import Selection, Selector
 
-    version = version_of(like)
-    if version.nearest_in_time and boundary == "upper":
-        raise UsageError(f"--like {like} knows no boundary: it gives the message nearest in time")
-    when = parse_time(time, tz=show.tz)
+    version = version_of(query.like)
+    if version.nearest_in_time and query.upper:
+        raise UsageError(f"--like {query.like} knows no boundary: it gives the message nearest in "
+                         "time")
+    when = query.when(show.tz)
     faults = Faults(out)
     with store.open() as opened:
         bounds = view_of(opened, view, version)
-        answer = offset_by_time(bounds, topic, queue, when, upper=boundary == "upper", like=like)
-        missing = None if answer is not None else missing_queue(opened, topic, queue)
+        answer = offset_by_time(bounds, query.topic, query.queue, when, upper=query.upper,
+                                like=query.like)
+        missing = None if answer else missing_queue(opened, query.topic, query.queue)
         answer = answer or TimeAnswer(0, 0, 0)
-        if messages:
+        if query.messages:
             projection = show.projection(out)
-            wanted = Selection(topic, queue, from_offset=answer.queue_offset, count=count)
+            wanted = Selection(query.topic, query.queue, from_offset=answer.queue_offset,
+                               count=query.count)
             selector = Selector(opened, wanted, bounds, faults.report)
             pages = faults.judged(selector.pages()) if missing is None else ()
             rows = rows_of(pages, projection)
@@ -71,28 +57,11 @@ def command(
                            f"offsets {answer.min_offset} to {answer.max_offset - 1}"
                            if answer.min_offset < answer.max_offset else "the queue is empty")
         else:
-            record = answer.record
-            out.document({
-                "queue_offset": answer.queue_offset, "topic": topic, "queue_id": queue,
-                "time": when, "boundary": "nearest" if version.nearest_in_time else boundary,
-                "like": like,
-                "min_offset": answer.min_offset, "max_offset": answer.max_offset,
-                "store_timestamp": None if record is None else record.store_timestamp,
-                "physical_offset": None if record is None else record.physical_offset,
-            }, lambda page: page.pairs(_worded(answer, when, show.tz)))
+            words = time_in_words(answer, when, show.tz, "physical offset {}")
+            document = time_document(query, when, answer, like=query.like)
+            if version.nearest_in_time:
+                document["boundary"] = "nearest"
+            out.document(document, lambda page: page.pairs(words))
         if missing is not None:
             not_found(out, faults, missing)
     faults.end()
-
-
-def _worded(answer: Any, when: int, tz: Any) -> dict[str, str]:
-    """The answer for people."""
-    from rmqctl.output.units import time_text
-
-    there = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
-    if answer.record is not None:
-        there = (f"stored {time_text(answer.record.store_timestamp, tz)}, physical offset "
-                 f"{answer.record.physical_offset}")
-    return {"asked for": time_text(when, tz), "queue offset": str(answer.queue_offset),
-            "there": there, "min offset": str(answer.min_offset),
-            "max offset": str(answer.max_offset)}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING
 
 from rmqctl.commands.shared.message_options import MessageOptions
 from rmqctl.commands.shared.messages import Faults, not_found, rows_of, show_rows
-from rmqctl.commands.shared.options import Out, RequiredQueue, RequiredTopic
+from rmqctl.commands.shared.options import Out
+from rmqctl.commands.shared.query_options import TierTimeQuery, time_document, time_in_words
 from rmqctl.commands.shared.tiered_options import AsBroker, LocalOptions, TierBroker
 from rmqctl.errors import FormatError, UsageError
-from rmqctl.parse_values import parse_time
 
 if TYPE_CHECKING:
     from rmqctl.tiered.as_broker.router import RoutedTime
@@ -23,20 +21,7 @@ EFFECT = "read-only"
 
 def command(
     *,
-    topic: RequiredTopic,
-    queue: RequiredQueue,
-    time: Annotated[str, typer.Option(
-        "--time", metavar="TIME", help="Store time: epoch ms, ISO-8601, or relative (-2h, -7d).")],
-    boundary: Annotated[Literal["lower", "upper"], typer.Option(
-        "--boundary", help="lower: the first message stored then or later. upper: the last one "
-        "stored exactly then; where none was, see --like.")] = "lower",
-    like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
-        "--like", help="The upper boundary between two messages: the later one (5.3.3), or the "
-        "earlier one (5.2.0 and local stores).")] = "5.3.3",
-    messages: Annotated[bool, typer.Option(
-        "--messages", help="Show the messages from that offset on instead of the offset.")] = False,
-    count: Annotated[int, typer.Option(
-        "--count", metavar="N", min=1, help="With --messages: how many.")] = 1,
+    query: TierTimeQuery,
     as_broker: AsBroker = False,
     local: LocalOptions,
     tier: TierBroker,
@@ -57,9 +42,9 @@ def command(
     from rmqctl.tiered.read.select import pages
 
     local.check()
-    if like == "5.2.0" and (as_broker or local.root is not None):
+    if query.like == "5.2.0" and (as_broker or local.root is not None):
         raise UsageError("--like is for the tier alone: not with --as-broker or --local")
-    when, upper = parse_time(time, tz=show.tz), boundary == "upper"
+    topic, queue, when = query.topic, query.queue, query.when(show.tz)
     projection = show.projection(out)
     faults = Faults(out)
     with tier.open() as opened:
@@ -67,13 +52,13 @@ def command(
         answer = None
         try:
             if local.root is None:
-                place = (topic, queue, tier.broker)
-                answer = _tier_time(opened, place, when, upper, like, as_broker)
+                answer = _tier_time(opened, tier.broker, query, when, as_broker)
             else:
                 with local.router(out, opened, tier.broker) as router:
-                    answer = router.at_time(topic, queue, when, upper=upper, as_broker=as_broker)
-                    if messages and answer is not None:
-                        wanted = Selection(topic, queue, answer.queue_offset, count)
+                    answer = router.at_time(topic, queue, when, upper=query.upper,
+                                            as_broker=as_broker)
+                    if query.messages and answer is not None:
+                        wanted = Selection(topic, queue, answer.queue_offset, query.count)
                         pulled = routed_pages(router, topic, wanted, faults.report)
                         rows = rows_of(faults.judged(pulled), projection)
                         if not show_rows(out, rows, projection, show.tz, empty=""):
@@ -82,57 +67,32 @@ def command(
             missing = f"a broker fails to answer: {error}"
         if answer is None:
             missing = missing or f"there is no queue {queue} of topic {topic}"
-        elif messages and local.root is None:
-            wanted = Selection(topic, queue, answer.queue_offset, count)
-            found = faults.judged(pages(opened, wanted, tier.broker, faults.report))
-            if not show_rows(out, rows_of(found, projection), projection, show.tz, empty=""):
+        elif query.messages and local.root is None:
+            wanted = Selection(topic, queue, answer.queue_offset, query.count)
+            in_tier = faults.judged(pages(opened, wanted, tier.broker, faults.report))
+            if not show_rows(out, rows_of(in_tier, projection), projection, show.tz, empty=""):
                 missing = f"nothing is at queue offset {answer.queue_offset}"
-        elif not messages:
-            known = answer
-            out.document(_document(known, topic, queue, when, boundary, as_broker),
-                         lambda page: page.pairs(_worded(known, when, show.tz)))
+        elif not query.messages:
+            side = "tier" if answer.side == "tier" else "local log"
+            words = time_in_words(answer, when, show.tz, f"offset {{}} in the {side}")
+            out.document(time_document(query, when, answer, as_broker=as_broker,
+                                       **{"from": answer.side}), lambda page: page.pairs(words))
         if missing is not None:
             not_found(out, faults, missing)
     faults.end()
 
 
-def _tier_time(tier: Tier, queue: tuple[str, int, str | None], when: int, upper: bool,
-               like: Literal["5.3.3", "5.2.0"], as_broker: bool) -> RoutedTime | None:
+def _tier_time(tier: Tier, broker: str | None, query: TierTimeQuery, when: int,
+               as_broker: bool) -> RoutedTime | None:
     from rmqctl.tiered.as_broker.router import RoutedTime
     from rmqctl.tiered.read import by_time
 
-    found = tier.queue(*queue)
-    if found is None:
+    queue = tier.queue(query.topic, query.queue, broker)
+    if queue is None:
         return None
-    answer = by_time.at_time(found, when, upper=upper, rule=like)
+    answer = by_time.at_time(queue, when, upper=query.upper, rule=query.like)
     if as_broker:
-        answer = by_time.at_offset(found, by_time.as_broker(found, tier.metadata, when,
-                                                            upper=upper))
+        answer = by_time.at_offset(queue, by_time.as_broker(queue, tier.metadata, when,
+                                                            upper=query.upper))
     return RoutedTime("tier", answer.queue_offset, answer.min_offset, answer.max_offset,
                       answer.record)
-
-
-def _document(answer: RoutedTime, topic: str, queue: int, when: int, boundary: str,
-              as_broker: bool) -> dict[str, Any]:
-    record = answer.record
-    return {
-        "queue_offset": answer.queue_offset, "topic": topic, "queue_id": queue, "time": when,
-        "boundary": boundary, "as_broker": as_broker, "from": answer.side,
-        "min_offset": answer.min_offset, "max_offset": answer.max_offset,
-        "store_timestamp": None if record is None else record.store_timestamp,
-        "physical_offset": None if record is None else record.physical_offset,
-    }
-
-
-def _worded(answer: RoutedTime, when: int, tz: Any) -> dict[str, str]:
-    """The answer for people."""
-    from rmqctl.output.units import time_text
-
-    there = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
-    if answer.record is not None:
-        where = "in the tier" if answer.side == "tier" else "in the local log"
-        there = (f"stored {time_text(answer.record.store_timestamp, tz)}, offset "
-                 f"{answer.record.physical_offset} {where}")
-    return {"asked for": time_text(when, tz), "queue offset": str(answer.queue_offset),
-            "there": there, "min offset": str(answer.min_offset),
-            "max offset": str(answer.max_offset)}

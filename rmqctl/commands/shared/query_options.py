@@ -1,0 +1,132 @@
+"""Options of the queries by key and by time, which a store and a tier both answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rmqctl.broker.versions import NEWEST, AnswersLike
+from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.options import Begin, End, RequiredQueue, RequiredTopic
+from rmqctl.parse_values import parse_time, parse_time_range
+
+if TYPE_CHECKING:
+    from rmqctl.broker.offset_by_time import TimeAnswer
+    from rmqctl.tiered.as_broker.router import RoutedTime
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyQuery(OptionGroup):
+    """Which messages with which key."""
+
+    topic: RequiredTopic
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="The key.")]
+    begin: Begin = None
+    end: End = None
+    most: Annotated[int, typer.Option(
+        "--max", metavar="N", min=1, help="At most this many; a broker gives 64 and no more.",
+    )] = 32
+    kind: Annotated[Literal["key", "unique"] | None, typer.Option(
+        "--type", help="Only application keys, or only unique keys (client ids); else both.",
+    )] = None
+    raw: Annotated[bool, typer.Option(
+        "--raw", help="Keep messages of other keys that only share the hash.")] = False
+
+    def window(self, tz: tzinfo) -> tuple[int, int]:
+        """(from, to) in epoch ms, both included; all times where none was given. UsageError."""
+        from rmqctl.store.query.lookup import FOR_EVER
+
+        first, last = parse_time_range(self.begin, self.end, tz=tz)
+        return first or 0, FOR_EVER if last is None else last
+
+    @property
+    def nothing(self) -> str:
+        """What there is none of, in words."""
+        return f"no message of topic {self.topic} with the key {self.key}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierKeyQuery(KeyQuery):
+    """Which messages of a tier with which key."""
+
+    most: Annotated[int, typer.Option(
+        "--max", metavar="N", min=1, help="At most this many: where there are more, the newest.",
+    )] = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeQuery(OptionGroup):
+    """Which time of which queue, and by whose rule; in what rules differ, subclasses say."""
+
+    topic: RequiredTopic
+    queue: RequiredQueue
+    time: Annotated[str, typer.Option(
+        "--time", metavar="TIME", help="Store time: epoch ms, ISO-8601, or relative (-2h, -7d).")]
+    boundary: Literal["lower", "upper"] = "lower"
+    like: str = NEWEST
+    messages: Annotated[bool, typer.Option(
+        "--messages", help="Show the messages from that offset on instead of the offset.")] = False
+    count: Annotated[int, typer.Option(
+        "--count", metavar="N", min=1, help="With --messages: how many.")] = 1
+
+    @property
+    def upper(self) -> bool:
+        return self.boundary == "upper"
+
+    def when(self, tz: tzinfo) -> int:
+        """The time in epoch ms. UsageError."""
+        return parse_time(self.time, tz=tz)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreTimeQuery(TimeQuery):
+    """A time in a store."""
+
+    boundary: Annotated[Literal["lower", "upper"], typer.Option(
+        "--boundary", help="lower: the first message stored then or later. upper: the last one "
+        "stored then or earlier.")] = "lower"
+    like: Annotated[AnswersLike, typer.Option(
+        "--like", help="Whose rule. Before 5.1.1 it was the message nearest in time, in a file "
+        "chosen by its modification time.")] = NEWEST
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierTimeQuery(TimeQuery):
+    """A time in a tier."""
+
+    boundary: Annotated[Literal["lower", "upper"], typer.Option(
+        "--boundary", help="lower: the first message stored then or later. upper: the last one "
+        "stored exactly then; where none was, see --like.")] = "lower"
+    like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
+        "--like", help="The upper boundary between two messages: the later one (5.3.3), or the "
+        "earlier one (5.2.0 and local stores).")] = "5.3.3"
+
+
+def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
+                  **whose: Any) -> dict[str, Any]:
+    """The answer for programs; ``whose`` says by which rule, or from where, it is."""
+    record = answer.record
+    return {
+        "queue_offset": answer.queue_offset, "topic": query.topic, "queue_id": query.queue,
+        "time": when, "boundary": query.boundary, **whose,
+        "min_offset": answer.min_offset, "max_offset": answer.max_offset,
+        "store_timestamp": None if record is None else record.store_timestamp,
+        "physical_offset": None if record is None else record.physical_offset,
+    }
+
+
+def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
+                  where: str) -> dict[str, str]:
+    """The answer for people; ``where`` words the place of its message, ``{}`` is the offset."""
+    from rmqctl.output.units import time_text
+
+    there = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
+    if answer.record is not None:
+        there = (f"stored {time_text(answer.record.store_timestamp, tz)}, "
+                 f"{where.format(answer.record.physical_offset)}")
+    return {"asked for": time_text(when, tz), "queue offset": str(answer.queue_offset),
+            "there": there, "min offset": str(answer.min_offset),
+            "max offset": str(answer.max_offset)}
