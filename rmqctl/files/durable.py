@@ -2,9 +2,9 @@
 
 Who writes into a file uses `open_file`, `write_all` or `write_parts`, and `sync`. Who puts a whole
 file in place of another uses `publish` (in a store: staged where no broker looks) or
-`replace_file` (anywhere else). New files of a fixed length are `new_file`'s. What has to go is
-moved by `move_aside`, and a folder that was filled beside its place gets there by
-`publish_folder`.
+`replace_file` (anywhere else). New files of a fixed length are `new_file`'s. What gets another
+name, or has to go, is moved by `move`, and a folder that was filled beside its place gets there by
+`publish_folder`; what is left of such a folder goes with `remove_folder`.
 
 Each function turns the system's refusal into a StoreIOError that names the path and what was
 attempted. Nothing here ever makes a temporary file where a broker looks for its own: it refuses
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Sequence
@@ -285,21 +286,35 @@ def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
     sync_folder(os.path.dirname(target))
 
 
-def move_aside(path: str, target: str) -> None:
+def move(path: str, target: str, *, durable: bool = True) -> None:
     """Moves a file or folder to a name that is free, for good. StoreIOError.
 
-    Both must be on one file system; an existing ``target`` is never replaced.
+    Both must be on one file system; an existing ``target`` is never replaced, missing folders
+    above it are made. Without ``durable`` the caller forces the names to the device.
     """
-    make_folders(os.path.dirname(target))
+    make_folders(os.path.dirname(target), durable=durable)
     try:
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         os.rename(path, target)
     except OSError as error:
         raise failed(error, path, f"move to {target}:") from None
-    # The new name first: a crash in between leaves two names rather than none.
-    sync_folder(os.path.dirname(target))
-    sync_folder(os.path.dirname(path))
+    if durable:
+        # The new name first: a crash in between leaves two names rather than none.
+        sync_folder(os.path.dirname(target))
+        sync_folder(os.path.dirname(path))
+
+
+def remove_folder(folder: str) -> None:
+    """Takes away a folder in which all was made by this run, as far as the system lets it.
+
+    It loses its name first: a worker that still runs finds it gone and cannot write into a new one.
+    """
+    gone = f"{folder}-gone"
+    with contextlib.suppress(OSError):
+        os.rename(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(gone, ignore_errors=True)  # once more: what was being written then
 
 
 # -- new files of a fixed length -----------------------------------------------------------------

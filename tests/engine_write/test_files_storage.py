@@ -274,11 +274,11 @@ def test_things_are_moved_aside_and_never_onto_something(tmp_path):
     (tmp_path / "a").write_text("1")
     (tmp_path / "b").write_text("2")
     target = tmp_path / "x" / "y"
-    durable.move_aside(str(tmp_path / "a"), str(target))
+    durable.move(str(tmp_path / "a"), str(target))
     assert target.read_text() == "1"
     with pytest.raises(StoreIOError, match="exists already"):
-        durable.move_aside(str(tmp_path / "b"), str(target))
+        durable.move(str(tmp_path / "b"), str(target))
     assert target.read_text() == "1"
     assert (tmp_path / "b").read_text() == "2"
     with pytest.raises(StoreIOError, match="no such file"):
-        durable.move_aside(str(tmp_path / "a"), str(tmp_path / "z"))
+        durable.move(str(tmp_path / "a"), str(tmp_path / "z"))

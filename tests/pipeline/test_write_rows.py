@@ -202,15 +202,14 @@ def test_the_place_is_taken_while_the_store_is_made(batch, tmp_path, monkeypatch
     target = tmp_path / "new"
     writer = StoreWriter(STORED, {"path": str(target), **SIZES})
     told = writer.write(iter([batch.select(["record"])]))
-    real = making.sync_folder
+    real = making.publish_folder
 
-    def taken(path: str) -> None:
-        if not target.exists():
-            target.mkdir()
-            (target / "somebody's").write_text("work")
-        real(path)
+    def taken(*given: str) -> None:
+        target.mkdir()
+        (target / "somebody's").write_text("work")
+        real(*given)
 
-    monkeypatch.setattr(making, "sync_folder", taken)
+    monkeypatch.setattr(making, "publish_folder", taken)
     with pytest.raises(StoreIOError, match="publish the store as"):
         writer.commit([told])
     writer.abort([told])

@@ -37,11 +37,12 @@ ALLOWED = {
     ("files/durable.py", "lay_out", "ftruncate"): OWN,
     ("files/durable.py", "new_file", "unlink"): OWN,
     ("engine/opening.py", "done_again", "unlink"): "an index file this run began",
+    ("files/durable.py", "remove_folder", "rmtree"):
+        "a folder beside its target, all of which one export or one write made",
     ("files/durable.py", "replace_file", "O_TRUNC"): "the staged file below .rmqctl",
     ("files/durable.py", "replace_file", "unlink"): "the staged file",
     ("pipeline/export/manifest.py", "Manifest.__enter__", "open for writing"): "in its staging",
     ("pipeline/export/sink.py", "Sink.abandon", "rmtree"): "what one attempt exported",
-    ("pipeline/export/staging.py", "Staging._remove", "rmtree"): "the folder of one export",
     ("pipeline/rebuild/rebuild.py", "_remove", "rmtree"): SCRATCH,
     ("pipeline/rebuild/index_tasks.py", "_take_away", "unlink"): SCRATCH,
     ("pipeline/session.py", "_settings", "open for writing"): "in the session's temporary folder",
@@ -49,7 +50,6 @@ ALLOWED = {
     ("pipeline/session.py", "session", "unlink"): "the session's own log",
     ("pipeline/sql/sql.py", "_settle", "unlink"):
         "what Hadoop puts beside files of a query's output",
-    ("pipeline/source/making.py", "remove_staging", "rmtree"): "the folder of one write",
     ("pipeline/source/spool.py", "_joined", "unlink"): "a run of rows in the folder of one write",
     ("repair/executor/apply_step.py", "StepApplier._remove_folders", "rmdir"):
         "empty folders the repair made",
@@ -58,7 +58,6 @@ ALLOWED = {
     ("repair/rebuild/seed.py", "_cut_files", "truncate"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "O_TRUNC"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "ftruncate"): SCRATCH,
-    ("repair/rebuild/rebuild.py", "StateFile.save", "open for writing"): SCRATCH,
     ("repair/scratch.py", "Scratch.clear", "rmtree"): SCRATCH,
     ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
     ("files/sparse.py", "copy_sparse", "O_TRUNC"): SCRATCH,

@@ -13,7 +13,7 @@ from rmqctl.files.durable import (
     STAGING,
     failed,
     make_folders,
-    move_aside,
+    move,
     publish,
     sync_file,
     sync_folder,
@@ -38,7 +38,7 @@ class AsideFolder:
         target = self._target(path)
         if os.path.lexists(target):
             target = _numbered(target, 2)
-        move_aside(path, target)
+        move(path, target)
 
     def save_bytes(self, path: str, position: int, data: bytes) -> None:
         """Keeps bytes of a file that are about to be overwritten. StoreIOError.

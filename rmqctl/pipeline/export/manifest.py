@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from rmqctl import __version__
 from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import sync
 from rmqctl.pipeline.export.layout import Values, is_cut
 from rmqctl.pipeline.export.result import Result, StoreResult
 from rmqctl.pipeline.export.spec import Export
@@ -78,7 +79,7 @@ class Manifest:
                                   for number, line in enumerate(self._spool))
                 target.write(b"]}\n")
                 target.flush()
-                os.fsync(target.fileno())
+                sync(target.fileno(), path, whole=True)
         except OSError as error:
             raise StoreIOError.from_oserror(error, path, "write") from None
 

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import sync
 from rmqctl.pipeline.export.files import File, csv_line, json_line, opened
 from rmqctl.pipeline.export.layout import Partitions
 from rmqctl.pipeline.export.spec import ORIGIN, TEXTS, Export
@@ -249,7 +250,7 @@ class Sink:
                 one.file.close()
                 one.target.flush()
                 size = one.target.tell()
-                os.fsync(one.target.fileno())
+                sync(one.target.fileno(), one.target.name, whole=True)
                 one.target.close()
             except BaseException:
                 _drop(one.target, one.file)
@@ -266,6 +267,8 @@ class Sink:
                 raise WriteError(f"cannot write the export: {error}") from None
             path = os.path.join(self._folder, self.attempt, name)
             raise WriteError(str(StoreIOError.from_oserror(error, path, "write"))) from None
+        except StoreIOError as error:
+            raise WriteError(str(error)) from None
 
 
 def _drop(target: IO[bytes], file: File | None = None) -> None:

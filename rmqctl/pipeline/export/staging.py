@@ -7,16 +7,20 @@ attempts left that did not count goes with the folder.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import shutil
 import uuid
 from types import TracebackType
 from typing import Self
 
-from rmqctl.errors import InternalError, RefusedError, StoreIOError
-from rmqctl.files.durable import sync_folder
+from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.durable import (
+    make_folders,
+    move,
+    publish_folder,
+    remove_folder,
+    sync_folder,
+)
 from rmqctl.store.inside_store import refuse_in_store
 
 MARK = ".rmqctl-export-"
@@ -48,44 +52,26 @@ class Staging:
         self.folder = f"{self.target}{MARK}{uuid.uuid4().hex[:12]}"
         self.attempts = os.path.join(self.folder, "attempts")
         self._export = os.path.join(self.folder, "export")
-        self._folders: dict[str, None] = {}
+        self._folders: list[str] = []
 
     def __enter__(self) -> Self:
         try:
             for one in (self.folder, self.attempts, self._export):
                 os.mkdir(one)
         except OSError as error:
-            self._remove()
+            remove_folder(self.folder)
             raise StoreIOError.from_oserror(error, self.folder, "make") from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
-        """A worker that still runs finds its folder gone and cannot write into a new one."""
-        gone = self.folder + "-gone"
-        with contextlib.suppress(OSError):
-            os.rename(self.folder, gone)
-            shutil.rmtree(gone, ignore_errors=True)
-            shutil.rmtree(gone, ignore_errors=True)  # once more: what was being written then
+        remove_folder(self.folder)
 
     def keep(self, attempt: str, name: str, relative: str) -> None:
         """Takes an attempt's file into the export under a path of its own. StoreIOError."""
         path = os.path.join(self._export, relative)
-        folder = os.path.dirname(path)
-        try:
-            if folder not in self._folders:
-                os.makedirs(folder, exist_ok=True)
-                while folder not in self._folders and folder != self.folder:
-                    self._folders[folder] = None
-                    folder = os.path.dirname(folder)
-            if os.path.lexists(path):
-                raise InternalError(f"{path}: two files of an export have this name")
-            os.rename(os.path.join(self.attempts, attempt, name), path)
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, path, "move to") from None
+        self._folders += make_folders(os.path.dirname(path), durable=False)
+        move(os.path.join(self.attempts, attempt, name), path, durable=False)
 
     def path(self, name: str) -> str:
         """A file of the export itself, to be written by the caller."""
@@ -95,12 +81,10 @@ class Staging:
         """Makes it OUT, for good. RefusedError if something came to lie there meanwhile."""
         for folder in self._folders:
             sync_folder(folder)
-        sync_folder(self._export)
         try:
-            os.rename(self._export, self.target)
-        except OSError as error:
+            publish_folder(self._export, self.target)
+        except StoreIOError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise RefusedError(f"{self.target}: somebody else put something there meanwhile; "
                                    "nothing was exported") from None
-            raise StoreIOError.from_oserror(error, self.target, "publish") from None
-        sync_folder(os.path.dirname(self.target))
+            raise

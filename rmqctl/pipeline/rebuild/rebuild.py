@@ -21,7 +21,7 @@ from typing import Any
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.index import next_name
 from rmqctl.errors import StoreIOError
-from rmqctl.files.durable import failed, make_folders
+from rmqctl.files.durable import failed, make_folders, move
 from rmqctl.formats.local import names
 from rmqctl.pipeline.rebuild.groups import Grouping
 from rmqctl.pipeline.rebuild.index_tasks import Index, index_tasks, shape_of
@@ -224,19 +224,12 @@ class _Run:
                         self._last_index = next_name(self._last_index)
                     else:
                         self._last_index = file.name
-                    _move(file.path, self._scratch.path(kind, self._last_index))
+                    move(file.path, self._scratch.path(kind, self._last_index), durable=False)
                 continue
             for topic in listing(top).folders:
                 for queue in listing(os.path.join(top, topic)).folders:
-                    _move(os.path.join(top, topic, queue), self._scratch.path(kind, topic, queue))
-
-
-def _move(source: str, target: str) -> None:
-    make_folders(os.path.dirname(target), durable=False)
-    try:
-        os.rename(source, target)
-    except OSError as error:
-        raise failed(error, source, f"move to {target}:") from None
+                    move(os.path.join(top, topic, queue), self._scratch.path(kind, topic, queue),
+                         durable=False)
 
 
 def _add(total: Spooled, found: Spooled) -> None:

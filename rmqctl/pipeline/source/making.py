@@ -6,10 +6,8 @@ has not happened there is no store, afterwards it is whole and on the disk.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -20,8 +18,8 @@ from rmqctl.engine.config.create import create_store, plan_store
 from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
 from rmqctl.engine.put import ingest
 from rmqctl.engine.put.put import Message
-from rmqctl.errors import RefusedError, StoreIOError
-from rmqctl.files.durable import make_folders, sync_folder
+from rmqctl.errors import RefusedError
+from rmqctl.files.durable import publish_folder
 from rmqctl.formats.local.message import decode
 from rmqctl.pipeline.source.rows import RECORD, outgoing
 from rmqctl.pipeline.source.spool import Run, merged
@@ -78,7 +76,7 @@ def make(target: str, staging: str, runs: Sequence[Run], schema: pa.Schema, sett
     if misplaced:
         _log.warning("%s: %d messages kept a queue offset at which their queue does not go on",
                      target, misplaced)
-    _publish(root, target)
+    publish_folder(root, target, "publish the store as")
     return count
 
 
@@ -99,32 +97,3 @@ def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[l
                 group, size = [], 0
     if group:
         yield group
-
-
-def _publish(root: str, target: str) -> None:
-    parent = os.path.dirname(target)
-    sync_folder(root)
-    try:
-        os.rename(root, target)  # on a folder that is not empty the system refuses it
-    except OSError as error:
-        raise StoreIOError.from_oserror(error, target, "publish the store as") from None
-    sync_folder(parent)
-
-
-def make_staging(staging: str) -> None:
-    """Makes the folder for spooled rows. StoreIOError.
-
-    Only the driver does: a task that does not find it has another file system, or is too late.
-    """
-    make_folders(staging, durable=False)
-
-
-def remove_staging(staging: str) -> None:
-    """Removes the folder of one write, which holds nothing but what that write made.
-
-    It loses its name first, so that a task which is still at work cannot add to it.
-    """
-    doomed = f"{staging}-removed"
-    with contextlib.suppress(OSError):
-        os.rename(staging, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)

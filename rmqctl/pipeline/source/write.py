@@ -22,15 +22,10 @@ from pyspark.sql.types import StructType
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.config.create import plan_store
 from rmqctl.errors import UsageError
+from rmqctl.files.durable import make_folders, remove_folder
 from rmqctl.parse_values import parse_size
 from rmqctl.pipeline.rebuild.spool import refuse_unseen
-from rmqctl.pipeline.source.making import (
-    STAGING,
-    make,
-    make_staging,
-    refuse_existing,
-    remove_staging,
-)
+from rmqctl.pipeline.source.making import STAGING, make, refuse_existing
 from rmqctl.pipeline.source.options import local
 from rmqctl.pipeline.source.rows import (
     RECORD_SCHEMA,
@@ -91,7 +86,8 @@ class StoreWriter(DataSourceArrowWriter):
         refuse_existing(self._target)
         plan_store(self._target, self._settings)
         self._staging = f"{self._target}{STAGING}{uuid.uuid4().hex}"
-        make_staging(self._staging)
+        # Only the driver makes it: a task that does not find it sees other files, or is too late.
+        make_folders(self._staging, durable=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: spools the rows of one partition."""
@@ -120,11 +116,11 @@ class StoreWriter(DataSourceArrowWriter):
              self._schema, self._settings,
              batch_topics=[topic for one in spooled for topic in one.batch_topics],
              keep_queue_offsets=self._keep)
-        remove_staging(self._staging)
+        remove_folder(self._staging)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when something failed: nothing was published, so nothing is lost."""
-        remove_staging(self._staging)
+        remove_folder(self._staging)
 
 
 def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settings:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import rmqctl.errors
 from rmqctl.errors import RmqctlError, StoreIOError, UsageError
-from rmqctl.files.durable import sync_folder
+from rmqctl.files.durable import sync_file, sync_folder
 from rmqctl.pipeline import register
 from rmqctl.pipeline.export.staging import Staging
 from rmqctl.pipeline.pool import failure
@@ -180,17 +180,13 @@ def _settle(folder: str) -> None:
     for where, _, files in os.walk(folder, topdown=False):
         for name in files:
             path = os.path.join(where, name)
+            if not name.startswith(".") and name != "_SUCCESS":
+                sync_file(path)
+                continue
             try:
-                if name.startswith(".") or name == "_SUCCESS":
-                    os.unlink(path)
-                    continue
-                handle = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+                os.unlink(path)
             except OSError as error:
-                raise StoreIOError.from_oserror(error, path, "write") from None
+                raise StoreIOError.from_oserror(error, path, "remove") from None
         sync_folder(where)
 
 

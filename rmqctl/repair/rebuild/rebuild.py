@@ -31,7 +31,7 @@ from rmqctl.broker.settings import Settings
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
-from rmqctl.files.durable import failed, publish
+from rmqctl.files.durable import replace_file
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.repair.rebuild import index, part_ranges, seed
 from rmqctl.repair.rebuild.index import Expired
@@ -329,15 +329,7 @@ class StateFile:
         """Notes the state. ``durable``: what it tells of was fsynced. StoreIOError."""
         text = json.dumps({"version": _VERSION, "identity": self._identity, "boot": _boot(),
                            "durable": durable, "progress": asdict(progress)}).encode()
-        if durable:
-            publish(self._path, text, store=self._scratch.root, staging=self._scratch.root)
-            return
-        try:
-            with open(self._path + ".new", "wb") as file:
-                file.write(text)
-            os.replace(self._path + ".new", self._path)
-        except OSError as error:
-            raise failed(error, self._path, "write") from None
+        replace_file(self._path, text, staged=f"{self._path}.new", doing="write", durable=durable)
 
 
 def identity(parts: Sequence[LogPart], settings: Settings, wanted: object,

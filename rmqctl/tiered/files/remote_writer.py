@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.durable import sync
 from rmqctl.tiered.files.reader import ASIDE, Entry
 from rmqctl.tiered.files.remote_reader import RemoteReader, failing
 
@@ -273,7 +273,7 @@ class RemoteWriter(RemoteReader):
             file.flush()
             if hasattr(file, "fileno"):
                 with contextlib.suppress(NotImplementedError, ValueError):
-                    os.fsync(file.fileno())
+                    sync(file.fileno(), self.where(path), whole=True)
         return size
 
     def _move(self, path: str, place: str) -> None:

@@ -179,7 +179,7 @@ class PosixWriter(PosixReader):
     def put_aside(self, path: str) -> str:
         aside = self._aside(path)
         self._forget(path)
-        durable.move_aside(self._full(path), self._full(aside))
+        durable.move(self._full(path), self._full(aside))
         return aside
 
     def replace(self, path: str, data: bytes) -> None:
