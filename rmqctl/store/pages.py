@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -134,6 +134,21 @@ def _is_utf8(raw: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def limited(pages: Iterable[Page], count: int | None) -> Iterator[Page]:
+    """The first ``count`` messages of pages (None: all); empty pages are left out."""
+    left = count
+    for whole in pages if left != 0 else ():
+        page = whole
+        if left is not None:
+            if len(page) > left:
+                page = page.select(np.arange(left))
+            left -= len(page)
+        if len(page):
+            yield page
+        if left == 0:
+            return
 
 
 class BatchPage(Page):

@@ -15,9 +15,9 @@ from rmqctl.actions import Action
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.metadata import read as read_metadata
 from rmqctl.formats.tiered.units import CODA, CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import MoveAside, Plan, Replace, Step
+from rmqctl.tiered.files.metadata_file import load
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
@@ -103,21 +103,17 @@ class _Expiring:
     def _load(self) -> meta.Metadata | None:
         path = self._scope.metadata_path
         try:
-            with open(path, "rb") as file:
-                return read_metadata(file.read())
-        except FileNotFoundError:
-            if os.path.lexists(f"{path}.bak"):
-                raise RefusedError(f"{path} is missing, only its backup is there, which may have "
-                                   "reserve times of topics: `rmqctl tiered recover` makes it "
-                                   "anew") from None
-            self._notes.append(f"{path} is missing: no topic's reserve time is known, and "
-                               "`rmqctl tiered recover` makes it anew")
-            return None
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, path, "read") from None
+            metadata = load(path)
         except FormatError as error:
             raise RefusedError(f"{path}: {error}; reserve times of topics are in it: "
                                "`rmqctl tiered recover` makes it anew") from None
+        if metadata is None and os.path.lexists(f"{path}.bak"):
+            raise RefusedError(f"{path} is missing, only its backup is there, which may have "
+                               "reserve times of topics: `rmqctl tiered recover` makes it anew")
+        if metadata is None:
+            self._notes.append(f"{path} is missing: no topic's reserve time is known, and "
+                               "`rmqctl tiered recover` makes it anew")
+        return metadata
 
     def _entry(self, kind: str, path: str, base: int) -> meta.SegmentEntry | None:
         if self._metadata is None:

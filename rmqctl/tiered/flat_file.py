@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from rmqctl.errors import FormatError
+from rmqctl.formats.local import message
 from rmqctl.formats.tiered import names
-from rmqctl.scan.source import Source
 from rmqctl.tiered.files.reader import Reader, close_source
 
 if TYPE_CHECKING:
     from rmqctl.scan.frames import Batch
+    from rmqctl.scan.walk import Walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +59,20 @@ class FlatFile:
     def open(cls, reader: Reader, folder: str) -> FlatFile:
         """The segments in a folder. StoreIOError. What has no segment's name is ``strange``."""
         kind = folder.rpartition("/")[2]
-        strange, found = [], []
+        strange, entries = [], []
         for entry in reader.list(folder):
             parsed = None if entry.is_folder or entry.is_strange else names.parse_segment(
                 entry.name)
             if parsed is None:
                 strange.append(entry.name)
             else:
-                found.append((*parsed, entry))
-        found.sort(key=lambda one: (one[0], not one[1], one[2].name))
-        bases = [one[0] for one in found]
+                entries.append((*parsed, entry))
+        entries.sort(key=lambda named: (named[0], not named[1], named[2].name))
         segments = []
-        for number, (base, good, entry) in enumerate(found):
-            usable = entry.size
-            if number + 1 < len(bases):
-                usable = min(usable, bases[number + 1] - base)
+        for (base, name_ok, entry), after in zip_longest(entries, entries[1:]):
+            usable = entry.size if after is None else min(entry.size, after[0] - base)
             segments.append(Segment(f"{folder}/{entry.name}", base, entry.size, usable,
-                                    entry.mtime_ms, good))
+                                    entry.mtime_ms, name_ok))
         return cls(reader, folder, kind, segments, strange)
 
     @property
@@ -87,25 +87,18 @@ class FlatFile:
 
     def gaps(self) -> Iterator[tuple[Segment, Segment]]:
         """Neighbours of which the first ends before the second begins."""
-        for one, other in pairwise(self.segments):
-            if one.end < other.base:
-                yield one, other
+        for before, after in pairwise(self.segments):
+            if before.end < after.base:
+                yield before, after
 
     def segment_of(self, offset: int) -> Segment | None:
         """The segment with a logical offset in it; None in a gap and outside."""
-        low, high = 0, len(self.segments)
-        while low < high:
-            middle = (low + high) // 2
-            if self.segments[middle].base <= offset:
-                low = middle + 1
-            else:
-                high = middle
+        behind = bisect_right(self.segments, offset, key=lambda segment: segment.base)
         # Empty segments may share a base with the one that holds the bytes.
-        for number in range(low - 1, -1, -1):
-            one = self.segments[number]
-            if one.base <= offset < one.end:
-                return one
-            if one.usable:
+        for segment in reversed(self.segments[:behind]):
+            if segment.base <= offset < segment.end:
+                return segment
+            if segment.usable:
                 break
         return None
 
@@ -115,10 +108,11 @@ class FlatFile:
         """
         parts = []
         while length > 0:
-            one = self.segment_of(offset)
-            if one is None:
+            segment = self.segment_of(offset)
+            if segment is None:
                 break
-            part = self.reader.read(one.path, offset - one.base, min(length, one.end - offset))
+            part = self.reader.read(segment.path, offset - segment.base,
+                                    min(length, segment.end - offset))
             if not part:
                 break
             parts.append(part)
@@ -148,20 +142,42 @@ class FlatFile:
                 data += self.reader.read(after.path, 0, min(length - len(data), after.usable))
         return data
 
-    def batches(self, segment: Segment, start: int = 0) -> Iterator[Batch]:
-        """What lies in a segment from position ``start`` on: messages, and spans of what is none.
-        StoreIOError.
+    def record_at(self, offset: int, size: int | None = None) -> message.Record | None:
+        """The record at a logical offset, wherever it says it lies; None where there is none.
+
+        ``size``: only one of that size. StoreIOError.
+        """
+        from rmqctl.scan.resync import MAX_RECORD
+
+        head = self.read(offset, message.START_SIZE)
+        if len(head) < message.START_SIZE:
+            return None
+        total = message.total_size_at(head)
+        if not message.MIN_SIZE <= total <= MAX_RECORD or size not in (None, total):
+            return None
+        try:
+            return message.decode(self.read(offset, total))
+        except FormatError:
+            return None
+
+    @contextmanager
+    def walk(self, segment: Segment, start: int = 0, *, cut: bool = False) -> Iterator[Walk]:
+        """The walk over a segment from position ``start`` on. With ``cut`` what reaches over the
+        start of the next segment is no message. StoreIOError.
         """
         from rmqctl.scan.walk import Walk
 
         source = self.reader.source(segment.path, segment.base)
         try:
-            yield from Walk(source, start, segment.usable)
+            if cut:
+                source.size = min(source.size, segment.usable)
+            yield Walk(source, start, segment.usable)
         finally:
             close_source(source)
 
-    def sources(self) -> Iterator[tuple[Segment, Source]]:
-        """Every segment that holds bytes, to walk over; to be closed by `close_source`."""
-        for one in self.segments:
-            if one.usable:
-                yield one, self.reader.source(one.path, one.base)
+    def batches(self, segment: Segment, start: int = 0) -> Iterator[Batch]:
+        """What lies in a segment from position ``start`` on: messages, and spans of what is none.
+        StoreIOError.
+        """
+        with self.walk(segment, start) as walk:
+            yield from walk

@@ -14,6 +14,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store import index_files
 from rmqctl.store.index_files import IndexFile
@@ -138,35 +139,36 @@ def known_topics(store: Store) -> list[str]:
 
 
 def containing(store: Store, physical: int) -> Record | None:
-    """The message whose bytes include a physical offset.
+    """The message whose bytes include a physical offset. StoreIOError."""
+    place = store.log.locate(physical)
+    return None if place is None else record_around(*place)
+
+
+def record_around(source: Source, position: int) -> Record | None:
+    """The message of a log file, of a store or a tier, whose bytes include a position in it.
 
     Walks from windows that grow backwards, until two in a row agree without damage in between:
-    one alone may begin inside a body that holds a copy of a record.
+    one alone may begin inside a body that holds a copy of a record. StoreIOError.
     """
-    place = store.log.locate(physical)
-    if place is None:
-        return None
-    source, at = place
-    window = _WINDOW
+    physical, window = source.base + position, _WINDOW
     before: int | None = None
     while True:
-        start = max(0, at - window)
-        found: Record | None = None
+        start = max(0, position - window)
+        record: Record | None = None
         damaged = False
-        walk = Walk(source, start, at + 1, resync=start > 0)
-        for batch in walk:
+        for batch in Walk(source, start, position + 1, resync=start > 0):
             if len(batch):
                 last = len(batch) - 1
                 first = int(batch.offset[last])
                 inside = first <= physical < first + int(batch.column("total_size")[last])
-                found = decode(batch.bytes_at(last)) if inside else None
+                record = decode(batch.bytes_at(last)) if inside else None
             damaged |= any(span.kind == "damaged" for span in batch.spans)
         if start == 0:
-            return found
-        if found is not None and not damaged:
-            if before == found.physical_offset:
-                return found
-            before = found.physical_offset
+            return record
+        if record is not None and not damaged:
+            if before == record.physical_offset:
+                return record
+            before = record.physical_offset
         window *= 8
 
 

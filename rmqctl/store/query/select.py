@@ -19,7 +19,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import Record
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.pages import log_pages
-from rmqctl.store.pages import Page, RecordPage
+from rmqctl.store.pages import Page, RecordPage, limited
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.conditions import KEY, Condition, filtered, tag_condition
 from rmqctl.store.queue.rows import (
@@ -88,16 +88,7 @@ class Selector:
 
         Raises StoreIOError only where nothing can be read at all.
         """
-        left = self.selection.count
-        for page in self._chosen_pages():
-            if left is not None:
-                if len(page) > left:
-                    page = page.select(np.arange(left))  # noqa: PLW2901
-                left -= len(page)
-            if len(page):
-                yield page
-            if left == 0:
-                return
+        yield from limited(self._chosen_pages(), self.selection.count)
 
     def records(self) -> Iterator[Record]:
         """The selected messages one by one."""

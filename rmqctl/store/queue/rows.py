@@ -21,6 +21,7 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.search import first_stored
 from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -87,25 +88,13 @@ class PlainRows:
                 yield from zip(page[1][::-1].tolist(), page[2][::-1].tolist(), strict=True)
 
     def at_or_after(self, when: int) -> int:
-        low, high = self.first, self.end
-        while low < high:
-            middle = (low + high) // 2
-            found, time = self._readable(middle, high)
-            if time is None or time >= when:
-                high = middle
-            else:
-                low = found + 1
-        return low
+        return first_stored(self._store_time, self.first, self.end, when)
 
-    def _readable(self, index: int, end: int) -> tuple[int, int | None]:
-        """(queue offset, store time) of the first row in ``[index, end)`` with a record."""
-        for at in range(index, end):
-            unit = self._queue.unit(at)
-            record = None if unit is None or unit == FILLER else self._log.record_at(
-                unit.physical_offset, unit.size)
-            if record is not None:
-                return at, record.store_timestamp
-        return end, None
+    def _store_time(self, queue_offset: int) -> int | None:
+        unit = self._queue.unit(queue_offset)
+        record = None if unit is None or unit == FILLER else self._log.record_at(
+            unit.physical_offset, unit.size)
+        return None if record is None else record.store_timestamp
 
 
 class BatchRows:

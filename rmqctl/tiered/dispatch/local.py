@@ -20,6 +20,7 @@ from rmqctl.formats.local.consume_queue import FILLER, UnitRecord
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.search import LAST, first_from
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _PAGE = 1024
@@ -47,7 +48,10 @@ class LocalQueue:
         self.end = bounds.end
         if queue.written <= bounds.end:  # rows behind a hole are not passed over in silence
             self.end = max(self.end, queue.disk_end)
-        self.first = _first_left(queue, bounds.first, self.end, view.store.log.min_offset)
+        # A broker takes whole files of rows away later than those of the log.
+        self.first, expired = bounds.first, view.store.log.min_offset
+        if expired > 0:
+            self.first = first_from(queue, self.first, self.end, expired, gap=LAST)
         queue.close()  # there may be more queues than a process may have files
         self.fault: Fault | None = None
         self._cursor = self.end
@@ -167,23 +171,6 @@ def computed_tags(raw: bytes) -> int:
                                 record.store_timestamp)
     except ValueError as error:
         raise FormatError(str(error), path="properties") from None
-
-
-def _first_left(queue: ConsumeQueue, first: int, end: int, log_min: int) -> int:
-    """The first row whose record has not expired: a broker takes whole files of rows away later
-    than those of the log.
-    """
-    if log_min <= 0:
-        return first
-    low, high = first, end
-    while low < high:
-        middle = (low + high) // 2
-        unit = queue.unit(middle)
-        if unit is not None and unit.physical_offset < log_min:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _sound(rows: Array, behind: int) -> int:

@@ -22,6 +22,7 @@ from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
 from rmqctl.formats.tiered.units import NEVER, UNIT, UNIT_SIZE
 from rmqctl.scan.frames import BLANK, Batch
+from rmqctl.store.queue.search import LAST, first_from
 from rmqctl.tiered.dispatch.append_file import AppendFile
 from rmqctl.tiered.dispatch.local import computed_tags
 from rmqctl.tiered.files import metadata_file
@@ -296,25 +297,13 @@ def _times(queue: FlatQueue, kind: str, segment: Segment) -> tuple[int, int]:
     if kind == names.CONSUME_QUEUE:
         first, end = segment.base // UNIT_SIZE, segment.end // UNIT_SIZE
     else:
-        first, end = (_first_at(queue, at) for at in (segment.base, segment.end))
+        first, end = (first_from(queue, queue.cq_start, queue.commit_offset, place, gap=LAST)
+                      for place in (segment.base, segment.end))
     if first >= end:
         return NEVER, NEVER
     begin, last = _time(queue, first), _time(queue, end - 1)
     return (NEVER, NEVER) if begin is None or last is None else (min(begin, last),
                                                                  max(begin, last))
-
-
-def _first_at(queue: FlatQueue, tiered_offset: int) -> int:
-    """The first queue offset whose message begins at ``tiered_offset`` or later."""
-    low, high = queue.cq_start, queue.commit_offset
-    while low < high:
-        middle = (low + high) // 2
-        unit = queue.unit(middle)
-        if unit is not None and unit.commit_log_offset < tiered_offset:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _time(queue: FlatQueue, queue_offset: int) -> int | None:

@@ -145,7 +145,23 @@ def _folder_identity(root: str) -> list[int]:
     return [about.st_dev, about.st_ino]
 
 
-# -- writing --------------------------------------------------------------------------------------
+# -- reading and writing --------------------------------------------------------------------------
+
+def load(path: str) -> meta.Metadata | None:
+    """The metadata in a file; None where there is no such file. FormatError for what is none or
+    empty, StoreIOError.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read") from None
+    if not data.strip(b"\0 \t\r\n"):
+        raise FormatError("it is empty")
+    return meta.read(data)
+
 
 def save(path: str, metadata: meta.Metadata, broker_root: str) -> bool:
     """Publishes metadata at ``path``, what was there as ``.bak``; False where nothing changed.

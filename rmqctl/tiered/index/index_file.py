@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -33,10 +34,7 @@ _EMPTY_HEADER = fmt.HeaderRecord(fmt.END_MAGIC, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """One file. ``where`` in the user's words; ``base`` of an uploaded one's segment, else -1.
-
-    ``kept``: whether a broker is to believe ``shape``'s slots only by configuration (open form).
-    """
+    """One file. ``where`` in the user's words; ``base`` of an uploaded one's segment, else -1."""
 
     where: str
     size: int
@@ -211,26 +209,37 @@ class LocalIndex:
                  max_items: int | None = None) -> None:
         self.files: list[IndexFile] = []
         self.errors: list[FormatError | StoreIOError] = []
-        self._sources: list[FileSource] = []
-        for name in local_names(folder):
-            path = os.path.join(str(folder), name)
-            try:
-                source = FileSource(path)
-                self._sources.append(source)
-                self.files.append(examine(source.read, source.size, path, status="UNSEALED",
-                                          slots=slots, max_items=max_items))
-            except (FormatError, StoreIOError) as error:
-                self.errors.append(error)
+        self._sources = ExitStack()
+        for _, file in local_files(folder, self._sources, slots, max_items):
+            if isinstance(file, IndexFile):
+                self.files.append(file)
+            else:
+                self.errors.append(file)
 
     def close(self) -> None:
-        for one in self._sources:
-            one.close()
+        self._sources.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,
+                max_items: int | None = None) -> Iterator[
+                    tuple[str, IndexFile | FormatError | StoreIOError]]:
+    """(path, the file, or what is wrong with it) of the index files in a broker's local folder,
+    oldest first. They stay open as long as ``sources``. StoreIOError for the folder.
+    """
+    for name in local_names(folder):
+        path = os.path.join(str(folder), name)
+        try:
+            source = sources.enter_context(FileSource(path))
+            yield path, examine(source.read, source.size, path, status="UNSEALED", slots=slots,
+                                max_items=max_items)
+        except (FormatError, StoreIOError) as error:
+            yield path, error
 
 
 def local_names(folder: str | None) -> list[str]:

@@ -17,6 +17,7 @@ from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE
 from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
+from rmqctl.store.queue.search import first_stored
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.read.messages import Fault, held_from, proven
@@ -47,10 +48,15 @@ def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
     be read is passed over. StoreIOError.
     """
     low, end = min(held_from(queue), queue.commit_offset), queue.commit_offset
-    first = _search(queue, low, end, when)
+
+    def store_time(offset: int) -> int | None:
+        record = _record(queue, offset)
+        return None if record is None else record.store_timestamp
+
+    first = first_stored(store_time, low, end, when, patience=_PATIENCE)
     queue_offset, record = _readable(queue, first, end)
     if upper:
-        beyond = _search(queue, first, end, when + 1)
+        beyond = first_stored(store_time, first, end, when + 1, patience=_PATIENCE)
         last, before = _readable(queue, beyond - 1, low - 1)
         if before is not None and (before.store_timestamp == when or rule == "5.2.0"):
             queue_offset, record = last, before
@@ -71,21 +77,6 @@ def at_offset(queue: FlatQueue, offset: int) -> TieredTime:
     """What lies at a queue offset, with the bounds a broker gives. StoreIOError."""
     low, end = queue.min_offset, queue.commit_offset
     return TieredTime(offset, low, end, _record(queue, offset) if low <= offset < end else None)
-
-
-def _search(queue: FlatQueue, low: int, high: int, when: int) -> int:
-    """The first offset in ``[low, high)`` stored at ``when`` or later; ``high`` if none."""
-    while low < high:
-        middle = (low + high) // 2
-        probe, record = middle, None
-        while probe < min(high, middle + _PATIENCE) and record is None:
-            record = _record(queue, probe)
-            probe += 1
-        if record is not None and record.store_timestamp < when:
-            low = probe
-        else:
-            high = middle
-    return low
 
 
 def _record(queue: FlatQueue, offset: int) -> Record | None:

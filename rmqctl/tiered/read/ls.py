@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
@@ -20,9 +21,8 @@ from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.index.index_file import (
     EMPTY,
     IndexFile,
-    examine,
     known_slots,
-    local_names,
+    local_files,
     uploaded,
 )
 from rmqctl.tiered.tier import Tier
@@ -159,24 +159,15 @@ def index_files(tier: Tier, broker: str | None = None, slots: int | None = None,
             yield _index_row(owner, file, flat.reader.where(flat.segments[number].path))
     folder = tier.local_index_folder
     try:
-        found = local_names(folder)
-    except OSError as error:
-        yield _index_row(None, str(error), folder)
-        return
-    from rmqctl.scan.source import FileSource
-
-    for name in found:
-        path = f"{folder}/{name}"
-        try:
-            with FileSource(path) as source:
-                yield _index_row(None, examine(
-                    source.read, source.size, path, status="UNSEALED",
-                    slots=slots or known_slots(tier, broker), max_items=max_items), path)
-        except (FormatError, StoreIOError) as error:
-            yield _index_row(None, error, path)
+        with ExitStack() as sources:
+            for path, local in local_files(folder, sources, slots or known_slots(tier, broker),
+                                           max_items):
+                yield _index_row(None, local, path)
+    except StoreIOError as error:
+        yield _index_row(None, error, folder)
 
 
-def _index_row(broker: str | None, file: IndexFile | FormatError | StoreIOError | str,
+def _index_row(broker: str | None, file: IndexFile | FormatError | StoreIOError,
                path: str | None) -> Row:
     if not isinstance(file, IndexFile):
         return dict.fromkeys(INDEX_COLUMNS) | {"broker": broker, "error": str(file), "path": path}

@@ -14,8 +14,9 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, UNIT_SIZE, UnitRecord, is_coda
-from rmqctl.scan.resync import MAX_RECORD, next_provable
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.store.query.lookup import record_around
+from rmqctl.store.queue.search import first_from
 from rmqctl.tiered.files.reader import close_source
 from rmqctl.tiered.flat_file import Segment
 from rmqctl.tiered.flat_queue import FlatQueue
@@ -24,8 +25,6 @@ UNITS = 4096
 """Units that are read at once."""
 SPAN = 4 << 20
 """Bytes of commit log that are read at once, unless one message is larger."""
-_WINDOW = 1 << 20
-_HEAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +58,9 @@ def held_from(queue: FlatQueue) -> int:
 
     Unlike the broker's min offset it does not depend on the first message being intact.
     """
-    low, high = queue.cq_start, queue.commit_offset
     start = queue.commit_log.start
-    if not start:
-        return low
-    while low < high:
-        middle = (low + high) // 2
-        unit = queue.unit(middle)
-        if unit is None or unit.commit_log_offset < start:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return first_from(queue, queue.cq_start, queue.commit_offset, start) if start else (
+        queue.cq_start)
 
 
 def messages(queue: FlatQueue, start: int | None = None, end: int | None = None, *,
@@ -223,17 +213,11 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
         return f"nothing is at {place}: the commit log ends at {flat.end}"
     if around:
         return _around(queue, segment, place)
-    head = flat.read(place, _HEAD)
-    if is_coda(head):
+    if is_coda(flat.read(place, CODA_SIZE)):
         return f"a coda record ({CODA_SIZE} bytes, written by 5.1 and 5.2) is at {place}"
-    size = message.total_size_at(head)
-    try:
-        if message.MIN_SIZE <= size <= MAX_RECORD:
-            record = message.decode(flat.read(place, size), 0, place)
-            if record.physical_offset == place:
-                return record
-    except FormatError:
-        pass
+    record = flat.record_at(place)
+    if record is not None and record.physical_offset == place:
+        return record
     around_it = _around(queue, segment, place)
     if isinstance(around_it, str):
         return f"no message starts at {place}: {around_it}"
@@ -242,21 +226,9 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
 
 
 def _around(queue: FlatQueue, segment: Segment, place: int) -> Record | str:
-    """Walks up to the place from windows that grow backwards, up to the segment's start."""
     source = queue.commit_log.reader.source(segment.path, segment.base)
     try:
-        inside, window = place - segment.base, _WINDOW
-        while True:
-            start = max(0, inside - window)
-            first = next_provable(source, start, min(inside + 1, source.size)) if start else 0
-            for batch in Walk(source, first, inside + 1) if first is not None else ():
-                if len(batch):
-                    last = len(batch) - 1
-                    begin = int(batch.offset[last])
-                    if begin <= place < begin + int(batch.column("total_size")[last]):
-                        return message.decode(batch.bytes_at(last))
-            if start == 0:
-                return f"damage or unused bytes are around {place}"
-            window *= 8
+        return (record_around(source, place - segment.base)
+                or f"damage or unused bytes are around {place}")
     finally:
         close_source(source)

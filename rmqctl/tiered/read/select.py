@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
-
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import Record
-from rmqctl.store.pages import Page, RecordPage
+from rmqctl.store.pages import Page, RecordPage, limited
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.conditions import filtered
 from rmqctl.store.query.select import Selection
@@ -49,22 +47,10 @@ def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
             report(Problem("unreadable", one.reason))
 
 
-def counted(pages_found: Iterable[Page], wanted: Selection) -> Iterator[Page]:
+def counted(unfiltered: Iterable[Page], wanted: Selection) -> Iterator[Page]:
     """What of the pages fulfils the conditions, up to the count."""
-    left = wanted.count
-    if left == 0:
-        return
     conditions = wanted.conditions()
-    for unfiltered in pages_found:
-        page = filtered(unfiltered, conditions)
-        if left is not None:
-            if len(page) > left:
-                page = page.select(np.arange(left))
-            left -= len(page)
-        if len(page):
-            yield page
-        if left == 0:
-            return
+    yield from limited((filtered(page, conditions) for page in unfiltered), wanted.count)
 
 
 def _queue_pages(queue: FlatQueue, wanted: Selection, report: Report,

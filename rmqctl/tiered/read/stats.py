@@ -10,15 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rmqctl.errors import StoreIOError
-from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
 from rmqctl.scan.aggregate import Aggregate
-from rmqctl.scan.frames import Array
 from rmqctl.scan.groupings import Key
-from rmqctl.scan.walk import Walk
-from rmqctl.tiered.files.reader import close_source
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.tiered.tier import Tier
@@ -104,32 +98,18 @@ def _pass(tier: Tier, query: Query, only: dict[str, list[Key]], apart: bool,
 def _queue(queue: FlatQueue, sums: Aggregate, figures: Figures, progress: Progress | None) -> None:
     units = Units(queue)
     units.find_tears()
-    for segment, source in queue.commit_log.sources():
-        try:
-            source.size = min(source.size, segment.usable)
-            walk = Walk(source)
+    for segment in queue.commit_log.segments:
+        if not segment.usable:
+            continue
+        with queue.commit_log.walk(segment, cut=True) as walk:
             done = 0
             for batch in walk:
                 figures.bytes_other += sum(span.length for span in batch.spans)
                 if len(batch):
-                    size = batch.column("total_size")
-                    leading = units.at(batch.column("queue_offset"))
-                    has_unit = leading.known & (leading.size == size) & (
-                        (leading.offset == batch.offset) | _behind_coda(queue, leading.offset,
-                                                                     batch.offset))
+                    _, has_unit = units.of(batch)
                     figures.orphans += int((~has_unit).sum())
-                    figures.bytes_orphaned += int(size[~has_unit].sum())
+                    figures.bytes_orphaned += int(batch.column("total_size")[~has_unit].sum())
                     sums.add(batch.select(has_unit))
                 if progress is not None:
                     progress(walk.position - done)
                     done = walk.position
-        finally:
-            close_source(source)
-
-
-def _behind_coda(queue: FlatQueue, offset: Array, place: Array) -> Array:
-    """Which units lead to a coda in front of their message (5.1, 5.2)."""
-    behind: Array = np.zeros(len(offset), bool)
-    for row in np.flatnonzero(offset + CODA_SIZE == place).tolist():
-        behind[row] = is_coda(queue.commit_log.read(int(offset[row]), CODA_SIZE))
-    return behind

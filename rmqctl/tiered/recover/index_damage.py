@@ -17,14 +17,12 @@ import numpy as np
 
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.local import message
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.names import OLD_INDEX_NAMES
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch, gather_int
-from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile
@@ -159,13 +157,10 @@ class IndexDamage(Items):
         try:
             if is_coda(log.read(start, CODA_SIZE)):
                 start += CODA_SIZE
-            size = int.from_bytes(log.read(start, 4), "big", signed=True)
-            if not start <= offset < start + size <= log.end or size > MAX_RECORD:
-                return False
-            message.decode(log.read(start, size))
-        except (FormatError, StoreIOError):
+            record = log.record_at(start)
+        except StoreIOError:
             return False
-        return True
+        return record is not None and start <= offset < start + record.total_size <= log.end
 
 
 def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:

@@ -19,7 +19,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.tiered.index.compacted_form import slot_table
 from rmqctl.tiered.index.index_file import EMPTY, IndexFile
 from rmqctl.tiered.verify.index import Times
-from rmqctl.tiered.verify.keys import folded
+from rmqctl.tiered.verify.keys import folded, marks
 
 LOST = np.dtype([("key_hash", "i4"), ("topic_id", "i4"), ("queue_id", "i4"), ("offset", "i8"),
                  ("size", "i4"), ("store_time", "i8")])
@@ -31,13 +31,7 @@ _RUN = 1 << 22
 
 def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> Array:
     """What items are told apart by (uint64), whichever rule their hash follows."""
-    value = offset.astype(np.int64).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for one, factor in ((topic_id, 0xC2B2AE3D27D4EB4F), (queue_id, 0x165667B19E3779F9),
-                        (folded(key_hash), 0xD6E8FEB86659FD93)):
-        value ^= one.astype(np.int64).view(np.uint64) + np.uint64(0x27D4EB2F165667C5)
-        value *= np.uint64(factor)
-        value ^= value >> np.uint64(29)
-    return value
+    return marks(topic_id, queue_id, offset, folded(key_hash))
 
 
 class Known:

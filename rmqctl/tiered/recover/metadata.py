@@ -223,10 +223,10 @@ def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
     if not (log.start <= offset and message.MIN_SIZE <= size <= log.end - offset):
         return False
     try:
-        record = message.decode(log.read(offset, size))
-    except (FormatError, StoreIOError):
+        record = log.record_at(offset, size)
+    except StoreIOError:
         return False
-    if record.total_size != size or record.topic.decode("utf-8", "replace") != queue.name.topic:
+    if record is None or record.topic.decode("utf-8", "replace") != queue.name.topic:
         return False
     return any(key_hash in fmt.both_hashes(queue.name.topic, key) for key in keys_of(record))
 

@@ -21,9 +21,9 @@ from rmqctl.files.durable import make_folders
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.metadata import read as read_metadata
 from rmqctl.repair.plan import Create, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
+from rmqctl.tiered.files.metadata_file import load
 from rmqctl.tiered.files.settings import recall
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.index.index_file import OPEN, IndexFile, LocalIndex
@@ -160,18 +160,15 @@ class _Recovery:
         why = None
         for name in (path, f"{path}.bak"):
             try:
-                with open(name, "rb") as file:
-                    data = file.read()
-                if not data.strip(b"\0 \t\r\n"):
-                    raise FormatError("it is empty")
-                readable.append(read_metadata(data))
-            except FileNotFoundError:
-                why = why or (f"{name} is missing" if name == path else None)
-            except OSError as error:
-                raise StoreIOError.from_oserror(error, name, "read") from None
+                metadata = load(name)
             except FormatError as error:
                 if name == path:
                     why = f"{name} cannot be read: {error}"
+                continue
+            if metadata is not None:
+                readable.append(metadata)
+            elif name == path:
+                why = f"{name} is missing"
         if why is not None and readable:
             self._notes.append(f"{why}; what its backup has right is kept")
         if not readable:

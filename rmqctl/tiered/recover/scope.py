@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rmqctl.errors import FormatError, NotAStoreError, UsageError
-from rmqctl.formats.tiered.metadata import read
-from rmqctl.tiered.files.metadata_file import broker_root_of, expected_path
+from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
+from rmqctl.tiered.files.metadata_file import broker_root_of, expected_path, load
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.tier import Tier
 
@@ -63,9 +62,10 @@ def _brokers(path: str) -> set[str]:
     brokers: set[str] = set()
     for name in (path, f"{path}.bak"):
         try:
-            with open(name, "rb") as file:
-                metadata = read(file.read())
-        except (OSError, FormatError):
+            metadata = load(name)
+        except (StoreIOError, FormatError):
+            continue
+        if metadata is None:
             continue
         for table in metadata.segments.values():
             brokers.update(one.partition("/")[0] for one in table)

@@ -27,7 +27,7 @@ from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, gather_int
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource, Source
 from rmqctl.scan.walk import Walk
-from rmqctl.tiered.files.reader import Entry, Reader, close_source
+from rmqctl.tiered.files.reader import Entry, Reader
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 
@@ -141,22 +141,18 @@ class MessageRows:
 class _Reading:
     def __init__(self, queue: FlatQueue, found: Survey) -> None:
         self._name, self._found = queue.name, found
-        self._reader = found.log.reader
         self._messages = MessageRows(queue.name)
         self._last = -1
         """The queue offset of the last row."""
 
     def segment(self, about: SegmentSurvey) -> Iterator[Array]:
         """The rows of a segment, in parts; fills ``about``."""
-        source = self._reader.source(about.segment.path, about.segment.base)
-        try:
-            yield from self._walk(source, about)
-        finally:
-            close_source(source)
+        with self._found.log.walk(about.segment) as walk:
+            yield from self._rows_of(walk, about)
 
-    def _walk(self, source: Source, about: SegmentSurvey) -> Iterator[Array]:
-        waiting: Span | None = None
-        for batch in Walk(source, 0, about.segment.usable):
+    def _rows_of(self, walk: Walk, about: SegmentSurvey) -> Iterator[Array]:
+        source, waiting = walk.source, None
+        for batch in walk:
             if len(batch):
                 if waiting is not None:
                     yield from self._damaged(source, about, waiting)

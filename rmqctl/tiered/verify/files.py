@@ -12,11 +12,10 @@ from itertools import pairwise
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
-from rmqctl.errors import FormatError
+from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
-from rmqctl.formats.tiered.metadata import read as read_metadata
-from rmqctl.tiered.files.metadata_file import expected_path
+from rmqctl.tiered.files.metadata_file import expected_path, load
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import QueueName
@@ -131,9 +130,8 @@ def _backup(path: str) -> Iterator[Finding]:
     if path.endswith(".bak") or not os.path.isfile(backup):
         return
     try:
-        with open(backup, "rb") as file:
-            read_metadata(file.read())
-    except OSError as error:
+        load(backup)
+    except StoreIOError as error:
         yield Finding("file-unreadable", METADATA, str(error), backup)
     except FormatError as error:
         yield Finding("tiered-oddity", METADATA, f"the backup cannot be read: {error.reason}; it "

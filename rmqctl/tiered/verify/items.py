@@ -20,6 +20,7 @@ from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.scan.frames import Array
+from rmqctl.store.queue.search import first_from
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import COMPACTED, IndexFile
 from rmqctl.tiered.verify.context import Coverage
@@ -255,18 +256,9 @@ class Items:
 
 def _leads_as_unit(queue: FlatQueue, item: fmt.CompactedItemRecord) -> bool:
     """Whether a unit leads to the same place, where no message can be read."""
-    low, high = queue.cq_start, queue.commit_offset
     try:
-        while low < high:
-            middle = (low + high) // 2
-            unit = queue.unit(middle)
-            if unit is None:
-                return False
-            if unit.commit_log_offset < item.commit_log_offset:
-                low = middle + 1
-            else:
-                high = middle
-        unit = queue.unit(low)
+        unit = queue.unit(first_from(queue, queue.cq_start, queue.commit_offset,
+                                     item.commit_log_offset))
         if unit is None or unit[:2] != (item.commit_log_offset, item.size):
             return False
         message.decode(queue.raw(unit))

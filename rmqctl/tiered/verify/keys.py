@@ -43,10 +43,10 @@ def folded(key_hash: Array) -> Array:
     return found
 
 
-def marks(queue: Array, offset: Array, size: Array, hashed: Array) -> Array:
-    """Fingerprints (uint64) of what an item says; ``hashed`` is `folded`."""
-    value: Array = np.zeros(len(offset), np.uint64)
-    for part in (queue, offset, size, hashed):
+def marks(*parts: Array) -> Array:
+    """Fingerprints (uint64) of rows of what an item says: queue, offset, size, hash (`folded`)."""
+    value: Array = np.zeros(len(parts[0]), np.uint64)
+    for part in parts:
         value = (value ^ part.astype(np.int64).view(np.uint64)) * _MIX[0]
         value = (value ^ (value >> np.uint64(30))) * _MIX[1]
         value = (value ^ (value >> np.uint64(27))) * _MIX[2]

@@ -15,11 +15,9 @@ import numpy as np
 
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.common import plural
-from rmqctl.errors import FormatError
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.scan.frames import Array, Span
-from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.verify.queue import Loose, QueueCheck
 
@@ -37,23 +35,6 @@ class Unit(NamedTuple):
     queue_offset: int
     offset: int
     size: int
-
-
-def record_at(log: FlatFile, offset: int, size: int | None = None) -> message.Record | None:
-    """The record at a logical offset, wherever it says it lies; None where there is none.
-
-    ``size``: only one of that size. StoreIOError.
-    """
-    head = log.read(offset, message.START_SIZE)
-    if len(head) < message.START_SIZE:
-        return None
-    total = message.total_size_at(head)
-    if not message.MIN_SIZE <= total <= MAX_RECORD or size not in (None, total):
-        return None
-    try:
-        return message.decode(log.read(offset, total))
-    except FormatError:
-        return None
 
 
 class Shifts:
@@ -100,7 +81,7 @@ class Shifts:
             self._searched.add(number)
             self._search(self._check.spans[number])
         for distance in self._shifts:
-            record = record_at(self._log, unit.offset + distance, unit.size)
+            record = self._log.record_at(unit.offset + distance, unit.size)
             if record is not None and (record.queue_offset, record.physical_offset) == unit[:2]:
                 self._note(distance, unit.queue_offset, unit.offset + distance)
                 return True
@@ -111,7 +92,7 @@ class Shifts:
         data = self._log.read(span.offset, min(span.length, _SEARCHED))
         for tried, found in enumerate(message.MAGIC_PATTERN.finditer(data, message.MAGIC_OFFSET)):
             at = span.offset + found.start() - message.MAGIC_OFFSET
-            record = record_at(self._log, at)
+            record = self._log.record_at(at)
             if record is not None and record.physical_offset < at:
                 units = self._check.units.at(np.array([record.queue_offset], np.int64))
                 if units.known[0] and int(units.offset[0]) == record.physical_offset and int(
@@ -257,7 +238,7 @@ class Left:
         if number is not None:
             self._hit_spans.setdefault(number, []).append(unit)
             return
-        record = record_at(self.log, unit.offset)
+        record = self.log.record_at(unit.offset)
         if record is not None and record.physical_offset == unit.offset:
             yield from self._at_frame(unit, record.total_size, record.queue_offset)
         elif self.log.segment_of(unit.offset) is None:

@@ -17,7 +17,7 @@ from rmqctl.formats import layout
 from rmqctl.formats.local import consume_queue, consume_queue_ext, message
 from rmqctl.formats.tiered.names import is_filtered
 from rmqctl.formats.tiered.units import UnitRecord
-from rmqctl.store.queue.consume_queue import ConsumeQueue
+from rmqctl.store.queue.search import first_from
 from rmqctl.store.store import Store
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.tier import Tier
@@ -39,7 +39,9 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
         return
     try:
         # What either side has alone, and neither.
-        low, high = _local_range(store, there.first_index, there.disk_end, there)
+        # Rows are in the order of the log: those before its first file lead to nothing any more.
+        high = there.disk_end
+        low = first_from(there, there.first_index, high, store.log.min_offset)
         counted.local_only += max(high - max(low, end), 0) + max(min(high, first) - low, 0)
         counted.tiered_only += max(min(end, low) - first, 0)
         if low > end:
@@ -68,19 +70,6 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
                       queue_id=name.queue_id)
     finally:
         there.close()
-
-
-def _local_range(store: Store, first: int, end: int, queue: ConsumeQueue) -> tuple[int, int]:
-    """The queue offsets whose messages the local log still has: rows are in log order."""
-    low, high = first, end
-    while low < high:
-        middle = (low + high) // 2
-        unit = queue.unit(middle)
-        if unit is None or unit.physical_offset < store.log.min_offset:
-            low = middle + 1
-        else:
-            high = middle
-    return low, end
 
 
 def count_others(tier: Tier, store: Store, counted: Coverage) -> None:

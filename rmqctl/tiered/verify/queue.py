@@ -25,13 +25,11 @@ from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
-from rmqctl.scan.walk import Walk
-from rmqctl.tiered.files.reader import close_source
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.verify.context import METADATA, Place, Progress
 from rmqctl.tiered.verify.keys import MessageKeys
-from rmqctl.tiered.verify.units import Found, Seen, Units
+from rmqctl.tiered.verify.units import Seen, UnitColumns, Units
 
 ENGINE_TIME = fixed_field("store_timestamp").offset
 """Where a broker reads the store time of any message: right unless the born host is IPv6."""
@@ -169,7 +167,6 @@ class QueueCheck:
         self.seen = Seen()
         self.times = Times(queue)
         self.spans: list[Span] = []
-        self.codas: set[int] = set()
         self.first: tuple[int, int] | None = None
         self.loose_count = 0
         self._loose: list[tuple[Array, ...]] = []
@@ -189,26 +186,18 @@ class QueueCheck:
             if not segment.usable:
                 continue
             try:
-                source = self.queue.commit_log.reader.source(segment.path, segment.base)
-            except StoreIOError as error:
-                yield self.place.log("file-unreadable", str(error), segment.base)
-                continue
-            try:
-                source.size = min(source.size, segment.usable)
-                walk = Walk(source)
-                done = 0
-                for batch in walk:
-                    yield from self._take(batch, segment)
-                    self._progress(walk.position - done)
-                    done = walk.position
+                with self.queue.commit_log.walk(segment, cut=True) as walk:
+                    done = 0
+                    for batch in walk:
+                        yield from self._take(batch, segment)
+                        self._progress(walk.position - done)
+                        done = walk.position
                 self.place.counted.bytes_total += walk.position
                 if walk.shrunk:
                     yield self.place.log("file-changed", "the segment became shorter while it was "
                                          "read", segment.base)
             except StoreIOError as error:
                 yield self.place.log("file-unreadable", str(error), segment.base)
-            finally:
-                close_source(source)
 
     @property
     def loose(self) -> Loose:
@@ -226,13 +215,7 @@ class QueueCheck:
         if not len(batch):
             return
         queue_offset, size = batch.column("queue_offset"), batch.column("total_size")
-        offset = batch.offset
-        units = self.units.at(queue_offset)
-        matched = units.known & (units.offset == offset) & (units.size == size)
-        if self.codas:  # a unit may lead to the coda in front of its message
-            behind = np.array([int(start) in self.codas for start in offset.tolist()], bool)
-            matched |= (behind & units.known & (units.offset == offset - CODA_SIZE)
-                        & (units.size == size))
+        units, matched = self.units.of(batch)
         engine_time = self._engine_time(batch)
         self.times.take(segment, queue_offset, matched, engine_time,
                         batch.column("store_timestamp"))
@@ -254,7 +237,7 @@ class QueueCheck:
         counted.orphans += len(size) - count
         counted.bytes_orphaned += int(size.sum()) - total
 
-    def _keep(self, batch: Batch, rows: Array, units: Found) -> None:
+    def _keep(self, batch: Batch, rows: Array, units: UnitColumns) -> None:
         self.loose_count += int(rows.sum())
         if sum(len(one[0]) for one in self._loose) < MAX_KEPT:
             self._loose.append((
@@ -262,8 +245,8 @@ class QueueCheck:
                 batch.column("queue_offset")[rows], batch.crc_ok()[rows], units.known[rows],
                 units.offset[rows], units.size[rows]))
 
-    def _matched(self, batch: Batch, matched: Array, units: Found, engine_time: Array) -> Iterator[
-            Finding]:
+    def _matched(self, batch: Batch, matched: Array, units: UnitColumns,
+                 engine_time: Array) -> Iterator[Finding]:
         """The checks of messages that their units lead to."""
         queue_offset, offset = batch.column("queue_offset"), batch.offset
         # Which queue offsets are met, and in which order.
@@ -347,7 +330,6 @@ class QueueCheck:
         head = self.queue.commit_log.read(span.offset, CODA_SIZE)
         if is_coda(head) and span.length >= CODA_SIZE:
             counted.bytes_coda += CODA_SIZE
-            self.codas.add(span.offset + CODA_SIZE)
             rest = span.length - CODA_SIZE
             if not rest:
                 return

@@ -14,8 +14,8 @@ import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import message
-from rmqctl.formats.tiered.units import UNIT, UNIT_SIZE, UnitRecord
-from rmqctl.scan.frames import Array
+from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, is_coda
+from rmqctl.scan.frames import Array, Batch
 from rmqctl.tiered.flat_queue import FlatQueue
 
 WINDOW = 1 << 12
@@ -33,7 +33,7 @@ class Tear:
 
 
 @dataclass(slots=True)
-class Found:
+class UnitColumns:
     """Units as columns (int64); ``known`` is False where there is no such unit."""
 
     known: Array
@@ -142,33 +142,46 @@ class Units:
                 return
             at = max(at + 1, -(-min(after) // UNIT_SIZE))
 
-    def at(self, queue_offset: Array) -> Found:
+    def at(self, queue_offset: Array) -> UnitColumns:
         """The units of queue offsets (int64), in any order."""
         count = len(queue_offset)
         known: Array = np.zeros(count, bool)
-        found = Found(known, *(np.full(count, -1, np.int64) for _ in range(3)))
+        columns = UnitColumns(known, *(np.full(count, -1, np.int64) for _ in range(3)))
         inside = np.flatnonzero((queue_offset >= self.first) & (queue_offset < self.end))
         if not len(inside):
-            return found
+            return columns
         windows = queue_offset[inside] // WINDOW
         order = np.argsort(windows, kind="stable")
         cuts = np.flatnonzero(np.diff(windows[order])) + 1
         for rows in np.split(inside[order], cuts):
             wanted = queue_offset[rows]
-            self._window(rows, wanted, int(wanted.min()), int(wanted.max()) + 1, found)
-        return found
+            self._window(rows, wanted, int(wanted.min()), int(wanted.max()) + 1, columns)
+        return columns
 
-    def _window(self, rows: Array, wanted: Array, first: int, end: int, found: Found) -> None:
+    def of(self, batch: Batch) -> tuple[UnitColumns, Array]:
+        """(the units of a batch's queue offsets, which of its messages they lead to (bool)).
+
+        A unit may lead to the coda in front of its message (5.1, 5.2).
+        """
+        units = self.at(batch.column("queue_offset"))
+        matched = units.known & (units.offset == batch.offset)
+        for row in np.flatnonzero(units.known & (units.offset + CODA_SIZE == batch.offset)
+                                  ).tolist():
+            matched[row] = is_coda(self._queue.commit_log.read(int(units.offset[row]), CODA_SIZE))
+        return units, matched & (units.size == batch.column("total_size"))
+
+    def _window(self, rows: Array, wanted: Array, first: int, end: int,
+                columns: UnitColumns) -> None:
         while first < end:
             units = self.block(first, end - first)
             step = max(len(units), 1)
             if len(units):
                 here = (wanted >= first) & (wanted < first + len(units))
-                at, picked = rows[here], units[wanted[here] - first]
-                found.known[at] = True
-                found.offset[at] = picked["commit_log_offset"]
-                found.size[at] = picked["size"]
-                found.tags_code[at] = picked["tags_code"]
+                row, picked = rows[here], units[wanted[here] - first]
+                columns.known[row] = True
+                columns.offset[row] = picked["commit_log_offset"]
+                columns.size[row] = picked["size"]
+                columns.tags_code[row] = picked["tags_code"]
             first += step
 
 

@@ -24,13 +24,12 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.scan.frames import Array
-from rmqctl.scan.source import FileSource
 from rmqctl.store.log.ranges import parallel
 from rmqctl.store.store import Store
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
-from rmqctl.tiered.index.index_file import IndexFile, examine, known_slots, local_names, uploaded
+from rmqctl.tiered.index.index_file import IndexFile, known_slots, local_files, uploaded
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify import files, index
 from rmqctl.tiered.verify.context import (
@@ -169,7 +168,8 @@ class Verification:
                 if entry is not None and file.size:
                     yield from _index_entry(file, entry, times)
         if self._is_home(broker):
-            yield from self._local_index(broker, items)
+            yield from _guarded(INDEX, self.tier.local_index_folder or "",
+                                self._local_index(broker, items))
 
     def _is_home(self, broker: str) -> bool:
         """Whether the local index files are this broker's."""
@@ -181,19 +181,10 @@ class Verification:
         folder, options = self.tier.local_index_folder, self.options
         slots = options.index_slots or known_slots(self.tier, broker)
         keys = {one.timestamp for one in items.files if one.size}
-        try:
-            found = local_names(folder)
-        except OSError as error:
-            yield Finding("file-unreadable", INDEX, str(error), folder)
-            return
-        for name in found:
-            path = f"{folder}/{name}"
-            try:
-                source = items.held.enter_context(FileSource(path))
-                file = examine(source.read, source.size, path, status="UNSEALED", slots=slots,
-                               max_items=options.index_max)
-            except (FormatError, StoreIOError) as error:
-                yield _unreadable(error, path)
+        for path, file in local_files(folder, items.held, slots, options.index_max):
+            name = os.path.basename(path)
+            if not isinstance(file, IndexFile):
+                yield _unreadable(file, path)
                 continue
             if not file.shape.old and file.size and int(name) != file.timestamp:
                 yield index.note(file, "tiered-index-header", f"begins at {file.timestamp}, "

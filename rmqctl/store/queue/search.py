@@ -1,0 +1,58 @@
+"""Places in a queue, wherever its units lie: in the consumequeue of a store, or in a tier.
+
+Both have 20-byte units of where a message lies in its log, its size and its tags code, one for each
+queue offset; their messages lie in the log in the order of the queue, and (nearly) in that of their
+store times. So either is searched by bisection.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Protocol
+
+LAST = 1 << 63
+"""Behind every place of a log."""
+
+
+class QueueUnits(Protocol):
+    """A queue as it is searched: `store.queue.consume_queue.ConsumeQueue`, `tiered.flat_queue`."""
+
+    def unit(self, queue_offset: int) -> tuple[int, int, int] | None:
+        """(place of the message in its log, size, tags code); None where there is no unit."""
+        ...
+
+
+def first_from(queue: QueueUnits, low: int, high: int, place: int, *, gap: int = -1) -> int:
+    """The first queue offset in ``[low, high)`` whose unit leads to ``place`` or behind; ``high``
+    (or ``low``, if that is more) where none does. StoreIOError.
+
+    ``gap``: where a queue offset without a unit counts as leading, before all others or `LAST`.
+    """
+    def leads_to(queue_offset: int) -> int:
+        unit = queue.unit(queue_offset)
+        return gap if unit is None else unit[0]
+
+    return low + bisect_left(range(low, high), place, key=leads_to)
+
+
+def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when: int, *,
+                 patience: int | None = None) -> int:
+    """The first queue offset in ``[low, high)`` whose message was stored at ``when`` (ms) or later;
+    ``high`` if none was.
+
+    ``time_of`` gives the store time at a queue offset, None where no message can be read: then the
+    next one that can be read is asked, of no more than ``patience``.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        end = high if patience is None else min(high, middle + patience)
+        stored, asked = None, middle
+        while stored is None and asked < end:
+            stored = time_of(asked)
+            asked += 1
+        if stored is not None and stored < when:
+            low = asked
+        else:
+            high = middle
+    return low
