@@ -24,6 +24,7 @@ from rmqctl.commands.app.exit_codes import (
     terminable,
 )
 from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, Group, fill
+from rmqctl.commands.app.memory import expect_room
 from rmqctl.errors import StoreIOError
 
 _PROGRAM = "rmqctl"
@@ -46,6 +47,7 @@ def build() -> Group:
     app.callback()(_root)
     root = typer.main.get_command(app)
     assert isinstance(root, Group)
+    root.suggest_commands = False  # `Group` proposes what changes nothing
     use_light_coercion(root.params)
     fill(root, REGISTRY, GROUPS)
     return root
@@ -95,6 +97,7 @@ def _run(args: list[str]) -> int:
     result: Any
     try:
         with root.make_context(_PROGRAM, args) as ctx:
+            expect_room()
             result = root.invoke(ctx)
     except typer.Exit as exc:
         result = exc.exit_code

@@ -22,10 +22,29 @@ _LONG_MAX = (1 << 63) - 1
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgtpe])(ib|b|i)?|b)?", re.IGNORECASE)
 _POWER = {unit: power for power, unit in enumerate("kmgtpe", start=1)}
 
-_RELATIVE = re.compile(r"(?:now)?([+-])((?:[0-9]+(?:ms|[smhdw]))+)")
+_GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_RELATIVE = re.compile(r"(?:now *)?([+-]) *((?:[0-9]+(?:ms|[smhdw]))+)")
 _SPAN = re.compile(r"([0-9]+)(ms|[smhdw])")
 _SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _UTC_OFFSET = re.compile(r"(?:utc|gmt)?([+-])([0-9]{1,2})(?::?([0-5][0-9]))?", re.IGNORECASE)
+
+
+_LONG_MAX_TEXT = str(_LONG_MAX)
+"""What mqadmin hands over as "no end" of a range of times (``Long.MAX_VALUE``)."""
+_DATES_OF_DIGITS = {8: "yyyyMMdd", 14: "yyyyMMddHHmmss"}
+_SECONDS_DIGITS, _MILLIS_DIGITS = 10, 13
+"""Digits of epoch seconds and milliseconds from September 2001 to the year 2286."""
+
+
+def ungrouped(text: str) -> str:
+    """``text`` without the commas that group the digits of a number, as rmqctl prints them.
+
+    ``1,048,576 B`` becomes ``1048576 B``; commas in other places stay, to be refused.
+    """
+    stripped = text.strip()
+    grouped = _GROUPED.match(stripped)
+    return stripped if grouped is None else (
+        grouped.group().replace(",", "") + stripped[grouped.end():])
 
 
 def parse_size(text: str | int) -> int:
@@ -35,7 +54,7 @@ def parse_size(text: str | int) -> int:
     """
     if isinstance(text, int):
         return text
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(ungrouped(text))
     if match is None:
         raise UsageError(f"{text!r} is not a size; write 1073741824, 64KiB, 1GiB or 10MB")
     number, unit, suffix = match.groups()
@@ -52,7 +71,7 @@ def parse_offset(text: str | int) -> int:
     """A file, physical or queue offset: decimal or ``0x`` hexadecimal, 0 to 2**63-1."""
     if isinstance(text, int):
         return text
-    stripped = text.strip().lower()
+    stripped = ungrouped(text).lower()
     if re.fullmatch("[0-9]+", stripped):
         value = int(stripped)
     elif re.fullmatch("0x[0-9a-f]+", stripped):
@@ -72,33 +91,58 @@ def wall_clock() -> int:
 def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = wall_clock) -> int:
     """Epoch milliseconds of a point in time.
 
-    ``1700000000000`` is epoch milliseconds; ``2023-11-14T22:13:20.004+08:00`` or with ``Z`` is
-    exact; ``2023-11-14 22:13`` and ``2023-11-14`` (midnight) are in ``tz``; ``-2h``, ``-1d12h``
-    (units ms s m h d w), ``+5m`` and ``now`` are relative to ``clock``, which returns epoch
-    milliseconds.
+    ``2023-11-14T22:13:20.004+08:00`` or with ``Z`` is exact; ``2023-11-14 22:13``, ``2023-11-14
+    22:13:20,004`` (as a broker's own log has it) and ``2023-11-14`` (midnight) are in ``tz``;
+    ``-2h``, ``-1d12h`` (units ms s m h d w), ``+5m``, ``now`` and ``now-2h`` are relative to
+    ``clock``, which returns epoch milliseconds. What is only digits is told by their number: see
+    `_of_digits`.
     """
     if isinstance(text, int):
         return text
     stripped = text.strip()
-    if re.fullmatch("[0-9]{1,19}", stripped):
-        return int(stripped)
+    if re.fullmatch("[0-9]+", stripped):
+        return _of_digits(stripped, tz)
     if stripped.lower() == "now":
         return clock()
     relative = _RELATIVE.fullmatch(stripped.lower())
     if relative is not None:
         sign, spans = relative.groups()
-        distance = sum(int(n) * _SPAN_MS[unit] for n, unit in _SPAN.findall(spans))
-        return clock() + (distance if sign == "+" else -distance)
+        return clock() + (_millis_of(spans) if sign == "+" else -_millis_of(spans))
     try:
-        moment = datetime.fromisoformat(stripped)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=tz)
-        return (moment - _EPOCH) // timedelta(milliseconds=1)
+        return _epoch_ms(datetime.fromisoformat(stripped), tz)
     except (ValueError, OverflowError) as exc:
         raise UsageError(
-            f"{text!r} is not a time; write epoch milliseconds (1700000000000), ISO-8601 "
-            "(2023-11-14T22:13:20Z, 2023-11-14) or relative to now (-2h, -7d)"
+            f"{text!r} is not a time; write ISO-8601 (2023-11-14T22:13:20Z, 2023-11-14), epoch "
+            "milliseconds (1700000000000) or relative to now (-2h, -7d)"
         ) from exc
+
+
+def _of_digits(digits: str, tz: tzinfo) -> int:
+    """Epoch milliseconds of 8 digits (yyyyMMdd), 10 (epoch seconds), 13 (epoch milliseconds) or
+    14 (yyyyMMddHHmmss); ``0`` and Java's ``Long.MAX_VALUE`` are the ends of all times. Anything
+    else of digits could be meant in more than one way, and is refused.
+    """
+    if digits in ("0", _LONG_MAX_TEXT) or len(digits) == _MILLIS_DIGITS:
+        return int(digits)
+    if len(digits) == _SECONDS_DIGITS:
+        return int(digits) * 1000
+    form = _DATES_OF_DIGITS.get(len(digits))
+    if form is None:
+        raise UsageError(
+            f"{digits[:40]!r} is not a time: of digits only, epoch milliseconds have 13, epoch "
+            "seconds 10, yyyyMMdd has 8 and yyyyMMddHHmmss 14")
+    try:
+        return _epoch_ms(datetime.fromisoformat("T".join(filter(None, (digits[:8], digits[8:])))),
+                         tz)
+    except (ValueError, OverflowError) as exc:
+        raise UsageError(f"{digits!r} is not a time: there is none when it is read as {form}"
+                         ) from exc
+
+
+def _epoch_ms(moment: datetime, tz: tzinfo) -> int:
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=tz)
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 class FieldValue(NamedTuple):
@@ -135,8 +179,9 @@ def parse_integer(text: str | int) -> int:
     """A whole number: decimal, or ``0x`` and hexadecimal digits."""
     if isinstance(text, int):
         return text
+    digits = ungrouped(text)
     try:
-        return int(text, 16 if text.strip().lower().removeprefix("-").startswith("0x") else 10)
+        return int(digits, 16 if digits.lower().removeprefix("-").startswith("0x") else 10)
     except ValueError:
         raise UsageError(f"{text!r} is not a whole number") from None
 
@@ -156,9 +201,14 @@ def parse_duration(text: str | int) -> int:
     spans = re.fullmatch(r"(?:[0-9]+(?:ms|[smhdw]))+", text.strip().lower())
     if spans is None:
         raise UsageError(f"{text!r} is not a span of time; write 72h, 7d or 1d12h")
-    length = sum(int(n) * _SPAN_MS[unit] for n, unit in _SPAN.findall(spans.group()))
-    if length > _LONG_MAX:
-        raise UsageError(f"{text!r} is longer than any time there is")
+    return _millis_of(spans.group())
+
+
+def _millis_of(spans: str) -> int:
+    """Milliseconds of ``1d12h``. UsageError when it is longer than a Java long can say."""
+    length = sum(int(digits[:30]) * _SPAN_MS[unit] for digits, unit in _SPAN.findall(spans))
+    if length > _LONG_MAX >> 1:
+        raise UsageError(f"{spans[:40]!r} is longer than any time there is")
     return length
 
 

@@ -116,7 +116,13 @@ def test_group_help_names_its_commands(capsys):
     assert all(re.search(rf"^  {word} ", out, re.MULTILINE) for word in ("key", "id", "time"))
 
 
-@pytest.mark.parametrize("args", [[], ["query"], ["tiered"], ["tiered", "query"]])
+def test_the_bare_program_shows_its_help(capsys):
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    assert out == run(capsys, "--help")[1]
+
+
+@pytest.mark.parametrize("args", [["query"], ["tiered"], ["tiered", "query"]])
 def test_nothing_asked_for_is_a_usage_error_with_help(capsys, args):
     code, out, err = run(capsys, *args)
     assert (code, out) == (2, "")
@@ -178,6 +184,19 @@ def test_a_command_loads_neither_pydantic_nor_rich(tmp_path):
     done = fake_process(source, "store", "-o", "json", "--since", "-2h", "-q")
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)[0]["modules"]) & set(HEAVY) == set()
+
+
+def test_lack_of_memory_is_no_finding_and_no_defect(tiny):
+    """OpenBLAS ends its process with 1 where it gets none, which would read as "findings"."""
+    for limit in (60 << 20, 100 << 20, 124 << 20):
+        script = (f"import resource, sys\nresource.setrlimit(resource.RLIMIT_AS, ({limit},) * 2)\n"
+                  "from rmqctl.cli import main\nsys.exit(main(sys.argv[1:]))")
+        done = subprocess.run([sys.executable, "-c", script, "info", str(tiny.root)],
+                              capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode in (0, 5), (limit, done.stderr)
+        assert done.returncode == 0 or done.stderr == (
+            "rmqctl: error: out of memory: the system gave rmqctl no more\n")
+        assert done.returncode == 5 or limit > 60 << 20
 
 
 @pytest.mark.long
@@ -265,6 +284,7 @@ def test_a_relative_time_is_a_value_and_no_option(capsys, monkeypatch, args):
     [
         (["reed"], "Did you mean 'read'"),
         (["query", "keys"], "Did you mean 'key'"),
+        (["tired", "ls"], "Did you mean 'tiered'"),
         (["no-such-thing"], "No such command 'no-such-thing'"),
         (["--frobnicate"], "No such option: --frobnicate"),
         (["commands", "--outptu", "json"], "--output"),
@@ -279,6 +299,23 @@ def test_usage_errors(capsys, args, said):
     assert said in err
     assert err.startswith("rmqctl: error: ")
     assert "--help'." in err
+
+
+@pytest.mark.parametrize("spec", [spec for spec in REGISTRY if len(spec.name) == 1
+                                  or spec.name[0] in ("tiered", "query")],
+                         ids=lambda spec: spec.title)
+def test_a_typing_error_is_never_answered_with_what_changes_a_store(capsys, spec):
+    changing = {other.name[-1] for other in REGISTRY if other.effect == "mutates"
+                and other.name[:-1] == spec.name[:-1]}
+    *group, word = spec.name
+    for typed in (word[:-1], word + word[-1], word[0] + word[2:], f"{word[1]}{word[0]}{word[2:]}"):
+        if typed in {other.name[len(group)] for other in REGISTRY
+                     if list(other.name[:len(group)]) == group}:
+            continue
+        code, out, err = run(capsys, *group, typed, "STORE")
+        assert (code, out) == (2, "")
+        assert f"No such command {typed!r}" in err
+        assert not changing & set(re.findall(r"'([a-z-]+)'", err.partition("Did you mean")[2]))
 
 
 @pytest.mark.parametrize(
@@ -379,6 +416,10 @@ def test_a_group_may_run_a_command_under_its_own_name(capsys, monkeypatch):
         ),
         ("OSError('odd')", 5, "rmqctl: error: odd"),
         ("MemoryError()", 5, "rmqctl: error: out of memory"),
+        ("ImportError('x.so: failed to map segment from shared object')", 5, "out of memory"),
+        ("RuntimeError(\"can't start new thread\")", 5, "out of memory"),
+        ("ImportError('numpy did not load') from ImportError('libx: Cannot allocate memory')", 5,
+         "out of memory"),
         ("ModuleNotFoundError('x', name='lz4')", 6, "'lz4' is not installed"),
         ("KeyboardInterrupt()", 130, "rmqctl: interrupted"),
         ("typer.Abort()", 130, "rmqctl: interrupted"),

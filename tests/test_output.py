@@ -212,9 +212,19 @@ def test_message_data_cannot_steer_a_terminal(fmt, color):
     text += document(fmt, {"name": NASTY, NASTY: rows}, screen=True, environ=dict(color))
     ours = re.sub(r"\x1b\[[0-9;]*m", "", text) if "FORCE_COLOR" in color else text
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", ours.replace("\t", ""))
-    if fmt not in ("json", "jsonl"):
-        assert "\u202e" not in text
+    assert "\u202e" not in text
     text.encode("utf-8")
+
+
+@pytest.mark.parametrize("fmt", ["json", "jsonl", "plain", "csv"])
+@pytest.mark.parametrize("mark", "\u061c\u200b\u200e\u200f\u202a\u202d\u2066\u2069\ufeff\U000e0041")
+def test_marks_that_reorder_or_hide_text_are_shown_on_a_terminal(fmt, mark):
+    text = shown(fmt, [{"body": f"pay {mark}001"}], screen=True, environ={"COLUMNS": "80"})
+    assert mark not in text
+    assert f"{ord(mark):x}"[-4:] in text.lower() or "\\udb40\\udc41" in text
+    if fmt.startswith("json"):
+        rows = json.loads(text)
+        assert (rows if fmt == "jsonl" else rows[0]) == {"body": f"pay {mark}001"}
 
 
 @pytest.mark.parametrize("fmt", ["table", "plain", "markdown"])
@@ -236,7 +246,9 @@ def test_csv_is_exact_in_a_file():
 
 
 @pytest.mark.parametrize(
-    "text", ["=1+1", "+cmd", "-cmd|x", "@SUM(A1)", "\tx", "\rx", "-", "=", "+"]
+    "text", ["=1+1", "+cmd", "-cmd|x", "@SUM(A1)", "\tx", "\rx", "-", "=", "+", " =1+1", "  @x",
+             "\u3000=1", "\xa0+x", "\u200b=1", "\n=1", "\nx", "\uff1d1+1", "\uff0bx", "\uff0dx",
+             "\uff20x", " \uff1d1", "\ufe661", "\u2212x", " -1+cmd"]
 )
 def test_formulas_are_defused(text):
     assert spreadsheet_safe(text) == "'" + text
@@ -244,7 +256,8 @@ def test_formulas_are_defused(text):
     assert cell == "'" + text
 
 
-@pytest.mark.parametrize("text", ["-5", "+5", "-1.5", "", "a=1", "5", "'x"])
+@pytest.mark.parametrize("text", ["-5", "+5", "-1.5", "", "a=1", "5", "'x", " -5",
+                                  " x", "a\t=1", "\u4e2d\uff1d"])
 def test_what_is_no_formula_stays(text):
     assert spreadsheet_safe(text) == text
 

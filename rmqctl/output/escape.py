@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import re
 
-# C0 and C1 controls, DEL, line and paragraph separators, the marks that reorder or hide text,
-# and lone surrogates (which no encoder takes).
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
-)
+# The marks that reorder or hide text, and line and paragraph separators. Joiners (U+200C, U+200D)
+# are none of them: Persian words and emoji need them.
+_HIDING = ("\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
+           "\ufff9-\ufffb\U000e0000-\U000e007f")
+# Besides: C0 and C1 controls, DEL, and lone surrogates (which no encoder takes).
+_UNSAFE = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff{_HIDING}]")
 _UNSAFE_BUT_NEWLINE = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-# What JSON leaves raw although a terminal may act on it: DEL and the C1 controls.
-_JSON_UNSAFE = re.compile("[\x7f-\x9f]")
+# What JSON leaves raw although a terminal acts on it or shows a reader something else.
+_JSON_UNSAFE = re.compile(f"[\x7f-\x9f{_HIDING}]")
 
-_FORMULA_START = ("=", "+", "-", "@", "\t", "\r")
-_PLAIN_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
+# What a spreadsheet takes for the beginning of a formula: the signs themselves, in their small and
+# full-width forms too (East Asian input), behind space of any kind; tab and carriage return alone.
+_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b\u2212"
+_FORMULA = re.compile(f"[\t\r\n]|[\\s\u200b-\u200f\u2060\ufeff]*[{_SIGNS}]")
+_PLAIN_NUMBER = re.compile(r" *[+-]?[0-9]+(\.[0-9]+)? *")
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -29,7 +33,8 @@ def _escape(match: re.Match[str]) -> str:
     if named is not None:
         return named
     code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return f"\\x{code:02x}" if code < 0x100 else (
+        f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
 def visible(text: str) -> str:
@@ -43,8 +48,15 @@ def visible_lines(text: str) -> str:
 
 
 def json_visible(encoded: str) -> str:
-    r"""Return JSON text in which DEL and C1 controls are ``\u00XX`` escapes; the data is equal."""
-    return _JSON_UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", encoded)
+    r"""Return JSON text in which DEL, C1 controls and the marks that reorder or hide text are
+    ``\uXXXX`` escapes; the data is equal.
+    """
+    return _JSON_UNSAFE.sub(_json_escape, encoded)
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    units = match.group().encode("utf-16-be")
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(*[iter(units)] * 2, strict=True))
 
 
 def spreadsheet_safe(text: str) -> str:
@@ -52,7 +64,7 @@ def spreadsheet_safe(text: str) -> str:
 
     Texts which are plain numbers are left alone: they mean the same as a number.
     """
-    if text.startswith(_FORMULA_START) and not _PLAIN_NUMBER.fullmatch(text):
+    if _FORMULA.match(text) and not _PLAIN_NUMBER.fullmatch(text):
         return "'" + text
     return text
 

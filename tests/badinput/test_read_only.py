@@ -48,7 +48,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "tiered read": [["{store}"], ["{store}", "--topic", "orders", "--local", "{store}",
                                   "--strategy", "force"]],
     "tiered query key": [["{store}", "--topic", "orders", "--key", "k1"]],
-    "tiered query time": [["{store}", "--topic", "orders", "--queue", "0", "--time", "5"]],
+    "tiered query time": [["{store}", "--topic", "orders", "--queue", "0", "--time", "0"]],
     "tiered query offset": [["{store}", "--topic", "orders", "--queue", "0", "--phy", "0"]],
     "tiered ls": [["{store}"], ["{store}", "--segments", "-o", "json"]],
     "tiered verify": [["{store}"], ["{store}", "-o", "json"]],

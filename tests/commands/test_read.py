@@ -212,7 +212,8 @@ def test_an_expired_offset_starts_at_the_first_there_is(tmp_path: Path, rmqctl: 
 @pytest.mark.parametrize("words", [
     ["--queue", "1"], ["--offset", "3"], ["--topic", "t", "--offset", "1"], ["--where", "queue_id"],
     ["--where", "nix=1"], ["--where", "tags~("], ["--where", "=1"], ["--tag", " || "],
-    ["--since", "tomorrow"], ["--since", "2", "--until", "1"], ["--fields", ","],
+    ["--since", "tomorrow"], ["--since", "20240102", "--until", "20240101"],
+    ["--since", "2024"], ["--fields", ","],
     ["--where", "queue_id=x"], ["--count", "-1"], ["--body", "hex"], ["--from-phy", "x"]])
 def test_usage(words: list[str], tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
     done = rmqctl("read", tiny.root, *words).expect(2)

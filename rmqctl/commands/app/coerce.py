@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 import typer
 
 from rmqctl.errors import UsageError
+from rmqctl.parse_values import ungrouped
 
 _CACHE = "_runtime_param"
 
@@ -86,9 +87,10 @@ def _choice(value: str, choices: tuple[str, ...]) -> str:
 def _whole_number(value: Any) -> int:
     if isinstance(value, int):
         return value
-    if re.fullmatch("[+-]?[0-9]{1,19}", value.strip()) is None:
+    digits = ungrouped(value)
+    if re.fullmatch("[+-]?[0-9]{1,19}", digits) is None:
         raise ValueError(f"{value!r} is not a whole number")
-    return int(value)
+    return int(digits)
 
 
 def _bounded(value: int, least: float | None, most: float | None) -> int:

@@ -14,6 +14,7 @@ from typing import NoReturn
 import typer
 
 import rmqctl
+from rmqctl.commands.app.memory import is_lack_of_memory
 from rmqctl.errors import (
     EXTRAS,
     ExitCode,
@@ -150,7 +151,7 @@ def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
         return ExitCode.USAGE, [_error(exc.format_message()), *_pointer(path)]
     if isinstance(exc, OSError):
         return ExitCode.IO, [_error(str(StoreIOError.from_oserror(exc)))]
-    if isinstance(exc, MemoryError):
+    if is_lack_of_memory(exc):
         return ExitCode.IO, [_error("out of memory: the system gave rmqctl no more")]
     if isinstance(exc, ModuleNotFoundError) and (name := (exc.name or "").partition(".")[0]
                                                  ) in EXTRAS:

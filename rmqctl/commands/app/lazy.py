@@ -6,6 +6,7 @@ run, complete or show its own help is its module imported and turned into a type
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 from collections.abc import Iterable, Mapping
@@ -117,10 +118,14 @@ class Group(HelpMixin, typer.core.TyperGroup):
         return [*super().collect_usage_pieces(ctx), "COMMAND [ARGS]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without any word, show the help on stderr and fail: nothing was asked for."""
+        """Without any word, show the help. For a group that is a failure, and the help is on
+        stderr: a script that runs ``rmqctl query`` has lost the rest of its line. The bare program
+        was asked by a person who wants to know what there is.
+        """
         if not args and not ctx.resilient_parsing:
-            typer.echo(self.get_help(ctx), err=True)
-            raise typer.Exit(2)
+            is_program = ctx.parent is None
+            typer.echo(self.get_help(ctx), err=not is_program)
+            raise typer.Exit(0 if is_program else 2)
         if self.default is not None and args and args[0] not in self.commands:
             args = ["--", _DEFAULT, *args]
         return super().parse_args(ctx, args)
@@ -130,10 +135,32 @@ class Group(HelpMixin, typer.core.TyperGroup):
             default = load(self.default)
             default.listed = self.commands
             return None, default, args[1:]
-        name, command, rest = super().resolve_command(ctx, args)
+        try:
+            name, command, rest = super().resolve_command(ctx, args)
+        except typer.TyperException as error:
+            near = difflib.get_close_matches(args[0], self._harmless())
+            if near:
+                error.message = (f"{error.message.rstrip('.')}. Did you mean "
+                                 f"{', '.join(map(repr, near))}?")
+            raise
         if isinstance(command, Placeholder):
             command = load(command.spec)
         return name, command, rest
+
+    def _harmless(self) -> list[str]:
+        """What may be proposed for a word that is no command: what never changes a store. Who
+        pastes a proposal without looking must not write.
+        """
+        return [name for name, command in self.commands.items() if not _may_mutate(command)]
+
+
+def _may_mutate(command: Any) -> bool:
+    """Whether what runs under this word alone changes a store."""
+    if isinstance(command, Group):
+        default = command.default
+        return (default is not None and default.effect == "mutates") or all(
+            map(_may_mutate, command.commands.values()))
+    return isinstance(command, Placeholder) and command.spec.effect == "mutates"
 
 
 def load(spec: CommandSpec) -> Command:
@@ -186,4 +213,5 @@ def _group(spec: GroupSpec) -> Group:
         rich_markup_mode=None,
         rich_help_panel=spec.section,
         context_settings=dict(CONTEXT_SETTINGS),
+        suggest_commands=False,
     )

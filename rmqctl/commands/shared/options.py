@@ -160,12 +160,12 @@ RequiredQueue = Annotated[int, _QUEUE]
 
 Since = Annotated[str | None, typer.Option(
     "--since", metavar="TIME",
-    help="Stored at this time or later: epoch ms, ISO-8601, or relative (-2h, -7d).")]
+    help="Stored at this time or later: ISO-8601, epoch ms or s, yyyyMMdd, relative (-2h).")]
 Until = Annotated[str | None, typer.Option(
     "--until", metavar="TIME", help="Stored at this time or earlier.")]
 Begin = Annotated[str | None, typer.Option(
     "--begin", metavar="TIME",
-    help="Stored at this time or later: epoch ms, ISO-8601, or relative (-2h, -7d).")]
+    help="Stored at this time or later: ISO-8601, epoch ms or s, yyyyMMdd, relative (-2h).")]
 End = Annotated[str | None, typer.Option(
     "--end", metavar="TIME", help="Stored at this time or earlier.")]
 Zone = Annotated[tzinfo, typer.Option(

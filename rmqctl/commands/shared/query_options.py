@@ -64,7 +64,8 @@ class TimeQuery(OptionGroup):
     topic: RequiredTopic
     queue: RequiredQueue
     time: Annotated[str, typer.Option(
-        "--time", metavar="TIME", help="Store time: epoch ms, ISO-8601, or relative (-2h, -7d).")]
+        "--time", metavar="TIME",
+        help="Store time: ISO-8601, epoch ms or s, yyyyMMdd, or relative (-2h, -7d).")]
     boundary: Literal["lower", "upper"] = "lower"
     like: str = NEWEST
     messages: Annotated[bool, typer.Option(

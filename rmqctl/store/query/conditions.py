@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rmqctl.errors import UsageError
+from rmqctl.parse_values import ungrouped
 from rmqctl.store.objects import FIELDS
 from rmqctl.store.pages import INTEGERS, Array, Page
 
@@ -138,7 +139,7 @@ def _number(field: str, value: int | str) -> int:
     if isinstance(value, int):
         return value
     try:
-        number = int(value.strip(), 0)
+        number = int(ungrouped(value), 0)
     except ValueError:
         raise UsageError(f"{field} is a whole number, {value!r} is none") from None
     if not -(1 << 63) <= number < 1 << 63:

@@ -1,0 +1,40 @@
+"""Memory that the libraries take while they are loaded: asked for beforehand, and no more of it.
+
+OpenBLAS, which comes with numpy, ends the process with exit code 1 when it gets none. That would
+read as "findings", so under a limit (``ulimit -v``) the room is tried before.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+
+_LIBRARIES = 96 << 20
+"""Bytes of address space that numpy takes, with one thread of OpenBLAS (82 MiB measured)."""
+
+
+def expect_room() -> None:
+    """Make sure that the libraries can be loaded. MemoryError.
+
+    rmqctl does no linear algebra: one thread of OpenBLAS, with its buffer of 32 MiB, is enough.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return
+    try:
+        mmap.mmap(-1, _LIBRARIES).close()
+    except OSError as error:
+        raise MemoryError from error
+
+
+def is_lack_of_memory(error: BaseException | None) -> bool:
+    """Whether an error means that the system gave no memory, whatever the words of a library."""
+    while error is not None:
+        text = str(error)
+        if isinstance(error, MemoryError) or (isinstance(error, ImportError) and (
+                "failed to map segment" in text or "Cannot allocate memory" in text)) or (
+                isinstance(error, RuntimeError) and "can't start new thread" in text):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
