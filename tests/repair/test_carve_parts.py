@@ -140,7 +140,7 @@ def test_spool_says_where_there_is_no_space(monkeypatch: pytest.MonkeyPatch) -> 
     spool = Spool()
     rows = np.zeros(1 << 15, PLACE)
     with pytest.raises(StoreIOError, match="no space left"):
-        spool.add_rows(rows)
+        spool.append(rows)
 
 
 def test_majority(seed: int) -> None:

@@ -202,9 +202,9 @@ class Carving:
             for rows in self._undecided.chunks():
                 mine = np.isin(rows["physical"] - rows["position"], own)
                 if mine.any():
-                    log_shift.add_rows(rows[mine])
+                    log_shift.append(rows[mine])
                 if not mine.all():
-                    self._misplaced.add_rows(rows[~mine])
+                    self._misplaced.append(rows[~mine])
             self._undecided.close()
             yield from self._spooled(log_shift, IN_PLACE)
         finally:

@@ -13,14 +13,13 @@ chance of 2^-64 for each that has its physical offset.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rmqctl.errors import StoreIOError
+from rmqctl.files.row_file import RowFile, on_disk
 from rmqctl.formats.local.message import HOST_BITS, fixed_field
 from rmqctl.scan.frames import Array, gather
 from rmqctl.store.pages import BatchPage, Page
@@ -41,75 +40,26 @@ _SHIFT = np.uint64(32)
 _PORT = 4
 _IDENTITY = ("total_size", "body_crc", "queue_offset", "store_timestamp")
 _WIDTH = 24
+_KNOWN = "which records were met"
 
 
-class Spool:
+class Spool(RowFile):
     """Places in the order in which they were added. Use `close` when done. StoreIOError."""
 
     def __init__(self) -> None:
-        self._file: Any = None
-        self._fresh: list[Array] = []
-        self._pending = 0
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        super().__init__(PLACE, "places of records", held=_HELD)
 
     def add(self, source: int, position: Array | int, physical: Array | int, size: Array | int,
             late: Array | int = 0) -> None:
         """Adds places of one source; columns of equal length, or single numbers."""
-        count = len(position) if isinstance(position, np.ndarray) else 1
-        if not count:
-            return
-        rows: Array = np.empty(count, PLACE)
+        rows: Array = np.empty(len(position) if isinstance(position, np.ndarray) else 1, PLACE)
         rows["position"], rows["physical"], rows["size"] = position, physical, size
         rows["source"], rows["late"] = source, late
-        self.add_rows(rows)
-
-    def add_rows(self, rows: Array) -> None:
-        self._fresh.append(rows)
-        self._count += len(rows)
-        self._pending += len(rows)
-        if self._pending >= _HELD:
-            self._write()
-
-    def _write(self) -> None:
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="rmqctl-")  # noqa: SIM115
-            for rows in self._fresh:
-                self._file.write(np.ascontiguousarray(rows).view(np.uint8).data)
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, tempfile.gettempdir(),
-                                            "keep places of records in") from None
-        self._fresh, self._pending = [], 0
+        self.append(rows)
 
     def chunks(self, step: int = _STEP) -> Iterator[Array]:
         """All places, in pieces of at most ``step``. Nothing may be added meanwhile."""
-        written = self._count - self._pending
-        try:
-            if written:
-                self._file.flush()
-            for at in range(0, written, step):
-                self._file.seek(at * PLACE.itemsize)
-                raw = self._file.read(min(step, written - at) * PLACE.itemsize)
-                yield np.frombuffer(raw, PLACE)
-            if written:
-                self._file.seek(0, 2)
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, tempfile.gettempdir(),
-                                            "read places of records in") from None
-        if self._fresh:
-            rows = np.concatenate(self._fresh)
-            for at in range(0, len(rows), step):
-                yield rows[at:at + step]
-
-    def close(self) -> None:
-        """Gives the space back; the spool is empty then."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._fresh, self._pending, self._count = [], 0, 0
+        return super().chunks(step)
 
 
 class Majority:
@@ -249,7 +199,8 @@ class Seen:
         if self._in_memory > self._limit:
             largest = max(runs, key=len)
             self._runs = [one for one in runs if one is not largest]
-            self._stored.append(_to_disk(largest))
+            self._stored.append(_Run(on_disk(largest.physical, _KNOWN),
+                                     on_disk(largest.rest, _KNOWN)))
             self._in_memory -= len(largest)
 
 
@@ -281,17 +232,3 @@ def _joined(one: _Run, other: _Run) -> _Run:
         return _Run(physical, rest)
     order = np.lexsort((rest, physical))
     return _Run(physical[order], rest[order])
-
-
-def _to_disk(run: _Run) -> _Run:
-    columns = []
-    for column in (run.physical, run.rest):
-        try:
-            with tempfile.TemporaryFile(prefix="rmqctl-") as file:
-                file.write(np.ascontiguousarray(column).data.cast("B"))
-                file.flush()
-                columns.append(np.memmap(file, column.dtype, "r", shape=(len(column),)))
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, tempfile.gettempdir(),
-                                            "keep what was met in") from None
-    return _Run(*columns)

@@ -275,7 +275,7 @@ class Order:
                 runs.append(run)
                 done = rows[order]
                 done["late"] = ranks[order]
-                run.add_rows(done)
+                run.append(done)
             self._spool.close()
             yield from heapq.merge(*map(_places, runs))
         finally:

@@ -13,7 +13,8 @@ import numpy as np
 
 from rmqctl.actions import Action
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.files.durable import failed, make_folders
+from rmqctl.files.durable import make_folders
+from rmqctl.files.row_file import RowFile
 from rmqctl.formats.local import message
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.tiered import index as fmt
@@ -35,6 +36,8 @@ from rmqctl.tiered.recover.units import split_names
 _OVERLAP = 600_000
 """Queues are uploaded one after the other: items of index files lie so far (ms) out of order."""
 _BLOCK = 1 << 20
+_FEW = 1 << 14
+_MISSING = "index items that are missing"
 
 
 @dataclass(slots=True)
@@ -186,20 +189,19 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
     """
     make_folders(folder, durable=False)
     ids = {topic: entry.topic_id for topic, entry in metadata.topics.items()}
-    path = os.path.join(folder, "lost")
     # Which items are missing, and so which files are damaged; without these more are missing.
     damage = IndexDamage(out.files, [queue for queue, _ in queues], metadata,
                          lambda number: _offsets(queues[number][1]))
     try:
-        _write_lost(path, queues, ids, Known(folder, out.files), damage)
-        damaged = damage.damaged(_read_lost(path)["key_hash"])
+        missing = _missing_items(folder, queues, ids, Known(folder, out.files), damage)
+        damaged = damage.damaged(missing.mapped()["key_hash"])
     finally:
         damage.close()
     if damaged:
         discard(out, flat, damaged)
-        _write_lost(path, queues, ids, Known(folder, out.files))
-    _without_expired(path, expired_before(out, entries))
-    lost = _read_lost(path)
+        missing.close()
+        missing = _missing_items(folder, queues, ids, Known(folder, out.files))
+    lost = _since(missing, expired_before(out, entries), folder)
     if not len(lost):
         return
     # Where new files go: into the place of one that is gone while there are as many items, then
@@ -227,47 +229,37 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
     out.segments.sort(key=lambda segment: segment.base)
 
 
-def _write_lost(path: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue]],
-                ids: Mapping[str, int], known: Known, damage: IndexDamage | None = None) -> None:
-    """Writes the items (`LOST`) that messages lack; ``damage`` gets all that they should have."""
-    try:
-        with open(path, "wb") as file:
-            for number, (queue, recovered) in enumerate(queues):
-                offsets, topic_id = _offsets(recovered), ids[queue.name.topic]
-                keys = damage.collector(number) if damage is not None else None
-                for batch, rows in messages_with_units(queue, offsets):
-                    if damage is not None and keys is not None:
-                        damage.take_messages(keys, batch, rows)
-                    file.write(_unknown(_items(batch, rows, queue.name, topic_id),
-                                        known).tobytes())
-                for shifted in recovered.shifted:
-                    if shifted.position not in offsets:
-                        continue
-                    items = _item(queue, shifted.position, shifted.size, topic_id)
-                    if damage is not None:
-                        damage.take_lost(number, items)
-                    file.write(_unknown(items, known).tobytes())
-    except OSError as error:
-        raise failed(error, path, "write to") from None
+def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue]],
+                   ids: Mapping[str, int], known: Known,
+                   damage: IndexDamage | None = None) -> RowFile:
+    """The items (`LOST`) that messages lack; ``damage`` gets all that they should have."""
+    missing = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
+    for number, (queue, recovered) in enumerate(queues):
+        offsets, topic_id = _offsets(recovered), ids[queue.name.topic]
+        keys = damage.collector(number) if damage is not None else None
+        for batch, rows in messages_with_units(queue, offsets):
+            if damage is not None and keys is not None:
+                damage.take_messages(keys, batch, rows)
+            missing.append(_unknown(_items(batch, rows, queue.name, topic_id), known))
+        for shifted in recovered.shifted:
+            if shifted.position not in offsets:
+                continue
+            items = _item(queue, shifted.position, shifted.size, topic_id)
+            if damage is not None:
+                damage.take_lost(number, items)
+            missing.append(_unknown(items, known))
+    return missing
 
 
-def _read_lost(path: str) -> Array:
-    return np.memmap(path, LOST, "r") if os.path.getsize(path) else np.zeros(0, LOST)
-
-
-def _without_expired(path: str, since: int) -> None:
-    """Takes out what is older than ``since``."""
+def _since(missing: RowFile, since: int, folder: str) -> Array:
+    """What is not older than ``since``."""
     if not since:
-        return
-    lost, kept = _read_lost(path), f"{path}-kept"
-    try:
-        with open(kept, "wb") as file:
-            for start in range(0, len(lost), _BLOCK):
-                part = lost[start:start + _BLOCK]
-                file.write(part[part["store_time"] >= since].tobytes())
-        os.replace(kept, path)
-    except OSError as error:
-        raise failed(error, path, "write to") from None
+        return missing.mapped()
+    younger = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
+    for items in missing.chunks(_BLOCK):
+        younger.append(items[items["store_time"] >= since])
+    missing.close()
+    return younger.mapped()
 
 
 def _holes(out: RecoveredIndex, known: set[int], shape: fmt.Shape) -> Iterator[tuple[int, int]]:

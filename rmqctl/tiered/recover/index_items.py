@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from rmqctl.files.durable import failed
+from rmqctl.files.row_file import on_disk
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.scan.frames import Array
 from rmqctl.tiered.index.compacted_form import slot_table
@@ -55,12 +56,8 @@ class Known:
                 self._flush()
 
     def _flush(self) -> None:
-        path = os.path.join(self._folder, f"known-{len(self._runs)}")
-        try:
-            np.sort(np.concatenate(self._waiting)).tofile(path)
-        except OSError as error:
-            raise failed(error, path, "write to") from None
-        self._runs.append(np.memmap(path, np.uint64, "r"))
+        self._runs.append(on_disk(np.sort(np.concatenate(self._waiting)), "items of index files",
+                                  self._folder))
         self._waiting, self._count = [], 0
 
     def has(self, wanted: Array) -> Array:

@@ -7,14 +7,13 @@ other clears its sign, so the two always add up to 2^31.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from rmqctl.errors import StoreIOError
+from rmqctl.files.row_file import RowFile
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.scan import text
@@ -126,7 +125,7 @@ class Spool:
         self._rows: list[Array] = []
         self._bytes = 0
         self._ordered = False
-        self._file: IO[bytes] | None = None
+        self._file = RowFile(dtype, "keys of messages")
         self._extents: list[list[tuple[int, int]]] = [[] for _ in range(BUCKETS)]
         self.count = 0
 
@@ -142,17 +141,10 @@ class Spool:
             self._spill()
 
     def _spill(self) -> None:
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="rmqctl-")  # noqa: SIM115
-            at = self._file.seek(0, 2)
-            for number, part in enumerate(self._split()):
-                if len(part):
-                    self._file.write(part.tobytes())
-                    self._extents[number].append((at, len(part)))
-                    at += part.nbytes
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, tempfile.gettempdir(), "write to") from None
+        for number, part in enumerate(self._split()):
+            if len(part):
+                self._extents[number].append((len(self._file), len(part)))
+                self._file.append(part)
         self._rows, self._bytes = [], 0
 
     def _split(self) -> list[Array]:
@@ -176,23 +168,14 @@ class Spool:
         parts = [rows[low:high]]
         if not self._extents[number]:
             return parts[0]
-        for at, count in self._extents[number]:
-            assert self._file is not None
-            try:
-                self._file.seek(at)
-                data = self._file.read(count * self._dtype.itemsize)
-            except OSError as error:
-                raise StoreIOError.from_oserror(error, tempfile.gettempdir(), "read") from None
-            parts.append(np.frombuffer(data, self._dtype))
+        parts += [self._file.read(first, count) for first, count in self._extents[number]]
         found: Array = np.concatenate(parts)
         order = np.argsort(found["mark"], kind="stable")
         return found[order]
 
     def close(self) -> None:
         self._rows = []
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
 
 @dataclass(slots=True)

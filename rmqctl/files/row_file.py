@@ -1,0 +1,114 @@
+"""Rows that would be too many for memory: in a file without a name, which ends with its user."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.files.durable import failed
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class RowFile:
+    """Rows of one dtype in the order in which they were added. Use `close` when done.
+
+    The first ``held`` rows that come together stay in memory; with more of them they go to the
+    file, which is made then, in ``folder`` (default: the system's for temporary files).
+    ``content`` is what errors call the rows.
+    """
+
+    def __init__(self, dtype: Any, content: str = "rows", *, held: int = 0,
+                 folder: str | None = None) -> None:
+        self._dtype, self._content, self._held = np.dtype(dtype), content, held
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+        self._waiting: list[Array] = []
+        self._written = self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def _place(self) -> str:
+        return self._folder or tempfile.tempdir or "the folder for temporary files"
+
+    def append(self, rows: Array) -> None:
+        """Takes rows, which must not be changed afterwards. StoreIOError."""
+        if not len(rows):
+            return
+        self._waiting.append(rows)
+        self._count += len(rows)
+        if self._count - self._written >= self._held:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(  # noqa: SIM115
+                    prefix="rmqctl-", dir=self._folder)
+            for rows in self._waiting:
+                self._file.write(np.ascontiguousarray(rows, self._dtype).view(np.uint8).data)
+            self._file.flush()
+        except OSError as error:
+            raise failed(error, self._place, f"keep {self._content} in") from None
+        self._waiting, self._written = [], self._count
+
+    def read(self, first: int, count: int) -> Array:
+        """``count`` rows from number ``first`` on, all of them written already. StoreIOError."""
+        size = self._dtype.itemsize
+        raw = bytearray(count * size)
+        done = 0
+        while done < len(raw):
+            assert self._file is not None
+            try:
+                length = os.preadv(self._file.fileno(), [memoryview(raw)[done:]],
+                                   first * size + done)
+            except OSError as error:
+                raise failed(error, self._place, f"read {self._content} in") from None
+            if not length:
+                raise StoreIOError(f"{self._place}: {self._content} that were kept there are gone")
+            done += length
+        return np.frombuffer(raw, self._dtype)
+
+    def chunks(self, step: int) -> Iterator[Array]:
+        """All rows, in pieces of at most ``step``. Nothing may be added meanwhile. StoreIOError."""
+        for first in range(0, self._written, step):
+            yield self.read(first, min(step, self._written - first))
+        if self._waiting:
+            rows = np.concatenate(self._waiting)
+            for first in range(0, len(rows), step):
+                yield rows[first:first + step]
+
+    def mapped(self) -> Array:
+        """All rows as one array, which outlives this. StoreIOError."""
+        if self._waiting:
+            self._write()
+        if self._file is None:
+            return np.zeros(0, self._dtype)
+        try:
+            return np.memmap(self._file, self._dtype, "r", shape=(self._count,))
+        except OSError as error:
+            raise failed(error, self._place, f"read {self._content} in") from None
+
+    def close(self) -> None:
+        """Gives the space back (once nobody holds what is mapped); there are no rows then."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._waiting, self._written, self._count = [], 0, 0
+
+
+def on_disk(rows: Array, content: str, folder: str | None = None) -> Array:
+    """The same rows, in a file instead of in memory. StoreIOError."""
+    file = RowFile(rows.dtype, content, folder=folder)
+    try:
+        file.append(rows)
+        return file.mapped()
+    finally:
+        file.close()
