@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,7 +49,8 @@ def command(
     summary: Annotated[bool, typer.Option(
         "--summary", help="Only count what is there.")] = False,
     misplaced: Annotated[bool, typer.Option(
-        "--misplaced", help="With --out: misplaced messages go into the new store too.")] = False,
+        "--misplaced/--no-misplaced", help="With --out: whether misplaced messages go into the new "
+        "store too.")] = True,
     embedded: Annotated[bool, typer.Option(
         "--embedded", help="Also intact records inside of damaged ones: copies in their bodies, "
         "mostly.")] = False,
@@ -68,10 +70,13 @@ def command(
     A record proves itself by its magic, its lengths and the CRC of its body, wherever it lies;
     what lies in the body of an intact record is never taken for one. Each message is given once,
     with its source, its place there and its placement: in-place, or misplaced where its physical
-    offset does not fit what surrounds it. With --out they are written into a new store, in the
-    order of their log. The exit code is 1 where nothing was found or damage was seen.
+    offset does not fit what surrounds it, as where a disk image has the files of a log in another
+    order. With --out they are written into a new store, in the order of their log. The exit code
+    is 1 where nothing was found or damage was seen.
 
         rmqctl carve disk.img -o jsonl > messages.jsonl
+
+        rmqctl carve disk.img --fields source_offset,placement,topic,body -o csv
 
         rmqctl carve broken/commitlog --out NEWSTORE
     """
@@ -79,7 +84,7 @@ def command(
 
     _check(out_store, paths, summary=summary, misplaced=misplaced, damaged=damaged,
            duplicates=duplicates)
-    projection = show.projection(out)
+    projection = show.projection(out, (*_WHERE_FROM, *([_DUPLICATE] if duplicates else ())))
     wanted = CarveOptions(tuple(select.selection(show.tz).in_log()), embedded, damaged, duplicates)
     maker: StoreMaker | None = None
     sources = _inputs(out, paths)
@@ -98,14 +103,15 @@ def command(
             out.document(document, lambda page: _show(page, document))
         else:
             _list(out, carving, projection, show.tz, duplicates=duplicates)
-    _end(out, carving.tally, wanted, maker)
+    _end(out, carving.tally, wanted, maker, misplaced=misplaced)
 
 
 def _check(out_store: str | None, paths: list[str], *, summary: bool, misplaced: bool,
            damaged: bool, duplicates: bool) -> None:
     if out_store is None:
-        if misplaced:
-            raise UsageError("--misplaced goes with --out; without it they are listed anyway")
+        if not misplaced:
+            raise UsageError("--no-misplaced goes with --out; without it `placement` tells them "
+                             "apart")
         return
     if summary or damaged or duplicates:
         raise UsageError("--out takes each intact message once: neither --summary, --damaged nor "
@@ -143,21 +149,26 @@ def _maker(root: str, sources: list[Input], version: str | None,
 
 def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,
           duplicates: bool) -> None:
-    rows = _rows(carving, projection, duplicates=duplicates)
-    columns = [*projection.names, *_WHERE_FROM, *([_DUPLICATE] if duplicates else [])]
+    more = [*_WHERE_FROM, *([_DUPLICATE] if duplicates else [])]
+    named = not set(more).isdisjoint(projection.fields)
+    columns = projection.names if named else [*projection.names, *more]
     people = [*_WHERE_FROM, *projection.names] if projection.fields is BRIEF else columns
+    rows = _rows(carving, projection, columns, more)
     out.rows(rows, people, empty="no messages", render=message_render(tz))
 
 
-def _rows(carving: Carving, projection: Projection, *,
-          duplicates: bool) -> Iterator[Mapping[str, Any]]:
+def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
+          more: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """Rows with the fields ``columns``, in that order. ``more``: those that tell where a message
+    was found, which a page of messages does not know.
+    """
+    own = replace(projection, fields=[name for name in projection.fields if name not in more])
     for found in carving.found():
-        source, placement = carving.inputs[found.source].path, found.placement
-        for row, offset in zip(projection.rows(found.page), found.offset.tolist(), strict=True):
-            row["source"], row["source_offset"], row["placement"] = source, offset, placement
-            if duplicates:
-                row[_DUPLICATE] = found.duplicate
-            yield row
+        fixed = {"source": carving.inputs[found.source].path, "placement": found.placement,
+                 _DUPLICATE: found.duplicate}
+        for row, offset in zip(own.rows(found.page), found.offset.tolist(), strict=True):
+            row |= {name: fixed.get(name, offset) for name in columns if name in more}
+            yield {name: row.pop(name) for name in columns} | row
 
 
 def _into_store(out: Output, carving: Carving, maker: StoreMaker, *, misplaced: bool) -> None:
@@ -183,9 +194,10 @@ def _show(page: Human, counts: Mapping[str, Any]) -> None:
                 else count_text(value) for name, value in worded.items()})
 
 
-def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None) -> None:
+def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None, *,
+         misplaced: bool) -> None:
     """What is to be said in the end, and the exit code."""
-    for text in _remarks(tally, wanted, maker):
+    for text in _remarks(tally, wanted, maker, misplaced=misplaced):
         out.note(text)
     if maker is not None:
         for text in maker.reasons():
@@ -200,7 +212,8 @@ def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _remarks(tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None) -> Iterator[str]:
+def _remarks(tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None, *,
+             misplaced: bool) -> Iterator[str]:
     listed = maker is None
 
     def hint(option: str, given: bool) -> str:
@@ -221,8 +234,9 @@ def _remarks(tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None) 
     if maker is None:
         return
     if tally.counts.get("misplaced"):
-        yield (f"{_many(tally.counts['misplaced'], 'misplaced message')} found (--misplaced writes "
-               "them too; without --out they are listed)")
+        how = ("written too; --no-misplaced leaves them out" if misplaced else
+               "left out; without --out they are listed")
+        yield f"{_many(tally.counts['misplaced'], 'misplaced message')} found ({how})"
     if maker.written.messages:
         yield (f"config/topics.json of {maker.written.store} is as a new store has it: a broker "
                "does not let clients use topics it does not find there")

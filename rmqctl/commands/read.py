@@ -39,7 +39,7 @@ def command(
     """
     from rmqctl.broker.get_message import offset_note
     from rmqctl.broker.view import view_of
-    from rmqctl.store.explain import missing_queue
+    from rmqctl.store.explain import is_unknown, missing_queue, without_consumequeue
     from rmqctl.store.query.select import Selector
 
     topic, queue, from_offset = select.topic, select.queue, select.from_offset
@@ -61,6 +61,11 @@ def command(
             selector = Selector(opened, wanted, bounds, faults.report, progress.advance)
             rows = rows_of(faults.judged(selector.pages()), projection)
             shown = show_rows(out, rows, projection, show.tz, empty="" if topic else "no messages")
-        if not shown and topic is not None:
-            out.note(missing_queue(opened, topic, queue) or "no messages")
+        if topic is not None:
+            said = without_consumequeue(opened, topic) if queue is None else None
+            if said is not None:
+                out.note(said)
+            if not shown:
+                out.note(missing_queue(opened, topic, queue) or "no messages")
+                faults.found |= is_unknown(opened, topic)
     faults.end()

@@ -48,7 +48,7 @@ def command(
     stays and no queue has a gap; what is lost is listed with all that is known of it. Then
     consumequeues, index and checkpoint are made anew from the log where they differ. With
     --topic and --queue only these consumequeues. Nothing is deleted: what is replaced is kept,
-    and `rmqctl undo` brings it back.
+    and `rmqctl undo` brings it back. The exit code is 1 where messages are lost, of a plan too.
 
         rmqctl recover STORE
 
@@ -78,7 +78,9 @@ def command(
     def propose(scratch: Scratch) -> applying.Proposal:
         from rmqctl.repair.recover import plan_recover
 
-        return applying.Proposal(plan_recover(store.root, scratch, wishes, out.watch))
+        plan = plan_recover(store.root, scratch, wishes, out.watch)
+        lost = bool(plan.messages_lost or plan.messages_lost_total)
+        return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK)
 
     applying.run(out, store.root, "recover", propose, apply, resume=True)
 
@@ -100,21 +102,17 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
     from rmqctl.engine.clock import now_ms
     from rmqctl.repair.broker import plan_broker
 
-    starts = True
-
     def propose(scratch: Scratch) -> applying.Proposal:
-        nonlocal starts
         with store.open() as opened:
             with out.progress("reading the log", opened.log.size) as progress:
                 prediction = preflight(opened, version, progress=progress.advance)
-            starts = prediction.starts
             plan = plan_broker(opened, version, scratch, now_ms, given=wishes.given,
                                prediction=prediction)
+        ends_with = (ExitCode.FAILED if not prediction.starts else
+                     ExitCode.OK if prediction.harmless else ExitCode.FINDINGS)
         return applying.Proposal(plan, {
-            "starts": starts, "recovery": prediction.recovery,
+            "starts": prediction.starts, "recovery": prediction.recovery,
             "truncate_to": prediction.truncate_to,
-            "messages_lost_total": prediction.messages_lost})
+            "messages_lost_total": prediction.messages_lost}, ends_with=ends_with)
 
     applying.run(out, store.root, "recover", propose, apply)
-    if not starts:
-        raise typer.Exit(int(ExitCode.FAILED))

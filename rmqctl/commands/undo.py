@@ -53,7 +53,7 @@ def command(
 
         rmqctl undo STORE 20261121T101112Z-1 --yes -o json
     """
-    from rmqctl.commands.shared.applying import agreed
+    from rmqctl.commands.shared.applying import ask
     from rmqctl.errors import UsageError
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.journal import history
@@ -80,9 +80,8 @@ def command(
         _show(out, document)
         return
     verb = "Give up" if abandon else "Take back"
-    if not agreed(f"{verb} {seen.entry.command} {seen.entry.id} "
-                  f"({_count(seen.entry.files)})?", yes=yes):
-        raise typer.Abort
+    ask(out, f"{verb} {seen.entry.command} {seen.entry.id} ({_count(seen.entry.files)})?",
+        yes=yes)
     with (
         out.progress("taking back", seen.entry.files, unit="steps") as progress,
         Repair(store.root, "undo", progress=progress.advance, finish=False) as repair,

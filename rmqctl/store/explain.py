@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from rmqctl.errors import StoreIOError
+from rmqctl.store.config.config import load_one
 from rmqctl.store.queue.rows import queue_ids, topics_on_disk
 from rmqctl.store.store import Store
 
 _NAMED = 12
+_NEAR = 3
+_MOST_QUEUES = 1 << 12
 
 
 def named(items: list[str]) -> str:
@@ -14,14 +22,59 @@ def named(items: list[str]) -> str:
     return ", ".join(items[:_NAMED]) + more
 
 
+def by_the_log(topic: str, *conditions: str) -> str:
+    """The command that looks for a topic's messages in the log itself, not through its queues."""
+    return " ".join(["rmqctl read STORE --where", shlex.quote(f"topic={topic}"), *conditions])
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean A or B?)`` for a name that may be mistyped; empty where none is near."""
+    by_small: dict[str, str] = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), by_small, _NEAR)
+    return f" (did you mean {' or '.join(by_small[one] for one in near)}?)" if near else ""
+
+
+def configured_queues(store: Store, topic: str) -> int | None:
+    """The number of queues topics.json gives a topic; None where it does not know it."""
+    try:
+        rows = [row for row in load_one(store, "topics.json").rows() if row["topic"] == topic]
+    except StoreIOError:
+        return None
+    counts = [row[name] for row in rows for name in ("read_queue_nums", "write_queue_nums")
+              if isinstance(row[name], int)]
+    return max(counts, default=None)
+
+
+def is_unknown(store: Store, topic: str) -> bool:
+    """Whether nothing but the log could know a topic: no queue on disk, none in topics.json."""
+    return topic not in topics_on_disk(store) and configured_queues(store, topic) is None
+
+
+def without_consumequeue(store: Store, topic: str) -> str | None:
+    """What to say of queues that a topic is to have, but that have no consumequeue: a queue
+    without any message has none either. None where each has one.
+    """
+    known = {*queue_ids(store, "consumequeue", topic),
+             *queue_ids(store, "batchconsumequeue", topic)}
+    if not known:
+        return None
+    count = min(max(configured_queues(store, topic) or 0, max(known) + 1), _MOST_QUEUES)
+    missing = [str(one) for one in range(count) if one not in known]
+    if not missing:
+        return None
+    return (f"{topic}: no consumequeue for queue {named(missing)} of {count}; if the log "
+            f"has messages of it, `{by_the_log(topic)}` shows them")
+
+
 def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
     """What to say where a topic, or one of its queues, has no consumequeue; None if it has one."""
     known = sorted({*queue_ids(store, "consumequeue", topic),
                     *queue_ids(store, "batchconsumequeue", topic)})
     if not known:
         topics = topics_on_disk(store)
-        return (f"topic {topic} has no queues in this store; " + (
-            f"there are: {named(topics)}" if topics else "there are no consumequeues at all"))
+        return (f"topic {topic} has no queues in this store{near_names(topic, topics)}; " + (
+            f"there are: {named(topics)}" if topics else "there are no consumequeues at all")
+            + f"; `{by_the_log(topic)}` looks for it in the log")
     if queue_id is not None and queue_id not in known:
         return f"topic {topic} has no queue {queue_id} here; there are: " + named(
             [str(one) for one in known])

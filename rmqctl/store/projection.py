@@ -21,15 +21,19 @@ _BODY = ("body", "body_encoding")
 _PREVIEW_HEX = 16
 
 
-def checked_fields(names: Sequence[str]) -> list[str]:
-    """Field names as the user gave them, each once. UsageError names the ones there are."""
+def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """Field names as the user gave them, each once. UsageError names the ones there are.
+
+    ``more``: names beside those of the message object.
+    """
     found = [name.strip() for name in names if name.strip()]
+    known = (*FIELDS, *more)
     for name in found:
-        if name not in FIELDS and not (name.startswith(PROPERTY) and name != PROPERTY):
-            raise UsageError(f"no field {name!r}; there are {', '.join(FIELDS)} and "
+        if name not in known and not (name.startswith(PROPERTY) and name != PROPERTY):
+            raise UsageError(f"no field {name!r}; there are {', '.join(known)} and "
                              f"{PROPERTY}NAME for one property")
     if not found:
-        raise UsageError(f"no field named; there are {', '.join(FIELDS)}")
+        raise UsageError(f"no field named; there are {', '.join(known)}")
     return list(dict.fromkeys(found))
 
 
@@ -55,6 +59,8 @@ class Projection:
     def rows(self, page: Page) -> Iterator[dict[str, Any]]:
         """A row for each message of the page."""
         names = self.names
+        if not names:
+            return ({} for _ in range(len(page)))
         bodies: dict[str, list[Any]] = {}
         if any(name in _BODY for name in names):
             bodies = self._bodies(page)

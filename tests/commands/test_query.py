@@ -71,7 +71,22 @@ def test_why_there_is_no_such_key(tiny: tiny_stores.Tiny, rmqctl: Runner) -> Non
     done = rmqctl(*words, "k3").expect(1)
     assert f"leads to physical offset {placed.start}" in done.err
     damage.remove(tiny.root, f"index/{tiny_stores.INDEX_NAME}")
-    assert "no index files" in rmqctl(*words, "k1").expect(1).err
+    done = rmqctl(*words, "k1").expect(1)
+    assert "no index files" in done.err
+    assert "`rmqctl read STORE --where topic=orders --key k1`" in done.err
+
+
+def test_an_index_that_lags_may_not_know_all(tmp_path: Path, rmqctl: Runner) -> None:
+    specs = [tiny_stores.Spec("t", 0, b"x", {"KEYS": "same"}) for _ in range(20)]
+    tiny = tiny_stores.build(tmp_path / "s", specs, index_max=200)
+    words = ["query", "key", tiny.root, "--topic", "t", "--key", "same", "-o", "jsonl"]
+    assert "there may be more" not in rmqctl(*words).expect(0).err
+    # The index as it was when the first 13 had been written.
+    older = tiny_stores.build(tmp_path / "older", specs[:13], index_max=200)
+    name = f"index/{tiny_stores.INDEX_NAME}"
+    (tiny.root / name).write_bytes((older.root / name).read_bytes())
+    done = rmqctl(*words).expect(0)
+    assert "there may be more: `rmqctl read STORE --where topic=t --key same`" in done.err
 
 
 def test_what_a_broker_would_not_show_is_said(golden: GoldenFolder, rmqctl: Runner) -> None:

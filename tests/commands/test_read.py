@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -176,14 +177,36 @@ def test_filters_in_every_spelling(golden: GoldenFolder, rmqctl: Runner) -> None
 
 
 def test_nothing_matched_is_no_failure(golden: GoldenFolder, rmqctl: Runner) -> None:
-    for words in (["--tag", "nix"], ["--topic", "nix"], ["--since", "+1d"], ["--count", "0"],
+    for words in (["--tag", "nix"], ["--since", "+1d"], ["--count", "0"],
                   ["--topic", "TP_ship_evt-x", "--queue", "77"]):
         done = rmqctl("read", golden(BASIC), *words, "-o", "jsonl").expect(0)
         assert done.out == ""
     assert rmqctl("read", golden(BASIC), "--tag", "nix", "-o", "json").expect(0).json() == []
     assert "no messages" in rmqctl("read", golden(BASIC), "--tag", "nix").err
-    assert "TP_fraud_Topic" in rmqctl("read", golden(BASIC), "--topic", "nix").err
     assert "0, 1" in rmqctl("read", golden(BASIC), "--topic", "TP_ship_evt-x", "--queue", "77").err
+
+
+def test_a_topic_that_nothing_knows_is_1_with_names_that_are_near(golden: GoldenFolder,
+                                                                  rmqctl: Runner) -> None:
+    done = rmqctl("read", golden(BASIC), "--topic", "tp_frauds_Topic", "-o", "jsonl").expect(1)
+    assert done.out == ""
+    assert "did you mean TP_fraud_Topic?" in done.err
+    assert "read STORE --where topic=tp_frauds_Topic" in done.err
+    done = rmqctl("read", golden(BASIC), "--topic", "nix").expect(1)
+    assert "did you mean" not in done.err
+    assert "TP_fraud_Topic" in done.err
+
+
+def test_queues_without_a_consumequeue_are_named(golden_copy: GoldenFolder,
+                                                 rmqctl: Runner) -> None:
+    root = golden_copy(BASIC)
+    assert "no consumequeue" not in rmqctl("read", root, "--topic", "TP_fraud_Topic").err
+    shutil.rmtree(root / "consumequeue" / "TP_fraud_Topic" / "1")
+    done = rmqctl("read", root, "--topic", "TP_fraud_Topic", "-o", "jsonl").expect(0)
+    assert "no consumequeue for queue 1 of 4" in done.err
+    advised = rmqctl("read", root, "--where", "topic=TP_fraud_Topic", "-o", "jsonl").expect(0)
+    assert len(advised.jsonl()) > len(done.jsonl())
+    assert "topic=TP_fraud_Topic" in done.err
 
 
 @pytest.mark.parametrize(("offset", "said"), [

@@ -47,13 +47,13 @@ def state(root: Path) -> snapshot.Snapshot:
 def there_and_back(run: Run, root: Path) -> dict[str, str]:
     """Plans, applies, plans again (nothing is left), takes back; target -> reason of the plan."""
     was = state(root)
-    planned = run("recover", root, *JSON).expect(0).json()
+    planned = run("recover", root, *JSON).recovered()
     assert not was.differences(state(root)), "a plan changes nothing"
-    done = run("recover", root, "--apply", *JSON).expect(0).json()
+    done = run("recover", root, "--apply", *JSON).recovered()
     assert done["actions"] == planned["actions"]
     assert done["applied"]
     assert planned["actions"]
-    assert run("recover", root, *JSON).expect(0).json()["actions"] == []
+    assert run("recover", root, *JSON).recovered()["actions"] == []
     run("undo", root, "--yes", *JSON).expect(0)
     assert not was.differences(state(root))
     return {one["target"]: one["reason"] for one in planned["actions"]}
@@ -227,10 +227,10 @@ def test_a_file_with_further_names_is_told_of(rmqctl: Run, tiny: Tiny, tmp_path:
     data[start + 88:start + 96] = b"\xff" * 8
     path.write_bytes(data)
     assert not any("hard links" in one for one in rmqctl(
-        "recover", tiny.root, *JSON).expect(0).json()["notes"])
+        "recover", tiny.root, *JSON).recovered()["notes"])
     os.link(path, tmp_path / "backup")
     assert any("hard links" in one for one in rmqctl(
-        "recover", tiny.root, *JSON).expect(0).json()["notes"])
+        "recover", tiny.root, *JSON).recovered()["notes"])
 
 
 # -- wild values ----------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_what_apply_refuses_is_no_plan(rmqctl: Run, tiny: Tiny, tmp_path: Path) 
 @pytest.mark.long
 def test_every_damage_to_a_journal_is_a_sentence(rmqctl: Run, tiny: Tiny) -> None:
     (tiny.root / QUEUE_FILE).unlink()
-    id = rmqctl("recover", tiny.root, "--apply", *JSON).expect(0).json()["id"]  # noqa: A001
+    id = rmqctl("recover", tiny.root, "--apply", *JSON).recovered()["id"]  # noqa: A001
     folder = tiny.root / ".rmqctl/repairs" / id
     for name in ("journal.jsonl", "state.json"):
         path = folder / name
@@ -324,6 +324,6 @@ def test_folders_of_queues_change_nothing_in_the_log(rmqctl: Run, tiny: Tiny, ol
         shutil.copytree(queues / old, queues / new)
     else:
         (queues / old).rename(queues / new)
-    found = rmqctl("recover", tiny.root, *JSON).expect(0).json()
+    found = rmqctl("recover", tiny.root, *JSON).recovered()
     assert not [one for one in found["actions"] if not one["target"].startswith("consumequeue")]
     assert found["messages_lost"] == []

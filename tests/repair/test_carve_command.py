@@ -103,7 +103,7 @@ def test_usage(rmqctl: Runner, tmp_path: Path) -> None:
     path = saved(tmp_path, log(3))
     rmqctl("carve").expect(2)
     rmqctl("carve", tmp_path / "missing").expect(5)
-    rmqctl("carve", path, "--misplaced").expect(2)
+    rmqctl("carve", path, "--no-misplaced").expect(2)
     for option in ("--summary", "--damaged", "--duplicates"):
         rmqctl("carve", path, "--out", tmp_path / "new", option).expect(2)
     inside = rmqctl("carve", tmp_path, "--out", tmp_path / "new").expect(2)
@@ -191,14 +191,41 @@ def test_one_broker_after_the_other(tmp_path: Path) -> None:
         (store, 1000 * number) for store in (2, 1) for number in range(20)]
 
 
-def test_misplaced_messages_are_left_out_unless_asked_for(rmqctl: Runner, tmp_path: Path) -> None:
+def test_all_intact_messages_are_written_unless_misplaced_ones_are_refused(
+        rmqctl: Runner, tmp_path: Path) -> None:
     path = saved(tmp_path, log(30) + log(4, base=1 << 20, seed=b"far"), NAME)
     told = rmqctl("carve", path, "--out", tmp_path / "a", "-o", "json", "--index-slots", "100",
                   "--index-max", "400").expect(1)
-    assert told.json()["written"] == 30
-    assert "4 misplaced messages found (--misplaced" in told.err
-    told = rmqctl("carve", path, "--out", tmp_path / "b", "-o", "json", "--misplaced", *SMALL)
-    assert told.expect(1).json()["written"] == 34
+    assert told.json()["written"] == 34
+    assert "4 misplaced messages found (written too; --no-misplaced" in told.err
+    told = rmqctl("carve", path, "--out", tmp_path / "b", "-o", "json", "--no-misplaced", *SMALL)
+    assert told.expect(1).json()["written"] == 30
+
+
+def test_an_image_with_a_log_out_of_order_is_no_damage(rmqctl: Runner, tmp_path: Path) -> None:
+    """A file system lays the files of a log down in any order."""
+    parts = [log(30, base=base, seed=b"%d" % base) for base in (3 << 16, 1 << 16, 2 << 16)]
+    image = bytes(4096) + b"".join(one + bytes(-len(one) % 8192) for one in parts)
+    path = saved(tmp_path, image, "disk.img")
+    found = rmqctl("carve", path, "--summary", "-o", "json").expect(0).json()
+    assert (found["messages"], found["misplaced"]) == (90, 60)
+    told = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json", *SMALL).expect(0)
+    assert told.json()["written"] == 90
+
+
+def test_where_a_message_was_found_can_be_named_as_a_field(rmqctl: Runner, tmp_path: Path) -> None:
+    path = saved(tmp_path, log(2), NAME)
+    rows = rmqctl("carve", path, "--fields", "placement,topic,source_offset,source", "-o",
+                  "jsonl").expect(0).jsonl()
+    assert [list(row) for row in rows] == [["placement", "topic", "source_offset", "source"]] * 2
+    assert rows[0] == {"placement": "in-place", "topic": rows[0]["topic"], "source_offset": 0,
+                       "source": str(path)}
+    assert rmqctl("carve", path, "--fields", "source,placement", "-o", "csv").expect(
+        0).out.splitlines()[:2] == ["source,placement", f"{path},in-place"]
+    refused = rmqctl("carve", path, "--fields", "placement,duplicate").expect(2)
+    assert "source_offset" in refused.err
+    rmqctl("carve", path, "--fields", "placement,duplicate", "--duplicates").expect(0)
+    rmqctl("read", tmp_path, "--fields", "source").expect(2, 3)
 
 
 def test_a_place_that_is_taken_is_refused_first(rmqctl: Runner, tmp_path: Path) -> None:

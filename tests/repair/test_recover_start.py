@@ -25,14 +25,14 @@ def queue_of(root: Path) -> Path:
 def recovered(run: Run, root: Path) -> dict:
     """The document of a repair after which both brokers start, and which undo takes back."""
     was = {name: data for name, data in bytes_of(root).items() if ".rmqctl" not in name}
-    done = run("recover", root, "--apply", "--yes", *JSON).expect(0).json()
+    done = run("recover", root, "--apply", "--yes", *JSON).recovered()
     assert done["applied"]
     run("verify", root).expect(0)
     generation = "5.3.3" if (root / "abort.bak").exists() or "5.3.3" in str(root) else "4.9.3"
     found = run("preflight", root, "--broker-version", generation, *JSON).expect(0).json()
     assert found["starts"]
     assert found["messages_lost"] == 0
-    assert run("recover", root, *JSON).expect(0).json()["actions"] == []
+    assert run("recover", root, *JSON).recovered()["actions"] == []
     here = bytes_of(root)
     run("undo", root, "--yes").expect(0)
     assert bytes_of(root) == was
@@ -71,7 +71,7 @@ def test_a_folder_among_the_files(rmqctl: Run, golden_copy: Folder, where: str,
         if filled:
             (folder / "#1234").write_bytes(b"x")
         if version == "5.3.3" and (where == "commitlog" or not filled):
-            assert rmqctl("recover", root, *JSON).expect(0).json()["actions"] == []
+            assert rmqctl("recover", root, *JSON).recovered()["actions"] == []
         elif version == "4.9.3":
             done = recovered(rmqctl, root)
             assert [one["action"] for one in done["actions"]] == ["move aside"]
@@ -86,7 +86,7 @@ def test_things_that_are_no_files(rmqctl: Run, golden_copy: Folder, kind: str) -
         os.mkfifo(path)
     else:
         path.symlink_to("nowhere")
-    done = rmqctl("recover", root, "--apply", "--yes", *JSON).expect(0).json()
+    done = rmqctl("recover", root, "--apply", "--yes", *JSON).recovered()
     assert [one["target"] for one in done["actions"]] == ["commitlog/strange"]
     assert not os.path.lexists(path)
     rmqctl("verify", root).expect(0)
@@ -154,7 +154,7 @@ def test_an_empty_file_of_a_queue_without_messages(rmqctl: Run, golden_copy: Fol
     folder = root / "consumequeue" / "Nobody" / "0"
     folder.mkdir(parents=True)
     (folder / f"{0:020d}").touch()
-    document = rmqctl("recover", root, *JSON).expect(0).json()
+    document = rmqctl("recover", root, *JSON).recovered()
     if document["actions"]:
         recovered(rmqctl, root)
     else:
@@ -171,6 +171,6 @@ def test_what_stays_is_said(rmqctl: Run, golden_copy: Folder, version: str) -> N
         (root / "config" / name).write_bytes(b"\0\0{")
     if rmqctl("preflight", root, "--broker-version", version, *JSON).json()["starts"]:
         pytest.skip("this broker starts without it")
-    document = rmqctl("recover", root, *JSON).expect(0).json()
+    document = rmqctl("recover", root, *JSON).recovered()
     assert any("does not start" in one and "config/topics.json" in one
                for one in document["notes"])

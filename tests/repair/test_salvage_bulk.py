@@ -133,12 +133,12 @@ def test_recover_carries_it_out(golden: GoldenFolder, golden_copy: GoldenFolder,
     case = Case(golden, golden_copy, name)
     path = missing(case)
     was = bytes_of(case.root)
-    planned = rmqctl("recover", case.root, "-o", "json").expect(0).json()
+    planned = rmqctl("recover", case.root, "-o", "json").recovered()
     assert bytes_of(case.root) == was
-    done = rmqctl("recover", case.root, "--apply", "--yes", "-o", "json").expect(0).json()
+    done = rmqctl("recover", case.root, "--apply", "--yes", "-o", "json").recovered()
     assert done["actions"] == planned["actions"]
     assert path.stat().st_size == case.whole.file_size
     rmqctl("verify", case.root).expect(0)
-    assert rmqctl("recover", case.root, "-o", "json").expect(0).json()["actions"] == []
+    assert rmqctl("recover", case.root, "-o", "json").recovered()["actions"] == []
     rmqctl("undo", case.root, "--yes").expect(0)
     assert bytes_of(case.root) == was

@@ -41,7 +41,7 @@ def test_messages_of_a_missing_last_file_are_listed(golden: GoldenFolder, name: 
 @pytest.mark.parametrize("name", AHEAD)
 def test_recover_lists_them_too(golden: GoldenFolder, rmqctl, name: str) -> None:
     root = golden(f"{name}/before")
-    document = rmqctl("recover", root, "-o", "json").expect(0).json()
+    document = rmqctl("recover", root, "-o", "json").recovered()
     with Store.open(root) as store:
         assert document["messages_lost"] == [one.as_dict() for one in salvage(store).lost]
     assert "messages_lost_total" not in document
@@ -64,7 +64,7 @@ def test_of_very_many_only_the_first_are_named(golden: GoldenFolder, golden_copy
     assert some.lost == full.lost[:20]
     assert some.lost_total == full.lost_total
     assert (some.steps, some.parts) == (full.steps, full.parts)
-    document = rmqctl("recover", case.root, "-o", "json").expect(0).json()
+    document = rmqctl("recover", case.root, "-o", "json").recovered()
     assert len(document["messages_lost"]) == 20
     assert document["messages_lost_total"] == full.lost_total
 

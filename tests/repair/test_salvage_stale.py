@@ -145,6 +145,6 @@ def test_the_track_record_s_store_needs_nothing(sealed: Case, rmqctl, tmp_path: 
     """apache/rocketmq#9852: the name of the property alone."""
     place = sealed.places[len(sealed.places) // 2]
     sealed.change(place + sealed.whole.records[place].total_size - append_crc.SIZE, b"__OLDCRC")
-    found = rmqctl("recover", sealed.root, "-o", "json").expect(0).json()
+    found = rmqctl("recover", sealed.root, "-o", "json").recovered()
     assert found["actions"] == found["messages_lost"] == []
     assert len(found["notes"]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rmqctl.commands.shared.message_options import MessageOptions
@@ -46,7 +47,7 @@ def command(
         show_records(out, answer.records, projection, show.tz, faults)
         if query.most > lookup.MOST <= len(answer.records) + answer.false_hits:
             out.note(f"a broker gives no more than {lookup.MOST} at a time; ask again with --begin "
-                     "or --end, or use `rmqctl read --key`")
+                     f"or --end, or use `{_in_the_log(query)}`")
         if answer.behind:
             out.note(f"left out, because a broker ends its log before: physical offset "
                      f"{', '.join(map(str, answer.behind))} (--view disk shows what is there)")
@@ -55,14 +56,23 @@ def command(
         for physical in answer.dangling if answer.records else ():
             out.note(f"the index also leads to physical offset {physical}: "
                      f"{opened.log.explain(physical)}")
+        if answer.records and (faults.found or lookup.is_lagging(opened)):
+            out.note("the index is damaged or lags behind the log, so there may be more: "
+                     f"`{_in_the_log(query)}` looks at all messages")
     faults.end()
+
+
+def _in_the_log(query: KeyQuery) -> str:
+    """The command that finds the same without any index."""
+    from rmqctl.store.explain import by_the_log
+
+    return by_the_log(query.topic, "--key", shlex.quote(query.key))
 
 
 def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
     """Why there is nothing, as far as it can be told."""
     what = query.nothing
-    search = (f"`rmqctl read STORE --topic {query.topic} --key {query.key}` looks at the messages "
-              "themselves")
+    search = f"`{_in_the_log(query)}` looks at the messages themselves"
     if not store.index_listing.files:
         return f"{what}: the store has no index files; {search}"
     if answer.behind:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app.option_groups import OptionGroup
-from rmqctl.errors import RmqctlError, StoreIOError, UsageError, noting_refusals
+from rmqctl.errors import ExitCode, RmqctlError, StoreIOError, UsageError, noting_refusals
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -67,12 +67,15 @@ def at_a_terminal() -> bool:
         return False
 
 
-def agreed(question: str, *, yes: bool) -> bool:
-    """Whether to go on: with ``--yes`` and where nobody is there, without a question.
+def ask(out: Output, question: str, *, yes: bool) -> None:
+    """Goes on only if agreed: with ``--yes`` and where nobody is there, without a question.
 
-    Ctrl-C and the end of input end the run as interrupted.
+    A no ends the run with 1; Ctrl-C and the end of input end it as interrupted.
     """
-    return yes or not at_a_terminal() or typer.confirm(question, err=True)
+    if yes or not at_a_terminal() or typer.confirm(question, err=True):
+        return
+    out.note("not carried out: nothing was changed")
+    raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,15 @@ class Tiered:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan, the further ``fields`` of its JSON document, and what people read above it."""
+    """A plan, the further ``fields`` of its JSON document, and what people read above it.
+
+    ``ends_with``: the exit code once it is shown or carried out.
+    """
 
     plan: Plan
     fields: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
+    ends_with: ExitCode = ExitCode.OK
 
 
 Propose = Callable[["Scratch"], Proposal]
@@ -139,6 +146,12 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
               "Nothing was changed. --apply carries this out.")
     if refused:
         raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
+    _end(proposal)
+
+
+def _end(proposal: Proposal) -> None:
+    if proposal.ends_with is not ExitCode.OK:
+        raise typer.Exit(int(proposal.ends_with))
 
 
 def _warned(store_root: str, proposal: Proposal) -> Proposal:
@@ -189,8 +202,13 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                 if refused:
                     raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
                                        "nothing was changed")
-                _carry_out(out, store_root, repair, _warned(store_root, proposal), yes=yes)
+                try:
+                    _carry_out(out, store_root, repair, _warned(store_root, proposal), yes=yes)
+                except typer.Exit:  # the answer was no
+                    scratch.remove()
+                    raise
             scratch.remove()
+            _end(proposal)
         finally:
             for folder in (repair.scratch_folder, os.path.dirname(repair.scratch_folder)):
                 with contextlib.suppress(OSError):  # it holds something else
@@ -204,9 +222,7 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
         return
     if not yes:
         _show(out, proposal)
-        if not typer.confirm("Carry this out?", err=True):
-            out.note("nothing was changed")
-            return
+        ask(out, "Carry this out?", yes=False)
     try:
         done = repair.apply(proposal.plan)
     except RmqctlError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -121,16 +122,18 @@ class MessageOptions(OptionGroup):
         "--decompress", help=f"Undo {_CODECS} where the sys_flag says so.")] = False
     tz: Zone = UTC
 
-    def projection(self, out: Output) -> Projection:
+    def projection(self, out: Output, more: Sequence[str] = ()) -> Projection:
         """The fields to make: all for programs, a few for people, or those the user named.
 
-        UsageError for a field there is not.
+        ``more``: fields a command adds to those of the message object, which may be named as
+        well. UsageError for a field there is not.
         """
         from rmqctl.store.objects import FIELDS
         from rmqctl.store.projection import Projection, checked_fields
 
         if self.fields is not None:
-            return Projection(checked_fields(self.fields.split(",")), self.body, self.decompress)
+            named = checked_fields(self.fields.split(","), more)
+            return Projection(named, self.body, self.decompress)
         if out.is_data:
             return Projection(FIELDS, self.body, self.decompress)
         preview = _preview(out) if self.body == "auto" else 0

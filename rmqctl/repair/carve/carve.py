@@ -64,6 +64,9 @@ class CarveTally:
     bytes_in_messages: int = 0
     unreadable_bytes: int = 0
     unreadable_sources: int = 0
+    astray: int = 0
+    """Misplaced messages in files that are named like those of a log: there damage moved them. In
+    an image the files of a log lie in any order."""
     given: int = 0
     """Messages that were asked for."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class CarveTally:
 
     @property
     def is_damaged(self) -> bool:
-        return bool(self.misplaced or self.embedded or self.damaged or self.breaks)
+        return bool(self.astray or self.embedded or self.damaged or self.breaks)
 
     def as_dict(self) -> dict[str, Any]:
         return {"sources": self.sources, "bytes_read": self.bytes_read,
@@ -259,6 +262,7 @@ class Carving:
             tally.in_place += new
         elif placement == MISPLACED:
             tally.misplaced += new
+            tally.astray += new if self.inputs[number].base is not None else 0
         else:
             tally.embedded += new
         sizes = page.numbers("total_size")

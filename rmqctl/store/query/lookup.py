@@ -13,6 +13,7 @@ from typing import Literal
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
@@ -102,6 +103,26 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
         else:
             answer.false_hits += 1
     return answer
+
+
+def is_lagging(store: Store) -> bool:
+    """Whether messages with keys follow soon behind the last one that the index has."""
+    last = max((index.header.end_phy_offset
+                for index in opened_indexes(store, lambda _problem: None)), default=-1)
+    place = store.log.locate(last)
+    if place is None:
+        return False
+    source, start = place
+    for batch in Walk(source, start, min(source.size, start + _WINDOW)):
+        kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
+        later = (batch.offset > last) & (kind != sysflag.TRANSACTION_ROLLBACK)
+        if any(b"%s\1" % name.encode() in batch.data[at:at + length].tobytes()
+               for at, length in zip(batch.column("properties_start")[later].tolist(),
+                                     batch.column("properties_length")[later].tolist(),
+                                     strict=True)
+               for name in (props.KEYS, props.UNIQUE_KEY)):
+            return True
+    return False
 
 
 def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
