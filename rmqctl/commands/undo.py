@@ -117,9 +117,10 @@ def _count(files: int) -> str:
 
 
 def _list(out: Output, root: str) -> None:
-    from rmqctl.repair.executor.journal import history
+    from rmqctl.repair.executor.journal import history, put_aside
 
-    out.rows((one.as_dict() for one in reversed(history(root))),
+    entries = [*put_aside(root), *history(root)]
+    out.rows((one.as_dict() for one in reversed(entries)),
              ("id", "time", "command", "state", "actions", "files"),
              empty="no repairs", render={"time": _when})
 

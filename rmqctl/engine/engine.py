@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from rmqctl.broker.settings import Settings
+from rmqctl.engine import small_files
 from rmqctl.engine.clock import now_ms
 from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.dispatch.reput import Dispatcher
@@ -35,11 +36,10 @@ from rmqctl.engine.put import admission
 from rmqctl.engine.put.cursor import Backlog, RecordRun
 from rmqctl.engine.put.message import FLUSH_DISK_TIMEOUT, OutgoingBatch, PutResult
 from rmqctl.engine.put.put import Message, PutPath
-from rmqctl.engine.state import small_files
-from rmqctl.engine.state.aside import AsideFolder
-from rmqctl.engine.state.small_files import CheckpointFile
+from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import RefusedError, RmqctlError
 from rmqctl.files import disk_usage
+from rmqctl.files.aside import AsideFolder
 from rmqctl.files.lock import StoreLock
 from rmqctl.store.store import Sizes, Store
 

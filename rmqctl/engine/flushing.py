@@ -13,7 +13,7 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.opening import examine, recorded_runs
-from rmqctl.engine.state.small_files import CheckpointFile
+from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
 from rmqctl.files.durable import open_file, sync, sync_folder
 from rmqctl.files.lock import StoreLock

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from rmqctl.broker.recovery import recover_log
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.broker.view import broker_view
-from rmqctl.engine.state.aside import AsideFolder
-from rmqctl.engine.state.small_files import CheckpointFile
+from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
+from rmqctl.files.aside import AsideFolder
 from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, write_all
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from rmqctl.scan.frames import Batch

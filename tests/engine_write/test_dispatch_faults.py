@@ -7,8 +7,8 @@ import os
 import pytest
 
 from rmqctl.engine.dispatch.queue_files import FilePool, QueueFiles
-from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import StoreIOError
+from rmqctl.files.aside import AsideFolder
 from tests.engine_write import faults
 from tests.engine_write.dispatching import (
     assert_same,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from rmqctl.engine.dispatch import index as index_file
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import RefusedError, UsageError
+from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, EntryRecord, HeaderRecord, Shape
 from rmqctl.store.files import listing

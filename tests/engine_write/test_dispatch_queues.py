@@ -15,8 +15,8 @@ from rmqctl.engine.dispatch.batch_queue import BatchQueues, BatchRows
 from rmqctl.engine.dispatch.consume_queue import ConsumeQueues, Rows
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.local import batch_consume_queue as batch_format
 from rmqctl.formats.local import consume_queue as format_
 from rmqctl.formats.local import consume_queue_ext as ext_format

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.state import small_files
-from rmqctl.engine.state.small_files import CheckpointFile
+from rmqctl.engine import small_files
+from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import StoreIOError
 from rmqctl.files import disk_usage
 from rmqctl.formats.local import checkpoint as page

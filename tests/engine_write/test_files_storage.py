@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.engine.state.aside import save_file
 from rmqctl.errors import InternalError, StoreIOError
 from rmqctl.files import durable
+from rmqctl.files.aside import save_file
 from tests.engine_write.files_support import ERRORS, failing, short_writes, watched
 
 

@@ -24,13 +24,13 @@ ALLOWED = {
     ("commands/app/helptext.py", "HelpMixin.format_epilog", "open for writing"): "typer's page",
     ("commands/app/helptext.py", "HelpMixin.format_help_text", "open for writing"): "typer's page",
     ("engine/dispatch/index.py", "write_whole", "O_TRUNC"): SCRATCH,
-    ("engine/state/small_files.py", "_replace", "ftruncate"):
+    ("engine/small_files.py", "_replace", "ftruncate"):
         "abort gets the content a broker writes",
-    ("engine/state/small_files.py", "create_abort", "unlink"):
+    ("engine/small_files.py", "create_abort", "unlink"):
         "the abort file of a start that failed",
-    ("engine/state/small_files.py", "remove_abort", "unlink"):
+    ("engine/small_files.py", "remove_abort", "unlink"):
         "the mark of a running writer, at its clean end",
-    ("engine/state/small_files.py", "CheckpointFile.flush", "ftruncate"): "only ever longer",
+    ("engine/small_files.py", "CheckpointFile.flush", "ftruncate"): "only ever longer",
     ("engine/config/create.py", "_unmark", "unlink"): "the mark of an init that is not finished",
     ("engine/log/log_files.py", "_remove_unused", "unlink"):
         "a log file made ahead, never written to",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.broker.settings import Settings
-from rmqctl.engine.state.aside import save_file
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.files.aside import save_file
 from rmqctl.files.durable import publish
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local.delay import java_int

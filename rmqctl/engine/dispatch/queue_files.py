@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.aside import AsideFolder
 from rmqctl.files.durable import (
     failed,
     lay_out,

@@ -18,8 +18,8 @@ from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.derive import Derived, Further, deriver_for
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import InternalError
+from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.scan import text

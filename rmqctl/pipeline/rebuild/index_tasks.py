@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.index import IndexWriter, write_whole
 from rmqctl.engine.dispatch.queue_files import FilePool
-from rmqctl.engine.state.aside import AsideFolder
+from rmqctl.files.aside import AsideFolder
 from rmqctl.files.durable import failed
 from rmqctl.formats.local.index_file import HeaderRecord, Shape, build_header
 from rmqctl.pipeline.rebuild.spool import Array

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rmqctl.errors import RefusedError, StoreIOError
+from rmqctl.files.aside import asides
 from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp
 
@@ -36,9 +37,10 @@ _ON_DISK = {"staging_dir": "home", "backup": "kept"}
 _FIELDS = {name: field_name for field_name, name in _ON_DISK.items()}
 
 Kind = Literal["create", "replace", "patch", "move", "folder"]
-StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", "damaged"]
+StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", "damaged", "aside"]
 """``interrupted``: committed, not all carried out. ``undoing``: being taken back. ``abandoned``:
-was interrupted, and given up as it is. ``damaged``: its journal cannot be read."""
+was interrupted, and given up as it is. ``damaged``: its journal cannot be read. ``aside``: no
+repair, see `put_aside`."""
 PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
 
 
@@ -284,6 +286,14 @@ def entry(root: str, repair_id: str) -> Entry:
 def history(root: str) -> list[Entry]:
     """All committed repairs of a store, oldest first. Opens nothing for writing. StoreIOError."""
     return [entry(root, one) for one in ids(root) if is_committed(root, one)]
+
+
+def put_aside(root: str) -> list[Entry]:
+    """What openings of the store or dispatches to the tier put aside, oldest first: they replaced
+    it without a plan, so it has no journal to take it back by. StoreIOError.
+    """
+    return [Entry(aside.path, aside.time, "", "aside", aside.files, aside.files)
+            for aside in asides(root)]
 
 
 def pending(root: str) -> str | None:

@@ -6,11 +6,13 @@ journaled: once begun, the next run completes it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.files.durable import STAGING
 from rmqctl.repair.executor.apply_step import ChangedError, StepApplier
 from rmqctl.repair.executor.journal import (
     Entry,
@@ -23,6 +25,7 @@ from rmqctl.repair.executor.journal import (
     note_actions,
     order,
     overlapping,
+    put_aside,
     set_state,
     state_of,
 )
@@ -61,6 +64,10 @@ def choose(root: str, repair_id: str | None) -> str:
     """
     known = [one for one in ids(root) if is_committed(root, one)]
     if repair_id is not None:
+        if any(repair_id == one.id for one in put_aside(root)):
+            raise RefusedError(f"{repair_id} is no repair: an opening of the store, or a dispatch, "
+                               "replaced these files and went on without them; they lie in "
+                               f"{os.path.join(root, STAGING, repair_id)}")
         if repair_id not in known:
             raise UsageError(f"{root} has no repair {repair_id!r}; `rmqctl undo {root} --list` "
                              "shows which there are")

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from rmqctl.broker.settings import Settings
-from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.files.aside import AsideFolder
 from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local import consume_queue_ext as ext_layout

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
-from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.errors import RefusedError, UsageError
+from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry

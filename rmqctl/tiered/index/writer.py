@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from rmqctl.engine.state.aside import AsideFolder
 from rmqctl.files import durable
+from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.scan.frames import Batch

@@ -9,6 +9,7 @@ import pytest
 
 from rmqctl.commands.shared import applying
 from rmqctl.errors import StoreIOError
+from rmqctl.files.aside import AsideFolder
 from rmqctl.repair.executor.journal import history
 from rmqctl.repair.plan import Replace
 from tests.engine_write.files_support import failing
@@ -37,6 +38,24 @@ def test_list(root, rmqctl):
     assert rows[0]["time"] == 4_000_000_000_000
     assert {row["command"] for row in rows} == {"recover"}
     assert first in rmqctl("undo", root, "--list").expect(0).out
+
+
+def test_what_was_put_aside_without_a_repair(root, rmqctl):
+    """What an opening of the store or a dispatch replaced is listed, and no repair to take back."""
+    done = samples.repair(root)
+    AsideFolder(str(root)).save_bytes(str(root / "commitlog/0"), 7, b"torn")
+    (root / ".rmqctl/tiered/aside/000000/q").mkdir(parents=True)
+    with snapshot.assert_unchanged(root):
+        rows = rmqctl("undo", root, "--list", "-o", "json").expect(0).json()
+        assert [(row["state"], row["files"]) for row in rows] == [
+            ("applied", 13), ("aside", 0), ("aside", 1)]
+        assert rows[1]["id"] == "tiered/aside/000000"
+        kept = root / ".rmqctl" / rows[2]["id"] / "commitlog/0.at-7"
+        assert kept.read_bytes() == b"torn"
+        refused = rmqctl("undo", root, rows[2]["id"], "--yes").expect(6).err
+        assert "is no repair" in refused
+        assert str(root / ".rmqctl" / rows[2]["id"]) in refused
+    assert rmqctl("undo", root, "--yes", "-o", "json").expect(0).json()["id"] == done.id
 
 
 def test_undo(root, rmqctl):

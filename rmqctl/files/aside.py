@@ -1,5 +1,6 @@
-"""Where what the engine replaces goes, for nothing of a store is ever deleted: files and bytes to
-``.rmqctl/aside``, a topics.json that could not be read to ``.rmqctl/kept``.
+"""Where what is replaced without a plan goes, for nothing of a store is ever deleted: files and
+bytes to ``.rmqctl/aside``, a topics.json that could not be read to ``.rmqctl/kept``. What a plan
+moves aside lies with its journal: see `rmqctl.repair.executor.journal`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import errno
 import os
 import shutil
 import time
+from typing import NamedTuple
 
 from rmqctl.files.durable import (
     STAGING,
@@ -19,6 +21,8 @@ from rmqctl.files.durable import (
     sync_folder,
 )
 
+ASIDE, TIER_ASIDE = "aside", "tiered/aside"
+"""Below ``.rmqctl``: of a store or a broker's local root, of a tier (`tiered.files.writer`)."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK)
 
 
@@ -30,7 +34,7 @@ class AsideFolder:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self.folder = os.path.join(root, STAGING, "aside", f"{time.time_ns()}-{os.getpid()}")
+        self.folder = os.path.join(root, STAGING, ASIDE, f"{time.time_ns()}-{os.getpid()}")
         self.used = False
 
     def move(self, path: str) -> None:
@@ -52,6 +56,34 @@ class AsideFolder:
         make_folders(os.path.dirname(target))
         self.used = True
         return target
+
+
+class Aside(NamedTuple):
+    """A folder of what was put aside at once: its path below ``.rmqctl``, when it came (ms), the
+    number of files in it.
+    """
+
+    path: str
+    time: int
+    files: int
+
+
+def asides(root: str) -> list[Aside]:
+    """What openings of a store, or dispatches to a tier, put aside, oldest first. StoreIOError."""
+    present = []
+    for place in (ASIDE, TIER_ASIDE):
+        folder = os.path.join(root, STAGING, place)
+        try:
+            with os.scandir(folder) as entries:
+                present += [Aside(os.path.join(place, entry.name),
+                                  entry.stat().st_mtime_ns // 1_000_000,
+                                  sum(len(files) for _, _, files in os.walk(entry.path)))
+                            for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise failed(error, folder, "list") from None
+    return sorted(present, key=lambda aside: (aside.time, aside.path))
 
 
 def save_file(path: str, root: str) -> str | None:
