@@ -21,7 +21,7 @@ from rmqctl.tiered.files.metadata_file import load
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
-from rmqctl.tiered.recover.index_items import end_of
+from rmqctl.tiered.recover.index import end_of
 from rmqctl.tiered.recover.scope import Scope
 from rmqctl.tiered.tier import Tier
 

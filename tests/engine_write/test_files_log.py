@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.engine.log import log_file
-from rmqctl.engine.log.create import Maker, is_all_zero, place
 from rmqctl.engine.log.log_file import BufferPool
+from rmqctl.engine.log.log_files import Maker, is_all_zero, place
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
 from tests.engine_write.files_support import ERRORS, FILE_SIZE, failing, short_writes
 from tests.support.golden import all_sets

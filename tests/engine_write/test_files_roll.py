@@ -16,9 +16,8 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from rmqctl.engine import small_files
-from rmqctl.engine.log import create as creating
-from rmqctl.engine.log.create import is_all_zero
-from rmqctl.engine.log.log_files import LogFiles
+from rmqctl.engine.log import log_files as creating
+from rmqctl.engine.log.log_files import LogFiles, is_all_zero
 from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import InternalError, RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.lock import StoreLock

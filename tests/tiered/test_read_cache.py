@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.tiered.as_broker import get_message
-from rmqctl.tiered.as_broker.get_message import TagMatching
-from rmqctl.tiered.as_broker.read_ahead import Fetched, ReadAhead
+from rmqctl.tiered.as_broker.get_message import Fetched, ReadAhead, TagMatching
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
 from tests.tiered.made import TOPIC, Queue

@@ -10,7 +10,7 @@ import pytest
 
 from rmqctl.formats.local import message
 from rmqctl.tiered.as_broker import get_message
-from rmqctl.tiered.as_broker.read_ahead import ReadAhead
+from rmqctl.tiered.as_broker.get_message import ReadAhead
 from rmqctl.tiered.read import messages
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner

@@ -15,9 +15,8 @@ from rmqctl.broker.versions import version_for
 from rmqctl.broker.view import view_of
 from rmqctl.errors import UsageError
 from rmqctl.store import Store
-from rmqctl.tiered.as_broker.local_side import LocalSide
 from rmqctl.tiered.as_broker.routed import routed_key
-from rmqctl.tiered.as_broker.router import Router, Strategy
+from rmqctl.tiered.as_broker.router import LocalSide, Router, Strategy
 from rmqctl.tiered.read.by_key import IndexFiles
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner

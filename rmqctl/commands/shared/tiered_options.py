@@ -112,8 +112,7 @@ class LocalOptions(OptionGroup):
         from rmqctl.broker.versions import version_for
         from rmqctl.broker.view import view_of
         from rmqctl.store import Store
-        from rmqctl.tiered.as_broker.local_side import LocalSide
-        from rmqctl.tiered.as_broker.router import Router, Strategy
+        from rmqctl.tiered.as_broker.router import LocalSide, Router, Strategy
 
         assert self.root is not None
         strategy = Strategy.of(self.strategy or "not-in-disk")

@@ -16,6 +16,7 @@ from isal.isal_zlib import crc32
 
 from rmqctl.broker.settings import Host, Settings
 from rmqctl.engine.put import admission
+from rmqctl.engine.put.admission import INT, LONG, MAX_PROPERTIES
 from rmqctl.engine.put.cursor import Cursor
 from rmqctl.engine.put.encoder import Encoder, host_flags
 from rmqctl.engine.put.message import (
@@ -27,7 +28,6 @@ from rmqctl.engine.put.message import (
     refused,
 )
 from rmqctl.engine.put.rewrite import Rewriter
-from rmqctl.engine.put.validation import INT, LONG, MAX_PROPERTIES
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local.message import (
     BLANK_SIZE,

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import admission
+from rmqctl.engine.put.admission import RETRY_PREFIX, folder_fault
 from rmqctl.engine.put.encoder import Encoder, host_flags, raw_text
 from rmqctl.engine.put.message import (
     MESSAGE_ILLEGAL,
@@ -25,7 +26,6 @@ from rmqctl.engine.put.message import (
     PutResult,
     refused,
 )
-from rmqctl.engine.put.validation import RETRY_PREFIX, folder_fault
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import delay_level_of, delay_table, java_int

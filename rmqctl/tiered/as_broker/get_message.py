@@ -7,9 +7,11 @@ that fails says OFFSET_FOUND_NULL with the cache, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.formats import layout
@@ -18,8 +20,11 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.objects import java_text
-from rmqctl.tiered.as_broker.read_ahead import Fetched, ReadAhead
 from rmqctl.tiered.flat_queue import FlatQueue
+
+if TYPE_CHECKING:
+    from rmqctl.tiered.flat_queue import QueueName
+
 
 FOUND = "FOUND"
 NO_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
@@ -130,6 +135,92 @@ def _filtered(result: GetResult, matching: Matching | None) -> GetResult:
                     if matching.by_code(fetched.tags_code) and matching.by_message(fetched.data))
     return GetResult(FOUND if matched else NO_MATCH, result.next_offset, result.min, result.max,
                      matched)
+
+# -- the cache of what is read ahead --------------------------------------------------------------
+
+EXPIRE_MS = 15_000
+"""``readAheadCacheExpireDuration``: counted from the last use."""
+MOST_BYTES = 64 << 20
+"""What is kept unless told otherwise. A broker takes 0.3 of its heap."""
+
+
+def _milliseconds() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class Fetched(NamedTuple):
+    """A message as it lies in the tier; ``offset`` is its place in the queue's commit log."""
+
+    queue_offset: int
+    offset: int
+    tags_code: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class _Entry:
+    value: Fetched | None
+    weight: int
+    used: int
+
+
+class ReadAhead:
+    """Messages by queue and queue offset; None stands for "nothing can be split out here".
+
+    ``bytes`` never exceeds ``most_bytes``. A value's weight is the size of its message (of its
+    unit where there is none). ``clock`` gives milliseconds and never goes back.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES, expire_ms: int = EXPIRE_MS,
+                 clock: Callable[[], int] = _milliseconds) -> None:
+        self.most_bytes, self.expire_ms = most_bytes, expire_ms
+        self.bytes = self.hits = self.misses = 0
+        self._clock = clock
+        # In the order of their last use, so what is to go is always in front.
+        self._kept: OrderedDict[tuple[QueueName, int], _Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        self._expire()
+        return len(self._kept)
+
+    def look(self, queue: QueueName, offset: int) -> tuple[bool, Fetched | None]:
+        """(whether it is known, what is there); using it keeps it for another while."""
+        now = self._expire()
+        key = queue, offset
+        entry = self._kept.get(key)
+        if entry is None:
+            self.misses += 1
+            return False, None
+        entry.used = now
+        self._kept.move_to_end(key)
+        self.hits += 1
+        return True, entry.value
+
+    def put(self, queue: QueueName, offset: int, value: Fetched | None) -> None:
+        """Keeps a value; the least recently used ones make room. Too large a one is not kept."""
+        now = self._expire()
+        self._drop((queue, offset))
+        weight = UNIT_SIZE if value is None else max(len(value.data), UNIT_SIZE)
+        if weight > self.most_bytes:
+            return
+        while self.bytes + weight > self.most_bytes:
+            self._drop(next(iter(self._kept)))
+        self._kept[queue, offset] = _Entry(value, weight, now)
+        self.bytes += weight
+
+    def _drop(self, key: tuple[QueueName, int]) -> None:
+        entry = self._kept.pop(key, None)
+        if entry is not None:
+            self.bytes -= entry.weight
+
+    def _expire(self) -> int:
+        now = self._clock()
+        while self._kept:
+            key = next(iter(self._kept))
+            if now - self._kept[key].used < self.expire_ms:
+                break
+            self._drop(key)
+        return now
 
 
 # -- with read-ahead ------------------------------------------------------------------------------

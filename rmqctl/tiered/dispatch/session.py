@@ -15,7 +15,6 @@ from rmqctl.files.durable import make_folders
 from rmqctl.formats.local import message
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
-from rmqctl.tiered.dispatch.check import Checked, read_back, verify_all
 from rmqctl.tiered.dispatch.dispatch import Dispatch, DispatchOptions
 from rmqctl.tiered.dispatch.index import IndexFolder, IndexRun
 from rmqctl.tiered.dispatch.local import LocalQueue
@@ -32,7 +31,16 @@ from rmqctl.tiered.dispatch.plan import (
     same_message,
     why_not_continued,
 )
-from rmqctl.tiered.dispatch.request import Request, Result, Target, Watch, locate
+from rmqctl.tiered.dispatch.request import (
+    Checked,
+    Request,
+    Result,
+    Target,
+    Watch,
+    locate,
+    read_back,
+    verify_all,
+)
 from rmqctl.tiered.dispatch.resume import plan_resume
 from rmqctl.tiered.files.metadata_file import note_path
 from rmqctl.tiered.files.opening import locked, open_writer

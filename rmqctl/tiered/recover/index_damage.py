@@ -84,7 +84,7 @@ class IndexDamage(Items):
                  batch.column("store_timestamp"))
 
     def take_lost(self, number: int, items: Array) -> None:
-        """Keys as the items that are to be theirs (`index_items.LOST`)."""
+        """Keys as the items that are to be theirs (`index.LOST`)."""
         out: Array = np.zeros(len(items), KEY)
         out["mark"] = marks(np.full(len(items), number, np.int64), items["offset"], items["size"],
                             folded(items["key_hash"]))
