@@ -1,8 +1,8 @@
 """Dispatch: what a broker uploads to a tier, from a local store that no broker runs on (§7).
 
 `Dispatch.prepare` looks at every queue and completes what an earlier run left half done, `run`
-uploads. The local log is read once, in windows; while one is appended and made to last (`Stages`) the
-next one is read. The local store is only read.
+uploads. The local log is read once, in windows; while one is appended and made to last (`Stages`)
+the next one is read. The local store is only read.
 """
 
 from __future__ import annotations
