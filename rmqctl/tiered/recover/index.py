@@ -13,7 +13,7 @@ import numpy as np
 
 from rmqctl.actions import Action
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.files.durable import make_folders
+from rmqctl.files.durable import failed, make_folders
 from rmqctl.files.row_file import RowFile, on_disk
 from rmqctl.formats.local import message
 from rmqctl.formats.local import properties as props
