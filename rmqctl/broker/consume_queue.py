@@ -17,7 +17,6 @@ from rmqctl.formats.local import batch_consume_queue as batch_layout
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
-from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import load_one
 from rmqctl.store.files import StoreFile
 from rmqctl.store.queue.batch_queue import BatchQueue
@@ -101,7 +100,7 @@ def recovered(key: QueueKey, found: ConsumeQueue) -> QueueState:
     position = 0
     for number in range(max(0, len(found.files) - LAST_FILES), len(found.files)):
         one = found.files[number]
-        with FileSource(one.path, one.base) as source:
+        with one.open() as source:
             used = valid_prefix(source, one.size)
         position = one.base + used
         if used:

@@ -71,19 +71,28 @@ def open_regular(path: str) -> int:
 class FileSource:
     """A regular file, read by position. Use as a context manager or call `close`.
 
-    ``size`` is taken at opening; what is appended later is not seen through this object.
+    ``size`` is taken at opening; what is appended later is not seen through this object. Bytes
+    from position ``limit`` on read as zeros: they were written after the moment that is looked at.
     """
 
     _fd = -1  # `close` is called by `__del__` even when opening failed
 
-    def __init__(self, path: str, base: int = 0) -> None:
-        self.name, self.base = path, base
+    def __init__(self, path: str, base: int = 0, limit: int | None = None) -> None:
+        self.name, self.base, self._limit = path, base, limit
         self._fd = open_regular(path)
         self.size = os.fstat(self._fd).st_size
         self._holes = hasattr(os, "SEEK_DATA")
 
     def read(self, position: int, length: int) -> bytes:
         """Up to ``length`` bytes at ``position``; fewer only at the end of the file."""
+        data = self.read_now(position, length)
+        if self._limit is not None and position + len(data) > self._limit:
+            inside = max(self._limit - position, 0)
+            data = data[:inside] + bytes(len(data) - inside)
+        return data
+
+    def read_now(self, position: int, length: int) -> bytes:
+        """The same whatever the limit."""
         parts = []
         while length > 0:
             try:
@@ -108,6 +117,9 @@ class FileSource:
             if not got:
                 break
             done += got
+        if self._limit is not None and position + done > self._limit:
+            inside = max(self._limit - position, 0)
+            buffer[inside:done] = bytes(done - inside)
         return done
 
     def _failed(self, error: OSError, position: int) -> StoreIOError:
@@ -115,6 +127,8 @@ class FileSource:
 
     def next_data(self, position: int) -> int:
         """The first position >= ``position`` that may hold non-zero bytes (holes are skipped)."""
+        if self._limit is not None and position >= self._limit:
+            return self.size
         if not self._holes or position >= self.size:
             return min(position, self.size)
         try:

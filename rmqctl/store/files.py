@@ -13,20 +13,30 @@ from itertools import pairwise
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import names
+from rmqctl.scan.source import FileSource
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """A file of a structure. ``base`` is the offset (or time) its name says; -1 if none."""
+    """A file of a structure. ``base`` is the offset (or time) its name says; -1 if none.
+
+    ``limit``: bytes from that position on were written after the moment that is looked at, and
+    read as zeros (`rmqctl.store.live`); None: all of the file counts.
+    """
 
     path: str
     name: str
     base: int
     size: int
+    limit: int | None = None
 
     @property
     def end(self) -> int:
         return self.base + self.size
+
+    def open(self) -> FileSource:
+        """The file to read from, up to its limit; positions count from ``base``. StoreIOError."""
+        return FileSource(self.path, self.base, self.limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class IndexFile:
 def open_index(file: StoreFile, slots: int | None = None,
                max_entries: int | None = None) -> IndexFile:
     """Opens an index file and finds its shape. FormatError where no shape fits."""
-    source = FileSource(file.path)
+    source = file.open()
     try:
         header = HEADER.decode(source.read(0, HEADER.size))
         if slots is not None and max_entries is not None:

@@ -17,7 +17,6 @@ from rmqctl.errors import UsageError
 from rmqctl.formats.local.message import host_text
 from rmqctl.scan.aggregate import Aggregate, Sums
 from rmqctl.scan.groupings import GROUPINGS, MINUTE, OTHER, QUARTER_HOUR, Key
-from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
 from rmqctl.store.objects import text
@@ -136,7 +135,7 @@ def _sums(logs: Sequence[Sequence[StoreFile]], query: Query, only: Sequence[Key]
 
 def _work(query: Query, only: Sequence[Key] | None, part: ranges.Range) -> _Part:
     sums = query.start(only)
-    with FileSource(part.file.path, part.file.base) as source:
+    with part.file.open() as source:
         walk = ranges.walk(part, source)
         for batch in walk:
             sums.add(batch)

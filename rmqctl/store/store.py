@@ -1,8 +1,9 @@
 """A store directory opened read-only: discovery of everything that lies in it.
 
 ``Store.open`` finds sizes, multi-path logs, queues, index files and who holds the lock, and
-writes nothing. What is missing or unreadable is part of the picture (`troubles`). What `init`
-remembered of a store (`rmqctl.store.store_settings`) fills in only where no file says it.
+writes nothing. Where another process holds the lock, what it writes from then on is not seen
+(`rmqctl.store.live`). What is missing or unreadable is part of the picture (`troubles`). What
+`init` remembered of a store (`rmqctl.store.store_settings`) fills in only where no file says it.
 """
 
 from __future__ import annotations
@@ -13,21 +14,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
 from rmqctl.files.lock_probe import LockState, probe
+from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local import checkpoint as checkpoint_format
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.local.index_file import Shape, candidates, fits
 from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.scan.source import FileSource
+from rmqctl.store import live
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
 from rmqctl.store.index_files import IndexFile, open_index
+from rmqctl.store.live import Snapshot
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store_settings import LOG_FOLDERS, Remembered, recall
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
@@ -59,10 +66,16 @@ def _remembered_folders(root: str) -> list[str]:
 
 
 class Store:
-    """The read-only view of one store root. Use `open`; it is a context manager."""
+    """The read-only view of one store root. Use `open`; it is a context manager.
 
-    def __init__(self, root: str, log_folders: list[str], sizes: Sizes) -> None:
+    ``moment``: the end that another view of the store has fixed; ``current``: fix none, see the
+    files as they are.
+    """
+
+    def __init__(self, root: str, log_folders: list[str], sizes: Sizes,
+                 moment: Snapshot | None = None, *, current: bool = False) -> None:
         self.root, self.log_folders, self.sizes = root, log_folders, sizes
+        self._moment, self._current = moment, current
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
 
     @classmethod
@@ -115,6 +128,31 @@ class Store:
         """The sound values of it, by the names of `rmqctl.store.store_settings.KEYS`."""
         return self.settings_file.values
 
+    @cached_property
+    def snapshot(self) -> Snapshot | None:
+        """The end of a store that another process holds, fixed at the first use; else None."""
+        if self._moment is not None or self._current:
+            return self._moment
+        holder = self.lock
+        if not holder.held or holder.pid == os.getpid():
+            return None
+        try:
+            with self._as_now() as now:
+                return live.take(now)
+        except StoreIOError:  # said by whoever reads that file
+            return None
+
+    def _as_now(self) -> Store:
+        return Store(self.root, self.log_folders, self.sizes, current=True)
+
+    def _log_end_now(self) -> int:
+        """Where the log ends by now; asked for rows that lead beyond the fixed end."""
+        try:
+            with self._as_now() as now:
+                return live.take(now).log_end
+        except StoreIOError:
+            return 0
+
     # -- commitlog ----------------------------------------------------------------------------
 
     @cached_property
@@ -127,6 +165,8 @@ class Store:
         size = self.sizes.commitlog_file
         if size is None and not files:
             size = self.remembered.get("commitlog_file_size")
+        if self.snapshot is not None:
+            files = live.log_files(files, self.snapshot.log_end)
         return CommitLog(files, size)
 
     @property
@@ -134,6 +174,11 @@ class Store:
         return [one for found in self._log_listings for one in found.troubles]
 
     # -- consumequeues ------------------------------------------------------------------------
+
+    def _queue_files(self, files: list[StoreFile], unit: np.dtype[Any]) -> list[StoreFile]:
+        if self.snapshot is None:
+            return files
+        return live.queue_files(files, unit, self.snapshot.log_end, self._log_end_now)
 
     def _queue_folders(self, structure: str) -> Iterator[tuple[str, int, Listing, str]]:
         top = self.path(structure)
@@ -148,8 +193,10 @@ class Store:
     def queues(self) -> dict[tuple[str, int], ConsumeQueue]:
         """All plain consumequeues by (topic, queue id), in the order of the folders."""
         size = self.sizes.consumequeue_file
-        return {(topic, queue): ConsumeQueue(topic, queue, folder, found.files, found.troubles,
-                                             size)
+        unit = consume_queue.dtype()
+        return {(topic, queue): ConsumeQueue(topic, queue, folder,
+                                             self._queue_files(found.files, unit),
+                                             found.troubles, size)
                 for topic, queue, found, folder in self._queue_folders("consumequeue")}
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -160,14 +207,17 @@ class Store:
             if not topic or "/" in topic or "\0" in topic or not os.path.isdir(folder):
                 return None
             found = listing(folder)
-            self._queues[key] = ConsumeQueue(topic, queue_id, folder, found.files,
-                                             found.troubles, self.sizes.consumequeue_file)
+            files = self._queue_files(found.files, consume_queue.dtype())
+            self._queues[key] = ConsumeQueue(topic, queue_id, folder, files, found.troubles,
+                                             self.sizes.consumequeue_file)
         return self._queues[key]
 
     @cached_property
     def batch_queues(self) -> dict[tuple[str, int], BatchQueue]:
         """All batch consumequeues (5.x) by (topic, queue id)."""
-        return {(topic, queue): BatchQueue(topic, queue, folder, found.files, found.troubles)
+        unit = batch_consume_queue.dtype()
+        return {(topic, queue): BatchQueue(topic, queue, folder,
+                                           self._queue_files(found.files, unit), found.troubles)
                 for topic, queue, found, folder in self._queue_folders("batchconsumequeue")}
 
     # -- index --------------------------------------------------------------------------------
@@ -178,6 +228,19 @@ class Store:
 
     def open_index(self, file: StoreFile) -> IndexFile:
         """FormatError when the file's shape cannot be told, StoreIOError when unreadable."""
+        if self.snapshot is None or file.name not in self.snapshot.index_headers:
+            return self._open_index(file)
+        for _ in range(live.INDEX_TRIES - 1):
+            try:  # a header that is older than the slots fits no shape: the next may
+                index = self._open_index(file)
+                break
+            except FormatError:
+                continue
+        else:
+            index = self._open_index(file)
+        return live.fixed(index, self.snapshot.index_headers[file.name])
+
+    def _open_index(self, file: StoreFile) -> IndexFile:
         hinted = self._hinted_index(file)
         if hinted is not None:
             return hinted

@@ -16,7 +16,6 @@ from rmqctl.pipeline.export.sink import buffer
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.pipeline.export.task import UNREADABLE, Piece, Reading, Tally, chosen
 from rmqctl.scan.frames import Span
-from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import used_size
 from rmqctl.store.log.pages import chosen_files
@@ -101,7 +100,7 @@ def _ends(files: Sequence[StoreFile]) -> list[int]:
     """
     ends = [one.size for one in files]
     for at in reversed(range(len(files))):
-        with contextlib.suppress(StoreIOError), FileSource(files[at].path) as source:
+        with contextlib.suppress(StoreIOError), files[at].open() as source:
             ends[at] = used_size(source)
         if ends[at]:
             break

@@ -140,7 +140,7 @@ class Reading:
     def __iter__(self) -> Iterator[Batch]:
         part = self._part
         try:
-            source = FileSource(part.file.path, part.file.base)
+            source = part.file.open()
         except StoreIOError as error:
             self._lost(max(part.end, part.start), str(error))
             return

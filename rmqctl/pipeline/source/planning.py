@@ -20,7 +20,6 @@ from rmqctl.pipeline.source.pushdown import Filters
 from rmqctl.pipeline.source.schema import CONSUMEQUEUE, FRAMES, INDEX, TIERED_MESSAGES
 from rmqctl.pipeline.source.tiered import of_tier
 from rmqctl.pipeline.source.times import files_of_time
-from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, listing
 from rmqctl.store.log.end import used_size
 from rmqctl.store.queue.unit_columns import index_entries
@@ -159,7 +158,7 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for file in files[:-_LAST_FILES - 1:-1]:
-        with FileSource(file.path, file.base) as source:
+        with file.open() as source:
             if source.size < file.size:
                 raise StoreIOError(f"{file.path}: the file shrank from {file.size} to "
                                    f"{source.size} bytes while it was looked at")

@@ -14,7 +14,7 @@ import numpy as np
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import BLANK_SIZE, decode
 from rmqctl.scan.frames import BLANK
-from rmqctl.scan.source import FileSource, Source
+from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.follow import is_finished
@@ -27,7 +27,7 @@ def last_in_use(files: Sequence[StoreFile]) -> int:
     """
     for number in range(len(files) - 1, -1, -1):
         try:
-            with FileSource(files[number].path) as source:
+            with files[number].open() as source:
                 if any(source.read(0, BLANK_SIZE)):
                     return number
         except StoreIOError:  # it was there when the folder was listed
@@ -99,7 +99,7 @@ def cuts(file: StoreFile, start: int, end: int, step: int) -> list[int]:
     found: list[int] = []
     if not len(wanted):
         return found
-    with FileSource(file.path, file.base) as source:
+    with file.open() as source:
         for batch in Walk(source, start - file.base, end - file.base):
             if len(batch):
                 offset = batch.offset

@@ -69,7 +69,7 @@ class CommitLog:
         if found is None:
             if len(self._open) >= 16:
                 self._open.pop(next(iter(self._open))).close()
-            found = FileSource(self.files[number].path, self.files[number].base)
+            found = self.files[number].open()
         self._open[number] = found
         return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Protocol
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import Record
@@ -16,10 +17,19 @@ from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import Trouble
 from rmqctl.store.log.commit_log import CommitLog
-from rmqctl.store.store import Store
+from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 _PAGE = 4 << 20
 _MAX_TRIES = 64
+
+
+class LogAndQueues(Protocol):
+    """What is needed of a store: its log, and its queues by topic and queue id."""
+
+    @property
+    def log(self) -> CommitLog: ...
+    @property
+    def queues(self) -> dict[tuple[str, int], ConsumeQueue]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ def used_size(source: Source) -> int:
     return 0
 
 
-def last_dispatched(store: Store) -> int | None:
+def last_dispatched(store: LogAndQueues) -> int | None:
     """The physical offset of the last record that a queue's last row leads to, provably."""
     rows = []
     for queue in store.queues.values():
@@ -66,7 +76,7 @@ def last_dispatched(store: Store) -> int | None:
     return None
 
 
-def find_end(store: Store) -> LogEnd:
+def find_end(store: LogAndQueues) -> LogEnd:
     """The end of the log as it lies on disk: records behind damage count, garbage does not."""
     log = store.log
     hint = last_dispatched(store) or 0

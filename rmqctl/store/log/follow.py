@@ -128,7 +128,7 @@ class Follower:
         one = self._file_of(mark.offset)
         if one is None:
             return False
-        with FileSource(one.path, one.base) as source:
+        with one.open() as source:
             return source.read(mark.offset - one.base, len(mark.head)) == mark.head
 
     def _file_of(self, offset: int) -> StoreFile | None:
@@ -145,7 +145,7 @@ class Follower:
                 if not self._enter_next_file(self.next):
                     return None
                 continue
-            with FileSource(one.path, one.base) as source:
+            with one.open() as source:
                 at = self.next - one.base
                 head = source.read(at, BLANK_SIZE)
                 total, magic = _BLANK.unpack(head) if len(head) == BLANK_SIZE else (0, 0)
@@ -187,7 +187,7 @@ class Follower:
         """Moves to the start of the first file at or after ``behind``, if it is in use."""
         for one in self._files:
             if one.base >= behind:
-                with FileSource(one.path, one.base) as source:
+                with one.open() as source:
                     if not any(source.read(0, BLANK_SIZE)):
                         return False
                 if one.base > self.next and self._file_of(self.next) is None:

@@ -100,7 +100,7 @@ class GrowingLog:
         """
         for file in self.files():
             if file.base <= physical < file.end:
-                with FileSource(file.path, file.base) as source:
+                with file.open() as source:
                     return first_border(source, physical)
         return physical
 
@@ -145,7 +145,7 @@ class GrowingLog:
         self._idle = None
         for file in files:
             if file.base <= position < file.end:
-                with FileSource(file.path, file.base) as source:
+                with file.open() as source:
                     head = source.read(position - file.base, BLANK_SIZE)
                 # The rest of a record may come without a change of its first bytes.
                 rest = _TORN_LOOK if any(head) else _IDLE_LOOK
@@ -187,13 +187,13 @@ class GrowingLog:
         """The furthest border inside a file that is not written to any more."""
         if limit is None or limit >= file.end:
             return file.end
-        with FileSource(file.path, file.base) as source:
+        with file.open() as source:
             return walked(source, position, limit, closed=True, least=least).end
 
     def _in_growing(self, file: StoreFile, position: int, limit: int | None,
                     patient: bool, least: bool) -> int:
         """The same for the last file: up to what is not whole yet, or was never written."""
-        with FileSource(file.path, file.base) as source:
+        with file.open() as source:
             if patient:
                 return walked(source, position, limit, least=least).end
             reached = position

@@ -117,7 +117,7 @@ def split(files: Iterable[StoreFile], size: int = RANGE_SIZE) -> Iterator[Range]
     for file in files:
         if not file.size:
             continue
-        with FileSource(file.path, file.base) as source:
+        with file.open() as source:
             used = used_size(source)
         cuts = list(range(0, max(used, 1), size))
         for start, end in zip(cuts, [*cuts[1:], used], strict=True):

@@ -8,7 +8,6 @@ import numpy as np
 
 from rmqctl.formats.local import batch_consume_queue as layout
 from rmqctl.formats.local.batch_consume_queue import UNIT_SIZE, UnitRecord
-from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, common_size
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,7 +27,7 @@ class BatchQueue:
 
     def rows_of(self, number: int) -> Array:
         """All rows of file ``number``, used or not."""
-        with FileSource(self.files[number].path) as source:
+        with self.files[number].open() as source:
             data = source.read(0, source.size)
         return np.frombuffer(data[:len(data) - len(data) % UNIT_SIZE], layout.dtype())
 

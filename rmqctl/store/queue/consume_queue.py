@@ -43,7 +43,7 @@ class ConsumeQueue:
         if self._source is None or self._source[0] != number:
             self.close()
             one = self.files[number]
-            self._source = number, FileSource(one.path, one.base)
+            self._source = number, one.open()
         return self._source[1]
 
     def close(self) -> None:

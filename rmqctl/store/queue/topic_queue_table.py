@@ -17,7 +17,6 @@ from typing import Literal
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.scan.frames import DAMAGED, Span
 from rmqctl.scan.queue_reach import QueueReach, Reach
-from rmqctl.scan.source import FileSource
 from rmqctl.store.log import ranges
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import find_end
@@ -149,7 +148,7 @@ class _Part:
 def _work(generation: int, part: ranges.Range) -> _Part:
     reach = QueueReach(generation)
     made = _Part(0, 0, reach, [])
-    with FileSource(part.file.path, part.file.base) as source:
+    with part.file.open() as source:
         walk = ranges.walk(part, source)
         for batch in walk:
             reach.add(batch)

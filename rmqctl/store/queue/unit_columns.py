@@ -69,7 +69,7 @@ def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: in
     That is all which are not zero and no fillers; damaged ones too. Columns: `QUEUE_TYPES`.
     """
     first = file.base // consume_queue.UNIT_SIZE
-    with FileSource(file.path) as source:
+    with file.open() as source:
         for at, units in _pages(source, consume_queue.dtype(), start, end, rows):
             keep = _used(units)
             keep &= ((units["size"] != FILLER.size) | (units["tags_code"] != FILLER.tags_code)
@@ -84,7 +84,7 @@ def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
 
     One for each batch: its ``queue_offset`` is the first the batch covers. Columns: `QUEUE_TYPES`.
     """
-    with FileSource(file.path) as source:
+    with file.open() as source:
         for at, units in _pages(source, batch_consume_queue.dtype(), start, end, rows):
             keep = _used(units)
             yield from _queue_rows(units[keep], at + np.flatnonzero(keep),
@@ -167,7 +167,7 @@ def _open_index(file: StoreFile, shape: Shape | None) -> IndexFile | None:
             return open_index(file)
         return open_index(file, shape.slots, shape.max_entries)
     except FormatError as error:
-        with FileSource(file.path) as source:
+        with file.open() as source:
             if source.size < HEADER.size or not HEADER.decode(source.read(0, HEADER.size)).entries:
                 return None
         raise StoreIOError(str(error)) from None

@@ -20,6 +20,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import StoreIOError
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.walk import Walk
+from rmqctl.store.live import Snapshot
 from rmqctl.store.log.ranges import Pool, Processes
 from rmqctl.store.store import Store
 
@@ -109,6 +110,7 @@ class _Job:
     sizes: Any
     ends: dict[QueueKey, int]
     wanted: Wanted
+    snapshot: Snapshot | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class _Task:
 
 
 def _worker(job: _Job, task: _Task) -> RangeResult:
-    with Store(job.root, job.folders, job.sizes) as store:
+    with Store(job.root, job.folders, job.sizes, job.snapshot) as store:
         return run_range(store, job.ends, job.wanted, task.part, task.last)
 
 
@@ -137,7 +139,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
             whole = Range(pieces[0].start, pieces[-1].end, False)
             return run_range(store, ends, wanted, whole, True, progress)
         pool = Processes(min(jobs, len(pieces)))
-    job = _Job(store.root, store.log_folders, store.sizes, ends, wanted)
+    job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot)
     tasks = [_Task(part, part is pieces[-1]) for part in pieces]
     total: RangeResult | None = None
     for task, result in pool.run(partial(_worker, job), tasks):

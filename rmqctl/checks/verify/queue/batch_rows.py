@@ -21,7 +21,6 @@ from rmqctl.formats.local.message import Record
 from rmqctl.scan import text
 from rmqctl.scan.derived import batch_range, batch_ranges
 from rmqctl.scan.frames import Array, Batch
-from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import records_at
 from rmqctl.store.queue.batch_queue import BatchQueue
@@ -91,7 +90,7 @@ class _Rows:
         for file in self._queue.files:
             gaps = Gaps()
             try:
-                with FileSource(file.path) as source:
+                with file.open() as source:
                     for at, data in pages(source, UNIT_SIZE, _PAGE):
                         filled = np.flatnonzero(used_units(data, UNIT_SIZE))
                         if not len(filled):

@@ -133,7 +133,7 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
         return Finding("cq-ext", FOLDER, detail, file=file.path, offset=at, length=length,
                        topic=topic, queue_id=queue, next=_FIX)
 
-    with FileSource(file.path) as source:
+    with file.open() as source:
         window = _Window(source)
         at, stop = 0, source.size if end is None else min(end, source.size)
         while at < stop and at + HEAD_SIZE <= source.size:

@@ -1,0 +1,222 @@
+"""The end of a store that a broker writes to, fixed once, so that a command judges one picture.
+
+A broker appends with one thread, front to back: the log first, then rows, then index entries. So
+the index headers are noted first and the log's end after them: every entry noted leads before it.
+Rows that lead to messages which came later are left out. What lies beyond the fixed end reads as
+zeros (`FileSource`), and slots of an index that lead to newer entries read as they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.index_file import (
+    ENTRY,
+    HEADER,
+    SLOT,
+    Shape,
+)
+from rmqctl.scan.frames import Array
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import Listing, StoreFile
+from rmqctl.store.index_files import IndexFile
+from rmqctl.store.log.end import LogAndQueues, last_dispatched, used_size
+from rmqctl.store.log.growth import GrowingLog
+
+_PATIENCE = 0.6
+"""Seconds after which something at the end that does not become whole is damage, not a write."""
+_LOOK = 0.01
+_CHANGING = 2
+"""Index files at the end of the folder that a broker may be writing to: the last, and the one
+before it while a new one is begun."""
+_HEADER_TRIES = 50
+INDEX_TRIES = 5
+"""How often a file that is being written to is looked at until a shape fits it."""
+_PAGE = 1 << 20
+
+
+class Held(LogAndQueues, Protocol):
+    """What is needed of a store as its files are now."""
+
+    log_folders: list[str]
+
+    @property
+    def index_listing(self) -> Listing: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What was there at one moment; small and picklable, so that all processes share it.
+
+    ``log_end``: physical offset; what lies behind it came later. ``index_headers`` are those of
+    the files that may still change, by file name.
+    """
+
+    log_end: int
+    index_headers: dict[str, bytes] = field(default_factory=dict)
+
+
+def take(store: Held) -> Snapshot:
+    """The picture of this moment. ``store`` must not be fixed itself. StoreIOError."""
+    headers = {}
+    for file in store.index_listing.files[-_CHANGING:]:
+        header = _steady_header(file)
+        if header is not None:
+            headers[file.name] = header
+    return Snapshot(_log_end(store), headers)
+
+
+def _steady_header(file: StoreFile) -> bytes | None:
+    """A header of which all fields belong together: read twice alike. None if it is too short."""
+    try:
+        with FileSource(file.path) as source:
+            before = b""
+            for _ in range(_HEADER_TRIES):
+                raw = source.read(0, HEADER.size)
+                if len(raw) < HEADER.size:
+                    return None
+                if raw == before:
+                    break
+                before = raw
+                time.sleep(0.001)
+            return raw
+    except StoreIOError:
+        return None
+
+
+def _log_end(store: Held) -> int:
+    """Behind the last message that is whole; behind all bytes where something else stays there."""
+    if not store.log.files:
+        return 0
+    log = GrowingLog(store.log_folders, lambda _: None)
+    hint = last_dispatched(store)
+    end = log.advance(log.last_file() if hint is None else hint)
+    due = time.monotonic() + _PATIENCE
+    while log.torn:
+        # A record that is being written becomes whole within moments; damage does not.
+        if time.monotonic() > due:
+            return _all_bytes(store, end)
+        time.sleep(_LOOK)
+        later = log.advance(end)
+        if later > end:
+            return later
+    return end
+
+
+def _all_bytes(store: Held, end: int) -> int:
+    """Behind the last byte of the log that is not zero: nobody is writing at what is torn."""
+    for number in range(len(store.log.files) - 1, -1, -1):
+        used = used_size(store.log.source(number))
+        if used:
+            return max(end, store.log.files[number].base + used)
+    return end
+
+
+def log_files(files: list[StoreFile], end: int) -> list[StoreFile]:
+    """The files of a log as they are up to the physical offset ``end``."""
+    return [file if file.end <= end else replace(file, limit=max(end - file.base, 0))
+            for file in files]
+
+
+def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
+                current_end: Callable[[], int]) -> list[StoreFile]:
+    """The files of a queue without the rows at its end that lead to newer messages.
+
+    Rows that lead beyond ``current_end()``, where the log ends by now, are no newer messages:
+    they stay, to be judged. Files that cannot be read are left as they are.
+    """
+    fixed = list(files)
+    for number in range(len(files) - 1, -1, -1):
+        try:
+            used, rows = _last_rows(files[number], unit)
+        except StoreIOError:
+            return fixed
+        if not used:
+            continue
+        while len(rows):
+            newer = rows["physical_offset"] >= log_end
+            older = np.flatnonzero(~newer)
+            rest = int(older[-1]) + 1 if len(older) else 0
+            if newer[rest:].any() and int(rows["physical_offset"].max()) >= current_end():
+                return fixed
+            used -= (len(rows) - rest) * unit.itemsize
+            if rest:
+                break
+            rows = _rows_before(files[number], unit, used)
+        fixed[number] = replace(files[number], limit=used)
+        if used:
+            return fixed
+    return fixed
+
+
+def _last_rows(file: StoreFile, unit: np.dtype[np.void]) -> tuple[int, Array]:
+    """Bytes up to the last unit that is not zero, and the units of the page before that place."""
+    with FileSource(file.path) as source:
+        end = used_size(source)
+    used = -(-end // unit.itemsize) * unit.itemsize
+    return used, _rows_before(file, unit, used)
+
+
+def _rows_before(file: StoreFile, unit: np.dtype[np.void], used: int) -> Array:
+    start = max(0, used - _PAGE // unit.itemsize * unit.itemsize)
+    with FileSource(file.path) as source:
+        data = source.read(start, used - start)
+    return np.frombuffer(data[:len(data) - len(data) % unit.itemsize], unit)
+
+
+def fixed(index: IndexFile, header: bytes) -> IndexFile:
+    """An opened index file as it was when its header (40 bytes) was ``header``."""
+    index.source.close()
+    source = IndexSource(index.file.path, index.shape, header)
+    return IndexFile(index.file, index.shape, HEADER.decode(header), source)
+
+
+class IndexSource(FileSource):
+    """An index file as it was when its header (40 bytes) was ``header``."""
+
+    def __init__(self, path: str, shape: Shape, header: bytes) -> None:
+        self._shape, self._header = shape, header
+        self._next = max(HEADER.decode(header).index_count, 1)
+        super().__init__(path, limit=shape.entry_position(self._next))
+
+    def read(self, position: int, length: int) -> bytes:
+        data = super().read(position, length)
+        if position < HEADER.size:
+            head = self._header[position:position + len(data)]
+            data = head + data[len(head):]
+        first, last = self._shape.slot_position(0), self._shape.entry_position(0)
+        low, high = max(position, first), min(position + len(data), last)
+        if low < high and not (low - first) % SLOT.size and not (high - low) % SLOT.size:
+            part = data[low - position:high - position]
+            data = data[:low - position] + self._older(part) + data[high - position:]
+        return data
+
+    def _older(self, raw: bytes) -> bytes:
+        """Slots without what was put since: each leads to its newest entry of that time."""
+        slots = np.frombuffer(raw, ">i4")
+        newer = np.flatnonzero(slots >= self._next)
+        if not len(newer):
+            return raw
+        slots = slots.copy()
+        for number in newer.tolist():
+            slots[number] = self._resolved(int(slots[number]))
+        return slots.tobytes()
+
+    def _resolved(self, entry: int) -> int:
+        """The entry of that time a chain goes on to; ``entry`` itself if it is no chain."""
+        number = entry
+        while number >= self._next:
+            raw = self.read_now(self._shape.entry_position(number), ENTRY.size)
+            if len(raw) < ENTRY.size:
+                return entry
+            previous = ENTRY.decode(raw).previous
+            if not 0 <= previous < number or not any(raw):
+                return entry
+            number = previous
+        return number
