@@ -54,22 +54,24 @@ class Held(LogAndQueues, Protocol):
 class Snapshot:
     """What was there at one moment; small and picklable, so that all processes share it.
 
-    ``log_end``: physical offset; what lies behind it came later. ``index_headers`` are those of
-    the files that may still change, by file name.
+    ``log_end``: physical offset; what lies beyond it came later. ``index_names`` are the index
+    files there were, ``index_headers`` the headers of those that may still change, by name.
     """
 
     log_end: int
+    index_names: frozenset[str] = frozenset()
     index_headers: dict[str, bytes] = field(default_factory=dict)
 
 
 def take(store: Held) -> Snapshot:
     """The picture of this moment. ``store`` must not be fixed itself. StoreIOError."""
     headers = {}
-    for file in store.index_listing.files[-_CHANGING:]:
+    files = store.index_listing.files
+    for file in files[-_CHANGING:]:
         header = _steady_header(file)
         if header is not None:
             headers[file.name] = header
-    return Snapshot(_log_end(store), headers)
+    return Snapshot(_log_end(store), frozenset(file.name for file in files), headers)
 
 
 def _steady_header(file: StoreFile) -> bytes | None:
@@ -171,10 +173,37 @@ def _rows_before(file: StoreFile, unit: np.dtype[np.void], used: int) -> Array:
 
 
 def fixed(index: IndexFile, header: bytes) -> IndexFile:
-    """An opened index file as it was when its header (40 bytes) was ``header``."""
+    """An opened index file as it was when its header (40 bytes) was ``header``.
+
+    A broker counts an entry before it notes where the last one leads: an entry that was counted
+    only is left out.
+    """
     index.source.close()
-    source = IndexSource(index.file.path, index.shape, header)
-    return IndexFile(index.file, index.shape, HEADER.decode(header), source)
+    known = HEADER.decode(header)
+    file = IndexFile(index.file, index.shape, known, IndexSource(index.file.path, index.shape,
+                                                                 header))
+    last, before = file.entry(known.entries), file.entry(known.entries - 1)
+    if (known.entries < 2 or last is None or before is None
+            or last.physical_offset == known.end_phy_offset
+            or before.physical_offset != known.end_phy_offset
+            or _rereads(file, header)):
+        return file
+    file.source.close()
+    header = HEADER.build(known._replace(
+        index_count=known.index_count - 1,
+        hash_slot_count=known.hash_slot_count - (last.previous == 0)))
+    return IndexFile(index.file, index.shape, HEADER.decode(header),
+                     IndexSource(index.file.path, index.shape, header))
+
+
+def _rereads(index: IndexFile, header: bytes) -> bool:
+    """Whether the header on disk is still the same some moments later: nobody is writing it."""
+    due = time.monotonic() + _PATIENCE
+    while index.source.read_now(0, HEADER.size) == header:
+        if time.monotonic() > due:
+            return True
+        time.sleep(_LOOK)
+    return False
 
 
 class IndexSource(FileSource):

@@ -224,7 +224,10 @@ class Store:
 
     @cached_property
     def index_listing(self) -> Listing:
-        return listing(self.path("index"), INDEX_DIGITS)
+        found = listing(self.path("index"), INDEX_DIGITS)
+        if self.snapshot is not None:
+            found.files = [file for file in found.files if file.name in self.snapshot.index_names]
+        return found
 
     def open_index(self, file: StoreFile) -> IndexFile:
         """FormatError when the file's shape cannot be told, StoreIOError when unreadable."""

@@ -9,6 +9,7 @@ import pytest
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
+from rmqctl.store.files import StoreFile
 from rmqctl.store.log import growth
 from rmqctl.store.log.follow import PATIENCE
 from rmqctl.store.log.growth import GrowingLog, Piece
@@ -225,14 +226,14 @@ def test_a_missing_file_in_between_is_told_and_passed(followed):
 
 def test_a_file_that_vanishes_while_it_is_opened(followed, monkeypatch):
     followed.writer.append(60)
-    real, first = growth.FileSource, followed.writer.path(0)
+    real, first = StoreFile.open, followed.writer.path(0)
 
-    def vanishing(path, base=0):
-        if path == str(first) and first.exists():
+    def vanishing(file):
+        if file.path == str(first) and first.exists():
             first.unlink()
-        return real(path, base)
+        return real(file)
 
-    monkeypatch.setattr(growth, "FileSource", vanishing)
+    monkeypatch.setattr(StoreFile, "open", vanishing)
     assert followed.advance(0, 500) == FILE_SIZE
 
 

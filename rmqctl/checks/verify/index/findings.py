@@ -106,8 +106,9 @@ def _missing(context: Context) -> Iterator[Finding]:
     oldest = min((file.header.begin_phy_offset for file in tally.files), default=0)
     newest = max((file.header.end_phy_offset for file in tally.files), default=0)
     before = [pair for pair in missing if pair[0] < oldest]
-    behind = [pair for pair in missing if pair[0] > newest]
-    between = [pair for pair in missing if oldest <= pair[0] <= newest]
+    # Of the newest message some keys may have come and the others not yet.
+    behind = [pair for pair in missing if pair[0] >= newest]
+    between = [pair for pair in missing if oldest <= pair[0] < newest]
     if before:
         yield _keys(tally, "index-key-missing", before,
                     f"older than the oldest index file ({oldest}), so they cannot be queried "

@@ -1,0 +1,143 @@
+"""A sound store is called sound while a broker writes to it, whatever moment a command meets."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from tests.adversary.writer import Layout, Writer
+from tests.support import cli
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+READERS = (("info",), ("offsets",), ("stats",), ("read", "--fields", "topic"),
+           ("read", "--topic", "orders", "--fields", "topic"),
+           ("query", "key", "--topic", "orders", "--key", "hot"))
+
+
+@contextmanager
+def _process(*words: object) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, *map(str, words)], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() in ("held", "running")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _look(folder: Path) -> int:
+    """One look with every command; the number of messages verify saw."""
+    verified = cli.run("verify", folder, "-o", "json").expect(0).json()
+    assert {one["severity"] for one in verified["findings"]} <= {"info"}
+    assert not verified["coverage"]["bytes_damaged"]
+    predicted = cli.run("preflight", folder, "-o", "json").json()
+    assert predicted["messages_lost"] == 0
+    assert predicted["starts"]
+    for words in READERS:
+        result = cli.run(words[0], *words[1:2] * (words[0] == "query"), folder,
+                         *words[1 + (words[0] == "query"):], "-o", "json").expect(0)
+        said = [line for line in result.err.splitlines() if "moving picture" not in line]
+        assert not said, result.describe()
+    return int(verified["coverage"]["messages"])
+
+
+@pytest.mark.parametrize(("seconds", "seed"), [
+    pytest.param(2, 1, marks=pytest.mark.long),
+    *(pytest.param(40, seed, marks=pytest.mark.exhaustive) for seed in (2, 3, 4))])
+def test_nothing_is_wrong_beside_a_running_broker(tmp_path: Path, seconds: int,
+                                                  seed: int) -> None:
+    with _process("-m", "tests.adversary.broker", tmp_path, seconds + 30, seed):
+        until, counts = time.monotonic() + seconds, []
+        while time.monotonic() < until or len(counts) < 2:
+            counts.append(_look(tmp_path))
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+def _torn(folder: Path) -> tuple[Path, int, bytes]:
+    """A store whose last record is written by half: its file, the place and bytes of the rest."""
+    writer = Writer(Layout(log_file_size=64 << 10))
+    for number in range(20):
+        last = writer.put("orders", b"x" * 300, keys=f"k{number}", row=number < 19,
+                          indexed=number < 19)
+    writer.write(folder)
+    file = folder / "commitlog" / f"{0:020d}"
+    place = last.physical + last.size // 2
+    with file.open("r+b") as log:
+        log.seek(place)
+        log.write(bytes(last.end - place))
+    return file, place, last.raw[last.size // 2:]
+
+
+def test_a_record_that_becomes_whole_is_no_finding(tmp_path: Path) -> None:
+    file, place, rest = _torn(tmp_path)
+
+    def write_rest() -> None:
+        with file.open("r+b") as log:
+            log.seek(place)
+            log.write(rest)
+
+    with _process("-c", HOLD, tmp_path / "lock"):
+        later = Timer(0.2, write_rest)
+        later.start()
+        found = cli.run("verify", tmp_path, "-o", "json").expect(0).json()
+        later.join()
+    assert [one["category"] for one in found["findings"] if one["structure"] == "commitlog"] == []
+
+
+def test_a_record_that_stays_torn_is_said(tmp_path: Path) -> None:
+    _torn(tmp_path)
+    with _process("-c", HOLD, tmp_path / "lock"):
+        found = cli.run("verify", tmp_path, "-o", "json").json()
+    assert "in-progress" in [one["category"] for one in found["findings"]]
+    assert "torn-tail" in [one["category"] for one in cli.run(
+        "verify", tmp_path, "-o", "json").json()["findings"]]
+
+
+def test_rows_beyond_the_log_stay_findings_beside_a_broker(tmp_path: Path) -> None:
+    """They lead where the log never came: no message is on its way there."""
+    writer = Writer(Layout(log_file_size=64 << 10))
+    for number in range(20):
+        writer.put("orders", b"x" * 300, keys=f"k{number}")
+    writer.tear(writer.puts[12].physical)
+    writer.write(tmp_path)
+    with _process("-c", HOLD, tmp_path / "lock"):
+        found = cli.run("verify", tmp_path, "-o", "json").expect(1).json()
+    assert {"cq-ahead", "index-ahead"} <= {one["category"] for one in found["findings"]}
+
+
+def test_a_lock_of_our_own_hides_nothing(tmp_path: Path) -> None:
+    """What a repair reads under its own lock is what lies there."""
+    from rmqctl.files.lock_probe import OWN
+    from rmqctl.store import Store
+    writer = Writer()
+    writer.put("orders", b"x")
+    writer.write(tmp_path)
+    lock = tmp_path / "lock"
+    with lock.open("r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        about = lock.stat()
+        OWN[about.st_dev, about.st_ino] = os.getpid()
+        try:
+            with Store.open(tmp_path) as store:
+                assert store.lock.held
+                assert store.snapshot is None
+        finally:
+            OWN.clear()
