@@ -91,7 +91,7 @@ class Verification:
     log_end: int = 0
     last_record: tuple[int, int] | None = None
     parts: list[ranges.Range] | None = None
-    _unreadable: list[Finding] = field(default_factory=list)
+    _unreadable: dict[QueueKey, Finding] = field(default_factory=dict)
 
     def _parts(self) -> list[ranges.Range] | None:
         """The ranges of the log to look at; None for all of it."""
@@ -142,8 +142,9 @@ class Verification:
         for key, queue in self.store.queues.items():
             try:
                 found[key] = queue.disk_end
-            except StoreIOError:
+            except StoreIOError as error:
                 found[key] = queue.first_index
+                self._unreadable[key] = _unreadable(queue, error)
             queue.close()
         return found
 
@@ -184,7 +185,7 @@ class Verification:
         if self.options.wants("commitlog"):
             yield from log_findings(context, self.log_end, queue_findings)
         yield from queue_findings
-        yield from self._unreadable
+        yield from self._unreadable.values()
         if self.options.wants("consumequeue"):
             cover.consumequeue_rows = sum(
                 end - store.queues[key].first_index for key, end in ends.items())
@@ -202,11 +203,13 @@ class Verification:
     def _reconcilers(self, context: Context, ends: dict[QueueKey, int]) -> list[QueueReconciler]:
         made = []
         for key, queue in self.store.queues.items():
+            if key in self._unreadable:
+                continue
             one = QueueReconciler(context, queue, context.result.queues.get(key), ends[key])
             try:
                 one.prepare()
             except StoreIOError as error:
-                self._unreadable.append(_unreadable(queue, error))
+                self._unreadable[key] = _unreadable(queue, error)
                 continue
             made.append(one)
             queue.close()

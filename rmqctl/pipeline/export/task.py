@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmqctl.errors import StoreIOError
 from rmqctl.pipeline.export.layout import Values
 from rmqctl.pipeline.export.sink import Sink, Written
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import BLANK, Batch, Span
-from rmqctl.scan.source import FileSource
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import Range
 from rmqctl.store.pages import BatchPage
@@ -22,9 +21,6 @@ from rmqctl.store.query.conditions import filtered
 MOST_NAMED = 200
 """Damaged places and messages with a bad CRC which a range names; all of them are counted."""
 UNREADABLE = "unreadable"
-_SKIP = 64 << 10
-"""Bytes given up at a place the system cannot read."""
-_TRIES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,52 +131,27 @@ class Reading:
     def __init__(self, part: Range, tally: Tally) -> None:
         self._part, self._tally = part, tally
         self.first = self.position = part.start
-        self._started = False
 
     def __iter__(self) -> Iterator[Batch]:
-        part = self._part
-        try:
-            source = part.file.open()
-        except StoreIOError as error:
-            self._lost(max(part.end, part.start), str(error))
-            return
-        with source:
-            yield from self._batches(source)
-            if self.position < part.end and source.size < part.end:
-                self._lost(part.end, f"{part.file.path}: became shorter while it was read")
+        part, file = self._part, self._part.file
+        with ExitStack() as opened:
+            walk = TolerantWalk(lambda: opened.enter_context(file.open()),
+                                part.start, part.end, resync=part.resync)
+            for item in walk:
+                self.first, self.position = walk.first, walk.position
+                if isinstance(item, Unread):
+                    self._lost(item)
+                else:
+                    yield item
+            self.first, self.position = walk.first, walk.position
+        if self.position < part.end and walk.shrunk:
+            self._lost(Unread(self.position, part.end,
+                              f"{file.path}: became shorter while it was read"))
+            self.position = part.end
 
-    def _batches(self, source: FileSource) -> Iterator[Batch]:
-        part = self._part
-        start, resync = part.start, part.resync
-        for _ in range(_TRIES):
-            walk: Walk | None = None
-            try:
-                if source.size <= start:
-                    return
-                walk = Walk(source, start, part.end, resync=resync)
-                if not self._started:
-                    self.first, self._started = walk.first, True
-                self.position = walk.position
-                for batch in walk:
-                    self.position = walk.position
-                    yield batch
-            except StoreIOError as error:
-                # A damaged spot of a disk: go on behind it, at the next record found there.
-                end = min(max(self.position, start) + _SKIP, max(part.end, start))
-                self._lost(end, str(error))
-                start, resync = end, True
-                if start >= part.end:
-                    return
-            else:
-                return
-        self._lost(part.end, f"{part.file.path}: too many places cannot be read")
-
-    def _lost(self, end: int, reason: str) -> None:
-        if end > self.position:
-            base = self._part.file.base
-            self._tally.unreadable.add(
-                Span(UNREADABLE, base + self.position, end - self.position, reason))
-            self.position = end
+    def _lost(self, lost: Unread) -> None:
+        self._tally.unreadable.add(Span(UNREADABLE, self._part.file.base + lost.start,
+                                        lost.end - lost.start, lost.reason))
 
 
 def chosen(spec: Export, batch: Batch) -> Batch:

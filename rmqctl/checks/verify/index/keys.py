@@ -138,15 +138,30 @@ class Entries:
 
 
 class KeyCheck:
-    """Compares the keys of messages, handed in by blocks in log order, with the entries."""
+    """Compares the keys of messages, handed in by blocks in log order, with the entries.
+
+    It ends with the first entries that cannot be read: whoever looks at the files says so.
+    """
 
     def __init__(self, entries: Entries, start: int) -> None:
         self.entries, self.tally = entries, KeyTally(files=entries.files)
-        self.position = entries.seek(start) if start > 0 else 0
+        self.position = 0
+        self.unreadable = False
+        try:
+            self.position = entries.seek(start) if start > 0 else 0
+        except StoreIOError:
+            self.unreadable = True
         self._begins = np.array([file.header.begin_timestamp for file in entries.files], np.int64)
 
     def compare(self, physical: Array, key_hash: Array, store_time: Array, end: int) -> None:
         """Keys in index order (int64 columns) of all messages before physical offset ``end``."""
+        try:
+            if not self.unreadable:
+                self._compare(physical, key_hash, store_time, end)
+        except StoreIOError:
+            self.unreadable = True
+
+    def _compare(self, physical: Array, key_hash: Array, store_time: Array, end: int) -> None:
         count = len(physical)
         self.tally.expected += count
         found = self.entries.read(self.position, count)
@@ -215,8 +230,10 @@ class KeyCheck:
         """Takes the entries left before physical offset ``end`` (None: all) as extra."""
         none = np.zeros(0, np.int64)
         limit = (1 << 63) - 1 if end is None else end
-        while self.position < self.entries.total:
+        before = -1
+        while not self.unreadable and before < self.position < self.entries.total:
             before = self.position
-            self._pair(none, none, limit)
-            if self.position == before:
-                return
+            try:
+                self._pair(none, none, limit)
+            except StoreIOError:
+                self.unreadable = True

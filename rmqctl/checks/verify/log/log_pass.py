@@ -27,7 +27,7 @@ from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
 from rmqctl.store.store import Store
 
@@ -64,29 +64,30 @@ class LogPass:
         self.result.first = first
         self._messages.start(first)
 
-    def run(self, walk: Walk) -> None:
+    def run(self, file: StoreFile, walk: TolerantWalk) -> None:
         """Consumes a walk: all frames of one file's range."""
-        if not self._started:
-            self._start(walk.source.base + walk.first)
-        self.result.position = walk.source.base + walk.position
-        for batch in walk:
-            self._take(batch)
-            here = walk.source.base + walk.position
+        self.result.position = file.base + walk.position
+        for item in walk:
+            if not self._started:
+                self._start(file.base + walk.first)
+            here = file.base + walk.position
+            if isinstance(item, Unread):
+                self._unread(file, item)
+            else:
+                self._take(item)
             self._progress(here - self.result.position)
             self.result.position = here
-        self.result.position = walk.source.base + walk.position
-        if walk.shrunk:
-            self.result.shrunk.append(walk.source.name)
-
-    def unreadable(self, file: StoreFile, start: int, end: int, reason: str) -> None:
-        """Takes note of positions ``[start, end)`` of a file that the system does not give."""
         if not self._started:
-            self._start(file.base + start)
-        if end > start:
-            span = Span(DAMAGED, file.base + start, end - start, reason, UNREADABLE)
-            self.result.bytes_damaged += span.length
-            self._keep_span(span)
-        self.result.position = file.base + end
+            self._start(file.base + walk.first)
+        self.result.position = file.base + walk.position
+        if walk.shrunk:
+            self.result.shrunk.append(file.path)
+
+    def _unread(self, file: StoreFile, lost: Unread) -> None:
+        """What the system does not give is damage."""
+        span = Span(DAMAGED, file.base + lost.start, lost.end - lost.start, lost.reason, UNREADABLE)
+        self.result.bytes_damaged += span.length
+        self._keep_span(span)
 
     def finish(self, *, last: bool) -> RangeResult:
         """Compares what is still gathered. ``last``: nothing of the log comes behind."""

@@ -17,17 +17,13 @@ from typing import Any
 from rmqctl.checks.verify.context import RangeResult, Wanted
 from rmqctl.checks.verify.log.log_pass import LogPass
 from rmqctl.checks.verify.queue.rows import QueueKey
-from rmqctl.errors import StoreIOError
 from rmqctl.scan import malloc_tuning
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.tolerant import TolerantWalk
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.ranges import Pool, Processes
 from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
-_SKIP = 64 << 10
-"""Bytes given up at a place the system cannot read."""
-_TRIES = 1000
 Progress = Callable[[int], None]
 
 
@@ -70,35 +66,10 @@ def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Ran
         if file.base >= part.end:
             break
         inside = max(part.start - file.base, 0)
-        _run_file(store, job, number, inside, part.end - file.base, part.resync and inside > 0)
+        job.run(file, TolerantWalk(partial(store.log.source, number), inside,
+                                   min(part.end - file.base, file.size),
+                                   resync=part.resync and inside > 0))
     return job.finish(last=last)
-
-
-def _run_file(store: Store, job: LogPass, number: int, start: int, end: int,
-              resync: bool) -> None:
-    """One file's part of a range; what the system does not give is damage, the rest is read."""
-    file = store.log.files[number]
-    end = min(end, file.size)
-    try:
-        source = store.log.source(number)
-    except StoreIOError as error:
-        job.unreadable(file, start, end, str(error))
-        return
-    for _ in range(_TRIES):
-        walk = None
-        try:
-            walk = Walk(source, start, end, resync=resync)
-            job.run(walk)
-        except StoreIOError as error:
-            # The damaged spot of a disk: go on behind it, at the next record found there.
-            reached = start if walk is None else walk.position
-            start, resync = min(reached + _SKIP, end), True
-            job.unreadable(file, reached, start, str(error))
-            if start >= end:
-                return
-        else:
-            return
-    job.unreadable(file, start, end, "too many places of the file cannot be read")
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,8 @@ class QueueRows:
         queue = self.store.queue(*key)
         if queue is None or not queue.files:
             return  # the tally's number of messages says it all
-        low, high = queue.first_index, max(self.ends.get(key, queue.disk_end), queue.first_index)
+        low, end = queue.first_index, self.ends.get(key)
+        high = max(queue.disk_end if end is None else end, low)
         inside = (rows.offset >= low) & (rows.offset < high)
         if not inside.all():
             self._keep(queue, tally, rows, None, ~inside)

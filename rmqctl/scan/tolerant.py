@@ -1,0 +1,95 @@
+"""The frame walk over a file with places that the system does not give: the rest of it is read.
+
+What is lost is a value among the batches. Only errors of reading the file itself are met here:
+what fails where batches are consumed is its consumer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rmqctl.errors import StoreIOError
+from rmqctl.scan.frames import Batch
+from rmqctl.scan.source import Source
+from rmqctl.scan.walk import CHUNK, Walk
+
+SKIPPED = 64 << 10
+"""Bytes given up at a place that cannot be read."""
+STEP = 4 << 10
+"""Bytes read at a time on the way up to such a place."""
+_MOST_SKIPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Positions ``[start, end)`` that could not be read, and why."""
+
+    start: int
+    end: int
+    reason: str
+
+
+class TolerantWalk:
+    """Iterates over the batches of ``[start, end)`` like `Walk`, and what is lost of it, in order.
+
+    ``open_source`` is called once; if it fails, all of the range is lost. Where a read fails the
+    walk goes up to that place in small steps, gives up `SKIPPED` bytes or more and goes on at the
+    next record that proves itself. ``first`` (known with the first item) and ``position`` are
+    those of a `Walk`; ``shrunk``: the file ends before ``end``.
+    """
+
+    def __init__(self, open_source: Callable[[], Source], start: int, end: int, *,
+                 resync: bool = False) -> None:
+        self._open_source, self._resync, self._end = open_source, resync, end
+        self.first = self.position = start
+        self.shrunk = False
+
+    def __iter__(self) -> Iterator[Batch | Unread]:
+        try:
+            source = self._open_source()
+        except StoreIOError as error:
+            yield from self._given_up(self.position, self._end, str(error))
+            return
+        resync, stop, in_steps = self._resync, self._end, False
+        lost_from, reason, skips = -1, "", 0
+        while self.position < min(self._end, source.size):
+            walk: Walk | None = None
+            try:
+                walk = (Walk(source, self.position, stop, resync=resync, chunk=STEP) if in_steps
+                        else Walk(source, self.position, stop, resync=resync))
+                if lost_from >= 0:  # up to the record with which it goes on, if there is one
+                    behind = walk.first if walk.first < source.size else self.position
+                    yield from self._given_up(lost_from, behind, reason)
+                    lost_from = -1
+                elif resync:
+                    self.first = walk.first
+                self.position, resync = walk.first, False
+                for batch in walk:
+                    self.position = walk.position
+                    yield batch
+                if stop == self._end or walk.shrunk:
+                    break
+                stop, in_steps = self._end, False
+            except StoreIOError as error:
+                if walk is not None and self.position < walk.position < stop:
+                    stop = walk.position  # sound frames which did not come out: only these
+                elif not in_steps:
+                    stop, in_steps = min(self._end, self.position + CHUNK), True
+                else:
+                    if lost_from < 0:
+                        lost_from, reason = self.position, str(error)
+                    skips += 1
+                    self.position = min(self.position + SKIPPED, self._end)
+                    resync, stop, in_steps = True, self._end, False
+                    if skips == _MOST_SKIPS:
+                        reason = f"{source.name}: too many places cannot be read"
+                        self.position = self._end
+        if lost_from >= 0:
+            yield from self._given_up(lost_from, self.position, reason)
+        self.shrunk = source.size < self._end
+
+    def _given_up(self, start: int, end: int, reason: str) -> Iterator[Unread]:
+        self.position = max(self.position, end)
+        if end > start:
+            yield Unread(start, end, reason)
