@@ -99,15 +99,14 @@ def command(
                     session, converter(settings, as_recorded=as_recorded, replay=replay),
                     stop=manner == "stop", obey_topics=not (as_recorded or replay),
                     batch=batch_size if batch else 0)
-                run = _Run(out, session, appender, reader, signals, rejects,
-                           dry_run=dry_run)
+                run = _Run(out, session, appender, reader, signals, rejects)
                 run.go()
         finally:
             # Whatever ended it: what was written stays, and the user has to know of it.
             if run is not None:
                 run.report()
-    if run.stopped_by is not None:
-        raise RefusedError(run.stopped_by)
+    if appender.stopped_by is not None:
+        raise RefusedError(appender.stopped_by)
     return ExitCode.FINDINGS if appender.tally.refused else ExitCode.OK
 
 
@@ -164,12 +163,10 @@ class _Run:
 
     def __init__(self, out: Output, session: AppendSession, appender: LineAppender,
                  reader: LineReader, signals: DeferredSignals,
-                 rejects: RejectFile, *, dry_run: bool) -> None:
+                 rejects: RejectFile) -> None:
         self._out, self._session, self._appender, self._reader = out, session, appender, reader
-        self._signals, self._rejects, self._dry_run = signals, rejects, dry_run
+        self._signals, self._rejects = signals, rejects
         self._bad_lines = 0
-        self.stopped_by: str | None = None
-        """The line that ended the run, and why."""
 
     def go(self) -> None:
         for note in self._session.notes:
@@ -188,7 +185,7 @@ class _Run:
         self._reader.wake = self._signals.wake
         groups = self._reader.groups()
         done = 0
-        while not self._appender.stopped:
+        while self._appender.stopped_by is None:
             lines = self._signals.wait_for(lambda: next(groups, None))
             if lines is None:
                 break
@@ -207,43 +204,21 @@ class _Run:
     def _tell(self, fault: LineFault) -> None:
         if isinstance(fault.raw, bytes):
             self._rejects.add(fault.raw)
-        status = f"{fault.status}: " if fault.status else ""
-        text = f"line {fault.line}: {status}{fault.reason}"
-        if self._appender.stopped:
-            self.stopped_by = f"{text}; stopped here, {self._before()}"
+        if self._appender.stopped_by is not None:
             return
         self._bad_lines += 1
         if self._bad_lines <= _NAMED:
-            self._out.warn(text)
-
-    def _before(self) -> str:
-        """What became of the lines before the one that ended the run."""
-        count = self._appender.tally.messages
-        if not count:
-            return "nothing was written"
-        many = "the message" if count == 1 else f"the {count} messages"
-        became = "would be" if self._dry_run else "was" if count == 1 else "were"
-        return f"{many} before it {became} stored"
+            self._out.warn(str(fault))
 
     def report(self) -> None:
         """The summary, and what the user should know besides."""
-        tally, engine = self._appender.tally, self._session.engine
+        tally = self._appender.tally
         if self._bad_lines > _NAMED:
             self._out.warn(f"and {self._bad_lines - _NAMED} more bad lines")
-        if engine.renumbered:
-            many = "1 message" if engine.renumbered == 1 else f"{engine.renumbered} messages"
-            self._out.warn(f"{many} got new queue offsets, because the queues here do not go on "
-                           "at the recorded ones")
-        if engine.misplaced:
-            self._out.warn(f"{engine.misplaced} messages kept a queue offset at which their queue "
-                           "does not go on: consumers will not find them there, or find others "
-                           "moved")
-        if self._session.unknown:
-            named = ", ".join(sorted(self._session.unknown)[:5])
-            self._out.note(f"config/topics.json does not know {named}: a broker will not let "
-                           "clients use it (--auto-create-topic enters it)")
-        if self._dry_run:
-            self._out.note("dry run: nothing was written")
+        for text in self._session.warnings:
+            self._out.warn(text)
+        for text in self._session.remarks:
+            self._out.note(text)
         if not self._out.streams:
             document = tally.as_dict()
             self._out.document(document, lambda page: _show(page, document))

@@ -197,7 +197,10 @@ def _show(page: Human, counts: Mapping[str, Any]) -> None:
 def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None, *,
          misplaced: bool) -> None:
     """What is to be said in the end, and the exit code."""
-    for text in _remarks(tally, wanted, maker, misplaced=misplaced):
+    from rmqctl.repair.carve.store import remarks
+
+    for text in remarks(tally, wanted, None if maker is None else maker.written,
+                        misplaced=misplaced):
         out.note(text)
     if maker is not None:
         for text in maker.reasons():
@@ -210,40 +213,3 @@ def _end(out: Output, tally: CarveTally, wanted: CarveOptions, maker: StoreMaker
     lost = maker is not None and (maker.written.refused or maker.written.vanished)
     if tally.is_damaged or not tally.given or lost:
         raise typer.Exit(int(ExitCode.FINDINGS))
-
-
-def _remarks(tally: CarveTally, wanted: CarveOptions, maker: StoreMaker | None, *,
-             misplaced: bool) -> Iterator[str]:
-    listed = maker is None
-
-    def hint(option: str, given: bool) -> str:
-        return f" (--{option} lists them)" if listed and not given else ""
-
-    if tally.breaks:
-        yield f"{_many(tally.breaks, 'place')} where a log is broken off or interrupted"
-    if tally.damaged:
-        yield (f"{_many(tally.damaged, 'record')} with a body that does not match its CRC"
-               f"{hint('damaged', wanted.damaged)}")
-    if tally.embedded:
-        how = "" if wanted.embedded else "; --embedded gives them"
-        yield (f"{_many(tally.embedded, 'intact record')} inside of damaged ones, perhaps copies "
-               f"in a body{how}")
-    if tally.duplicates:
-        yield (f"{_many(tally.duplicates, 'duplicate')} found"
-               f"{hint('duplicates', wanted.duplicates)}")
-    if maker is None:
-        return
-    if tally.counts.get("misplaced"):
-        how = ("written too; --no-misplaced leaves them out" if misplaced else
-               "left out; without --out they are listed")
-        yield f"{_many(tally.counts['misplaced'], 'misplaced message')} found ({how})"
-    if maker.written.messages:
-        yield (f"config/topics.json of {maker.written.store} is as a new store has it: a broker "
-               "does not let clients use topics it does not find there")
-    if maker.written.renumbered:
-        yield (f"{_many(maker.written.renumbered, 'message')} got new queue offsets, because "
-               "others before them are missing")
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

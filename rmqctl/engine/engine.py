@@ -31,6 +31,7 @@ from rmqctl.engine.opening import (
     examine,
     recorded_runs,
     set_right,
+    sizes_of,
 )
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.cursor import Backlog, RecordRun
@@ -41,7 +42,7 @@ from rmqctl.errors import RefusedError, RmqctlError
 from rmqctl.files import disk_usage
 from rmqctl.files.aside import AsideFolder
 from rmqctl.files.lock import StoreLock
-from rmqctl.store.store import Sizes, Store
+from rmqctl.store.store import Store
 
 GROUP_MESSAGES = 1024
 GROUP_BYTES = 1 << 20
@@ -107,9 +108,7 @@ class Engine:
         lock = StoreLock(path)
         lock.acquire()
         try:
-            sizes = Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
-                          settings.index_slots, settings.index_max)
-            store = Store.open(path, commitlog_dirs, sizes)
+            store = Store.open(path, commitlog_dirs, sizes_of(settings))
             try:
                 state = examine(store, settings.profile)
                 return cls(path, settings, lock, state, store, clock, wall_clock,

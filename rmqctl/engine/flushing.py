@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.broker.settings import Settings
-from rmqctl.engine.opening import examine, recorded_runs
+from rmqctl.engine.opening import examine, recorded_runs, refuse_held, sizes_of
 from rmqctl.engine.small_files import CheckpointFile
-from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
+from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.files.durable import open_file, sync, sync_folder
 from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local.checkpoint import CheckpointRecord
-from rmqctl.store.store import Sizes, Store
+from rmqctl.store.store import Store
 
 STRUCTURES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 
@@ -51,10 +51,7 @@ def flush_store(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (
     dirs = list(commitlog_dirs)
     store = Store.open(root, dirs)
     if dry_run:
-        held = store.lock
-        if held.held:
-            who = f"process {held.pid}" if held.pid else "another process"
-            raise StoreHeldError(f"{root}: the store is held by {who} ({held.kind})")
+        refuse_held(store, root)
         return _flush(store, settings, dirs, progress, dry_run=True)
     with StoreLock(root):
         return _flush(store, settings, dirs, progress, dry_run=False)
@@ -78,9 +75,7 @@ def _flush(store: Store, settings: Settings, dirs: list[str], progress: Callable
                     _force(path)
     checkpoint = CheckpointFile(store.root, settings.profile.generation)
     done.before = checkpoint.record
-    sizes = Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
-                  settings.index_slots, settings.index_max)
-    with Store.open(store.root, dirs, sizes) as opened:
+    with Store.open(store.root, dirs, sizes_of(settings)) as opened:
         _advance(opened, settings, checkpoint, done)
     if not dry_run and done.before != checkpoint.record:
         checkpoint.flush()

@@ -15,10 +15,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from rmqctl.broker.recovery import recover_log
+from rmqctl.broker.settings import Settings
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.broker.view import broker_view
 from rmqctl.engine.small_files import CheckpointFile
-from rmqctl.errors import FormatError, RefusedError, StoreIOError
+from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
 from rmqctl.files.aside import AsideFolder
 from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, write_all
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
@@ -27,7 +28,7 @@ from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import used_size
-from rmqctl.store.store import Store
+from rmqctl.store.store import Sizes, Store
 
 _AGAIN = "index-again"
 """The note below ``.rmqctl`` of where indexing has to begin again, while a recovery is at it."""
@@ -54,10 +55,10 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
                            "so nothing is appended")
     if not log.files:
         return LogState(0, 0, not store.has_abort)
-    for one in log.files:
-        if one.size != log.file_size:
+    for file in log.files:
+        if file.size != log.file_size:
             raise RefusedError(
-                f"{one.path}: has {one.size} bytes, the other files {log.file_size}; a broker "
+                f"{file.path}: has {file.size} bytes, the other files {log.file_size}; a broker "
                 "would not start on it, so nothing is appended")
     for gap in log.gaps():
         raise RefusedError(f"{store.root}: the log has no file for the physical offsets "
@@ -143,6 +144,20 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
         with closing(queue):
             most = max(most, queue.max_physical(view.bounds(queue).end))
     return most
+
+
+def sizes_of(settings: Settings) -> Sizes:
+    """The sizes a store has that is opened with these settings."""
+    return Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
+                 settings.index_slots, settings.index_max)
+
+
+def refuse_held(store: Store, root: str) -> None:
+    """StoreHeldError where another process has the store, which is only looked at."""
+    held = store.lock
+    if held.held:
+        who = f"process {held.pid}" if held.pid else "another process"
+        raise StoreHeldError(f"{root}: the store is held by {who} ({held.kind})")
 
 
 # -- after an unclean end -------------------------------------------------------------------------

@@ -16,12 +16,13 @@ from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA, CODA_SIZE, NEVER, UNIT_SIZE, is_coda
-from rmqctl.repair.plan import MoveAside, Plan, Replace, Step
+from rmqctl.repair.plan import Plan, Replace
 from rmqctl.tiered.files.metadata_file import load
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.tiered.recover.index import end_of
+from rmqctl.tiered.recover.queue import Changes
 from rmqctl.tiered.recover.scope import Scope
 from rmqctl.tiered.tier import Tier
 
@@ -78,9 +79,7 @@ class _Expiring:
                  progress: Callable[[int], object]) -> None:
         self._tier, self._scope, self._now, self._age = tier, scope, now, older_than
         self._topic, self._progress = topic, progress
-        self._notes: list[str] = []
-        self._steps: list[Step] = []
-        self._actions: list[Action] = []
+        self._plan = Changes()
         self._out = Expiry(Plan("tiered expire", tier.name))
         self._metadata = self._load()
         self._rest = self._metadata.copy() if self._metadata is not None else None
@@ -92,10 +91,10 @@ class _Expiring:
         flat = self._tier.found.indexes.get((self._scope.cluster, self._scope.broker))
         if flat is not None and self._topic is None:
             self._index(flat)
-        if self._steps and self._rest is not None:
+        if self._plan.steps and self._rest is not None:
             self._write(self._rest)
-        self._out.plan = Plan("tiered expire", self._tier.name, tuple(self._actions),
-                              tuple(self._steps), notes=tuple(self._notes))
+        self._out.plan = Plan("tiered expire", self._tier.name, tuple(self._plan.actions),
+                              tuple(self._plan.steps), notes=tuple(self._plan.notes))
         return self._out
 
     # -- metadata ---------------------------------------------------------------------------------
@@ -111,7 +110,7 @@ class _Expiring:
             raise RefusedError(f"{path} is missing, only its backup is there, which may have "
                                "reserve times of topics: `rmqctl tiered recover` makes it anew")
         if metadata is None:
-            self._notes.append(f"{path} is missing: no topic's reserve time is known, and "
+            self._plan.notes.append(f"{path} is missing: no topic's reserve time is known, and "
                                "`rmqctl tiered recover` makes it anew")
         return metadata
 
@@ -124,9 +123,10 @@ class _Expiring:
         path = self._scope.metadata_path
         data = meta.build(rest)
         count = sum(self._out.files.values())
-        self._steps.append(Replace(os.path.abspath(path), data))
-        self._actions.append(Action("update", path, os.path.getsize(path), len(data),
-                                    f"without the entries of the files that go: {count}"))
+        self._plan.steps.append(Replace(os.path.abspath(path), data))
+        self._plan.actions.append(Action(
+            "update", path, os.path.getsize(path), len(data),
+            f"without the entries of the files that go: {count}"))
 
     # -- queues -----------------------------------------------------------------------------------
 
@@ -173,8 +173,7 @@ class _Expiring:
             max(first, rest.first_message_offset(), before)))
 
     def _take(self, segment: Segment, kind: str, path: str, why: str) -> None:
-        self._steps.append(MoveAside(segment.path))
-        self._actions.append(Action("move aside", segment.path, segment.size, None, why))
+        self._plan.move_aside(segment.path, segment.size, why)
         self._out.bytes += segment.size
         self._out.files[kind] = self._out.files.get(kind, 0) + 1
         if self._rest is not None:
@@ -196,8 +195,8 @@ class _Expiring:
         newest = _newest(queue, segment)
         self._progress(segment.size)
         if newest is None:
-            self._notes.append(f"{queue.commit_log.reader.where(segment.path)}: no message in it "
-                               "can be read, so it goes by the time of the file")
+            self._plan.notes.append(f"{queue.commit_log.reader.where(segment.path)}: no message in "
+                                    "it can be read, so it goes by the time of the file")
             newest = segment.mtime_ms
         return newest < limit
 
@@ -223,8 +222,8 @@ class _Expiring:
             except FormatError:
                 newest = None
             if newest is None:
-                self._notes.append(f"{flat.reader.where(segment.path)}: is no index file that can "
-                                   "be read; it and those behind it stay")
+                self._plan.notes.append(f"{flat.reader.where(segment.path)}: is no index file that "
+                                        "can be read; it and those behind it stay")
                 return
             # No bytes: its name may be that of the next one.
             if not segment.size or newest >= limit:

@@ -10,6 +10,9 @@ import numpy as np
 
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import StoreIOError
+from rmqctl.formats import layout
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import HostV4, HostV6, Message
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
@@ -117,6 +120,24 @@ class Gaps:
         certain = [one for one in self._pending if one[0] < last]
         self._pending = self._pending[len(certain):][:SINGLE]
         return certain
+
+
+_NEVER_CONFIRMED = sum(layout.width_of(Message, name)[0] for name in (
+    "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
+_BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
+
+
+def unconfirmed_bytes(sys_flag: Array, properties: Array, *, by_index: bool) -> int:
+    """Bytes of messages, of a store or a tier, that no queue or index could prove wrong.
+
+    ``properties``: bytes of each one's properties that neither was held against; ``by_index``:
+    their store times were.
+    """
+    wide = sum(int((sys_flag & bit != 0).sum()) for bit in (
+        sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))
+    return (len(sys_flag) * (_NEVER_CONFIRMED + (0 if by_index else _BY_INDEX))
+            + wide * layout.size_of(HostV6) + (2 * len(sys_flag) - wide) * layout.size_of(HostV4)
+            + int(properties.sum()))
 
 
 def nowhere(_: int) -> bool:

@@ -211,7 +211,7 @@ class IndexFile:
         # 1. The entries.
         if self._entries:
             # Joined as bytes: numpy would put them together in the machine's byte order.
-            body = b"".join([one.view(np.uint8).data for one in self._entries])
+            body = b"".join([entries.view(np.uint8).data for entries in self._entries])
             first = self.header.index_count - self._pending
             self._pool.write(self.path, body, self.shape.entry_position(first))
             self._entries = []

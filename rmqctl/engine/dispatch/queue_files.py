@@ -62,18 +62,18 @@ class FilePool:
         folder = os.path.dirname(path)
         if not os.path.lexists(path):
             if not os.path.isdir(folder):
-                for made in make_folders(folder, durable=False):
-                    self._folders[made] = None
-                    self._folders[os.path.dirname(made)] = None
-            fd, there = new_file(path, size), size
+                for new_folder in make_folders(folder, durable=False):
+                    self._folders[new_folder] = None
+                    self._folders[os.path.dirname(new_folder)] = None
+            fd, present = new_file(path, size), size
         else:
             fd = open_file(path, os.O_RDWR)
-            there = os.fstat(fd).st_size
+            present = os.fstat(fd).st_size
         try:
-            if there == 0:
+            if present == 0:
                 lay_out(fd, path, size)
-            elif there != size:
-                raise wrong_size(path, there, size)
+            elif present != size:
+                raise wrong_size(path, present, size)
         except BaseException:
             os.close(fd)
             raise

@@ -24,17 +24,23 @@ from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.engine import Engine
 from rmqctl.engine.input import objects
 from rmqctl.engine.input.lines import InputError, Line
-from rmqctl.engine.opening import LogState, catch_up_start, dispatched_to, examine
+from rmqctl.engine.opening import (
+    LogState,
+    catch_up_start,
+    dispatched_to,
+    examine,
+    refuse_held,
+    sizes_of,
+)
 from rmqctl.engine.put import ingest
 from rmqctl.engine.put.ingest import MAX_BATCH, batches
 from rmqctl.engine.put.message import MESSAGE_ILLEGAL, Outgoing, OutgoingBatch, PutResult, refused
 from rmqctl.engine.put.put import Message, PutPath
-from rmqctl.errors import StoreHeldError
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.scan.queue_reach import QueueReach
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.topic_queue_table import consumequeue_ends
-from rmqctl.store.store import Sizes, Store
+from rmqctl.store.store import Store
 
 
 class AppendSession:
@@ -62,6 +68,28 @@ class AppendSession:
         if isinstance(self.engine, Engine) and self.engine.aside.used:
             yield f"what was replaced by that is kept in {self.engine.aside.folder}"
 
+    @property
+    def warnings(self) -> Iterator[str]:
+        """What became of recorded queue offsets, when everything is put."""
+        renumbered, misplaced = self.engine.renumbered, self.engine.misplaced
+        if renumbered:
+            many = "1 message" if renumbered == 1 else f"{renumbered} messages"
+            yield (f"{many} got new queue offsets, because the queues here do not go on at the "
+                   "recorded ones")
+        if misplaced:
+            yield (f"{misplaced} messages kept a queue offset at which their queue does not go on: "
+                   "consumers will not find them there, or find others moved")
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """What else the user should know when everything is put."""
+        if self.unknown:
+            named = ", ".join(sorted(self.unknown)[:5])
+            yield (f"config/topics.json does not know {named}: a broker will not let clients use "
+                   "it (--auto-create-topic enters it)")
+        if isinstance(self.engine, DryRunEngine):
+            yield "dry run: nothing was written"
+
     def put(self, messages: Sequence[Message], *, stop: bool = False,
             obey_topics: bool = True) -> list[PutResult]:
         """Puts a group; see `Engine.put_many`.
@@ -71,7 +99,7 @@ class AppendSession:
         """
         if not obey_topics:
             return self.engine.put_many(messages, stop=stop)
-        queues = {(one.topic, one.queue_id) for one in messages}
+        queues = {(message.topic, message.queue_id) for message in messages}
         if queues <= self._allowed:
             return self._put(messages, stop)
         results: list[PutResult] = []
@@ -156,6 +184,10 @@ class LineFault(NamedTuple):
     status: str | None
     raw: Line
 
+    def __str__(self) -> str:
+        status = f"{self.status}: " if self.status else ""
+        return f"line {self.line}: {status}{self.reason}"
+
 
 @dataclass(slots=True)
 class AppendTally:
@@ -224,11 +256,8 @@ class LineAppender:
         self.tally = AppendTally()
         self.faults: list[LineFault] = []
         """What the last group led to no message by."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a fault ended the run."""
-        return self.tally.stopped_at_line is not None
+        self.stopped_by: str | None = None
+        """The line that ended the run, why, and what became of those before it."""
 
     def put(self, lines: Sequence[tuple[int, Line]]) -> Iterator[tuple[int, PutResult]]:
         """Puts one group at once; (line number, result) of all that reached the store's checks.
@@ -249,7 +278,7 @@ class LineAppender:
                 if result.physical_offset is None:
                     reason = result.reason or result.status
                     self._fault(LineFault(number, reason, result.status, raw))
-        if not self.stopped or not self._stop:
+        if self.stopped_by is None:
             for one in broken:
                 self._fault(one)
         self.faults.sort(key=lambda one: one.line)
@@ -288,6 +317,17 @@ class LineAppender:
         self.tally.refused += 1
         if self._stop:
             self.tally.stopped_at_line = fault.line
+            self.stopped_by = f"{fault}; stopped here, {self._before()}"
+
+    def _before(self) -> str:
+        """What became of the lines before the one that ended the run."""
+        count = self.tally.messages
+        if not count:
+            return "nothing was written"
+        many = "the message" if count == 1 else f"the {count} messages"
+        became = ("would be" if isinstance(self._session.engine, DryRunEngine) else
+                  "was" if count == 1 else "were")
+        return f"{many} before it {became} stored"
 
 
 # -- a dry run ------------------------------------------------------------------------------------
@@ -347,14 +387,9 @@ class DryRunEngine:
              keep_queue_offsets: bool = False) -> DryRunEngine:
         """Opens the store read-only; refuses where `Engine.open` would."""
         settings = settings or Settings()
-        sizes = Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
-                      settings.index_slots, settings.index_max)
         path = os.fspath(root)
-        store = Store.open(path, commitlog_dirs, sizes)
-        held = store.lock
-        if held.held:
-            who = f"process {held.pid}" if held.pid else "another process"
-            raise StoreHeldError(f"{path}: the store is held by {who} ({held.kind})")
+        store = Store.open(path, commitlog_dirs, sizes_of(settings))
+        refuse_held(store, path)
         state = examine(store, settings.profile)
         return cls(path, settings, store, state, clock, keep_queue_offsets)
 

@@ -255,10 +255,10 @@ def _name(match: re.Match[str]) -> str:
     return " or ".join(_NAMES.get(one, one) for one in kinds)
 
 
-def _in_words(told: str) -> str:
+def _in_words(account: str) -> str:
     """The decoder's account of a wrong type, in the form of all reasons."""
-    match = _AT.fullmatch(told)
-    what, where = match.groups() if match else (told, "")
+    match = _AT.fullmatch(account)
+    what, where = match.groups() if match else (account, "")
     what = re.sub("`([^`]*)`", _name, what[:1].lower() + what[1:])
     return f"field {where.removesuffix('[...]')}: {what}" if where else what
 

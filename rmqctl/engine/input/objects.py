@@ -183,33 +183,33 @@ class Recorded(_Way[_Stored, Record]):
         super().__init__(_Stored)
         self._join = joined(trailing=trailing)
 
-    def _make(self, found: _Stored) -> Record:
-        if found.messages is not None or found.delay_level is not None:
-            wrong = "delay_level" if found.messages is None else "messages"
+    def _make(self, given: _Stored) -> Record:
+        if given.messages is not None or given.delay_level is not None:
+            wrong = "delay_level" if given.messages is None else "messages"
             raise InputError(f"field {wrong}: has no meaning for a record as it was stored")
-        name, born, stored = found.topic, found.born_host, found.store_host
-        born_at, stored_at = found.born_timestamp, found.store_timestamp
-        if (name is None or found.body is None or born is None or stored is None
+        name, born, stored = given.topic, given.born_host, given.store_host
+        born_at, stored_at = given.born_timestamp, given.store_timestamp
+        if (name is None or given.body is None or born is None or stored is None
                 or born_at is None or stored_at is None):
-            raise _missing(found, self._needed)
-        body, topic = _body(found), raw_text(name)
-        properties = raw_text(_prepared(self._join, found))
+            raise _missing(given, self._needed)
+        body, topic = _body(given), raw_text(name)
+        properties = raw_text(_prepared(self._join, given))
         crc = body_crc(body)
-        if found.body_crc is not None and found.body_crc != crc:
+        if given.body_crc is not None and given.body_crc != crc:
             if body:
-                raise InputError(f"field body_crc: says {found.body_crc}, but the body's is {crc}")
-            crc = found.body_crc
-        magic = 0 if found.magic is None else _magic(found.magic)
-        sys_flag = found.sys_flag or 0
+                raise InputError(f"field body_crc: says {given.body_crc}, but the body's is {crc}")
+            crc = given.body_crc
+        magic = 0 if given.magic is None else _magic(given.magic)
+        sys_flag = given.sys_flag or 0
         size = magic and message.size_of(sys_flag, magic, len(body), len(topic), len(properties))
         fields = (
-            size, magic, crc, found.queue_id or 0, found.flag or 0,
-            -1 if found.queue_offset is None else found.queue_offset,
-            -1 if found.physical_offset is None else found.physical_offset, sys_flag,
+            size, magic, crc, given.queue_id or 0, given.flag or 0,
+            -1 if given.queue_offset is None else given.queue_offset,
+            -1 if given.physical_offset is None else given.physical_offset, sys_flag,
             born_at, _host("born_host", born), stored_at, _host("store_host", stored),
-            found.reconsume_times or 0, found.prepared_transaction_offset or 0,
+            given.reconsume_times or 0, given.prepared_transaction_offset or 0,
             body, topic, properties)
-        bit_map = _bit_map(found)
+        bit_map = _bit_map(given)
         return Record(*fields) if bit_map is None else MappedRecord(*fields, bit_map)
 
 

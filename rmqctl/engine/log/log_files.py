@@ -53,13 +53,13 @@ class LogFiles:
         # A broker uses its pool only where nobody waits for a flush.
         buffers = settings.transient_pool if settings.flush == "async" else 0
         self.folders, self.file_size = list(folders), size
-        self.files = sorted(files, key=lambda one: one.base)
+        self.files = sorted(files, key=lambda file: file.base)
         """The files of the log, those made here among them."""
         self.current: LogFile | None = None
         self.syncs = 0
         """How often a file was forced."""
         self._read_only, self._full_ratio = read_only, full_ratio
-        self._known = {one.base: one.path for one in self.files}
+        self._known = {file.base: file.path for file in self.files}
         if len(self._known) < len(self.files):
             raise RefusedError("two commitlog files have the same name: the store needs to be "
                                "recovered first")

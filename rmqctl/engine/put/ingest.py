@@ -97,20 +97,20 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
     recognised. ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, and
     what is no text.
     """
-    found = props.parse(properties) if isinstance(properties, str) else _pairs(properties)
+    pairs = props.parse(properties) if isinstance(properties, str) else _pairs(properties)
     profile = settings.profile
     if profile.ensures_unique_key:
-        found.pop(POP_CHECKPOINT, None)
-        if not batch and props.UNIQUE_KEY not in found:
-            found[props.UNIQUE_KEY] = unique_id()
-    found[CLUSTER] = settings.cluster
+        pairs.pop(POP_CHECKPOINT, None)
+        if not batch and props.UNIQUE_KEY not in pairs:
+            pairs[props.UNIQUE_KEY] = unique_id()
+    pairs[CLUSTER] = settings.cluster
     left_out = None
-    if WAIT in found and not (batch or profile.stores_wait):
+    if WAIT in pairs and not (batch or profile.stores_wait):
         # Out of the string, back into the map: it is the last of its bucket from now on.
-        found[WAIT] = found.pop(WAIT)
-        left_out = None if rebuilt or _is_delayed(found) else WAIT
-    keys = tuple(found)
-    text = "".join([f"{keys[number]}{_NAME}{found[keys[number]]}{_END}"
+        pairs[WAIT] = pairs.pop(WAIT)
+        left_out = None if rebuilt or _is_delayed(pairs) else WAIT
+    keys = tuple(pairs)
+    text = "".join([f"{keys[number]}{_NAME}{pairs[keys[number]]}{_END}"
                     for number in ordered(keys, profile.map_capacity)
                     if keys[number] != left_out])
     return text if profile.trailing_separator else text[:-1]
@@ -179,13 +179,13 @@ def _plan(names: tuple[str, ...], settings: Settings, batch: bool) -> _Plan | No
             form.append("%s")
             wanted.append(name)
         form.append(_END)
-    at = wanted.index(props.UNIQUE_KEY) if unique else None
-    if at is not None:
-        del wanted[at]
+    unique_at = wanted.index(props.UNIQUE_KEY) if unique else None
+    if unique_at is not None:
+        del wanted[unique_at]
     if len(wanted) == 1:
         (only,) = wanted
-        return _Plan("".join(form), lambda given: (given[only],), len(keys), at)
-    return _Plan("".join(form), itemgetter(*wanted), len(keys), at)
+        return _Plan("".join(form), lambda given: (given[only],), len(keys), unique_at)
+    return _Plan("".join(form), itemgetter(*wanted), len(keys), unique_at)
 
 
 def _is_name(given: object) -> bool:

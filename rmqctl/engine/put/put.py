@@ -253,11 +253,11 @@ class PutPath:
         store_host = batch.store_host or settings.store_host
         sys_flag = host_flags(batch.sys_flag, born_host, store_host)
         topic = encoder.topic_part(batch.topic)
-        tails = [rewrite.batch_properties(one.properties, batch.properties)
-                 for one in batch.messages]
-        sizes = [encoder.size(sys_flag, topic, len(one.body), len(tail))
-                 for one, tail in zip(batch.messages, tails, strict=True)]
-        wrong = admission.check_batch_sizes(settings, batch, [len(one) for one in tails], sizes)
+        tails = [rewrite.batch_properties(item.properties, batch.properties)
+                 for item in batch.messages]
+        sizes = [encoder.size(sys_flag, topic, len(item.body), len(tail))
+                 for item, tail in zip(batch.messages, tails, strict=True)]
+        wrong = admission.check_batch_sizes(settings, batch, [len(item) for item in tails], sizes)
         wrong = wrong or does_not_fit(sum(sizes), settings)
         if wrong is not None:
             return wrong
@@ -266,15 +266,15 @@ class PutPath:
         key = batch.topic, batch.queue_id
         first = self.table.get(key, 0)
         positions = []
-        for number, (one, tail, size) in enumerate(zip(batch.messages, tails, sizes,
+        for number, (item, tail, size) in enumerate(zip(batch.messages, tails, sizes,
                                                        strict=True)):
             positions.append(cursor.position)
             if self._with_maps:
-                cursor.bit_maps[cursor.position] = one.filter_bit_map
+                cursor.bit_maps[cursor.position] = item.filter_bit_map
             cursor.add(encoder.record(Record(
-                size, topic.magic, body_crc(one.body), batch.queue_id, one.flag, first + number,
+                size, topic.magic, body_crc(item.body), batch.queue_id, item.flag, first + number,
                 cursor.position, sys_flag, born, born_host, now, store_host,
-                batch.reconsume_times, 0, one.body, b"", tail), topic))
+                batch.reconsume_times, 0, item.body, b"", tail), topic))
         self.table[key] = first + len(sizes)
         cursor.last_timestamp = now
         return PutResult(PUT_OK, positions[0], sum(sizes), first, len(sizes), now, store_host,

@@ -186,7 +186,7 @@ def _names(found: JavaMap) -> list[str]:
     return names
 
 
-def multi_dispatch(message: Outgoing, found: JavaMap, settings: Settings,
+def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
                    table: Mapping[QueueKey, int]) -> Rewritten | PutResult:
     """The message with the offsets it gets in the queues it names.
 
@@ -197,7 +197,7 @@ def multi_dispatch(message: Outgoing, found: JavaMap, settings: Settings,
     or the empty entries would stop a broker's dispatch for ever.
     """
     any_queue = settings.profile.multi_dispatch_any_queue
-    names, keys, offsets = _names(found), [], []
+    names, keys, offsets = _names(properties), [], []
     for name in names:
         is_lmq = settings.lmq and name.startswith(props.LMQ_PREFIX)
         if not (is_lmq or any_queue):
@@ -213,16 +213,16 @@ def multi_dispatch(message: Outgoing, found: JavaMap, settings: Settings,
     if settings.multi_dispatch and "" in offsets and offsets[-1]:
         return refused(MESSAGE_ILLEGAL, f"{props.MULTI_DISPATCH} names queues that are no LMQ "
                        "before one that is: a broker could never dispatch it")
-    found.put(props.MULTI_QUEUE_OFFSET, ",".join(offsets))
+    properties.put(props.MULTI_QUEUE_OFFSET, ",".join(offsets))
     # Taken out and put back, as a broker does it: it is now the last of its bucket.
-    wait = found.remove(WAIT)
+    wait = properties.remove(WAIT)
     if wait is not None and settings.profile.stores_wait:
-        found.put(WAIT, wait)
+        properties.put(WAIT, wait)
     if any_queue:
         own = message.topic, message.queue_id
         counted = has_consume_queue_row(message.sys_flag)
         keys = [key for key in dict.fromkeys(keys) if key != own] if counted else []
-    return Rewritten(_rebuilt(message, found, settings), 1, tuple(keys), multi_dispatch=True)
+    return Rewritten(_rebuilt(message, properties, settings), 1, tuple(keys), multi_dispatch=True)
 
 
 class Rewriter:
@@ -248,31 +248,31 @@ class Rewriter:
         ``now``: store time in ms. ``table``: the next offset of each queue, which is only read.
         """
         settings = self._settings
-        found = JavaMap.from_properties(message.properties, settings.profile.map_capacity)
-        wrong = admission.check_inner_batch(message, found, settings, is_batch_topic)
+        properties = JavaMap.from_properties(message.properties, settings.profile.map_capacity)
+        wrong = admission.check_inner_batch(message, properties, settings, is_batch_topic)
         if wrong is not None:
             return wrong
-        changed = schedule(message, found, now, settings)
+        changed = schedule(message, properties, now, settings)
         if isinstance(changed, PutResult):
             return changed
-        wrong = admission.check_inner_batch(changed, found, settings, is_batch_topic)
+        wrong = admission.check_inner_batch(changed, properties, settings, is_batch_topic)
         if wrong is not None:
             return wrong
         if self._crc and props.CRC32 in changed.properties:
-            found.remove(props.CRC32)
+            properties.remove(props.CRC32)
             changed = replace(changed, properties=delete_property(changed.properties, props.CRC32))
         number = 1
         if settings.profile.batch_queues and changed.sys_flag & INNER_BATCH:
             try:
-                changed, number = inner_batch(changed, found, settings,
+                changed, number = inner_batch(changed, properties, settings,
                                               table.get((changed.topic, changed.queue_id), 0))
             except ValueError as error:
                 return refused(MESSAGE_ILLEGAL, f"{props.INNER_NUM}: {error}")
-        fault = admission.unreadable(changed.topic, found, settings)
+        fault = admission.unreadable(changed.topic, properties, settings)
         if fault is not None:
             return refused(MESSAGE_ILLEGAL, fault)
-        if wants_multi_dispatch(changed, found, settings):
-            return self._multi_dispatch(changed, found, number, table)
+        if wants_multi_dispatch(changed, properties, settings):
+            return self._multi_dispatch(changed, properties, number, table)
         return Rewritten(changed, number)
 
     def _multi_dispatch(self, message: Outgoing, found: JavaMap, number: int,

@@ -23,12 +23,13 @@ from typing import Any, Self
 import numpy as np
 
 from rmqctl.broker.settings import Settings
+from rmqctl.checks.verify.common import plural
 from rmqctl.engine.config.create import create_store, plan_store
 from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import INNER_BATCH
-from rmqctl.repair.carve.carve import IN_PLACE, CarvedPage, Carving
+from rmqctl.repair.carve.carve import IN_PLACE, CarvedPage, CarveOptions, CarveTally, Carving
 from rmqctl.repair.carve.sources import CarveSource, Input
 from rmqctl.repair.carve.spool import Spool
 from rmqctl.scan.frames import Array
@@ -165,6 +166,40 @@ class StoreMaker:
         """Why messages were refused, the most frequent first."""
         return [f"{count} messages: {reason}" if count > 1 else f"1 message: {reason}"
                 for reason, count in self.written.reasons.most_common(_NAMED)]
+
+
+def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None, *,
+            misplaced: bool) -> Iterator[str]:
+    """What is to be said of a carving in the end. ``written``: None where messages were only
+    listed; ``misplaced``: those were written too.
+    """
+    def hint(option: str, given: bool) -> str:
+        return f" (--{option} lists them)" if written is None and not given else ""
+
+    if tally.breaks:
+        yield f"{plural(tally.breaks, 'place')} where a log is broken off or interrupted"
+    if tally.damaged:
+        yield (f"{plural(tally.damaged, 'record')} with a body that does not match its CRC"
+               f"{hint('damaged', wanted.damaged)}")
+    if tally.embedded:
+        how = "" if wanted.embedded else "; --embedded gives them"
+        yield (f"{plural(tally.embedded, 'intact record')} inside of damaged ones, perhaps copies "
+               f"in a body{how}")
+    if tally.duplicates:
+        yield (f"{plural(tally.duplicates, 'duplicate')} found"
+               f"{hint('duplicates', wanted.duplicates)}")
+    if written is None:
+        return
+    if tally.counts.get("misplaced"):
+        how = ("written too; --no-misplaced leaves them out" if misplaced else
+               "left out; without --out they are listed")
+        yield f"{plural(tally.counts['misplaced'], 'misplaced message')} found ({how})"
+    if written.messages:
+        yield (f"config/topics.json of {written.store} is as a new store has it: a broker does "
+               "not let clients use topics it does not find there")
+    if written.renumbered:
+        yield (f"{plural(written.renumbered, 'message')} got new queue offsets, because others "
+               "before them are missing")
 
 
 class _Reader:

@@ -89,8 +89,8 @@ class _Picture:
             if kind is not None:
                 raise RefusedError(f"{target}: is there already")
             folders = self._missing(path, target)
-            for one in folders:
-                self._make(one, "folder")
+            for folder in folders:
+                self._make(folder, "folder")
             self._make(path, "folder" if isinstance(step, MakeFolder) else "file")
             return Checked(step, path, folders)
         if path in self._made:
@@ -145,7 +145,7 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
             pieces = list(step.pieces)
             if isinstance(earlier, Patch):
                 pieces += earlier.pieces
-            pieces = sorted((one for one in pieces if one.size), key=lambda one: one.at)
+            pieces = sorted((piece for piece in pieces if piece.size), key=lambda piece: piece.at)
             _fits(step.target, pieces)
             step = replace(step, pieces=tuple(pieces))
             if known is not None:

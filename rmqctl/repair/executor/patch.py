@@ -86,23 +86,23 @@ def compare(target: int, name: str, new: str, old: str, spans: Spans) -> Found:
     first, second = open_file(new, os.O_RDONLY), open_file(old, os.O_RDONLY)
     try:
         base = 0
-        for at, size in spans:
+        for position, size in spans:
             for start in range(0, size, BLOCK):
                 count = min(BLOCK, size - start)
                 wanted = os.pread(first, count, base + start)
                 before = os.pread(second, count, base + start)
                 if len(wanted) != count or len(before) != count:
                     raise StoreIOError(f"{new}: bytes that the repair kept are missing")
-                here = os.pread(target, count, at + start).ljust(count, b"\0")
+                here = os.pread(target, count, position + start).ljust(count, b"\0")
                 if here == wanted:
                     is_old = is_old and before == wanted
                 elif here == before:
                     is_new = False
                 else:
                     is_old = is_new = False
-                    one, two, three = (np.frombuffer(data, np.uint8)
+                    present, new_bytes, old_bytes = (np.frombuffer(data, np.uint8)
                                        for data in (here, wanted, before))
-                    if not ((one == two) | (one == three)).all():
+                    if not ((present == new_bytes) | (present == old_bytes)).all():
                         return "other"
             base += size
     except OSError as error:

@@ -168,11 +168,11 @@ def _blocks_together(group: list[Taken], cut: Cut,
     What is done for each block costs more than what is done for each message, where blocks are
     small.
     """
-    rows = np.concatenate([one.rows for one in group])
+    rows = np.concatenate([taken.rows for taken in group])
     size, data = cut.joined(rows)
     end = np.cumsum(size)
     begin = end - size
-    counts = [len(one.rows) for one in group]
+    counts = [len(taken.rows) for taken in group]
     last = np.cumsum(counts)
     first = last - counts
     shift = np.array(bases) - begin[first]
@@ -185,21 +185,21 @@ def _blocks_together(group: list[Taken], cut: Cut,
     _scatter(data, places, begin + np.repeat(shift, counts))
     batch, ok = examine(records, np.repeat(shift, counts), begin)
     # Every record is what its row says, or none of the blocks is made here.
-    offsets = np.arange(len(rows)) + np.repeat([one.first for one in group] - first, counts)
+    offsets = np.arange(len(rows)) + np.repeat([taken.first for taken in group] - first, counts)
     if not (ok.all() and (batch.column("total_size") == rows["size"]).all()
-            and _have_topics(batch, [one.queue.topic for one in group], counts)
-            and (batch.column("queue_id") == np.repeat([one.queue.queue_id for one in group],
+            and _have_topics(batch, [taken.queue.topic for taken in group], counts)
+            and (batch.column("queue_id") == np.repeat([taken.queue.queue_id for taken in group],
                                                        counts)).all()
             and (batch.column("queue_offset") == offsets).all() and batch.crc_ok().all()):
         return None
     batch.column("store_timestamp")  # so it is not cut out for each
     blocks = []
-    for one, base, low, high in zip(group, bases, first.tolist(), last.tolist(), strict=True):
+    for taken, base, low, high in zip(group, bases, first.tolist(), last.tolist(), strict=True):
         begins = int(begin[low])
         part = batch.select(slice(low, high))
         part.base = base - begins
-        blocks.append(Block(one.queue, one.first, base, data[begins:int(end[high - 1])],
-                            end[low:high] - begins, size[low:high], _tags(one, part), part))
+        blocks.append(Block(taken.queue, taken.first, base, data[begins:int(end[high - 1])],
+                            end[low:high] - begins, size[low:high], _tags(taken, part), part))
     return blocks
 
 

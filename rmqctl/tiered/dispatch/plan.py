@@ -108,13 +108,13 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
     """
     owners = {(name.cluster, name.broker) for name in tier.found.queues}
     owners |= set(tier.found.indexes)
-    clusters = sorted({one for one, name in owners if broker in (None, name)})
+    clusters = sorted({owner for owner, name in owners if broker in (None, name)})
     if cluster is None:
         if len(clusters) > 1:
             raise UsageError(f"{tier.name} has several clusters ({', '.join(clusters)}): name one "
                              "with --cluster")
         cluster = clusters[0] if clusters else None
-    brokers = {name for one, name in owners if cluster in (None, one)}
+    brokers = {name for owner, name in owners if cluster in (None, owner)}
     brokers |= {queue.broker_name for table in tier.metadata.queues.values()
                 for queue in table.values()}
     identity = _identity(store)

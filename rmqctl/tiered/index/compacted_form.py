@@ -240,12 +240,12 @@ def proven(file: IndexFile, heads: Array) -> tuple[Array, Array] | None:
     """
     slots, count = file.shape.slots, file.items
     pair: Array = np.zeros(count + 1, np.int64)
-    for number, found in blocks_of(file):
-        previous = found["previous"].astype(np.intp)
-        end = number + len(found)
+    for number, items in blocks_of(file):
+        previous = items["previous"].astype(np.intp)
+        end = number + len(items)
         if (previous < 0).any() or (previous >= np.arange(number, end)).any():
             return None
-        own = slots_of(found["key_hash"], slots).astype(np.int64) << _PAIR
+        own = slots_of(items["key_hash"], slots).astype(np.int64) << _PAIR
         pair[number:end] = own
         before = pair[previous]
         depth = before & _DEPTH

@@ -237,12 +237,12 @@ class OpenIndexFile:
         self._heads[:] = 0
         most = None
         with FileSource(self.path) as source:
-            for number, found in self._read(source, 1, items):
-                newest = int(found["time_diff"].max())
+            for number, block in self._read(source, 1, items):
+                newest = int(block["time_diff"].max())
                 most = newest if most is None else max(most, newest)
-                slot = slots_of(found["key_hash"], self.shape.slots)
+                slot = slots_of(block["key_hash"], self.shape.slots)
                 # Of several that go to one place the last stays, which is the newest.
-                self._heads[slot] = np.arange(number, number + len(found), dtype=np.int32)
+                self._heads[slot] = np.arange(number, number + len(block), dtype=np.int32)
         self.items = items
         if most is None:
             self.end_timestamp = 0

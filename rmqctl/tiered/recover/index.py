@@ -11,7 +11,6 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from rmqctl.actions import Action
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.files.durable import failed, make_folders
 from rmqctl.files.row_file import RowFile, on_disk
@@ -21,7 +20,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.formats.tiered.units import NEVER
-from rmqctl.repair.plan import Create, FileContent, MoveAside, Step
+from rmqctl.repair.plan import Create, FileContent
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.flat_queue import FlatQueue, QueueName
@@ -30,7 +29,7 @@ from rmqctl.tiered.index.index_file import EMPTY, IndexFile, LocalIndex, uploade
 from rmqctl.tiered.index.keys import key_set, keys_of
 from rmqctl.tiered.index.open_file import LOST_HASH
 from rmqctl.tiered.recover.index_damage import IndexDamage, messages_with_units
-from rmqctl.tiered.recover.queue import RecoveredQueue, RecoveredSegment
+from rmqctl.tiered.recover.queue import Changes, RecoveredQueue, RecoveredSegment
 from rmqctl.tiered.recover.units import split_names
 from rmqctl.tiered.verify.index import Times
 from rmqctl.tiered.verify.keys import folded, marks
@@ -43,7 +42,7 @@ _MISSING = "index items that are missing"
 
 
 @dataclass(slots=True)
-class RecoveredIndex:
+class RecoveredIndex(Changes):
     """What is to be done for the index, and its segments as they will be. ``files`` are those
     that can be understood, uploaded or not; ``unread`` says what is wrong with local ones that
     cannot be read, ``broken`` are local ones (path, reason) that hold something else. ``gone``:
@@ -55,9 +54,6 @@ class RecoveredIndex:
     broken: list[tuple[str, str]] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
     segments: list[RecoveredSegment] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -83,7 +79,7 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
     # The uploaded ones: one for each base; empty, sound or damaged.
     flat, wrong = split_names(flat)
     for segment in wrong if changes else ():
-        _move_aside(out, segment.path, segment.size, "another file has its place")
+        out.move_aside(segment.path, segment.size, "another file has its place")
     for segment, file in zip(flat.segments, uploaded(flat), strict=True):
         entry = entries.get(segment.base)
         if not segment.size:
@@ -91,18 +87,20 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
                 out.segments.append(RecoveredSegment(segment.base, 0, entry.begin_timestamp,
                                                      entry.end_timestamp, segment.mtime_ms))
             elif changes:
-                _move_aside(out, segment.path, 0, "an upload that never came: a broker takes it "
+                out.move_aside(segment.path, 0, "an upload that never came: a broker takes it "
                                                   "for its newest index file")
         elif isinstance(file, StoreIOError):
             raise file
         elif isinstance(file, IndexFile):
             out.files.append(file)
             if changes and not segment.name_ok:
-                _rename(out, segment, flat)
+                out.copy_renamed(flat, segment,
+                                 f"{flat.folder}/{names.build_segment(segment.base)}")
+                out.move_aside(segment.path, segment.size, "its name is wrong")
             out.segments.append(_recovered_segment(file, segment, entry))
         elif changes:
             out.gone.add(segment.base)
-            _move_aside(out, segment.path, segment.size, _damaged(file.reason))
+            out.move_aside(segment.path, segment.size, _damaged(file.reason))
         else:
             out.notes.append(f"{flat.reader.where(segment.path)}: {file.reason}")
             out.segments.append(RecoveredSegment(segment.base, segment.usable, segment.mtime_ms,
@@ -146,13 +144,13 @@ def discard(out: RecoveredIndex, flat: FlatFile | None,
     for file, reason in damaged:
         out.files.remove(file)
         if file.base < 0:
-            _move_aside(out, os.path.abspath(file.where), file.size, _damaged(reason))
+            out.move_aside(os.path.abspath(file.where), file.size, _damaged(reason))
             continue
         segment = segments[file.base]
         out.gone.add(file.base)
         out.segments = [one for one in out.segments if one.base != file.base]
         if segment.name_ok:
-            _move_aside(out, segment.path, segment.size, _damaged(reason))
+            out.move_aside(segment.path, segment.size, _damaged(reason))
         elif flat is not None:  # its renaming is planned
             target = f"{flat.folder}/{names.build_segment(file.base)}"
             out.steps = [step for step in out.steps if step.target != target]
@@ -162,22 +160,7 @@ def discard(out: RecoveredIndex, flat: FlatFile | None,
 def discard_broken(out: RecoveredIndex) -> None:
     """Moves local files aside that cannot be understood."""
     for path, reason in out.broken:
-        _move_aside(out, os.path.abspath(path), os.path.getsize(path), _damaged(reason))
-
-
-def _rename(out: RecoveredIndex, segment: Segment, flat: FlatFile) -> None:
-    target = f"{flat.folder}/{names.build_segment(segment.base)}"
-    full = os.path.abspath(flat.reader.where(segment.path))
-    out.steps.append(Create(target, FileContent(full, movable=False),
-                            segment.mtime_ms * 1_000_000))
-    out.actions.append(Action("rename", target, segment.name, os.path.basename(target),
-                              "its name is wrong: a broker would not find it"))
-    _move_aside(out, segment.path, segment.size, "its name is wrong")
-
-
-def _move_aside(out: RecoveredIndex, path: str, size: int, why: str) -> None:
-    out.steps.append(MoveAside(path))
-    out.actions.append(Action("move aside", path, size, None, why))
+        out.move_aside(os.path.abspath(path), os.path.getsize(path), _damaged(reason))
 
 
 def rebuild(out: RecoveredIndex, flat: FlatFile | None,
@@ -221,10 +204,9 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
         base = bases[number] if number < len(bases) else following
         target = names.segment_path(*scope, names.INDEX_TOPIC, names.INDEX_QUEUE,
                                     names.INDEX, base)
-        out.steps.append(Create(target, FileContent(new)))
         items = (size - shape.items_at) // fmt.COMPACTED_ITEM.size
-        out.actions.append(Action("rebuild", target, None, size,
-                                  f"keys of messages that have no index item: {items}"))
+        out.act(Create(target, FileContent(new)), "rebuild", None, size,
+                f"keys of messages that have no index item: {items}")
         out.segments.append(RecoveredSegment(base, size, begin, end, None))
         if base == following:
             following += size

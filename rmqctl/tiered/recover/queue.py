@@ -60,8 +60,34 @@ class RecoveredSegment:
     known: bool = True
 
 
+@dataclass(slots=True, kw_only=True)
+class Changes:
+    """Steps of a plan in the order in which they are carried out, with the actions that say them to
+    people, and notes.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def act(self, step: Step, verb: str, before: str | int | None, after: str | int | None,
+            why: str) -> None:
+        self.steps.append(step)
+        self.actions.append(Action(verb, step.target, before, after, why))
+
+    def move_aside(self, path: str, size: int, why: str) -> None:
+        self.act(MoveAside(path), "move aside", size, None, why)
+
+    def copy_renamed(self, flat: FlatFile, segment: Segment, target: str) -> None:
+        """A copy of a segment under its right name: the file itself is moved aside besides."""
+        full = os.path.abspath(flat.reader.where(segment.path))
+        self.act(Create(target, FileContent(full, movable=False), segment.mtime_ms * 1_000_000),
+                 "rename", segment.name, os.path.basename(target),
+                 "its name is wrong: a broker would not find it")
+
+
 @dataclass(slots=True)
-class RecoveredQueue:
+class RecoveredQueue(Changes):
     """What is to be done for a queue, and what it will be. ``first`` and ``last`` bound its queue
     offsets; ``refs`` is the file with the log offset (int64) of every unit; ``shifted`` messages
     will say where they are; ``view`` is the queue as its commit log will be, where files change.
@@ -70,9 +96,6 @@ class RecoveredQueue:
     name: QueueName
     commit_log: list[RecoveredSegment] = field(default_factory=list)
     consume_queue: list[RecoveredSegment] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     lost_total: int = 0
     shifted: list[Shifted] = field(default_factory=list)
@@ -172,27 +195,18 @@ class QueueRecovery:
         name = self._queue.name
         return names.segment_path(name.cluster, name.broker, name.topic, name.queue_id, kind, base)
 
-    def _act(self, step: Step, verb: str, before: str | int | None, after: str | int | None,
-             why: str) -> None:
-        self._out.steps.append(step)
-        self._out.actions.append(Action(verb, step.target, before, after, why))
-
     def _rename(self, segments: Sequence[Segment]) -> None:
         """Consume queue files are made anew, commit log files copied under their right name."""
         for segment in segments if self._changes else ():
             kind = segment.path.split("/")[-2]
             target = self._target(kind, segment.base)
             if kind == names.COMMIT_LOG:
-                full = os.path.abspath(self._queue.commit_log.reader.where(segment.path))
-                self._act(Create(target, FileContent(full, movable=False),
-                                 segment.mtime_ms * 1_000_000),
-                          "rename", segment.name, os.path.basename(target),
-                          "its name is wrong: a broker would not find it")
+                self._out.copy_renamed(self._queue.commit_log, segment, target)
             self._move_aside([segment], "its name is wrong")
 
     def _move_aside(self, segments: Iterable[Segment], why: str) -> None:
         for segment in segments if self._changes else ():
-            self._act(MoveAside(segment.path), "move aside", segment.size, None, why)
+            self._out.move_aside(segment.path, segment.size, why)
 
     # -- the commit log ---------------------------------------------------------------------------
 
@@ -213,10 +227,10 @@ class QueueRecovery:
         for segment in surveyed.log.segments:
             if segment.path in files:
                 target = self._target(names.COMMIT_LOG, segment.base)
-                self._act(Replace(target, FileContent(files[segment.path]),
-                                  segment.mtime_ms * 1_000_000),
-                          "close up", segment.size, segment.usable, "a part of a block is there "
-                          "twice: without it everything is where units lead")
+                self._out.act(Replace(target, FileContent(files[segment.path]),
+                                      segment.mtime_ms * 1_000_000),
+                              "close up", segment.size, segment.usable, "a part of a block is "
+                              "there twice: without it everything is where units lead")
         self._out.view = queue
         return again
 
@@ -231,9 +245,9 @@ class QueueRecovery:
                 shifted.position - segment.base + PHYSICAL_OFFSET.offset,
                 shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big")))
         for path, pieces in by_segment.items():
-            self._act(Patch(path, tuple(pieces)), "put places right", len(pieces), None,
-                      "a block was written again behind a part of itself: these messages say "
-                      "another place than theirs")
+            self._out.act(Patch(path, tuple(pieces)), "put places right", len(pieces), None,
+                          "a block was written again behind a part of itself: these messages say "
+                          "another place than theirs")
 
     def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
         """What the log's segments will be; ``end``: behind the last byte that a unit leads to."""
@@ -266,8 +280,8 @@ class QueueRecovery:
         path = os.path.join(self._folder, f"log-{last.base}")
         copy_ranges(log.reader, last.path, [(0, cut - last.base)], path)
         target = self._target(names.COMMIT_LOG, last.base)
-        self._act(Replace(target, FileContent(path), last.mtime_ms * 1_000_000), "cut", last.size,
-                  cut - last.base, "no unit leads to what lies behind")
+        self._out.act(Replace(target, FileContent(path), last.mtime_ms * 1_000_000), "cut",
+                      last.size, cut - last.base, "no unit leads to what lies behind")
         if last.size > last.usable or end < last.base:
             out.notes.append(f"{self._queue.commit_log.folder}: what no unit leads to in earlier "
                              "segments stays")
@@ -290,7 +304,7 @@ class QueueRecovery:
         path = os.path.join(self._folder, f"units-{place.base}")
         segment, queue_offset = place.segment, place.start
         reach, changed, begin, end, known = 0, False, NEVER, NEVER, True
-        wrong, made = units.counts.wrong, units.counts.made
+        wrong, added = units.counts.wrong, units.counts.made
         # The units, a block at a time; where they lead goes to ``refs``.
         with open(path, "wb") as file:
             for block, differs in units.blocks(place.start, place.end):
@@ -308,7 +322,7 @@ class QueueRecovery:
                     begin = min(begin, low)
                     end = high if end == NEVER else max(end, high)
                 queue_offset += len(block)
-        wrong, made = units.counts.wrong - wrong, units.counts.made - made
+        wrong, added = units.counts.wrong - wrong, units.counts.made - added
         size = (place.end - place.start) * UNIT_SIZE
         if not self._changes:
             size = segment.usable - segment.usable % UNIT_SIZE if segment else size
@@ -321,8 +335,8 @@ class QueueRecovery:
             return reach
         target = self._target(names.CONSUME_QUEUE, place.base)
         if segment is None or not segment.name_ok:
-            self._act(Create(target, FileContent(path)), "rebuild", None, size, (
-                f"is missing; units made from messages of the commit log: {made}"
+            self._out.act(Create(target, FileContent(path)), "rebuild", None, size, (
+                f"is missing; units made from messages of the commit log: {added}"
                 if segment is None else "with the right name"))
             return reach
         why = []
@@ -330,13 +344,13 @@ class QueueRecovery:
             why.append("it ends within a unit")
         if wrong:
             why.append(f"units that lead to no message of theirs: {wrong}")
-        if made:
-            why.append(f"messages without a unit: {made}")
+        if added:
+            why.append(f"messages without a unit: {added}")
         if segment.size - segment.size % UNIT_SIZE > size:
             why.append("units at the end lead beyond the commit log" if units.cut else
                        "it is longer than up to the next one")
-        self._act(Replace(target, FileContent(path)), "rebuild" if wrong or made else "cut",
-                  segment.size, size, "; ".join(why) or "its units are not those there are")
+        self._out.act(Replace(target, FileContent(path)), "rebuild" if wrong or added else "cut",
+                      segment.size, size, "; ".join(why) or "its units are not those there are")
         return reach
 
     def _plan_empty_files(self, units: Units, files: Sequence[UnitFile]) -> None:
@@ -370,7 +384,7 @@ def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None
     if surveyed.damaged:
         yield (f"{where}: {surveyed.damaged} bytes of the commit log are no message; they stay "
                f"(from {surveyed.spans[0].offset} on)")
-    beyond = sum(one.beyond for one in surveyed.segments)
+    beyond = sum(part.beyond for part in surveyed.segments)
     if beyond:
         yield (f"{where}: {plural(beyond, 'message')} beyond the start of the next segment, where "
                "nothing can lead to them")
@@ -382,9 +396,9 @@ def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None
     if units.counts.unknown:
         yield (f"{where}: {plural(units.counts.unknown, 'unit')} to what is no whole message any "
                "more; they stay")
-    for one, other in surveyed.log.gaps():
-        yield (f"{where}: the commit log has nothing from {one.end} to {other.base}; the messages "
-               "that were there are lost")
+    for before, after in surveyed.log.gaps():
+        yield (f"{where}: the commit log has nothing from {before.end} to {after.base}; the "
+               "messages that were there are lost")
     missing = units.missing() if changes and dropped is None else []
     for run in missing[:_MOST_RUNS]:
         yield (f"{where}: queue offsets {_range(run)} are in the commit log and get no units, "

@@ -204,7 +204,7 @@ class _Reading:
 
     def _damaged(self, source: Source, about: SegmentSurvey, span: Span) -> Iterator[Array]:
         """Rows of messages that lie in a span at another place than they say."""
-        found = self._found
+        surveyed = self._found
         start, length = span.offset, min(span.end, about.segment.end) - span.offset
         if length <= 0:
             return
@@ -212,19 +212,19 @@ class _Reading:
             about.has_coda = True
             return
         shifted = find_shifted(source, start - source.base, length, self._name, self._last)
-        moved = {one.position - one.says for one in shifted}
-        if shifted and not about.messages and len(moved) == 1 and not found.shifted and (
+        moved = {away.position - away.says for away in shifted}
+        if shifted and not about.messages and len(moved) == 1 and not surveyed.shifted and (
                 shifted[0].position == about.segment.base == start):
-            found.misplaced.append((about.segment, shifted[0].says))
+            surveyed.misplaced.append((about.segment, shifted[0].says))
             shifted = []
-        found.shifted += shifted
-        about.damaged += length - sum(one.size for one in shifted)
-        if len(found.spans) < _MOST_SPANS:
-            found.spans.append(span)
+        surveyed.shifted += shifted
+        about.damaged += length - sum(away.size for away in shifted)
+        if len(surveyed.spans) < _MOST_SPANS:
+            surveyed.spans.append(span)
         rows: Array = np.zeros(len(shifted), ROW)
-        for number, one in enumerate(shifted):
-            rows[number] = (one.queue_offset, one.position, one.size, one.tags_code,
-                            one.store_time)
+        for number, away in enumerate(shifted):
+            rows[number] = (away.queue_offset, away.position, away.size, away.tags_code,
+                            away.store_time)
         if len(rows):
             self._last = int(rows["queue_offset"][-1])
             about.messages += len(rows)

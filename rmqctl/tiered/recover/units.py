@@ -12,9 +12,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
+from rmqctl.checks.verify.queue.rows import merged
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.names import CONSUME_QUEUE
@@ -31,8 +33,7 @@ DEFAULT_MAX = 104_857_600
 """A broker's ``tieredStoreConsumeQueueMaxSize`` in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Queue offsets ``[start, end)`` without a hole."""
 
     start: int
@@ -274,14 +275,8 @@ class Units:
 
 
 def _joined(runs: Iterable[Run]) -> list[Run]:
-    """Runs in their order, as one where they meet."""
-    joined: list[Run] = []
-    for run in runs:
-        if joined and joined[-1].end >= run.start:
-            joined[-1] = Run(joined[-1].start, max(joined[-1].end, run.end))
-        else:
-            joined.append(run)
-    return joined
+    """Runs as one where they meet."""
+    return [Run(*interval) for interval in merged(runs)]
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -139,30 +139,30 @@ def _backup(path: str) -> Iterator[Finding]:
 
 
 def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
-    found = tier.metadata
+    known = tier.metadata
     owners: dict[int, str] = {}
-    for topic in sorted(found.topics.values(), key=lambda one: (one.topic_id, one.topic)):
+    for topic in sorted(known.topics.values(), key=lambda entry: (entry.topic_id, entry.topic)):
         if topic.topic_id in owners:
             yield Finding("tiered-metadata-entry", METADATA, f"topics {owners[topic.topic_id]!r} "
                           f"and {topic.topic!r} share the id {topic.topic_id}", path,
                           topic=topic.topic)
         owners.setdefault(topic.topic_id, topic.topic)
-        if topic.topic_id > found.serial:
+        if topic.topic_id > known.serial:
             yield Finding("tiered-metadata-entry", METADATA, f"topic id {topic.topic_id} is above "
-                          f"the serial number {found.serial}: it will be given again", path,
+                          f"the serial number {known.serial}: it will be given again", path,
                           topic=topic.topic)
     for queue in tier.queues():
         name = queue.name
         if name.broker in others:
             continue
-        if name.topic not in found.topics or name.queue_id not in found.queues.get(name.topic, {}):
-            what = "topic" if name.topic not in found.topics else "queue"
+        if name.topic not in known.topics or name.queue_id not in known.queues.get(name.topic, {}):
+            what = "topic" if name.topic not in known.topics else "queue"
             yield Finding("tiered-metadata-entry", METADATA, f"its {what} has no entry: a broker "
                           "does not see it", queue.commit_log.reader.where(
                               queue.commit_log.folder.rpartition("/")[0]),
                           topic=name.topic, queue_id=name.queue_id)
             continue
-        broker = found.queues[name.topic][name.queue_id].broker_name
+        broker = known.queues[name.topic][name.queue_id].broker_name
         if broker != name.broker and len(list(tier.queues(name.topic, name.queue_id))) == 1:
             yield Finding("tiered-metadata-entry", METADATA, f"the queue's entry is of the broker "
                           f"{broker!r}", path, topic=name.topic, queue_id=name.queue_id)

@@ -91,12 +91,12 @@ class Items:
         # Which of the broker's queues each is of.
         topic = items["topic_id"].astype(np.int64)
         code = code_of(topic, items["queue_id"].astype(np.int64))
-        at = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
-        known = self._codes[at] == code
+        row = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        known = self._codes[row] == code
         if not known.all():
             self._unknown(tally, topic[~known], items["queue_id"][~known].astype(np.int64))
         # Those of expired messages are counted.
-        number = self._numbers[at]
+        number = self._numbers[row]
         offset = items["commit_log_offset"].astype(np.int64)
         gone = known & (offset >= 0) & (offset < self._starts[number])
         tally.expired += int(gone.sum())

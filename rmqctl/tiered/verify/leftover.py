@@ -226,11 +226,11 @@ class Left:
         if unit.offset < 0 or unit.size < message.MIN_SIZE:
             yield self._wrong(unit, f"leads to offset {unit.offset}, {unit.size} bytes: no message")
             return
-        at = int(np.searchsorted(self.loose.offset, unit.offset))
-        if at < len(self.loose.offset) and int(self.loose.offset[at]) == unit.offset:
-            self._claimed[at] = True
-            yield from self._at_frame(unit, int(self.loose.size[at]),
-                                      int(self.loose.queue_offset[at]))
+        frame = int(np.searchsorted(self.loose.offset, unit.offset))
+        if frame < len(self.loose.offset) and int(self.loose.offset[frame]) == unit.offset:
+            self._claimed[frame] = True
+            yield from self._at_frame(unit, int(self.loose.size[frame]),
+                                      int(self.loose.queue_offset[frame]))
             return
         number = self._span_of(unit.offset)
         if self._shifts.explains(unit, number):

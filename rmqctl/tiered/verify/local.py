@@ -29,19 +29,19 @@ _BLOCK = 1 << 12
 
 def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage) -> Iterator[
         Finding]:
-    """Findings about one queue; counts into ``coverage``."""
+    """Findings about one queue; counts into ``counted``."""
     name = queue.name
-    there = store.queue(name.topic, name.queue_id)
+    local = store.queue(name.topic, name.queue_id)
     where = tier.reader.where(queue.commit_log.folder)
     first, end = max(queue.min_offset, queue.cq_start), queue.commit_offset
-    if there is None:
+    if local is None:
         counted.tiered_only += max(end - first, 0)
         return
     try:
         # What either side has alone, and neither.
         # Rows are in the order of the log: those before its first file lead to nothing any more.
-        high = there.disk_end
-        low = first_from(there, there.first_index, high, store.log.min_offset)
+        high = local.disk_end
+        low = first_from(local, local.first_index, high, store.log.min_offset)
         counted.local_only += max(high - max(low, end), 0) + max(min(high, first) - low, 0)
         counted.tiered_only += max(min(end, low) - first, 0)
         if low > end:
@@ -50,26 +50,26 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
                           f"{end} on are expired in the local store and were not uploaded; the "
                           "broker will begin this queue anew", where, topic=name.topic,
                           queue_id=name.queue_id, queue_offset=end, count=low - end)
-        at = max(low, first)
-        while at < min(high, end):
-            units = there.units(at, min(_BLOCK, min(high, end) - at))
+        queue_offset = max(low, first)
+        while queue_offset < min(high, end):
+            units = local.units(queue_offset, min(_BLOCK, min(high, end) - queue_offset))
             if not len(units):
                 break
-            mine = [UnitRecord(*row) for row in queue.units(at, len(units)).tolist()]
+            mine = [UnitRecord(*row) for row in queue.units(queue_offset, len(units)).tolist()]
             for number, row in enumerate(units.tolist()):
-                unit = mine[number] if number < len(mine) else queue.unit(at + number)
-                told = _one(queue, store, at + number, unit, consume_queue.UnitRecord(*row),
-                            where)
-                if told is None:
+                unit = mine[number] if number < len(mine) else queue.unit(queue_offset + number)
+                finding = _difference(queue, store, queue_offset + number, unit,
+                                      consume_queue.UnitRecord(*row), where)
+                if finding is None:
                     counted.local_equal += 1
                 else:
-                    yield told
-            at += len(units)
+                    yield finding
+            queue_offset += len(units)
     except StoreIOError as error:
         yield Finding("file-unreadable", LOCAL, str(error), where, topic=name.topic,
                       queue_id=name.queue_id)
     finally:
-        there.close()
+        local.close()
 
 
 def count_others(tier: Tier, store: Store, counted: Coverage) -> None:
@@ -85,8 +85,8 @@ def count_others(tier: Tier, store: Store, counted: Coverage) -> None:
                 queue.close()
 
 
-def _one(queue: FlatQueue, store: Store, queue_offset: int, mine: UnitRecord | None,
-         local: consume_queue.UnitRecord, where: str) -> Finding | None:
+def _difference(queue: FlatQueue, store: Store, queue_offset: int, mine: UnitRecord | None,
+                local: consume_queue.UnitRecord, where: str) -> Finding | None:
     """What differs between the two copies of a message; None where nothing does."""
     if mine is None:
         return _differs(queue, queue_offset, "the tier has no unit for it", where, None)

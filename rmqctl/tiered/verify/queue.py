@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmqctl.checks.findings import Finding
+from rmqctl.checks.verify.common import unconfirmed_bytes
 from rmqctl.errors import StoreIOError
-from rmqctl.formats import layout
-from rmqctl.formats.local import append_crc, sysflag
+from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.message import HostV4, HostV6, Message, fixed_field
+from rmqctl.formats.local.message import fixed_field
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
@@ -35,10 +35,6 @@ ENGINE_TIME = fixed_field("store_timestamp").offset
 """Where a broker reads the store time of any message: right unless the born host is IPv6."""
 MAX_KEPT = 1 << 20
 """Messages without a unit, and spans of no message, that are looked into one by one."""
-_UNPROVEN = sum(layout.width_of(Message, name)[0] for name in (
-    "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
-"""Bytes of every message that nothing in a tier could prove wrong; hosts and properties besides."""
-_BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 _SEAL = props.CRC32.encode() + props.NAME_VALUE_SEPARATOR.encode()
 _FAR = np.iinfo(np.int64)
 
@@ -250,55 +246,46 @@ class QueueCheck:
         """The checks of messages that their units lead to."""
         queue_offset, offset = batch.column("queue_offset"), batch.offset
         # Which queue offsets are met, and in which order.
-        mine = queue_offset[matched]
-        self.seen.add(mine)
+        self.seen.add(queue_offset[matched])
         if self.first is None:
-            self.first = int(mine[0]), int(offset[matched][0])
+            self.first = int(queue_offset[matched][0]), int(offset[matched][0])
         yield from self._order(batch, matched)
         # Topic and queue id, which the folder tells.
         topic = text.topics(batch)
         right = topic.equal(self._topic)
-        for at in np.flatnonzero(matched & ~right).tolist():
-            yield self._note("tiered-message-fields", batch, at,
+        for number in np.flatnonzero(matched & ~right).tolist():
+            yield self._note("tiered-message-fields", batch, number,
                              "says its topic is "
-                             f"{topic.take([at]).tolist()[0].decode('utf-8', 'replace')!r}")
+                             f"{topic.take([number]).tolist()[0].decode('utf-8', 'replace')!r}")
         queue_id = batch.column("queue_id")
-        for at in np.flatnonzero(matched & (queue_id != self.queue.name.queue_id)).tolist():
-            yield self._note("tiered-message-fields", batch, at,
-                             f"says its queue id is {int(queue_id[at])}")
-        for at in np.flatnonzero(matched & ~batch.crc_ok()).tolist():
-            yield self._note("tiered-body-crc", batch, at, "the body does not match its CRC")
+        for number in np.flatnonzero(matched & (queue_id != self.queue.name.queue_id)).tolist():
+            yield self._note("tiered-message-fields", batch, number,
+                             f"says its queue id is {int(queue_id[number])}")
+        for number in np.flatnonzero(matched & ~batch.crc_ok()).tolist():
+            yield self._note("tiered-body-crc", batch, number, "the body does not match its CRC")
         self._seals(batch, matched)
         # The unit's tags code against the tag.
-        found = text.Properties(batch)
+        properties = text.Properties(batch)
         numbers = self._topics.encode(topic)
-        codes, tagged, tags = self._tags.codes(found, numbers, batch.column("store_timestamp"))
-        for at in np.flatnonzero(matched & (codes != units.tags_code)).tolist():
-            place = self.units.place(int(queue_offset[at]))
+        codes, tagged, tags = self._tags.codes(properties, numbers,
+                                               batch.column("store_timestamp"))
+        for number in np.flatnonzero(matched & (codes != units.tags_code)).tolist():
+            mine, code = int(queue_offset[number]), int(units.tags_code[number])
             yield self.place.rows(
-                "tiered-cq-wrong-tag", f"tags code {int(units.tags_code[at])}, the message's is "
-                f"{int(codes[at])}", place, length=UNIT_SIZE, queue_offset=int(queue_offset[at]))
+                "tiered-cq-wrong-tag", f"tags code {code}, the message's is {int(codes[number])}",
+                self.units.place(mine), length=UNIT_SIZE, queue_offset=mine)
         # Keys, for the comparison with the index; and what nothing was held against.
         proven: Array = np.zeros(len(batch), np.int64)
         proven[tagged] += tags
         if self._keys is not None:
             # The CRC is the body's: keys of a message with a bad one are as good as any.
-            row, length = self._keys.add(found, matched & right, offset,
+            row, length = self._keys.add(properties, matched & right, offset,
                                          batch.column("total_size"), queue_offset, engine_time,
                                          batch.column("store_timestamp"))
             np.add.at(proven, row, length)
-        self._count_unproven(batch, matched, proven)
-
-    def _count_unproven(self, batch: Batch, matched: Array, proven: Array) -> None:
-        """``proven``: bytes of each message's properties that unit or index were held against."""
-        flags = batch.column("sys_flag")[matched]
-        wide = sum(int((flags & bit != 0).sum()) for bit in (
-            sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))
-        each = _UNPROVEN + (_BY_INDEX if self._keys is None else 0)
-        self.place.counted.bytes_unverifiable += (
-            len(flags) * each + wide * layout.size_of(HostV6)
-            + (2 * len(flags) - wide) * layout.size_of(HostV4)
-            + int((batch.column("properties_length") - proven)[matched].sum()))
+        self.place.counted.bytes_unverifiable += unconfirmed_bytes(
+            batch.column("sys_flag")[matched],
+            (batch.column("properties_length") - proven)[matched], by_index=self._keys is not None)
 
     def _order(self, batch: Batch, matched: Array) -> Iterator[Finding]:
         mine = batch.column("queue_offset")[matched]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rmqctl.checks.verify.common import unconfirmed_bytes
 from rmqctl.checks.verify.context import BadRecord, RangeResult, Wanted
 from rmqctl.checks.verify.index.keys import Entries, KeyCheck
 from rmqctl.checks.verify.queue.batch_rows import batch_expected
@@ -22,7 +23,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey, QueueRows, Rows
 from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.message import HostV4, HostV6, Message, decode
+from rmqctl.formats.local.message import Message, decode
 from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
@@ -35,10 +36,7 @@ KEEP = 100_000
 UNREADABLE = "(unreadable)"
 """Stands for the field of a span that the system would not read."""
 _SEAL_NAME = props.CRC32.encode("ascii")
-_UNPROTECTED = sum(layout.width_of(Message, name)[0] for name in (
-    "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
 _BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
-_BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 BLOCK = 1 << 15
 _COLUMNS = ("queue_id", "queue_offset", "sys_flag", "store_timestamp", "total_size",
             "properties_length")
@@ -260,17 +258,12 @@ class MessageChecks:
         count = int(loose.sum())
         if not count:
             return
-        flags = block.sys_flag[loose]
-        wide = sum(int((flags & bit != 0).sum()) for bit in (
-            sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))
-        total = count * _UNPROTECTED + wide * layout.size_of(HostV6) + (
-            2 * count - wide) * layout.size_of(HostV4)
-        total += int((block.properties_length[loose] - checked[loose]).sum())
+        total = unconfirmed_bytes(block.sys_flag[loose],
+                                  block.properties_length[loose] - checked[loose],
+                                  by_index=self._keys is not None)
         if not self.wanted.queues:
             lengths = np.array([len(raw) for raw in self._topics.texts], np.int64)
             total += count * _BY_QUEUE + int(lengths[block.topic[loose]].sum())
-        if self._keys is None:
-            total += count * _BY_INDEX
         self.result.bytes_unverifiable += total
 
     def _know_topics(self) -> None:

@@ -7,7 +7,7 @@ bound, for `reconcile` to explain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ class QueueTally:
         self.next_offset = max(self.next_offset, other.next_offset)
 
 
-def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Sorted, overlapping and touching intervals joined."""
     out: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
