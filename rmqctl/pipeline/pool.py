@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, chdir, suppress
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqctl.errors import JobError, RmqctlError
 from rmqctl.pipeline.session import log_of
-from rmqctl.pipeline.watching import POLL, Watch, new_group, tasks_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+Watch = Callable[[int, int], None]
+"""(tasks done, tasks in all, as far as they are known)"""
+POLL = 0.1
+"""Seconds between two looks."""
+_PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
+"""The last line of a Python traceback."""
+_SIGNS = (
+    ("crashed", "a Python worker was killed again and again (out of memory?)"),
+    ("ExecutorLostFailure", "executors were lost again and again (out of memory?)"),
+    ("maxResultSize", "the results are larger than spark.driver.maxResultSize"),
+    ("No space left on device", "no space left on the device (Spark's local folder?)"),
+    ("cancelled", "the Spark job was cancelled"),
+)
 
 
 class SparkPool:
@@ -97,35 +111,6 @@ class SparkPool:
         return found
 
 
-def failure(error: BaseException, log: str | None) -> BaseException:
-    """What a user should read of a Spark job that failed."""
-    if not isinstance(error, Exception):
-        return error
-    text = str(error)
-    where = f" (Spark's messages: {log})" if log else ""
-    for sign, words in _SIGNS:
-        if sign in text:
-            return JobError(words + where)
-    told = _PYTHON.findall(text)
-    if told:
-        name, words = told[-1]
-        said = words if name.startswith("rmqctl.") and words else f"{name}: {words}".rstrip(": ")
-        return JobError(f"the Spark job failed: {said}{where}")
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return JobError(f"the Spark job failed: {first or type(error).__name__}{where}")
-
-
-_PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
-"""The last line of a Python traceback."""
-_SIGNS = (
-    ("crashed", "a Python worker was killed again and again (out of memory?)"),
-    ("ExecutorLostFailure", "executors were lost again and again (out of memory?)"),
-    ("maxResultSize", "the results are larger than spark.driver.maxResultSize"),
-    ("No space left on device", "no space left on the device (Spark's local folder?)"),
-    ("cancelled", "the Spark job was cancelled"),
-)
-
-
 class _Failed:
     """An error that a task's work ended with, to be raised by the driver."""
 
@@ -153,3 +138,72 @@ class _Worker:
             except RmqctlError as error:
                 found = _Failed(error)
         return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+
+
+def failure(error: BaseException, log: str | None) -> BaseException:
+    """What a user should read of a Spark job that failed."""
+    if not isinstance(error, Exception):
+        return error
+    text = str(error)
+    where = f" (Spark's messages: {log})" if log else ""
+    for sign, words in _SIGNS:
+        if sign in text:
+            return JobError(words + where)
+    told = _PYTHON.findall(text)
+    if told:
+        name, words = told[-1]
+        said = words if name.startswith("rmqctl.") and words else f"{name}: {words}".rstrip(": ")
+        return JobError(f"the Spark job failed: {said}{where}")
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return JobError(f"the Spark job failed: {first or type(error).__name__}{where}")
+
+
+# -- how far Spark has come, from its status tracker ----------------------------------------------
+
+
+def new_group() -> str:
+    """A name for a group of jobs."""
+    return f"rmqctl-{uuid.uuid4().hex}"
+
+
+def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
+    """(tasks done, tasks in all) of the stages of a group's jobs that have begun.
+
+    One that Spark skips, because an earlier job has done it, never begins.
+    """
+    status, done, count = context.statusTracker(), 0, 0
+    for job in status.getJobIdsForGroup(group):
+        info = status.getJobInfo(job)
+        for stage in info.stageIds if info is not None else ():
+            known = status.getStageInfo(stage)
+            if known is not None and (known.numCompletedTasks or known.numActiveTasks):
+                done += known.numCompletedTasks
+                count += known.numTasks
+    return done, count
+
+
+@contextmanager
+def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
+    """``watch`` hears of the tasks of everything this thread has Spark do meanwhile.
+
+    What is under way is cancelled when this is left by an exception.
+    """
+    context, group, over = spark.sparkContext, new_group(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(POLL):
+            with suppress(Exception):  # a look that fails must not end the work
+                watch(*tasks_of(context, group))
+
+    context.setJobGroup(group, "rmqctl", interruptOnCancel=True)
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            context.cancelJobGroup(group)
+        raise
+    finally:
+        over.set()
+        thread.join()

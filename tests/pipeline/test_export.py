@@ -18,7 +18,8 @@ import pytest
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.lock_probe import LockState
 from rmqctl.formats.local.message import MAGIC_V1, variant
-from rmqctl.pipeline.export import plan, staging
+from rmqctl.pipeline import staging
+from rmqctl.pipeline.export import plan
 from rmqctl.pipeline.export import sink as export_sink
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.scan.walk import Walk

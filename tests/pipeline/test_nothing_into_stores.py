@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from rmqctl.errors import UsageError
-from rmqctl.pipeline.export.staging import Staging
 from rmqctl.pipeline.source.write import StoreWriter
+from rmqctl.pipeline.staging import Staging
 from rmqctl.store.inside_store import enclosing_store, refuse_in_store
 from tests.conftest import GoldenFolder, Runner
 from tests.support import snapshot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.pipeline.source import options, schema, starting
+from rmqctl.pipeline.source import options, schema
 from tests.support import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_the_columns_are_those_of_the_tables(table):
 
 def test_all_options_of_reading_are_there():
     named = {name for cells in rows(section("Options of reading")) for name in spans(cells[0])}
-    assert named == {*options.NAMES, *starting.FOLLOWING} - {"paths"}
+    assert named == {*options.NAMES, *options.FOLLOWING} - {"paths"}
 
 
 def test_what_is_pushed_down_is_what_the_table_says():
@@ -87,13 +87,13 @@ def test_all_settings_of_a_session_are_there(tmp_path):
 
 def test_the_bounds_are_those_of_the_program():
     from rmqctl.commands.shared.spark_options import AUTO_FROM
-    from rmqctl.pipeline.source import planning, times
+    from rmqctl.pipeline.source import planning
 
     assert f"{AUTO_FROM >> 30} GiB of log and more" in PAGE
     assert (f"at least {planning.SMALLEST >> 20} MiB and at most {planning.LARGEST >> 30} GiB"
             in PAGE)
     assert "an hour's allowance" in PAGE
-    assert times.CLOCK_SKEW == 3_600_000
+    assert planning.CLOCK_SKEW == 3_600_000
 
 
 @pytest.mark.exhaustive

@@ -14,9 +14,9 @@ import pytest
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
 from rmqctl.pipeline.source import planning
 from rmqctl.pipeline.source.options import Options
-from rmqctl.pipeline.source.pieces import LogPiece
 from rmqctl.pipeline.source.planning import plan
 from rmqctl.pipeline.source.pushdown import Filters
+from rmqctl.pipeline.source.reader import LogPiece
 from tests.conftest import GoldenFolder
 from tests.pipeline import reading
 from tests.support import damage
@@ -183,9 +183,7 @@ def test_offsets_leave_no_frame_out(tmp_path: Path, seed: int) -> None:
 
 
 def test_times_choose_files(golden: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmqctl.pipeline.source import times
-
-    monkeypatch.setattr(times.files_of_time, "__defaults__", (0,))
+    monkeypatch.setattr(planning.files_of_time, "__defaults__", (0,))
     root = golden("5.3.3/basic/store")
     every = reading.rows(root)
     stamps = sorted(one["store_timestamp"] for one in every)
@@ -205,9 +203,8 @@ def test_times_choose_files(golden: GoldenFolder, monkeypatch: pytest.MonkeyPatc
 def test_one_wrong_time_leaves_nothing_out(golden_copy: GoldenFolder,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """A bit of a store time turned, which no CRC covers: the rest of the file is still found."""
-    from rmqctl.pipeline.source import times
 
-    monkeypatch.setattr(times.files_of_time, "__defaults__", (0,))
+    monkeypatch.setattr(planning.files_of_time, "__defaults__", (0,))
     root = golden_copy("5.3.3/basic/store")
     every = reading.rows(root)
     stamps = [one["store_timestamp"] for one in every]

@@ -411,7 +411,7 @@ def test_answers_do_not_depend_on_push_down(pushing, spark, golden: GoldenFolder
 
 @pytest.mark.exhaustive
 def test_a_view_of_sql(spark, golden: GoldenFolder):
-    from rmqctl.pipeline.sql import sql
+    from rmqctl.pipeline import sql
 
     store, bare = str(golden(STORE)), str(golden("5.3.3/basic/store"))
     tier = os.path.join(store, "tieredstore")

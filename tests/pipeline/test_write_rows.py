@@ -13,7 +13,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from rmqctl.broker.settings import Settings
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local.message import build, decode
-from rmqctl.pipeline.source import making, spool
+from rmqctl.pipeline.source import runs as sorted_runs
+from rmqctl.pipeline.source import write
 from rmqctl.pipeline.source.rows import (
     RECORDED,
     RecordRows,
@@ -202,14 +203,14 @@ def test_the_place_is_taken_while_the_store_is_made(batch, tmp_path, monkeypatch
     target = tmp_path / "new"
     writer = StoreWriter(STORED, {"path": str(target), **SIZES})
     told = writer.write(iter([batch.select(["record"])]))
-    real = making.publish_folder
+    real = write.publish_folder
 
     def taken(*given: str) -> None:
         target.mkdir()
         (target / "somebody's").write_text("work")
         real(*given)
 
-    monkeypatch.setattr(making, "publish_folder", taken)
+    monkeypatch.setattr(write, "publish_folder", taken)
     with pytest.raises(StoreIOError, match="publish the store as"):
         writer.commit([told])
     writer.abort([told])
@@ -227,7 +228,7 @@ def test_an_empty_folder_becomes_the_store(batch, tmp_path):
 
 # -- the spool ------------------------------------------------------------------------------------
 
-SCHEMA = spool.spool_schema(pa.schema([pa.field("text", pa.binary())]))
+SCHEMA = sorted_runs.spool_schema(pa.schema([pa.field("text", pa.binary())]))
 
 
 def rows(places: list[tuple[int, int]]) -> pa.RecordBatch:
@@ -237,10 +238,10 @@ def rows(places: list[tuple[int, int]]) -> pa.RecordBatch:
         schema=SCHEMA)
 
 
-def spooled(folder, tasks: list[list[tuple[int, int]]], run_bytes: int) -> list[spool.Run]:
+def spooled(folder, tasks: list[list[tuple[int, int]]], run_bytes: int) -> list[sorted_runs.Run]:
     runs = []
     for places in tasks:
-        one = spool.Spooler(str(folder), SCHEMA, run_bytes)
+        one = sorted_runs.Spooler(str(folder), SCHEMA, run_bytes)
         for at in range(0, len(places), 10):
             one.add(rows(places[at:at + 10]))
         runs += one.finish()
@@ -250,26 +251,26 @@ def spooled(folder, tasks: list[list[tuple[int, int]]], run_bytes: int) -> list[
 @pytest.mark.parametrize("run_bytes", [1, 1000, 1 << 20])
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_rows_come_back_in_order(tmp_path, monkeypatch, seed, run_bytes, shuffled):
-    monkeypatch.setattr(spool, "BATCH_BYTES", 64)
-    monkeypatch.setattr(spool, "FAN_IN", 4)
+    monkeypatch.setattr(sorted_runs, "BATCH_BYTES", 64)
+    monkeypatch.setattr(sorted_runs, "FAN_IN", 4)
     draw = random.Random(seed)
     everything = [(draw.randrange(200) - 100, number) for number in range(1000)]
     if not shuffled:
         everything.sort()
     runs = spooled(tmp_path, [everything[at:at + 170] for at in range(0, 1000, 170)], run_bytes)
     (tmp_path / "left by another attempt.arrows").write_bytes(b"no run")
-    found = [one for batch in spool.merged(str(tmp_path), runs, SCHEMA)
+    found = [one for batch in sorted_runs.merged(str(tmp_path), runs, SCHEMA)
              for one in batch.column("text").to_pylist()]
     assert found == [b"%d/%d" % one for one in sorted(everything)]
 
 
 def test_few_runs_are_open_at_a_time(tmp_path, monkeypatch):
     """One behind the other costs one open file; all over each other at most the fan-in."""
-    monkeypatch.setattr(spool, "FAN_IN", 3)
+    monkeypatch.setattr(sorted_runs, "FAN_IN", 3)
     opened: list[int] = []
     now = 0
 
-    class Counted(spool._Cursor):
+    class Counted(sorted_runs._Cursor):
         def __init__(self, *given):
             nonlocal now
             now += 1
@@ -281,12 +282,12 @@ def test_few_runs_are_open_at_a_time(tmp_path, monkeypatch):
             super().advance()
             now -= self._batch is None
 
-    monkeypatch.setattr(spool, "_Cursor", Counted)
+    monkeypatch.setattr(sorted_runs, "_Cursor", Counted)
     behind = spooled(tmp_path, [[(number, number)] for number in range(20)], 1)
-    assert sum(one.num_rows for one in spool.merged(str(tmp_path), behind, SCHEMA)) == 20
+    assert sum(one.num_rows for one in sorted_runs.merged(str(tmp_path), behind, SCHEMA)) == 20
     assert max(opened) == 1
     over = spooled(tmp_path, [[(0, number), (9, number)] for number in range(20)], 1 << 20)
-    assert sum(one.num_rows for one in spool.merged(str(tmp_path), over, SCHEMA)) == 40
+    assert sum(one.num_rows for one in sorted_runs.merged(str(tmp_path), over, SCHEMA)) == 40
     assert max(opened) == 3
 
 
@@ -295,10 +296,10 @@ def test_a_spool_that_cannot_be_read_is_said(tmp_path):
     path = tmp_path / run.name
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(StoreIOError, match=run.name):
-        list(spool.merged(str(tmp_path), [run], SCHEMA))
+        list(sorted_runs.merged(str(tmp_path), [run], SCHEMA))
     path.unlink()
     with pytest.raises(StoreIOError, match=run.name):
-        list(spool.merged(str(tmp_path), [run], SCHEMA))
+        list(sorted_runs.merged(str(tmp_path), [run], SCHEMA))
     with pytest.raises(StoreIOError, match="keep rows in"):
         spooled(tmp_path / "missing", [[(1, 1)]], 1)
 
@@ -306,5 +307,5 @@ def test_a_spool_that_cannot_be_read_is_said(tmp_path):
 def test_lexsort_is_by_key_then_position(tmp_path):
     (run,) = spooled(tmp_path, [[(5, 1), (5, 0), (-3, 9)]], 1 << 20)
     assert (run.first, run.last) == ((-3, 9), (5, 1))
-    (batch,) = spool.merged(str(tmp_path), [run], SCHEMA)
+    (batch,) = sorted_runs.merged(str(tmp_path), [run], SCHEMA)
     assert np.array_equal(batch.column("position").to_numpy(), [9, 0, 1])

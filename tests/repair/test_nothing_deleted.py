@@ -48,9 +48,9 @@ ALLOWED = {
     ("pipeline/session.py", "_settings", "open for writing"): "in the session's temporary folder",
     ("pipeline/session.py", "session", "rmtree"): "the session's temporary folder",
     ("pipeline/session.py", "session", "unlink"): "the session's own log",
-    ("pipeline/sql/sql.py", "_settle", "unlink"):
+    ("pipeline/sql.py", "_settle", "unlink"):
         "what Hadoop puts beside files of a query's output",
-    ("pipeline/source/spool.py", "_joined", "unlink"): "a run of rows in the folder of one write",
+    ("pipeline/source/runs.py", "_joined", "unlink"): "a run of rows in the folder of one write",
     ("repair/executor/apply_step.py", "StepApplier._remove_folders", "rmdir"):
         "empty folders the repair made",
     ("repair/executor/patch.py", "set_length", "ftruncate"):

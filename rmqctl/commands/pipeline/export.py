@@ -113,7 +113,7 @@ def _parts(text: str) -> list[str]:
 
 def _check_place(target: str, names: Sequence[str], folders: Sequence[str]) -> None:
     """RefusedError or StoreIOError now rather than at the end; nothing is written into a store."""
-    from rmqctl.pipeline.export.staging import checked_target
+    from rmqctl.pipeline.staging import checked_target
 
     place = checked_target(target)
     for name in names:

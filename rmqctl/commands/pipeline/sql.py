@@ -59,7 +59,7 @@ def command(
         if not _only_tiers(text, one):
             Store.open(os.path.abspath(one)).close()
     if out_path is not None:
-        from rmqctl.pipeline.export.staging import checked_target
+        from rmqctl.pipeline.staging import checked_target
 
         checked_target(out_path)
     options = {} if spark.partitions is None else {"numPartitions": str(spark.partitions)}
@@ -68,8 +68,8 @@ def command(
         return
     with ExitStack() as held:
         session = held.enter_context(spark.session(out))
-        from rmqctl.pipeline.sql import sql
-        from rmqctl.pipeline.watching import watched
+        from rmqctl.pipeline import sql
+        from rmqctl.pipeline.pool import watched
 
         progress = held.enter_context(out.progress("query", None, unit="tasks"))
         held.enter_context(watched(session, tasks_shown(progress)))
@@ -87,7 +87,7 @@ def _only_tiers(text: str, store: str) -> bool:
     """Whether a query wants nothing but tiers, and ``store`` has one or is one."""
     from rmqctl.pipeline.source.schema import TIERED_MESSAGES
     from rmqctl.pipeline.source.tiered import has_tier
-    from rmqctl.pipeline.sql.pruning import named_tables
+    from rmqctl.pipeline.sql import named_tables
 
     return named_tables(text) == [TIERED_MESSAGES] and has_tier(store)
 
@@ -98,7 +98,7 @@ def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, s
     from rmqctl.pipeline.source.options import Options
     from rmqctl.pipeline.source.planning import estimate
     from rmqctl.pipeline.source.tiered import holding
-    from rmqctl.pipeline.sql.pruning import named_tables
+    from rmqctl.pipeline.sql import named_tables
 
     rows = []
     for table in named_tables(text):

@@ -18,8 +18,8 @@ from rmqctl.pipeline.export.manifest import Manifest
 from rmqctl.pipeline.export.plan import StorePlan
 from rmqctl.pipeline.export.result import Result, StoreResult
 from rmqctl.pipeline.export.spec import Export
-from rmqctl.pipeline.export.staging import Staging
 from rmqctl.pipeline.export.task import Part, export_range
+from rmqctl.pipeline.staging import Staging
 from rmqctl.store.log.ranges import Pool, Range, in_order
 
 Progress = Callable[[int], None]

@@ -17,8 +17,8 @@ from rmqctl.files.durable import sync
 from rmqctl.pipeline.export.layout import Values, is_cut
 from rmqctl.pipeline.export.result import Result, StoreResult
 from rmqctl.pipeline.export.spec import Export
-from rmqctl.pipeline.export.staging import Staging
 from rmqctl.pipeline.export.task import MOST_NAMED, Faults
+from rmqctl.pipeline.staging import Staging
 from rmqctl.scan.frames import Span
 
 NAME = "_rmqctl_export.json"

@@ -8,7 +8,6 @@ machine's byte order.
 from __future__ import annotations
 
 import os
-import socket
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import open_file, write_parts
+from rmqctl.pipeline.staging import refuse_unseen
 from rmqctl.scan.source import FileSource
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -130,13 +130,6 @@ def _narrow(column: Array) -> Array:
 def _broken(path: str) -> StoreIOError:
     return StoreIOError(f"{path}: is not whole; was it changed, or does this machine see another "
                         "state of the file system?")
-
-
-def refuse_unseen(path: str) -> None:
-    """StoreIOError where this machine does not see a path that the driver made."""
-    if not os.path.exists(path):
-        raise StoreIOError(f"{path}: is not there on {socket.gethostname()}; workers and driver "
-                           "must see stores and scratch folder (--scratch) under the same paths")
 
 
 def texts_to_columns(texts: Sequence[bytes]) -> tuple[Array, Array]:

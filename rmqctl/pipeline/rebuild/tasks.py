@@ -27,7 +27,8 @@ from rmqctl.pipeline.rebuild.groups import (
     there,
 )
 from rmqctl.pipeline.rebuild.index_tasks import Index, Segment, begin, write_index
-from rmqctl.pipeline.rebuild.spool import Array, SpoolWriter, refuse_unseen, segments
+from rmqctl.pipeline.rebuild.spool import Array, SpoolWriter, segments
+from rmqctl.pipeline.staging import refuse_unseen
 from rmqctl.repair.rebuild import seed
 from rmqctl.repair.rebuild.part_ranges import LogSummary, PartRange, derive
 from rmqctl.repair.rebuild.seed import OldUnits

@@ -11,18 +11,20 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.pipeline.source.options import Options
-from rmqctl.pipeline.source.pieces import IndexPiece, LogPiece, Piece, QueuePiece
 from rmqctl.pipeline.source.pushdown import Filters
+from rmqctl.pipeline.source.reader import IndexPiece, LogPiece, Piece, QueuePiece
 from rmqctl.pipeline.source.schema import CONSUMEQUEUE, FRAMES, INDEX, TIERED_MESSAGES
 from rmqctl.pipeline.source.tiered import of_tier
-from rmqctl.pipeline.source.times import files_of_time
 from rmqctl.store.files import StoreFile, Trouble, listing
+from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
 from rmqctl.store.queue.unit_columns import index_entries
+from rmqctl.store.stats import CLOCK_SKEW
 from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 SMALLEST, LARGEST = 64 << 20, 1 << 30
@@ -34,6 +36,7 @@ OPENING = 64 << 10
 _LAST_FILES = 8
 _ROW = 20
 _BATCH_ROW = 46
+_Times = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,44 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
         if found[file.path]:
             break
     return found
+
+
+# -- which files of a log may hold messages of a time ---------------------------------------------
+
+
+def files_of_time(log: CommitLog, since: int | None, until: int | None,
+                  skew: int = CLOCK_SKEW) -> list[StoreFile]:
+    """The files that may hold messages with store times of ``[since, until]`` (ms).
+
+    They are told by the first records of each file. A store time is covered by no CRC, so one
+    record alone is not believed: a file is left out only when both of two records say so. Times in
+    a file are believed to be in order up to ``skew``. All files when the times of their first
+    records are not: then the broker's clock cannot be relied on.
+    """
+    if (since is None and until is None) or len(log.files) < 2:
+        return log.files
+    starts = [_times(log, file) for file in log.files]
+    known = [one for one in starts if one is not None]
+    if any(after[0] < before[1] - skew for before, after in pairwise(known)):
+        return log.files
+    kept, after = [], None
+    for file, start in zip(reversed(log.files), reversed(starts), strict=True):
+        late = until is not None and start is not None and start[0] > until + skew
+        early = since is not None and after is not None and after[1] < since - skew
+        if not late and not early:
+            kept.append(file)
+        after = start or after
+    return kept[::-1]
+
+
+def _times(log: CommitLog, file: StoreFile) -> _Times | None:
+    """(least, greatest) store time of a file's first two records; None without two."""
+    first = log.record_at(file.base)
+    second = None if first is None else log.record_at(file.base + first.total_size)
+    if first is None or second is None:
+        return None
+    times = first.store_timestamp, second.store_timestamp
+    return min(times), max(times)
 
 
 # -- rows -----------------------------------------------------------------------------------------

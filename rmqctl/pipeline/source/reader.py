@@ -1,31 +1,92 @@
-"""The rows of a piece as Arrow record batches, just as Spark wants them.
+"""What one task reads, pieces of files, and their rows as the Arrow record batches Spark wants.
 
-This is what runs on executors. It needs no pyspark: a schema, conditions and pieces come in,
-record batches come out.
+Pieces are plain values, sent from the driver to executors. A piece knows how large its file was
+when it was planned: a file that is shorter by then has lost rows, and that is said; what has been
+appended since is not read. The rest runs on executors and needs no pyspark: a schema, conditions
+and pieces come in, record batches come out.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from rmqctl.pipeline.source.pieces import (
-    IndexPiece,
-    LogPiece,
-    Piece,
-    PlannedFile,
-    QueuePiece,
-    still_there,
-)
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.index_file import Shape
 from rmqctl.pipeline.source.pushdown import Filters
 from rmqctl.pipeline.source.schema import FRAMES, OF_FILE, OF_TIER, TABLES
-from rmqctl.pipeline.source.seams import QueueProof, Seams, walk_range
-from rmqctl.pipeline.source.tiered import RecordPiece, UnitPiece
+from rmqctl.pipeline.source.seams import PlannedSource, QueueProof, Seams, shrank, walk_range
+from rmqctl.pipeline.source.tiered import RecordPiece, UnitPiece, tier_batches
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import Batch
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
 from rmqctl.store.queue.unit_columns import batch_queue_batches, index_batches, queue_batches
+
+# -- what a task reads ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """The frames of a log file that begin in ``[start, end)``, two cuts anywhere in it.
+
+    ``store`` and ``file`` are what the columns of these names say. ``last``: all bytes from
+    ``end`` on are zero, and belong to this piece. ``root`` is where the store lies.
+    """
+
+    store: str
+    file: str
+    path: StoreFile
+    start: int
+    end: int
+    last: bool
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePiece:
+    """Rows ``[start, end)`` of a consumequeue file (of a batch consumequeue file: ``batch``)."""
+
+    store: str
+    file: str
+    path: StoreFile
+    start: int
+    end: int
+    topic: str
+    queue_id: int
+    batch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPiece:
+    """Entries with the numbers ``[start, end)`` of an index file."""
+
+    store: str
+    file: str
+    path: StoreFile
+    start: int
+    end: int
+    shape: Shape | None
+
+
+Piece = LogPiece | QueuePiece | IndexPiece | UnitPiece | RecordPiece
+
+
+def still_there(file: StoreFile) -> None:
+    """StoreIOError when a file is gone or shorter than it was at planning."""
+    try:
+        size = os.stat(file.path).st_size
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, file.path, "read") from None
+    if size < file.size:
+        raise shrank(file.path, file.size, size)
+
+
+# -- its rows -------------------------------------------------------------------------------------
+
 
 Constants = dict[str, str | int]
 """The columns that are the same for all rows of a piece."""
@@ -59,9 +120,10 @@ class Reading:
         return self._index(piece, constant)
 
     def _log(self, piece: LogPiece, constant: Constants) -> Iterator[pa.RecordBatch]:
-        with PlannedFile(piece.path) as source:
-            seams = Seams(source, self._proofs.setdefault(piece.root, QueueProof(piece.root)))
-            for batch in walk_range(source, seams, piece.start, piece.end, last=piece.last):
+        with FileSource(piece.path.path, piece.path.base) as source:
+            planned = PlannedSource(source, piece.path.size)
+            seams = Seams(planned, self._proofs.setdefault(piece.root, QueueProof(piece.root)))
+            for batch in walk_range(planned, seams, piece.start, piece.end, last=piece.last):
                 yield self._finished(self._of_batch(batch, source.base), constant)
 
     def _of_batch(self, batch: Batch, base: int) -> pa.RecordBatch:
@@ -71,12 +133,10 @@ class Reading:
         return self.filters.of_rows(frame_columns(batch, self._with_filters(names), base))
 
     def _tiered(self, piece: UnitPiece | RecordPiece) -> Iterator[pa.RecordBatch]:
-        from rmqctl.pipeline.source.tiered_rows import batches
-
         queue = piece.queue
         constant: Constants = {"store": queue.store, "cluster": queue.cluster,
                                "broker": queue.broker}
-        for path, batch in batches(piece):
+        for path, batch in tier_batches(piece):
             yield self._finished(self._of_batch(batch, 0), constant | {"file": path})
 
     def _queue(self, piece: QueuePiece, constant: Constants) -> Iterator[

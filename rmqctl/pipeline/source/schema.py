@@ -17,6 +17,8 @@ from rmqctl.store.queue.unit_columns import INDEX_TYPES, QUEUE_TYPES
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+NAME = "rocketmq"
+"""The data source, as Spark knows it."""
 MESSAGES, FRAMES, CONSUMEQUEUE, INDEX = "messages", "frames", "consumequeue", "index"
 TIERED_MESSAGES = "tiered_messages"
 LOG_TABLES = (MESSAGES, FRAMES)

@@ -173,6 +173,33 @@ def whole(walk: Walk) -> None:
                            f"behind byte {walk.source.size}, what was there is missing")
 
 
+class PlannedSource:
+    """A source with the ``size`` bytes it had at planning, and none of what was appended since.
+
+    StoreIOError when it is shorter by now.
+    """
+
+    def __init__(self, source: Source, size: int) -> None:
+        if source.size < size:
+            raise shrank(source.name, size, source.size)
+        self.name, self.base, self.size, self._source = source.name, source.base, size, source
+
+    def read(self, position: int, length: int) -> bytes:
+        return self._source.read(position, max(min(length, self.size - position), 0))
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        return self._source.read_into(buffer[:max(self.size - position, 0)], position)
+
+    def next_data(self, position: int) -> int:
+        return min(self._source.next_data(position), self.size)
+
+
+def shrank(name: str, planned: int, size: int) -> StoreIOError:
+    """What is said of a file that has ``size`` bytes by now."""
+    return StoreIOError(f"{name}: the file shrank from {planned} to {size} bytes since the job was "
+                        f"planned: what was there from byte {size} on is missing")
+
+
 def zeros(physical: int, length: int) -> Batch:
     """A batch of no message, with one frame of zeros."""
     nothing = np.zeros(0, np.int64)

@@ -22,14 +22,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmqctl.pipeline.source import pushdown, schema
-from rmqctl.pipeline.source.options import Options
-from rmqctl.pipeline.source.pieces import Piece
+from rmqctl.pipeline.source.options import FOLLOWING, Options
 from rmqctl.pipeline.source.planning import plan
 from rmqctl.pipeline.source.pushdown import Filters
-from rmqctl.pipeline.source.reader import Reading
-from rmqctl.pipeline.source.starting import FOLLOWING
+from rmqctl.pipeline.source.reader import Piece, Reading
 
-NAME = "rocketmq"
 _PUSHING = "data_source_pushdown_filters.py"
 
 
@@ -40,7 +37,7 @@ class RocketMQ(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        return NAME
+        return schema.NAME
 
     def schema(self) -> StructType:
         options = Options.of(self.options, FOLLOWING)

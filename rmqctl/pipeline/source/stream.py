@@ -27,9 +27,8 @@ from pyspark.sql.types import StructType
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
 from rmqctl.parse_values import parse_size
 from rmqctl.pipeline.source import schema
-from rmqctl.pipeline.source.options import Options
+from rmqctl.pipeline.source.options import FOLLOWING, Options, Start, starting
 from rmqctl.pipeline.source.reader import Reading
-from rmqctl.pipeline.source.starting import FOLLOWING, Start, starting
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import listing

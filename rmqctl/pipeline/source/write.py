@@ -1,16 +1,18 @@
 """``df.write.format("rocketmq")``: a new store from a DataFrame of messages.
 
 Tasks check their rows and spool them, sorted, into a folder beside the target which the driver and
-all executors have to see; the commit puts them in order through one engine and publishes the
-store. Whatever fails before that leaves nothing at the target.
+all executors have to see; the commit has one engine put them, in order, into a store in that
+folder, and publishes it by one rename: until then there is no store, afterwards it is whole and on
+the disk. Whatever fails before that leaves nothing at the target.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,21 +22,27 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from rmqctl.broker.settings import Settings
-from rmqctl.engine.config.create import plan_store
-from rmqctl.errors import UsageError
-from rmqctl.files.durable import make_folders, remove_folder
+from rmqctl.engine.config.create import create_store, plan_store
+from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
+from rmqctl.engine.put import ingest
+from rmqctl.engine.put.put import Message
+from rmqctl.errors import RefusedError, UsageError
+from rmqctl.files.durable import make_folders, publish_folder, remove_folder
+from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import parse_size
-from rmqctl.pipeline.rebuild.spool import refuse_unseen
-from rmqctl.pipeline.source.making import STAGING, make, refuse_existing
 from rmqctl.pipeline.source.options import local
 from rmqctl.pipeline.source.rows import (
+    RECORD,
     RECORD_SCHEMA,
     RecordRows,
     is_recorded,
+    outgoing,
     put_columns,
     put_schema,
 )
-from rmqctl.pipeline.source.spool import Run, Spooler, spool_schema
+from rmqctl.pipeline.source.runs import Run, Spooler, merged, spool_schema
+from rmqctl.pipeline.staging import refuse_unseen
+from rmqctl.store.inside_store import refuse_in_store
 
 AS_RECORDED, KEEP_OFFSETS = "asRecorded", "keepQueueOffsets"
 _SIZES = {"commitlogFileSize": "commitlog_file_size",
@@ -49,6 +57,9 @@ OPTIONS = ("path", AS_RECORDED, KEEP_OFFSETS, *_SIZES, *_COUNTS, *_SWITCHES, *_T
 """The options of writing; names and meanings are those of ``rmqctl init``."""
 _POSITIONS = 1 << 40
 """Rows a partition may have."""
+STAGING = ".rmqctl-write-"
+_STORE = "store"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,15 +123,90 @@ class StoreWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when all tasks are done: makes the store and publishes it."""
         spooled = [one for one in messages if isinstance(one, Spooled)]
-        make(self._target, self._staging, [run for one in spooled for run in one.runs],
-             self._schema, self._settings,
-             batch_topics=[topic for one in spooled for topic in one.batch_topics],
-             keep_queue_offsets=self._keep)
+        make_store(self._target, self._staging, [run for one in spooled for run in one.runs],
+                   self._schema, self._settings, keep_queue_offsets=self._keep,
+                   batch_topics=[topic for one in spooled for topic in one.batch_topics])
         remove_folder(self._staging)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when something failed: nothing was published, so nothing is lost."""
         remove_folder(self._staging)
+
+
+def refuse_existing(target: str) -> None:
+    """RefusedError unless nothing, or an empty folder, lies at ``target``; UsageError where that
+    is in a store.
+    """
+    refuse_in_store(os.path.dirname(target) or os.curdir, target)
+    if not os.path.lexists(target):
+        return
+    try:
+        if not os.path.islink(target) and not os.listdir(target):
+            return
+    except OSError:
+        pass
+    raise RefusedError(f"{target} exists: a new store is made where nothing is, and nothing is "
+                       "ever replaced or added to (rmqctl append adds to a store)")
+
+
+# -- the store, on the driver ---------------------------------------------------------------------
+
+
+def make_store(target: str, staging: str, runs: Sequence[Run], schema: pa.Schema,
+               settings: Settings, *, batch_topics: Iterable[str] = (),
+               keep_queue_offsets: bool = False) -> int:
+    """Makes the store from the rows of all runs and publishes it; the number of messages.
+
+    Rows with a column ``record`` are stored as recorded, others are put. Queue offsets that do not
+    go on in their queue are made new unless ``keep_queue_offsets``; a warning counts them.
+    RefusedError when the store may not take a row, StoreIOError; then nothing is published.
+    """
+    refuse_existing(target)
+    root = os.path.join(staging, _STORE)
+    made = create_store(root, plan_store(root, settings).settings)
+    topics = made.settings.batch_topics | frozenset(batch_topics)
+    settings = replace(made.settings, batch_topics=topics)
+    count = 0
+    with Engine.open(root, settings, keep_queue_offsets=keep_queue_offsets) as engine:
+        for group in _groups(merged(staging, runs, schema), settings):
+            results = engine.put_many(group, stop=True)
+            last = results[-1]
+            if not last.stored:
+                topic = group[len(results) - 1].topic
+                name = topic if isinstance(topic, str) else topic.decode("utf-8", "replace")
+                raise RefusedError(f"a message of topic {name}: {last.reason or last.status}")
+            count += len(results)
+        moved, misplaced = engine.renumbered, engine.misplaced
+    if moved:
+        _log.warning("%s: %d messages got new queue offsets, because rows before them in their "
+                     "queues are missing", target, moved)
+    if misplaced:
+        _log.warning("%s: %d messages kept a queue offset at which their queue does not go on",
+                     target, misplaced)
+    publish_folder(root, target, "publish the store as")
+    return count
+
+
+def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[list[Message]]:
+    """Messages in the numbers in which the engine takes them best."""
+    prepare = ingest.preparer(settings, ingest.unique_ids())
+    group: list[Message] = []
+    size = 0
+    for batch in batches:
+        found: Iterable[Message] = (
+            map(decode, batch.column(RECORD).to_pylist()) if RECORD in batch.schema.names
+            else outgoing(batch, prepare))
+        for one in found:
+            group.append(one)
+            size += len(one.body) if not hasattr(one, "messages") else 0
+            if size >= GROUP_BYTES or len(group) >= GROUP_MESSAGES:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+# -- options --------------------------------------------------------------------------------------
 
 
 def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settings:

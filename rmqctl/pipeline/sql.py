@@ -1,35 +1,40 @@
 """A query over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``
 and, of those that have a tier, ``tiered_messages``.
 
-Only the views that a query names are made, and of these only the columns it needs are read
-(`pruning`): a view has all columns, those that nobody looks at are typed nulls.
+Only the views that a query names are made, and of these only the columns it needs are read: a view
+has all columns, those that nobody looks at are typed nulls. Spark prunes no columns of a Python
+data source, but its optimiser puts a projection above the scan of every source, and above that
+nothing sees other columns. What that projection, and conditions below it, name is what is read.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 import rmqctl.errors
 from rmqctl.errors import RmqctlError, StoreIOError, UsageError
 from rmqctl.files.durable import sync_file, sync_folder
 from rmqctl.pipeline import register
-from rmqctl.pipeline.export.staging import Staging
 from rmqctl.pipeline.pool import failure
 from rmqctl.pipeline.session import log_of
 from rmqctl.pipeline.source import schema
-from rmqctl.pipeline.source.source import NAME
+from rmqctl.pipeline.source.schema import NAME, TABLES
 from rmqctl.pipeline.source.tiered import holding
-from rmqctl.pipeline.sql.pruning import named_tables, needed_columns, says
+from rmqctl.pipeline.staging import Staging
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 FileFormat = Literal["parquet", "json", "csv"]
+Convert = Callable[[Any], Any]
 _PUSHING = "spark.sql.python.filterPushdown.enabled"
 _CHEAP = {schema.MESSAGES: "physical_offset", schema.FRAMES: "physical_offset",
           schema.CONSUMEQUEUE: "queue_offset", schema.INDEX: "number",
@@ -44,6 +49,11 @@ _TOLD = re.compile(r"rmqctl\.errors\.(\w+): ([^\n]*)")
 _DATA_STATES = ("22", "P0001")
 """What the SQL states of errors in data begin with (a division by zero, raise_error)."""
 _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
+_SCAN = "DataSourceV2ScanRelation"
+_THROUGH = ("Filter",)
+_ENDS = ("Project", "Aggregate")
+_NO_SOURCE = ("LocalRelation", "OneRowRelation", "EmptyRelation", "Range", "CTERelationRef")
+"""Leaves of a plan that read nothing of a store."""
 
 
 def query(spark: SparkSession, stores: Sequence[str], text: str, *,
@@ -124,6 +134,69 @@ def _check(spark: Any, text: str) -> bool:
     return False
 
 
+def says(text: str, word: str) -> bool:
+    """Whether a word stands in the text of a query."""
+    return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
+
+
+def named_tables(text: str) -> list[str]:
+    """The tables of the data source that a query may read: those it names."""
+    return [one for one in TABLES if says(text, one)]
+
+
+# -- which columns a query needs ------------------------------------------------------------------
+
+
+class _UnknownLeafError(Exception):
+    """A leaf of which nobody knows what it reads."""
+
+
+def needed_columns(plan: Any) -> dict[str, set[str]] | None:
+    """The columns (names as in the scan) by the source's option ``table``; None: nobody knows.
+
+    ``plan`` is an optimised logical plan (Java), made while no filter was handed to the source:
+    such a filter is not in the plan any more, nor are its columns. A table that is not found
+    was optimised away.
+    """
+    found: dict[str, set[str]] = {}
+    try:
+        _visit(plan, None, found)
+    except _UnknownLeafError:
+        return None
+    return found
+
+
+def _visit(node: Any, above: set[int] | None, found: dict[str, set[str]]) -> None:
+    """``above``: ids of the columns that are seen from above; None for all."""
+    name = node.getClass().getSimpleName()
+    if name == _SCAN:
+        table = node.relation().options().get("table")
+        columns = found.setdefault(table, set())
+        for one in _items(node.output()):
+            if above is None or one.exprId().id() in above:
+                columns.add(one.name())
+        return
+    if name in _ENDS or (name in _THROUGH and above is not None):
+        own = {one.exprId().id() for one in _items(node.references())}
+        above = own if name in _ENDS else own | (above or set())
+    else:
+        above = None
+    children = list(_items(node.children()))
+    if not children and name.rstrip("$") not in _NO_SOURCE:
+        raise _UnknownLeafError(name)
+    for child in children:
+        _visit(child, above, found)
+    for inner in _items(node.subqueries()):
+        _visit(inner, None, found)
+
+
+def _items(several: Any) -> Iterator[Any]:
+    """The elements of a Scala collection."""
+    iterator = several.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
 # -- what comes out -------------------------------------------------------------------------------
 
 
@@ -132,8 +205,6 @@ def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
 
     Binary becomes base64, timestamps and dates ISO-8601, a second column of one name ``name_2``.
     """
-    from rmqctl.pipeline.sql.values import converter
-
     names = _distinct(frame.columns)
     changes = [converter(field.dataType) for field in frame.schema.fields]
     with told(frame.sparkSession):
@@ -164,8 +235,6 @@ def write(frame: DataFrame, out: str, form: FileFormat) -> None:
     CSV has maps, lists and structures as JSON and binary as base64, as JSON has. RefusedError when
     ``out`` is there already; StoreIOError.
     """
-    from rmqctl.pipeline.sql.values import flat
-
     with Staging(out) as staging, told(frame.sparkSession):
         made = flat(frame) if form == "csv" else frame
         options = {"header": "true"} if form == "csv" else {}
@@ -173,6 +242,21 @@ def write(frame: DataFrame, out: str, form: FileFormat) -> None:
         made.write.format(form).options(**options).mode("append").save(f"file:{target}")
         _settle(target)
         staging.publish()
+
+
+def flat(frame: DataFrame) -> DataFrame:
+    """The columns as CSV can hold them: structures as JSON, binary as base64."""
+    from pyspark.sql import functions, types
+
+    made = []
+    for field in frame.schema.fields:
+        column = frame[field.name]
+        if isinstance(field.dataType, types.BinaryType):
+            column = functions.translate(functions.base64(column), "\r\n", "").alias(field.name)
+        elif isinstance(field.dataType, types.MapType | types.ArrayType | types.StructType):
+            column = functions.to_json(column).alias(field.name)
+        made.append(column)
+    return frame.select(*made)
 
 
 def _settle(folder: str) -> None:
@@ -188,6 +272,66 @@ def _settle(folder: str) -> None:
             except OSError as error:
                 raise StoreIOError.from_oserror(error, path, "remove") from None
         sync_folder(where)
+
+
+# -- values as JSON knows them --------------------------------------------------------------------
+
+
+def converter(kind: DataType) -> Convert | None:
+    """What makes a value of a type JSON-ready; None where it is already."""
+    from pyspark.sql import types
+
+    if isinstance(kind, types.BinaryType):
+        return _base64
+    if isinstance(kind, types.TimestampType):
+        return _moment
+    if isinstance(kind, types.TimestampNTZType | types.DateType):
+        return _iso
+    if isinstance(kind, types.DecimalType):
+        return _decimal
+    if isinstance(kind, types.ArrayType):
+        one = converter(kind.elementType)
+        return None if one is None else lambda values: [_apply(one, value) for value in values]
+    if isinstance(kind, types.MapType):
+        key, value = converter(kind.keyType), converter(kind.valueType)
+        return lambda values: {_text(_apply(key, name)): _apply(value, item)
+                               for name, item in values.items()}
+    if isinstance(kind, types.StructType):
+        fields = [(field.name, converter(field.dataType)) for field in kind.fields]
+        return lambda row: {name: _apply(change, value)
+                            for (name, change), value in zip(fields, row, strict=True)}
+    plain = (types.StringType, types.BooleanType, types.NumericType, types.NullType,
+             types.CharType, types.VarcharType)
+    return None if isinstance(kind, plain) else str
+
+
+def _apply(change: Convert | None, value: Any) -> Any:
+    return value if change is None or value is None else change(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _base64(value: bytes | bytearray) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _iso(value: date) -> str:
+    return value.isoformat()
+
+
+def _moment(value: datetime) -> str:
+    """Spark hands over local time without a zone."""
+    moment = value.astimezone(UTC)
+    return moment.isoformat(timespec="microseconds" if moment.microsecond % 1000 else
+                            "milliseconds").replace("+00:00", "Z")
+
+
+def _decimal(value: Decimal) -> int | str:
+    """A whole number as such; any other as text, which keeps its digits."""
+    whole = value.to_integral_value()
+    return int(whole) if whole == value else str(value)
 
 
 # -- errors ---------------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
-"""The folder in which an export is made, and how it becomes the one asked for: whole or not.
+"""The folder in which an export or the files of a query are made, and how it becomes the one asked
+for: whole or not at all.
 
 ``OUT.rmqctl-export-ID`` lies beside OUT. Workers write below ``attempts``, each attempt into a
 folder of its own; what counts is moved below ``export``, and that becomes OUT by one rename. What
-attempts left that did not count goes with the folder.
+attempts left that did not count goes with the folder. A worker never makes a folder that the driver
+was to make: where it is missing, the worker sees other files than the driver (`refuse_unseen`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import socket
 import uuid
 from types import TracebackType
 from typing import Self
@@ -88,3 +91,10 @@ class Staging:
                 raise RefusedError(f"{self.target}: somebody else put something there meanwhile; "
                                    "nothing was exported") from None
             raise
+
+
+def refuse_unseen(path: str) -> None:
+    """StoreIOError where this machine does not see a path that the driver made."""
+    if not os.path.exists(path):
+        raise StoreIOError(f"{path}: is not there on {socket.gethostname()}; workers and driver "
+                           "must see stores and scratch folder (--scratch) under the same paths")

@@ -1,1 +1,0 @@
-"""Queries over views of stores: which columns a query needs, and what its rows look like."""
