@@ -6,8 +6,8 @@ that could be wrong is said.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rmqctl.broker.settings import Settings, ext_files, resolve
@@ -15,16 +15,31 @@ from rmqctl.broker.versions import version_for
 from rmqctl.engine.clock import now_ms
 from rmqctl.engine.config.topics import Topics
 from rmqctl.errors import RefusedError
+from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """``settings``, the topics with batch queues, and what had to be assumed (``notes``)."""
+    """``settings``, the topics with batch queues, and what had to be assumed (``notes``).
+
+    ``topics_told``: whether config/topics.json says which topics have batch queues.
+    """
 
     settings: Settings
     batch_topics: frozenset[str]
     notes: tuple[str, ...]
+    topics_told: bool
+
+    def with_batches(self, store: Store, topics: Iterable[str]) -> Configured:
+        """Itself, with ``topics`` whose messages are inner batches where nothing else tells.
+
+        A topic that has plain consumequeue files stays one.
+        """
+        if self.topics_told or self.settings.profile.generation < 5:
+            return self
+        plain = {topic for (topic, _), queue in store.queues.items() if queue.files}
+        return replace(self, batch_topics=self.batch_topics | (frozenset(topics) - plain))
 
 
 def configured(store: Store, given: Mapping[str, Any]) -> Configured:
@@ -48,8 +63,9 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
         notes.append("no index file says their shape: a broker's default is assumed "
                      "(--index-slots, --index-max)")
     batch = settings.batch_topics | {topic for topic, _ in store.batch_queues}
+    told = load_one(store, "topics.json").value is not None
     try:
         batch |= Topics(store.root, settings, now_ms).batch_topics()
     except RefusedError as error:  # config/topics.json is damaged: that stops no repair
         notes.append(f"{error} (which topics have batch queues is taken from their folders)")
-    return Configured(settings, batch, tuple(notes))
+    return Configured(settings, batch, tuple(notes), told)

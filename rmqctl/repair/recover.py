@@ -26,6 +26,7 @@ from rmqctl.repair.rebuild.foreign_files import (
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
 from rmqctl.repair.salvage.salvage import MissingFile, Salvage, salvage
+from rmqctl.repair.salvage.survey import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.log.bounds import View
@@ -129,6 +130,7 @@ class _Planner:
         """The log as it will be; as it is, where it was not asked for."""
         if COMMITLOG not in self._options.only or self._options.topic is not None:
             parts = tuple(log_as_it_is(self._store))
+            self._known = self._known.with_batches(self._store, self._inner_batch_topics(parts))
             return Salvage(parts, log_end=parts[-1].end if parts else 0)
         total = sum(one.size for one in self._store.log.files)
         with self._watch("looking for damage", total) as done:
@@ -139,7 +141,16 @@ class _Planner:
         self._take(foreign_log_entries(self._store, self._generation))
         self._take((saved.steps, saved.actions))
         self._notes += saved.notes
+        self._known = self._known.with_batches(self._store, saved.inner_batch_topics)
         return saved
+
+    def _inner_batch_topics(self, parts: Sequence[LogPart]) -> set[str]:
+        """What only the log tells, where it is asked for without salvage."""
+        if CONSUMEQUEUE not in self._options.only or self._known.topics_told:
+            return set()
+        with self._watch("looking for batch queues", sum(one.size for one in parts)) as done:
+            survey = Surveyor(self._generation, self._known.batch_topics, progress=done).run(parts)
+        return survey.inner_batch_topics
 
     def _derived(self, saved: Salvage) -> Rebuilt | None:
         """Consumequeues and index, made from that log; None where none was asked for."""

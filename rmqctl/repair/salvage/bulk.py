@@ -44,8 +44,21 @@ class Bulk:
     pieces: list[Piece] = field(default_factory=list)
     """What fills the gaps (positions in the file), once that is known."""
 
+    times: list[tuple[int, int]] = field(default_factory=list)
+    """(physical offset, store time) from where on the fillers have another time."""
+
     def __len__(self) -> int:
         return len(self.queue)
+
+    @property
+    def time(self) -> int:
+        """The store time behind the last of ``pieces``: no later record may be older."""
+        return self.times[-1][1] if self.times else self.region.time
+
+    def later(self, physical: int, time: int) -> None:
+        """From a place on fillers are of ``time``, if that is later."""
+        if time > self.time:
+            self.times.append((physical, time))
 
     @property
     def end(self) -> int:
@@ -107,7 +120,7 @@ class Bulk:
         return path
 
     def _digest(self, style: Style) -> str:
-        found = hashlib.sha256(repr((self.region, self.keys, style)).encode(
+        found = hashlib.sha256(repr((self.region, self.keys, self.times, style)).encode(
             "utf-8", "surrogateescape"))
         for column in (self.queue, self.offset, self.physical, self.size):
             found.update(column.tobytes())
@@ -135,6 +148,8 @@ class Bulk:
         ids = np.array([key[1] for key in self.keys], np.int64)
         names = list(_topic_number(self.keys))
         topic = topics[queue]
+        times = np.array([self.region.time, *(time for _, time in self.times)], np.int64)[
+            np.searchsorted([at for at, _ in self.times], self.physical[which], "right")]
         for number in np.unique(topic).tolist():
             model = Filler((Row(names[number], 0, 0),))
             marked = size >= model.wanted(style)
@@ -143,7 +158,7 @@ class Bulk:
                 if not len(rows):
                     continue
                 heads, ends = model.columns(ids[queue[rows]], offset[rows], position[rows] + start,
-                                            size[rows], self.region.time, style)
+                                            size[rows], times[rows], style)
                 at = position[rows][:, None]
                 data[at + np.arange(heads.shape[1])] = heads
                 behind = (position[rows] + size[rows])[:, None]

@@ -198,7 +198,7 @@ class Gatherer:
             return
         end = queue.disk_end
         filler = np.array(tuple(FILLER), queue.units(0, 0).dtype)
-        behind = {run.low: run for run in runs}
+        behind = {run.low: (run, after) for run, after in pairwise((*runs, None)) if run}
         for hole in self.holes[key]:
             # The rows that may be of the hole: sound, and between its neighbours in the log.
             columns: list[tuple[Array, Array, Array]] = []
@@ -210,7 +210,8 @@ class Gatherer:
                 # Its neighbours' own places too: a neighbour may be the one that is wrong.
                 good &= (physical >= hole.low) & (physical <= hole.high)
                 for row in np.flatnonzero(good & (physical == hole.high)).tolist():
-                    good[row] = not _stands_early(queue, behind.get(hole.high), at + row)
+                    good[row] = hole.high not in behind or not _stands_early(
+                        queue, *behind[hole.high], at + row, bool(early))
                 kept = np.flatnonzero(good)
                 columns.append((kept + at + early, physical[kept],
                                 rows["size"][kept].astype(np.int64)))
@@ -276,13 +277,17 @@ def _early(queue: ConsumeQueue, hole: Hole) -> int:
     return 0
 
 
-def _stands_early(queue: ConsumeQueue, run: Run | None, row: int) -> bool:
+def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
+                  before: bool) -> bool:
     """Whether ``row`` leads to a run's first message because all rows of the run are too early.
 
-    Not where the run is that message alone: then its queue offset may as well be damaged.
+    Where the run is that message alone, its queue offset may as well be damaged. Then the row of
+    the message ``after`` it tells; of the queue's last message, whether the rows ``before`` it
+    are early.
     """
-    return run is not None and run.end - run.first > 1 and _leads(
-        queue, row + run.end - 1 - run.first, run.high)
+    if run.end - run.first > 1:
+        return _leads(queue, row + run.end - 1 - run.first, run.high)
+    return before if after is None else _leads(queue, row + 1, after.low)
 
 
 def _rows(key: QueueKey, *columns: Array) -> Iterator[FoundRow]:

@@ -155,7 +155,7 @@ class Filler:
 
 
     def columns(self, queue_id: Array, queue_offset: Array, physical: Array, size: Array,
-                time: int, style: Style) -> tuple[Array, Array]:
+                time: Array, style: Style) -> tuple[Array, Array]:
         """(heads, ends) of many records of this topic, one a row (uint8); between them zeros.
 
         For a single plain row, whose queue id and offset the columns say. All sizes must be at

@@ -66,6 +66,8 @@ class Filling:
         self._least = filler.least_filler(style)
         self.end = span.start
         """Where the log goes on behind what was filled in (``tail``)."""
+        self.time = span.time
+        """The store time of the last record that was filled in."""
 
     def settle(self) -> None:
         """Drops items that overlap or do not fit; they become messages of unknown place."""
@@ -155,6 +157,7 @@ class Filling:
         """
         span, style = self.span, self.style
         at = span.start
+        self.time = span.time
         for number, item in enumerate(span.items):
             assert item.physical is not None
             assert item.size is not None
@@ -163,7 +166,9 @@ class Filling:
             if 0 < gap < self._least:  # no record fits before it: it begins earlier
                 item.physical, item.size = at, item.size + gap
             elif gap:
-                yield from fillers(at, gap, span.time, style)
+                yield from fillers(at, gap, self.time, style)
+            # Store times never go back: the next recovery would take such a one for damage.
+            self.time = max(self.time, item.time or self.time)
             # Behind it: it takes what no record fits into.
             end = item.physical + item.size
             follows = (span.items[number + 1].physical or 0) if number + 1 < len(
@@ -172,7 +177,7 @@ class Filling:
                     number + 1 < len(span.items) or span.mode == "exact"):
                 item.size += follows - end
             yield (item.physical, item.size,
-                   item.filler.parts(item.physical, item.size, item.time or span.time, style))
+                   item.filler.parts(item.physical, item.size, self.time, style))
             at = item.physical + item.size
         # The end of the span.
         self.end = at
@@ -183,7 +188,7 @@ class Filling:
             if rest < self._least:
                 self.short = rest
             else:
-                yield from fillers(at, rest, span.time, style)
+                yield from fillers(at, rest, self.time, style)
             self.end = span.end
 
     def piece(self, base: int) -> Piece:

@@ -40,7 +40,8 @@ class Salvage:
     ``parts`` the files of the log with all changes laid over; ``steps`` create and patch
     commitlog files, and move empty ones aside. ``lost`` are the first of ``lost_total`` messages.
     ``log_end``: where the next message is appended. ``restored``: messages brought back whole.
-    ``notes`` are warnings for a person.
+    ``notes`` are warnings for a person. ``inner_batch_topics``: topics whose messages say that
+    they have batch queues.
     """
 
     parts: tuple[LogPart, ...]
@@ -51,6 +52,7 @@ class Salvage:
     notes: tuple[str, ...] = ()
     restored: int = 0
     lost_total: int = 0
+    inner_batch_topics: frozenset[str] = frozenset()
 
     @property
     def empty(self) -> bool:
@@ -186,6 +188,10 @@ class _Job:
         if self.generation < 5 and survey.newer:
             found.append(f"messages of version 2, the first at physical offset {survey.newer[0]}: "
                          "a broker before 5.1.0 ends the log there; they are left as they are")
+        if self.generation < 5 and survey.inner_batch_topics:
+            found.append(f"topic {min(survey.inner_batch_topics)} has inner batches, which only "
+                         "a broker from 5.0.0 on writes, and nothing else in the store is of "
+                         "5.x: with --broker-version 5.3.3 their queues are batch queues")
         if survey.undated:
             found.append(f"messages with the store time 0, the first at physical offset "
                          f"{survey.undated[0]}: a broker does not begin its recovery in a file "
@@ -244,6 +250,7 @@ class _Job:
         # The bytes of each region: a blank, zeros, or fillers.
         for region, filling in fillings:
             part, span, bulk = parts[region.file], filling.span, bulks.get(region.start)
+            span.time = bulk.time if bulk is not None else span.time
             missing = part.path is None and span.mode == "blank" and bulk is None
             if missing and (self.missing_file == "blank" or not span.items):
                 span.items, piece = [], Piece(0, part.size, filler.blank(part.size))
@@ -259,6 +266,7 @@ class _Job:
                     log_end = max(log_end, filling.end)
             if bulk is not None:
                 bulk.pieces.append(piece)
+                bulk.later(span.end, filling.time)
                 counts[region.start] += len(span.items)
                 continue
             pieces.setdefault(region.file, []).append(piece)
@@ -278,7 +286,8 @@ class _Job:
         steps = [*files.emptied(empty), *files.steps(result, made)]
         end = self._end(result, survey, log_end) if result else parts[0].base
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
-                       tuple(self.notes), restored, lost.total)
+                       tuple(self.notes), restored, lost.total,
+                       frozenset(survey.inner_batch_topics))
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

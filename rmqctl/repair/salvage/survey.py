@@ -168,6 +168,8 @@ class Survey:
     """(physical offset, store time before, behind) of messages whose own store time lies out of
     those of their neighbours, which agree with each other (the first few)."""
     host: tuple[bytes, int] | None = None
+    inner_batch_topics: set[str] = field(default_factory=set)
+    """Topics with inner batches, as the messages say: no broker takes these for a plain queue."""
 
     @property
     def has_crcs(self) -> bool:
@@ -359,13 +361,19 @@ class Surveyor:
         queue = self._table.encode(topic, batch.column("queue_id"))
         first, count = batch.column("queue_offset"), np.ones(len(batch), np.int64)
         properties: text.Properties | None = None
-        if self._generation >= 5 and self._batched:
-            batched = np.array([one in self._batched for one in self._topics.texts], bool)[topic]
-            if batched.any():
-                properties = text.Properties(batch)
-                ranges = batch_ranges(properties, first)
+        inner = (batch.column("sys_flag") & sysflag.INNER_BATCH) != 0
+        batched = np.array([one in self._batched for one in self._topics.texts], bool)[topic]
+        batched &= self._generation >= 5
+        if inner.any() or batched.any():
+            properties = text.Properties(batch)
+            ranges = batch_ranges(properties, first)
+            # Without a word from topics.json or a folder: the flag, and both numbers fit.
+            inner &= (ranges[0] == first) & (ranges[1] > 1)
+            self.survey.inner_batch_topics.update(
+                os.fsdecode(self._topics.texts[one]) for one in np.unique(topic[inner]))
+            if self._generation >= 5:
                 first = np.where(batched, ranges[0], first)
-                count = np.where(batched, ranges[1], count)
+                count = np.where(batched | inner, ranges[1], count)
         which = np.flatnonzero(rowed & (first >= 0) & (count > 0))
         columns: list[Any] = [queue[which], first[which], count[which], batch.offset[which]]
         further = self._further(batch, rowed, properties)
