@@ -49,13 +49,15 @@ def _zstd(body: bytes) -> bytes:
     frames: list[bytes] = []
     free = MAX_DECOMPRESSED + 1
     while body and free:
-        codec = zstd.ZstdDecompressor()  # of one frame; what a cut one held is taken as it is
+        codec = zstd.ZstdDecompressor()  # of one frame
         try:
             frames.append(codec.decompress(body, free))
         except zstd.ZstdError as error:
             raise ValueError(f"zstd decompress error: {str(error).partition(': ')[2]}") from None
         free -= len(frames[-1])
-        body = codec.unused_data if codec.eof else b""
+        if free and not codec.eof:
+            raise ValueError("the frame is cut")
+        body = codec.unused_data
     return _bounded(b"".join(frames), not free)
 
 
