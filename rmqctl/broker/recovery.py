@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.broker.consume_queue import loaded, recovered_queues
-from rmqctl.broker.versions import VERSIONS, BrokerVersion, version_for
+from rmqctl.broker.versions import BrokerVersion, is_release, version_for, version_of
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.layout import reader
 from rmqctl.formats.local import checkpoint as page
@@ -64,7 +64,13 @@ class RecoveredLog(NamedTuple):
 
 def default_version(store: Store) -> BrokerVersion:
     """The version the store was made for, else that of the generation that wrote it."""
-    return VERSIONS.get(store.remembered.get("version", "")) or version_for(store.generation)
+    return version_of(default_release(store))
+
+
+def default_release(store: Store) -> str:
+    """Its name: what `init` remembered, where that is a release, else the generation's profile."""
+    remembered = store.remembered.get("version")
+    return str(remembered) if is_release(remembered) else version_for(store.generation).name
 
 
 def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:

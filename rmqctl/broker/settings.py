@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from rmqctl.broker.versions import NEWEST, VERSIONS, BrokerVersion, version_of
+from rmqctl.broker.versions import NEWEST, BrokerVersion, is_release, version_of
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext, delay
 from rmqctl.formats.local.index_file import Shape
@@ -166,9 +166,9 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
                            "the store was made for (mend or remove this file)")
     remembered = {name: value for name, value in known.values.items() if name in _NAMES}
     version = remembered.get("version")
-    if "version" not in chosen and version is not None and version not in VERSIONS:
-        raise RefusedError(f"{path_of(store.root)}: there is no profile for version {version!r}; "
-                           f"name one of {', '.join(VERSIONS)}")
+    if "version" not in chosen and version is not None and not is_release(version):
+        raise RefusedError(f"{path_of(store.root)}: {version!r} is no released version that this "
+                           "rmqctl knows; name one (--broker-version)")
     if not set(_SHAPE) <= chosen.keys() | remembered.keys():
         remembered = {name: value for name, value in remembered.items() if name not in _SHAPE}
     sizes = _sizes_of_files(store, chosen, remembered.keys() | chosen.keys()) if files else {}

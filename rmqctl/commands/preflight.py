@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.broker.versions import VersionName
+from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import blank_for_none
+from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 
@@ -23,9 +24,7 @@ _TOPICS = 5
 
 def command(
     *,
-    broker_version: Annotated[VersionName | None, typer.Option(
-        "--broker-version", metavar="VERSION", help="The broker that would start: 4.9.3 or 5.3.3. "
-        "Default: the one the store was made for, else by the generation that wrote it.")] = None,
+    engine: Annotated[EngineOptions, pick("version")],
     quick: Annotated[bool, typer.Option(
         "--quick", help="Read no more of the log than the broker does; messages without a row are "
         "then not looked for in older parts.")] = False,
@@ -47,7 +46,7 @@ def command(
     with store.open() as opened:
         total = opened.log.size
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
-            made = preflight(opened, broker_version, full=not quick, progress=progress.advance)
+            made = preflight(opened, engine.version, full=not quick, progress=progress.advance)
     out.document(made.as_dict(), lambda page: _show(page, made))
     if not out.is_data:
         for text in made.notes:

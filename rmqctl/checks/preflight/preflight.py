@@ -17,7 +17,7 @@ from rmqctl.broker.recovery import (
     RecoveryWalk,
     ReputWalk,
     checkpoint,
-    default_version,
+    default_release,
     loaded_log,
     start_file,
 )
@@ -48,8 +48,9 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     which the broker reads. ``progress`` is told bytes of the log. UsageError for a version that
     cannot be predicted, StoreIOError where the log cannot be read.
     """
-    version = version_of(broker_version) if broker_version else default_version(store)
-    made = Prediction(version.name, "abnormal" if store.has_abort else "normal")
+    release = broker_version or default_release(store)
+    version = version_of(release)
+    made = Prediction(release, "abnormal" if store.has_abort else "normal", profile=version.name)
     holder = store.lock
     if holder.held and holder.pid != os.getpid():
         made.notes.append("a broker runs on this store now: this is what one would do that "

@@ -51,6 +51,8 @@ class Prediction:
 
     broker_version: str
     recovery: str
+    profile: str = ""
+    """The version whose rules stand for ``broker_version``; see `rmqctl.broker.versions`."""
     starts: bool = True
     loaded_log: list[StoreFile] = field(default_factory=list)
     """The files of the log that the broker works on."""
@@ -98,7 +100,8 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         first = self.dispatch[0] if self.dispatch else None
         return {
-            "broker_version": self.broker_version, "recovery": self.recovery,
+            "broker_version": self.broker_version, "profile": self.profile,
+            "recovery": self.recovery,
             "starts": self.starts, "truncate_to": self.truncate_to,
             "start_file": self.start_file, "start_reason": self.start_reason,
             "stop_reason": self.stop_reason,

@@ -6,13 +6,13 @@ say, else a broker's default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.broker.versions import VersionName
+from rmqctl.broker.versions import profile_note, release_of
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import StoreOptions
 from rmqctl.errors import UsageError
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 _BROKER = "The broker's configuration"
 _WRITING = "How the commitlog is written"
-
-BrokerVersion = Annotated[VersionName | None, typer.Option(
-    "--broker-version", metavar="VERSION", rich_help_panel=_BROKER,
-    help="Write the bytes of this version; for a store that remembers none, the newest.")]
-
 
 def parse_watermark(text: str | float) -> float:
     """The share of a disk above which puts are refused: ``90%`` up to ``100%`` (never)."""
@@ -64,7 +59,11 @@ class EngineOptions(OptionGroup):
     cluster: Annotated[str | None, typer.Option(
         "--cluster", metavar="NAME", rich_help_panel=_BROKER,
         help="brokerClusterName  [default: DefaultCluster]")] = None
-    version: BrokerVersion = None
+    version: Annotated[str | None, typer.Option(
+        "--broker-version", metavar="VERSION", parser=release_of, rich_help_panel=_BROKER,
+        help="Any release from 4.0.0 to 5.4.0: the rules of its recovery, and the bytes that the "
+        "profile of its line (4.9.3, 5.3.3) writes. Default: the one the store was made for, else "
+        "what its files show.")] = None
     lmq: Annotated[bool | None, typer.Option(
         "--lmq/--no-lmq", help="enableLmq: light message queues.", rich_help_panel=_BROKER,
     )] = None
@@ -92,6 +91,12 @@ class EngineOptions(OptionGroup):
         "--disk-watermark", metavar="PERCENT", parser=parse_watermark, rich_help_panel=_BROKER,
         help="Refuse messages while the log's disk is fuller than this; 100% never does  "
         "[default: 90%]")] = None
+
+    def remarks(self) -> Iterator[str]:
+        """What stands for a version that has no profile of its own."""
+        note = profile_note(self.version) if self.version else None
+        if note is not None:
+            yield note
 
     def given(self, names: str) -> dict[str, Any]:
         """The fields ``names`` (words) by name; None: not given."""
