@@ -106,6 +106,13 @@ class Tier:
     def problems(self) -> list[Problem]:
         return self.found.problems
 
+    def unreadable(self, topic: str | None = None) -> Iterator[str]:
+        """Which folders on the way to a topic (None: to any) could not be read, in words."""
+        for problem in self.problems:
+            if problem.unreadable and (topic is None or problem.path.split("/")[2:3] in (
+                    [], [topic])):
+                yield problem.reason
+
     def queues(self, topic: str | None = None, queue_id: int | None = None,
                broker: str | None = None) -> Iterator[FlatQueue]:
         """The queues, by cluster, broker, topic and number."""

@@ -133,8 +133,8 @@ class IndexFiles:
 
 
 def _local_owner(tier: Tier) -> str:
-    """The broker the local files belong to, as far as it can be told; else an empty text."""
-    named = {one.broker_name for table in tier.metadata.queues.values() for one in table.values()}
+    """The broker the local files belong to; an empty text where nothing says it."""
+    named = tier.metadata.brokers
     if len(named) == 1:
         return named.pop()
     owners = {owner for owner, _ in tier.indexes()}

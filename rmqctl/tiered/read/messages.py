@@ -107,7 +107,7 @@ def _next_unit(queue: FlatQueue, at: int) -> int:
                 try:
                     exists = queue.unit(number) is not None
                 except StoreIOError:
-                    exists = True  # whoever reads it is told
+                    exists = True  # whoever reads it gets the error
                 if exists:
                     return number
     return queue.commit_offset

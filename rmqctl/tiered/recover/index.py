@@ -312,7 +312,7 @@ _RUN = 1 << 22
 
 
 def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> Array:
-    """What items are told apart by (uint64), whichever rule their hash follows."""
+    """What tells items apart (uint64), whichever rule their hash follows."""
     return marks(topic_id, queue_id, offset, folded(key_hash))
 
 

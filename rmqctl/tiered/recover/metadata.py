@@ -28,7 +28,7 @@ _SAMPLES = 64
 _ENOUGH = 8
 """Items that agree, after which no more are asked."""
 _IDS = 1 << 16
-"""Ids that are told apart; a damaged file may claim any number of them."""
+"""Ids that are counted; a damaged file may claim any number of them."""
 
 
 @dataclass(slots=True)

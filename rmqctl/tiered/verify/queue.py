@@ -174,7 +174,7 @@ class QueueCheck:
         self._tags = TagsCodes(self._topics)
 
     def findings(self) -> Iterator[Finding]:
-        """What the walk itself shows. Unreadable segments are told, the others go on."""
+        """What the walk itself shows. Unreadable segments are findings, the others go on."""
         self.units.find_tears()
         self.place.counted.segments += len(self.queue.consume_queue.segments)
         for segment in self.queue.commit_log.segments:

@@ -2,7 +2,7 @@
 
 A broker that finds a file which ends inside a unit appends behind it as if it did not: from there
 on every unit lies some bytes behind its place. Such a tear is searched for and proven with the
-messages; the units behind it can then still be compared, and only the tear itself is told.
+messages; the units behind it can then still be compared, and only the tear itself is a finding.
 """
 
 from __future__ import annotations

@@ -173,8 +173,7 @@ class Verification:
 
     def _is_home(self, broker: str) -> bool:
         """Whether the local index files are this broker's."""
-        named = {one.broker_name for table in self.tier.metadata.queues.values()
-                 for one in table.values()}
+        named = self.tier.metadata.brokers
         return broker in named if named else len(self._brokers()) == 1
 
     def _local_index(self, broker: str, items: Items) -> Iterator[Finding]:
@@ -233,7 +232,7 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
 
 
 def _guarded(structure: str, where: str, found: Iterator[Finding]) -> Iterator[Finding]:
-    """What cannot be read ends this part, not the run. ``where``: told where no file is."""
+    """What cannot be read ends this part, not the run. ``where``: named where no file is."""
     try:
         yield from found
     except (StoreIOError, FormatError) as error:
