@@ -20,8 +20,7 @@ from rmqctl.formats.tiered.metadata import read as read_metadata
 from rmqctl.tiered.files.metadata_file import broker_root_of, exists, find_metadata, tier_root
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.files.reader import Reader, is_url
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, UNIT, UNIT_SIZE, 
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.objects import java_text
 from rmqctl.store.query.conditions import tags_of
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 
 if TYPE_CHECKING:
-    from rmqctl.tiered.flat_queue import QueueName
+    from rmqctl.tiered.flat_file import QueueName
 
 
 FOUND = "FOUND"

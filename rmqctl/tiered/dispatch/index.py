@@ -22,7 +22,7 @@ from rmqctl.tiered.dispatch.request import Target
 from rmqctl.tiered.files import metadata_file
 from rmqctl.tiered.files.opening import open_reader, open_writer
 from rmqctl.tiered.files.settings import TierSettings
-from rmqctl.tiered.flat_queue import BLOCK_UNITS, FlatQueue
+from rmqctl.tiered.flat_file import BLOCK_UNITS, FlatQueue
 from rmqctl.tiered.index import compaction
 from rmqctl.tiered.index.index_file import local_names
 from rmqctl.tiered.index.keys import keys_of_all

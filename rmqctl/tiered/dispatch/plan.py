@@ -23,8 +23,7 @@ from rmqctl.tiered.dispatch.local import LocalQueue, computed_tags
 from rmqctl.tiered.dispatch.resume import TagsOf
 from rmqctl.tiered.files.reader import Reader
 from rmqctl.tiered.files.settings import TierSettings
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -22,7 +22,7 @@ from rmqctl.tiered.files.metadata_file import broker_root_of, find_metadata, tie
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.files.reader import PosixReader, Reader, is_url
 from rmqctl.tiered.files.settings import TierSettings
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.tier import Tier
 
 _FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index", "config",

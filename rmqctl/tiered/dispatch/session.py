@@ -46,7 +46,7 @@ from rmqctl.tiered.files.metadata_file import note_path
 from rmqctl.tiered.files.opening import locked, open_writer
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.files.settings import TierSettings, recall, resolve
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatQueue, QueueName
 from rmqctl.tiered.index.index_file import LocalIndex, known_slots
 from rmqctl.tiered.index.progress import IndexProgress
 from rmqctl.tiered.tier import Tier

@@ -32,8 +32,7 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.objects import java_text
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.lookup import KeyType
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, LocalIndex, uploaded
 from rmqctl.tiered.tier import Tier
 

@@ -18,8 +18,7 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.query.lookup import record_around
 from rmqctl.store.queue.search import first_from
 from rmqctl.tiered.files.reader import close_source
-from rmqctl.tiered.flat_file import Segment
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue, Segment
 
 UNITS = 4096
 """Units that are read at once."""

@@ -15,7 +15,7 @@ from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.conditions import filtered
 from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.rows import CLOCK_SLACK
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.read.by_time import at_time
 from rmqctl.tiered.read.messages import Fault, messages
 from rmqctl.tiered.tier import Tier

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import Key
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify.units import Units

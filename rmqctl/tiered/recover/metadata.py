@@ -19,7 +19,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
 from rmqctl.formats.tiered.units import NEVER
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.index.index_file import EMPTY, IndexFile
 from rmqctl.tiered.recover.queue import RecoveredQueue, RecoveredSegment
 

@@ -17,8 +17,7 @@ from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.tiered.files.metadata_file import expected_path, load
 from rmqctl.tiered.files.reader import is_url
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import QueueName
+from rmqctl.tiered.flat_file import FlatFile, QueueName, Segment
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify.context import METADATA, TIER
 

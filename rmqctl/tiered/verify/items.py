@@ -21,7 +21,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.scan.frames import Array
 from rmqctl.store.queue.search import first_from
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.index.index_file import COMPACTED, IndexFile
 from rmqctl.tiered.verify.context import Coverage
 from rmqctl.tiered.verify.index import note

@@ -25,8 +25,7 @@ from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.verify.context import METADATA, Place, Progress
 from rmqctl.tiered.verify.keys import MessageKeys
 from rmqctl.tiered.verify.units import Seen, UnitColumns, Units

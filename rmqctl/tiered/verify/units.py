@@ -16,7 +16,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, is_coda
 from rmqctl.scan.frames import Array, Batch
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 
 WINDOW = 1 << 12
 """Units that are read together for messages which are near to each other."""

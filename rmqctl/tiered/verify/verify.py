@@ -27,8 +27,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.store.log.ranges import parallel
 from rmqctl.store.store import Store
 from rmqctl.tiered.files.opening import open_reader
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
 from rmqctl.tiered.index.index_file import IndexFile, known_slots, local_files, uploaded
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify import files, index
