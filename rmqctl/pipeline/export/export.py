@@ -16,8 +16,8 @@ from rmqctl.errors import StoreIOError
 from rmqctl.pipeline.export.layout import path
 from rmqctl.pipeline.export.manifest import Manifest
 from rmqctl.pipeline.export.plan import StorePlan
-from rmqctl.pipeline.export.result import Result, StoreResult
 from rmqctl.pipeline.export.spec import Export
+from rmqctl.pipeline.export.tally import Result, StoreResult
 from rmqctl.pipeline.export.task import Part, export_range
 from rmqctl.pipeline.staging import Staging
 from rmqctl.store.log.ranges import Pool, Range, in_order
@@ -33,7 +33,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     is damaged, missing or unreadable is named in the result and in the manifest.
     RefusedError if ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
     """
-    stores = [StoreResult(one) for one in plans]
+    stores = [StoreResult(plan=one) for one in plans]
     for one in stores:
         for span in one.plan.missing:
             one.missing.add(span)

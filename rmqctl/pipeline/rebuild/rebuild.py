@@ -20,7 +20,7 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.index import next_name
-from rmqctl.errors import StoreIOError
+from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.files.durable import failed, make_folders, move
 from rmqctl.formats.local import names
 from rmqctl.pipeline.rebuild.groups import Grouping
@@ -36,6 +36,7 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log.ranges import Pool
+from rmqctl.store.store import Store
 
 FOLDER = "pipeline"
 """The folder in the scratch folder for spools and what tasks make."""
@@ -47,10 +48,15 @@ _READING = 0.7
 
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
-                 range_size: int | None = None, groups: int | None = None) -> Plan:
+                 range_size: int | None = None, partitions: int | None = None,
+                 groups: int | None = None) -> Plan:
     """The plan that makes consumequeues and index of a store right, as `plan_recover` makes it
-    with ``options.only`` of these two; the work is done on ``pool``. Raises what that raises.
+    with ``options.only`` of these two; the work is done on ``pool``. ``partitions``: into how many
+    ranges the log is cut, where ``range_size`` (bytes of each) is not given. Raises what
+    `plan_recover` raises.
     """
+    if range_size is None and partitions is not None:
+        range_size = max(1, -(-log_bytes(root, options) // partitions))
     making = partial(rebuild_on, pool, range_size=range_size, groups=groups)
     return plan_recover(root, scratch, replace(options, only=options.only & BOTH), watch, making)
 
@@ -71,6 +77,24 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
     run = _Run(pool, parts, root, settings, scratch, wanted_parts(only, topic, settings), topic,
                queue, frozenset(batch_topics), log_end, groups)
     return run.rebuilt(range_size, _Share(progress, log_size(parts, log_end)))
+
+
+def log_bytes(root: str, options: RecoverOptions) -> int:
+    """Bytes of a store's log. StoreIOError, NotAStoreError."""
+    with Store.open(root, options.commitlog_dirs, options.sizes) as store:
+        return sum(file.size for file in store.log.files)
+
+
+def total_log_bytes(roots: Sequence[str], options: RecoverOptions) -> int:
+    """Bytes of log of all stores; one of several that cannot be opened fails later, by itself."""
+    total = 0
+    for root in roots:
+        try:
+            total += log_bytes(root, options)
+        except RmqctlError:
+            if len(roots) == 1:
+                raise
+    return total
 
 
 def default_range_size(size: int, jobs: int) -> int:
