@@ -104,6 +104,7 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
 
     def propose(scratch: Scratch) -> applying.Proposal:
         with store.open() as opened:
+            opened.layout.require_writable(store.root)
             with out.progress("reading the log", opened.log.size) as progress:
                 prediction = preflight(opened, version, progress=progress.advance)
             plan = plan_broker(opened, version, scratch, now_ms, given=wishes.given,

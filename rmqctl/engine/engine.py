@@ -104,7 +104,7 @@ class Engine:
         """
         settings = settings or Settings()
         path = os.fspath(root)
-        Store.open(path, commitlog_dirs)
+        Store.open(path, commitlog_dirs).layout.require_writable(path)
         lock = StoreLock(path)
         lock.acquire()
         try:

@@ -50,6 +50,7 @@ def flush_store(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (
     """
     dirs = list(commitlog_dirs)
     store = Store.open(root, dirs)
+    store.layout.require_writable(root)
     if dry_run:
         refuse_held(store, root)
         return _flush(store, settings, dirs, progress, dry_run=True)

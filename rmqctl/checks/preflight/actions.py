@@ -144,13 +144,17 @@ def _checkpoint(made: Prediction, store: Store, log: CommitLog, version: BrokerV
         index_msg_timestamp=index.rolled_at or saved.index_msg_timestamp)
     if version.keeps_confirm and walk is not None:
         none = log.end if made.recovery == "normal" else walk.first
-        after = after._replace(
-            confirm_phy_offset=none if walk.last_valid is None else walk.last_valid)
+        confirm = none if walk.last_valid is None else walk.last_valid
+        if store.layout.controller:  # the end of what is confirmed, not a start (dledger.md §8)
+            confirm = made.truncate_to or 0
+        after = after._replace(confirm_phy_offset=confirm)
     made.checkpoint = after
     if store.checkpoint is None or after != saved:
         made.actions.append(Action(
             "write", "checkpoint", _times(store.checkpoint, after), _times(after, saved),
-            _checkpoint_reason(saved, after)))
+            "in controller mode it is where the confirmed log ends" if store.layout.controller
+            and after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]
+            else _checkpoint_reason(saved, after)))
 
 
 def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:

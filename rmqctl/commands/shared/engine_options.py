@@ -136,6 +136,7 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
     from rmqctl.store import Store
 
     with Store.open(store_root, commitlog_dirs or ()) as store:
+        store.layout.require_writable(store_root)
         return resolve(store, given, files=files).settings
 
 

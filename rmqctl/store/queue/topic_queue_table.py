@@ -117,7 +117,7 @@ def _said(offset: int | None) -> str:
 def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int]:
     """The max offset of every queue that has a folder, as `bounds` has it; 0 for an empty one."""
     found: dict[Key, int] = {}
-    for key, queue in store.queues.items():
+    for key, queue in store.known_queues.items():
         with closing(queue):  # a broker has more queues than a process may have files
             try:
                 found[key] = view.bounds(queue).end
