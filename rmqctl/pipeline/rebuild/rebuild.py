@@ -29,7 +29,15 @@ from rmqctl.pipeline.rebuild.tasks import Group, Job, Made, Spooled, make, spool
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.rebuild import index, part_ranges, seed
 from rmqctl.repair.rebuild.index import Expired
-from rmqctl.repair.rebuild.rebuild import BOTH, CONSUMEQUEUE, INDEX, Rebuilt, log_size, wanted_parts
+from rmqctl.repair.rebuild.rebuild import (
+    BOTH,
+    CONSUMEQUEUE,
+    INDEX,
+    RebuildProgress,
+    Rebuilt,
+    log_size,
+    wanted_parts,
+)
 from rmqctl.repair.recover import RecoverOptions, Watch, plan_recover
 from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan.derived import QueueKey
@@ -162,15 +170,20 @@ class _Run:
             made = self._write(indexes, share)
         finally:
             _remove(self._folder)
+        # The log's figures from those who read it, the rows' from those who wrote queues.
+        done = RebuildProgress(read.messages, read.last, read.end, read.newest, read.damage,
+                               logics=read.logics)
         next_offsets: dict[QueueKey, int] = {}
-        for one in made:
-            next_offsets.update(one.next_offsets)
-        end = self._log_end if self._log_end is not None else max(read.end, self._log_min)
-        return Rebuilt(self._root, self._scratch, self._job.settings, self._only, self._topic,
-                       self._queue, self._log_min, end, read.messages, read.last, read.newest,
-                       read.logics, made[len(indexes) - 1].index_timestamp if indexes else 0,
-                       sum(one.gaps for one in made), sum(one.refused for one in made),
-                       sum(one.unplaceable for one in made), read.damage, next_offsets, expired)
+        for written in made:
+            done.gaps += written.gaps
+            done.refused += written.refused
+            done.unplaceable += written.unplaceable
+            next_offsets.update(written.next_offsets)
+        return Rebuilt.of(
+            done, root=self._root, scratch=self._scratch, settings=self._job.settings,
+            only=self._only, topic=self._topic, queue=self._queue, log_min=self._log_min,
+            log_end=self._log_end, next_offsets=next_offsets, expired=expired,
+            index_timestamp=made[len(indexes) - 1].index_timestamp if indexes else 0)
 
     # -- reading ----------------------------------------------------------------------------------
 

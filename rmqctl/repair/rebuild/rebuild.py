@@ -87,6 +87,19 @@ class Rebuilt:
     next_offsets: dict[QueueKey, int]
     expired: Expired
 
+    @classmethod
+    def of(cls, done: RebuildProgress, *, log_min: int, log_end: int | None,
+           **known: Any) -> Rebuilt:
+        """With the figures of ``done``, what was dispatched of the log; ``known`` are the others.
+
+        ``log_end`` None: behind the last intact message.
+        """
+        return cls(
+            log_min=log_min, log_end=max(done.end, log_min) if log_end is None else log_end,
+            messages=done.messages, last=done.last, newest=done.newest, damage=done.damage,
+            logics_timestamp=done.logics, gaps=done.gaps, refused=done.refused,
+            unplaceable=done.unplaceable, **known)
+
     def wants(self, key: QueueKey) -> bool:
         """Whether a queue was asked for."""
         return CONSUMEQUEUE in self.only and wants(self.topic, self.queue, key)
@@ -202,11 +215,10 @@ class _Job:
             seed.take_over(self._root, self._scratch,
                                    self._settings.consumequeue_file_size, self._log_min)
         self._state.finish(at)
-        end = self._log_end if self._log_end is not None else max(at.end, self._log_min)
-        return Rebuilt(self._root, self._scratch, self._settings, self._only, self._topic,
-                       self._queue, self._log_min, end, at.messages, at.last, at.newest, at.logics,
-                       index_timestamp, at.gaps, at.refused, at.unplaceable, at.damage,
-                       next_offsets, self._expired)
+        return Rebuilt.of(
+            at, root=self._root, scratch=self._scratch, settings=self._settings, only=self._only,
+            topic=self._topic, queue=self._queue, log_min=self._log_min, log_end=self._log_end,
+            index_timestamp=index_timestamp, next_offsets=next_offsets, expired=self._expired)
 
     def _begin(self) -> RebuildProgress:
         self._scratch.clear()
