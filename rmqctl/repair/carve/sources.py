@@ -45,7 +45,7 @@ class CarveSource(FileSource):
 
     def __init__(self, path: str, unreadable: Callable[[int, int], None]) -> None:
         # Not FileSource's own opening: it takes regular files only.
-        self.name, self.base = path, 0
+        self.name, self.base, self._limit = path, 0, None
         self._unreadable = unreadable
         self._fd, self.size = _open(path)
         self._holes = hasattr(os, "SEEK_DATA")
