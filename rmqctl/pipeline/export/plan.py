@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 from rmqctl.errors import StoreIOError, UsageError
@@ -23,6 +22,7 @@ from rmqctl.scan.frames import Span
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import used_size
 from rmqctl.store.log.pages import chosen_files
+from rmqctl.store.log.ranges import cuts
 from rmqctl.store.query.select import Selection
 from rmqctl.store.store import Sizes, Store
 
@@ -87,10 +87,9 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
         size = min(max(sum(ends) // (4 * max(jobs, 1)), LEAST), MOST)
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     for file, used in zip(made.files, ends, strict=True):
-        cuts = [*range(0, max(used, 1), size), used]
         relative = os.path.relpath(file.path, store.root)
-        for start, end in pairwise(cuts):
-            made.pieces.append(Piece(file, start, end, start > 0, end == used, number,
+        for part in cuts(file, 0, used, file.size, size):
+            made.pieces.append(Piece(file, part.start, part.end, part.until, part.resync, number,
                                      len(made.pieces), text, relative))
     return made
 

@@ -14,13 +14,14 @@ from rmqctl.pipeline.export.tally import UNREADABLE, Tally
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Batch, Span
 from rmqctl.scan.tolerant import TolerantWalk, Unread
+from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import Range
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.query.conditions import filtered
 
 
 @dataclass(frozen=True, slots=True)
-class Piece(Range):
+class Piece(Range[StoreFile]):
     """A range of a store: number ``at`` of the store ``store`` (its number), with their names.
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
@@ -53,7 +54,7 @@ class Part:
 class Reading:
     """The batches of a range; what the system does not give is counted, the rest is read."""
 
-    def __init__(self, part: Range, tally: Tally) -> None:
+    def __init__(self, part: Range[StoreFile], tally: Tally) -> None:
         self._part, self._tally = part, tally
         self.first = self.position = part.start
 

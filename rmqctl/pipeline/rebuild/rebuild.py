@@ -27,7 +27,7 @@ from rmqctl.pipeline.rebuild.groups import Grouping
 from rmqctl.pipeline.rebuild.index_tasks import Index, index_tasks, shape_of
 from rmqctl.pipeline.rebuild.tasks import Group, Job, Made, Spooled, make, spool
 from rmqctl.repair.plan import Plan
-from rmqctl.repair.rebuild import index, part_ranges, seed
+from rmqctl.repair.rebuild import derived_range, index, seed
 from rmqctl.repair.rebuild.index import Expired
 from rmqctl.repair.rebuild.rebuild import (
     BOTH,
@@ -43,7 +43,7 @@ from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.files import StoreFile, listing
-from rmqctl.store.log.ranges import Pool
+from rmqctl.store.log.ranges import Pool, in_order, split
 from rmqctl.store.store import Store
 
 FOLDER = "pipeline"
@@ -108,7 +108,7 @@ def total_log_bytes(roots: Sequence[str], options: RecoverOptions) -> int:
 def default_range_size(size: int, jobs: int) -> int:
     """Bytes of log for each task: some tasks for each worker, none too small or too large."""
     wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
-    step = part_ranges.RANGE_SIZE
+    step = derived_range.RANGE_SIZE
     return max(_SMALLEST, min(_LARGEST, -(-wished // step) * step))
 
 
@@ -192,17 +192,16 @@ class _Run:
         size = range_size or default_range_size(log_size(self._parts, self._log_end),
                                                 self._pool.jobs)
         total = Spooled()
-        ranges = part_ranges.cut(self._parts, self._log_min, self._log_end, size)
+        ranges = split(self._parts, size, self._log_min, self._log_end)
         try:
             with open(self._job.manifest, "x", encoding="ascii") as manifest, closing(
-                    part_ranges.in_order(partial(spool, self._job), ranges,
-                                      pool=self._pool)) as results:
-                for one, found in results:
+                    in_order(partial(spool, self._job), ranges, pool=self._pool)) as results:
+                for part, found in results:
                     _refuse_blind(found.refused)
                     self._check_spool(found)
                     manifest.write(f"{found.spool} {found.keys}\n")
                     _add(total, found)
-                    share.read(one.length)
+                    share.read(part.length)
         except OSError as error:
             raise failed(error, self._job.manifest, "write") from None
         return total

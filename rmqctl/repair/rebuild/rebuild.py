@@ -33,9 +33,15 @@ from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import replace_file
 from rmqctl.formats.local.index_file import Shape
-from rmqctl.repair.rebuild import index, part_ranges, seed
+from rmqctl.repair.rebuild import derived_range, index, seed
+from rmqctl.repair.rebuild.derived_range import (
+    MOST_SPANS,
+    Damage,
+    DerivedRange,
+    LogSummary,
+    derive,
+)
 from rmqctl.repair.rebuild.index import Expired
-from rmqctl.repair.rebuild.part_ranges import MOST_SPANS, Damage, DerivedRange, LogSummary, derive
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan.derived import QueueKey
@@ -43,6 +49,7 @@ from rmqctl.scan.frames import Span
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
+from rmqctl.store.log import ranges
 
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
@@ -244,20 +251,20 @@ class _Job:
         saved = time.monotonic()
         try:
             with contextlib.closing(self._results(at.done, jobs)) as results:
-                for one, found in results:
+                for part, found in results:
                     whole = False
                     for derived in found.derived:
                         self._now = int(derived.store_timestamp[0])
                         dispatcher.apply(derived)
                     at.append(found)
-                    at.done = one.part.base + found.position
+                    at.done = part.file.base + found.position
                     at.logics = dispatcher.logics_timestamp or at.logics
                     at.gaps, at.refused, at.unplaceable = (
                         base[0] + dispatcher.gaps, base[1] + dispatcher.refused,
                         base[2] + dispatcher.unplaceable)
                     whole = True
                     if progress is not None:
-                        progress(one.length)
+                        progress(part.length)
                     if time.monotonic() - saved >= save_every:
                         dispatcher.show()
                         self._state.save(at)
@@ -269,9 +276,10 @@ class _Job:
                     self._state.save(at, durable=True)
             raise
 
-    def _results(self, done: int, jobs: int) -> part_ranges.Results[DerivedRange]:
+    def _results(self, done: int, jobs: int) -> ranges.Results[LogPart, DerivedRange]:
         work = partial(derive, self._settings, CONSUMEQUEUE in self._only, self._log_end)
-        return part_ranges.in_order(work, part_ranges.cut(self._parts, done, self._log_end), jobs)
+        parts = ranges.split(self._parts, derived_range.RANGE_SIZE, done, self._log_end)
+        return ranges.in_order(work, parts, jobs, caller_works=True)
 
 
 def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
