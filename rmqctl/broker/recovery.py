@@ -115,7 +115,9 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion,
             if log.files[number].base <= max_physic:
                 return number, f"the consumequeues reach up to {max_physic}"
         return 0, "the consumequeues reach into no later file"
-    limit = checkpoint(store).min_timestamp
+    saved, conf = checkpoint(store), store.sizes.conf
+    index_counts = conf.message_index_safe and conf.message_index is not False
+    limit = saved.min_timestamp_index if index_counts else saved.min_timestamp
     for number in range(count - 1, -1, -1):
         stored = _first_time(log, number, version)
         if stored is not None and stored <= limit:

@@ -6,6 +6,7 @@ store that is there, `checked` says which sizes are possible and how a broker ro
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -15,6 +16,7 @@ from rmqctl.broker.versions import NEWEST, BrokerVersion, is_release, version_of
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext, delay
 from rmqctl.formats.local.index_file import Shape
+from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.files import StoreFile, common_size, listing
 from rmqctl.store.store import Sizes, Store
 from rmqctl.store.store_settings import MAX_INT, path_of
@@ -204,6 +206,36 @@ def _sizes_of_files(store: Store, chosen: Mapping[str, Any],
             sizes |= {name: size for name, size in zip(_SHAPE, shape, strict=True)
                       if name not in known}
     return {name: size for name, size in sizes.items() if size is not None}
+
+
+_NAMED = {
+    "commitlog_file_size": "mappedFileSizeCommitLog",
+    "consumequeue_file_size": "mappedFileSizeConsumeQueue",
+    "batch_consumequeue_file_size": "mapperFileSizeBatchConsumeQueue",
+    "consumequeue_ext_file_size": "mappedFileSizeConsumeQueueExt",
+    "index_slots": "maxHashSlotNum", "index_max": "maxIndexNum"}
+
+
+def contradictions(store: Store, conf: BrokerConf) -> list[str]:
+    """What a broker's configuration file says and the files of the store, opened without it, say
+    otherwise: sentences.
+    """
+    shown = _sizes_of_files(store, {}, ())
+    texts = [f"{_NAMED[name]}={conf.values[name]}, but the files have {size}"
+             for name, size in shown.items()
+             if conf.values.get(name, size) != size]
+    data_base = os.path.lexists(store.path("consumequeue", "CURRENT"))
+    if conf.store_type == "defaultRocksDB" and not data_base:
+        texts.append("storeType=defaultRocksDB, but consumequeue/ holds no RocksDB data base")
+    elif data_base and conf.store_type in (None, "default") and not conf.double_write:
+        texts.append(f"storeType={conf.store_type or 'default (not set)'}, but consumequeue/ "
+                     "holds a RocksDB data base")
+    node = next((one for one in listing(store.root).folders if one.startswith("dledger-")), None)
+    if conf.dledger and node is None and not conf.dledger_paths:
+        texts.append("enableDLegerCommitLog=true, but there is no dledger-* folder")
+    elif node is not None and not conf.dledger:
+        texts.append(f"enableDLegerCommitLog is not true, but there is {node}/")
+    return [f"{conf.path} and the store differ: {text}" for text in texts]
 
 
 def _queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:

@@ -62,7 +62,7 @@ def command(
     show: MessageOptions,
     engine: Annotated[EngineOptions, pick("version")],
     layout: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
-                                           "index_slots index_max")],
+                                           "index_slots index_max broker_conf")],
     out: Out,
 ) -> None:
     """Get messages out of any bytes: damaged files, disk images, free space, whole folders.
@@ -140,11 +140,11 @@ def _maker(root: str, sources: list[Input], version: str | None,
            layout: LayoutOptions) -> StoreMaker:
     from rmqctl.repair.carve.store import StoreMaker, log_file_size
 
-    sizes = layout.given_sizes()
+    sizes = layout.over_conf({"version": version, "lmq": True, "multi_dispatch": True})
     if sizes["commitlog_file_size"] is None:
         sizes["commitlog_file_size"] = log_file_size(sources)
     # Records that name rows in other queues had them, whatever this store is made for.
-    return StoreMaker(root, new_settings(version=version, lmq=True, multi_dispatch=True, **sizes))
+    return StoreMaker(root, new_settings(**sizes))
 
 
 def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,

@@ -63,7 +63,7 @@ def command(
 
     _refuse(only, strategy, topic, queue)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
-    given = {**engine.given(REBUILD), **store.given_sizes()}
+    given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, worker_count(jobs),
                     store.folders, store.sizes, given)
     if parts == ["topic-queue-table"] and not out.is_data:

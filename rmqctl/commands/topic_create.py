@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.engine_options import EngineOptions, settings_from
+from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import DryRun, Out, StoreFolders
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import FieldValue, parse_field_value
@@ -74,8 +74,7 @@ def command(
     from rmqctl.engine.config.topics import Topics
     from rmqctl.files.lock import StoreLock
 
-    settings = settings_from(store.root, version=engine.version, commitlog_dirs=store.folders,
-                             files=False)
+    settings = engine.settings(store, "version", files=False)
     attributes = dict(attribute or ())
     with nullcontext() if dry_run else StoreLock(store.root):
         topics = Topics(store.root, settings, lambda: time.time_ns() // 1_000_000)

@@ -31,6 +31,7 @@ from rmqctl.formats.local.sysflag import (
 )
 from rmqctl.scan.source import FileSource
 from rmqctl.store import live, log_folders
+from rmqctl.store.broker_conf import NO_CONF, BrokerConf
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
 from rmqctl.store.index_files import IndexFile, open_index
 from rmqctl.store.layout import Layout, log_layout, recognise
@@ -52,12 +53,15 @@ MAX_QUEUE_ID = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes which a broker has in its configuration; None means: found from the files."""
+    """What is given of a broker's configuration: sizes (None: found from the files), which hold
+    what ``conf`` says unless an option said otherwise, and ``conf``, the broker's own file.
+    """
 
     commitlog_file: int | None = None
     consumequeue_file: int | None = None
     index_slots: int | None = None
     index_max: int | None = None
+    conf: BrokerConf = NO_CONF
 
 
 def _remembered_folders(root: str) -> list[str]:

@@ -17,6 +17,7 @@ from rmqctl.checks.preflight.types import Prediction, QueueChange
 from rmqctl.checks.verify.common import plural
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord
+from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
@@ -174,7 +175,7 @@ def _times(record: CheckpointRecord | None, other: CheckpointRecord) -> str | No
     return ", ".join(said) or "zeros"
 
 
-def differences(made: Prediction, found: Load) -> list[str]:
+def differences(made: Prediction, found: Load, conf: BrokerConf) -> list[str]:
     """What other versions would do to this very store (spec: recovery.md, versions.md).
 
     One sentence a row of the tables that matters here; empty where all versions agree.
@@ -212,7 +213,7 @@ def differences(made: Prediction, found: Load) -> list[str]:
                    "first")
     if "blank" in made.stop_reason and "names more" in made.stop_reason:
         out.append("before 5.3.2 such a blank ends its file, and the walk goes on with the next")
-    if made.index_discarded:
+    if made.index_discarded and not conf.path:
         out.append("with messageIndexSafe=true the walk starts earlier and more keys come back "
                    "(all versions; off by default)")
     if not clean and any(one.action == "add rows" and one.target.startswith(

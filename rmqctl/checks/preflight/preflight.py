@@ -62,7 +62,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
         made.starts = False
         made.actions = list(found.refusals)
         made.refusals = [f"{one.target}: {one.reason}" for one in found.refusals]
-        made.differences = differences(made, found)
+        made.differences = differences(made, found, store.sizes.conf)
         with closing(loaded_log(store, version)) as log:
             already = AlreadyLost(store, Queues(store, version))
             for batch in log.walk():
@@ -71,7 +71,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
         return made
     with closing(loaded_log(store, version)) as log:
         _Start(store, version, made, found, log, full, running, progress).run()
-    made.differences = differences(made, found)
+    made.differences = differences(made, found, store.sizes.conf)
     return made
 
 
@@ -198,7 +198,8 @@ class _Start:
         if not which.any():
             return np.zeros(len(batch), bool)
         put = self.queues.dispatch(batch, which, odd)
-        self.index.dispatch(batch, which)
+        if self.store.sizes.conf.message_index is not False:
+            self.index.dispatch(batch, which)
         return put
 
     def _count(self, made: Prediction) -> None:

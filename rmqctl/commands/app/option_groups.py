@@ -30,6 +30,10 @@ class OptionGroup:
         """Sentences on what was given, shown as notes before the command runs."""
         return ()
 
+    def warnings(self) -> Iterable[str]:
+        """What of it should be looked at again, shown as warnings."""
+        return ()
+
 
 class Pick(NamedTuple):
     """The options of a group a command has (None: all), and the defaults that differ there."""
@@ -71,13 +75,17 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(**given: Any) -> Any:
         remarks: list[str] = []
+        warnings: list[str] = []
         for name, ((kind, picked), names) in groups.items():
             values = {field: given.pop(flat) for flat, field in names.items()}
             group = kind(**{**picked.defaults, **values})
             remarks += group.remarks()
+            warnings += group.warnings()
             given[name] = group.value()
         for text in remarks:
             given["out"].note(text)
+        for text in warnings:
+            given["out"].warn(text)
         return command(**given)
 
     for name in ("__name__", "__doc__", "__module__"):

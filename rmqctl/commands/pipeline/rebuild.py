@@ -73,7 +73,7 @@ def command(
     count = worker_count(jobs)
     wishes = RecoverOptions(
         frozenset(parts), topic, queue, jobs=count, commitlog_dirs=layout.folders,
-        sizes=layout.sizes, given={**settings.given(REBUILD), **layout.given_sizes()})
+        sizes=layout.sizes, given=layout.over_conf(settings.given(REBUILD)))
     roots = named_stores(stores)
     total = total_log_bytes(roots, wishes)
     with spark.pool(out, total, count) as pool:

@@ -108,7 +108,7 @@ class EngineOptions(OptionGroup):
         Raises what `settings_from` raises.
         """
         return settings_from(store.root, commitlog_dirs=store.folders,
-                             **{**store.given_sizes(), **self.given(names), **more})
+                             **store.over_conf({**self.given(names), **more}))
 
 
 #: The options of `EngineOptions` for putting single messages,
