@@ -6,7 +6,6 @@ store that is there, `checked` says which sizes are possible and how a broker ro
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -220,21 +219,25 @@ def contradictions(store: Store, conf: BrokerConf) -> list[str]:
     """What a broker's configuration file says and the files of the store, opened without it, say
     otherwise: sentences.
     """
-    shown = _sizes_of_files(store, {}, ())
-    texts = [f"{_NAMED[name]}={conf.values[name]}, but the files have {size}"
-             for name, size in shown.items()
-             if conf.values.get(name, size) != size]
-    data_base = os.path.lexists(store.path("consumequeue", "CURRENT"))
-    if conf.store_type == "defaultRocksDB" and not data_base:
-        texts.append("storeType=defaultRocksDB, but consumequeue/ holds no RocksDB data base")
-    elif data_base and conf.store_type in (None, "default") and not conf.double_write:
-        texts.append(f"storeType={conf.store_type or 'default (not set)'}, but consumequeue/ "
-                     "holds a RocksDB data base")
-    node = next((one for one in listing(store.root).folders if one.startswith("dledger-")), None)
-    if conf.dledger and node is None and not conf.dledger_paths:
-        texts.append("enableDLegerCommitLog=true, but there is no dledger-* folder")
-    elif node is not None and not conf.dledger:
-        texts.append(f"enableDLegerCommitLog is not true, but there is {node}/")
+    layout = store.layout
+    texts = []
+    if layout.reads("commitlog") and layout.reads("consumequeue"):
+        texts = [f"{_NAMED[name]}={conf.values[name]}, but the files have {size}"
+                 for name, size in _sizes_of_files(store, {}, ()).items()
+                 if conf.values.get(name, size) != size]
+    if conf.store_type == "defaultRocksDB" and layout.consumequeue == "file":
+        texts.append("storeType=defaultRocksDB, but the consumequeues are files")
+    elif layout.consumequeue == "rocksdb" and conf.store_type in (None, "default"):
+        texts.append(f"storeType={conf.store_type or 'default (it is not set)'}, but the "
+                     "consumequeues are a RocksDB data base")
+    is_dledger = layout.commitlog in ("dledger", "mixed")
+    if conf.dledger and not is_dledger and not conf.dledger_paths:
+        texts.append("enableDLegerCommitLog=true, but the log is no DLedger one")
+    elif is_dledger and not conf.dledger:
+        texts.append("enableDLegerCommitLog is not true, but the log is a DLedger one")
+    if not conf.multi_path and layout.commitlog == "multi-path":
+        texts.append("storePathCommitLog does not name several folders, but the log lies in "
+                     f"{', '.join(store.log_folders)}")
     return [f"{conf.path} and the store differ: {text}" for text in texts]
 
 

@@ -85,11 +85,13 @@ def log_layout(root: str, folders: list[str]) -> tuple[CommitlogLayout, str]:
     return ("multi-path" if len(folders) > 1 else "plain"), ""
 
 
-def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool]) -> Layout:
+def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool],
+              store_type: str | None = None) -> Layout:
     """The layout of the store at ``root``. Never raises.
 
     ``queues_reach_end`` says whether the consumequeue files hold all messages of the log; it is
-    asked only where files and a RocksDB data base lie side by side.
+    asked only where files and a RocksDB data base lie side by side, and then so is
+    ``store_type``, what the broker's own configuration says.
     """
     unread: dict[str, str] = {}
     notes: list[str] = []
@@ -99,7 +101,8 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
         unread["commitlog"] = f"the log is DLedger's, in {data}{beside}, {_NOT_READ}"
         unread["consumequeue"] = unread["commitlog"]
     config = _config(root)
-    queues = _queues(root, config, queues_reach_end if not data else lambda: True, unread, notes)
+    queues = _queues(root, config, queues_reach_end if not data else lambda: True, store_type,
+                     unread, notes)
     if config != "json":
         place = "config/rdb" if config == "rocksdb-v2" else "config/topics and beside it"
         unread["config"] = (f"topics, groups and offsets are in RocksDB ({place}), {_NOT_READ}; "
@@ -109,7 +112,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
 
 
 def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
-            unread: dict[str, str], notes: list[str]) -> QueueLayout:
+            store_type: str | None, unread: dict[str, str], notes: list[str]) -> QueueLayout:
     """What holds the consumequeues; adds to ``unread`` and ``notes``."""
     folder = os.path.join(root, "consumequeue")
     database, topics = is_database(folder), _has_folders(folder)
@@ -128,6 +131,15 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
     if reach_end():
         notes.append(f"{both}: the files hold all messages of the log and are what is judged; the "
                      "data base is not")
+        return "double"
+    if store_type == "defaultRocksDB":
+        notes.append(f"{both}: the files are older than the log and the broker's configuration "
+                     "says storeType=defaultRocksDB, so the data base is what it reads")
+        unread.setdefault("consumequeue", lies)
+        return "rocksdb"
+    if store_type == "default":
+        notes.append(f"{both}: the broker's configuration says storeType=default, so the files "
+                     "are what it reads and what is judged; the data base is not")
         return "double"
     if config == "json" and _has_topics_file(root):
         notes.append(f"{both}: the configuration is a file broker's (config/topics.json), so the "

@@ -168,7 +168,8 @@ class Store:
     @cached_property
     def layout(self) -> Layout:
         """Which layout the store has, and what of it cannot be read."""
-        return recognise(self.root, self.log_folders, self._queues_reach_end)
+        return recognise(self.root, self.log_folders, self._queues_reach_end,
+                         self.sizes.conf.store_type)
 
     def _queues_reach_end(self) -> bool:
         """Whether the plain consumequeues have a row for the last message of the log."""

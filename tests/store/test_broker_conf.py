@@ -147,3 +147,17 @@ def test_every_command_with_such_options_takes_the_file(rmqctl: Runner) -> None:
         if names & {"--consumequeue-file-size", "--index-slots", "--commitlog-file-size"} and (
                 not row["name"].startswith(("tiered", "pipeline"))):
             assert "--broker-conf" in names, row["name"]
+
+
+@pytest.mark.parametrize(("store", "line", "said"), [
+    (MULTI, "storePathCommitLog=/a/store/commitlog", "does not name several folders"),
+    (CRASHED, "storeType=defaultRocksDB", "but the consumequeues are files"),
+    (CRASHED, "enableDLegerCommitLog=true", "the log is no DLedger one"),
+    (CRASHED, "maxHashSlotNum=5000000", "maxHashSlotNum=5000000, but the files have 100")])
+def test_where_file_and_store_differ_a_warning_says_so(store: str, line: str, said: str,
+                                                       golden: GoldenFolder, tmp_path: Path,
+                                                       rmqctl: Runner) -> None:
+    done = rmqctl("info", golden(store), "-q", "--broker-conf", conf(tmp_path, line))
+    assert said in done.expect(0, 1).err
+    assert "differ" not in rmqctl("info", golden(CRASHED), "--broker-conf", conf(
+        tmp_path, "mappedFileSizeCommitLog=32768")).expect(0).err
