@@ -116,7 +116,7 @@ class _Share:
     """Tells of progress: reading the log is the first part of the bytes, writing the rest."""
 
     def __init__(self, progress: Callable[[int], None] | None, total: int) -> None:
-        self._progress, self._total, self._told, self._read = progress, total, 0, 0
+        self._progress, self._total, self._reported, self._read = progress, total, 0, 0
 
     def read(self, count: int) -> None:
         self._read += count
@@ -126,10 +126,10 @@ class _Share:
         self._tell(self._total * (_READING + (1 - _READING) * done / tasks))
 
     def _tell(self, upto: float) -> None:
-        more = min(int(upto), self._total) - self._told
+        more = min(int(upto), self._total) - self._reported
         if self._progress is not None and more > 0:
             self._progress(more)
-            self._told += more
+            self._reported += more
 
 
 class _Run:

@@ -380,6 +380,6 @@ def _about(path: str | None) -> tuple[str, int, int, int] | None:
 
 
 def _boot() -> str:
-    with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as told:
-        return told.read().strip()
+    with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as boot_id:
+        return boot_id.read().strip()
     return ""
