@@ -24,12 +24,14 @@ class Configured:
     """``settings``, the topics with batch queues, and what had to be assumed (``notes``).
 
     ``topics_told``: whether config/topics.json says which topics have batch queues.
+    ``assumes_batch``: whether nothing says the size of batch consumequeue files.
     """
 
     settings: Settings
     batch_topics: frozenset[str]
     notes: tuple[str, ...]
     topics_told: bool
+    assumes_batch: bool
 
     def with_batches(self, store: Store, topics: Iterable[str]) -> Configured:
         """Itself, with ``topics`` whose messages are inner batches where nothing else tells.
@@ -39,7 +41,11 @@ class Configured:
         if self.topics_told or self.settings.profile.generation < 5:
             return self
         plain = {topic for (topic, _), queue in store.queues.items() if queue.files}
-        return replace(self, batch_topics=self.batch_topics | (frozenset(topics) - plain))
+        batch = self.batch_topics | (frozenset(topics) - plain)
+        notes = self.notes
+        if batch and not self.batch_topics and self.assumes_batch:
+            notes += (_batch_size(self.settings),)
+        return replace(self, batch_topics=batch, notes=notes)
 
 
 def configured(store: Store, given: Mapping[str, Any]) -> Configured:
@@ -56,16 +62,34 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
     settings, origin, notes = config.settings, config.origin, []
     if origin["consumequeue_file_size"] == "default" and not any(
             queue.files for queue in store.queues.values()):
-        notes.append("no consumequeue file says their size: a broker's default is assumed "
-                     "(--consumequeue-file-size)")
+        notes.append(_queue_size(
+            "consumequeue", settings.consumequeue_file_size, "mappedFileSizeConsumeQueue",
+            "--consumequeue-file-size", "; up to 4.4.0, and 4.9.2, it passes over them"))
     if "default" in (origin["index_slots"], origin["index_max"]) and (
             not store.index_listing.files):
-        notes.append("no index file says their shape: a broker's default is assumed "
-                     "(--index-slots, --index-max)")
+        notes.append(
+            f"no index file says their shape: a broker's default, {settings.index_slots:,} slots "
+            f"and {settings.index_max:,} entries, is assumed (--index-slots, --index-max). A "
+            "broker with another maxHashSlotNum finds no keys in such files, and says nothing")
     batch = settings.batch_topics | {topic for topic, _ in store.batch_queues}
     told = load_one(store, "topics.json").value is not None
     try:
         batch |= Topics(store.root, settings, now_ms).batch_topics()
     except RefusedError as error:  # config/topics.json is damaged: that stops no repair
         notes.append(f"{error} (which topics have batch queues is taken from their folders)")
-    return Configured(settings, batch, tuple(notes), told)
+    assumes_batch = origin["batch_consumequeue_file_size"] == "default" and not any(
+        queue.files for queue in store.batch_queues.values())
+    if batch and assumes_batch:
+        notes.append(_batch_size(settings))
+    return Configured(settings, batch, tuple(notes), told, assumes_batch)
+
+
+def _queue_size(structure: str, size: int, name: str, option: str, older: str = "") -> str:
+    """What is assumed of a queue's files, and what happens if it is wrong (recovery.md §2)."""
+    return (f"no {structure} file says their size: a broker's default, {size:,} bytes, is assumed "
+            f"({option}). A broker with another {name} does not start on such files{older}")
+
+
+def _batch_size(settings: Settings) -> str:
+    return _queue_size("batchconsumequeue", settings.batch_consumequeue_file_size,
+                       "mapperFileSizeBatchConsumeQueue", "--batch-consumequeue-file-size")

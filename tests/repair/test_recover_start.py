@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,3 +175,20 @@ def test_what_stays_is_said(rmqctl: Run, golden_copy: Folder, version: str) -> N
     document = rmqctl("recover", root, *JSON).recovered()
     assert any("does not start" in one and "config/topics.json" in one
                for one in document["notes"])
+
+
+@pytest.mark.parametrize(("gone", "says", "options"), [
+    ("consumequeue", "A broker with another mappedFileSizeConsumeQueue does not start on",
+     ("--consumequeue-file-size", "480")),
+    ("batchconsumequeue", "A broker with another mapperFileSizeBatchConsumeQueue does not start",
+     ("--batch-consumequeue-file-size", "736")),
+    ("index", "A broker with another maxHashSlotNum finds no keys in such files",
+     ("--index-slots", "100", "--index-max", "200"))])
+def test_what_happens_when_an_assumed_size_is_wrong_is_said(
+        rmqctl: Run, golden_copy: Folder, gone: str, says: str, options: tuple[str, ...]) -> None:
+    """Nothing in the store says the sizes that its broker has."""
+    root = golden_copy("5.3.3/batchcq/store")
+    assert says not in rmqctl("recover", root).expect(0).err
+    shutil.rmtree(root / gone)
+    assert says in rmqctl("recover", root).expect(0).err
+    assert says not in rmqctl("recover", root, *options).expect(0).err

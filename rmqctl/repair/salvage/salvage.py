@@ -99,7 +99,8 @@ class _Job:
             return Salvage(())
         if all(one.size != parts[0].size for one in self.store.log.files):
             self.notes.append("no file of the log has its whole length: by their names they have "
-                              f"{parts[0].size} bytes (else say --commitlog-file-size)")
+                              f"{parts[0].size} bytes (else say --commitlog-file-size: a broker "
+                              "with another mappedFileSizeCommitLog does not start)")
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
