@@ -11,8 +11,7 @@ from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import growth
-from rmqctl.store.log.follow import PATIENCE
-from rmqctl.store.log.growth import GrowingLog, Piece
+from rmqctl.store.log.growth import PATIENCE, GrowingLog, Piece
 from tests.pipeline.growing import FILE_SIZE, Writer
 
 

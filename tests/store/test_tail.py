@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rmqctl.scan.source import BytesSource
 from rmqctl.store import Store
+from rmqctl.store.files import StoreFile
 from rmqctl.store.log import tail as tail_module
 from rmqctl.store.log.bounds import View
-from rmqctl.store.log.follow import PATIENCE, Follower
-from rmqctl.store.log.tail import Tail, used_end
+from rmqctl.store.log.follow import Follower
+from rmqctl.store.log.growth import PATIENCE, GrowingLog
+from rmqctl.store.log.tail import Tail
 from rmqctl.store.problems import Problem
 from rmqctl.store.query.conditions import Condition
 from rmqctl.store.query.select import Selection, Selector
@@ -114,13 +116,6 @@ def test_a_store_without_a_log(tmp_path: Path) -> None:
         assert last(one, 10) == []
 
 
-def test_the_used_part_of_a_file() -> None:
-    megabytes = 9 << 20
-    for content in (b"", b"\0" * 10, b"a", b"a\0\0b\0", b"\0" * megabytes, b"x" + bytes(megabytes),
-                    bytes(5 << 20) + b"y" + bytes(5 << 20)):
-        assert used_end(BytesSource(content)) == len(content.rstrip(b"\0"))
-
-
 # -- following ------------------------------------------------------------------------------------
 
 
@@ -142,6 +137,8 @@ class Followed:
                                  lambda: self.now)
 
     def poll(self) -> list[int]:
+        """What has come since the last look, a tenth of a second ago."""
+        self.now += 0.1
         return [record.physical_offset for record in self.follower.poll()]
 
     def after_patience(self) -> list[int]:
@@ -252,22 +249,25 @@ def test_damage_up_to_the_next_file(followed: Followed) -> None:
         ("damage", followed.parts[blank].offset)]
 
 
-def test_a_roll_between_two_looks_is_no_damage(followed: Followed,
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_a_roll_between_two_looks_is_no_damage(every: int, followed: Followed,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """After a quiet time the broker fills a file and rolls, just while we look."""
     blank = next(number for number, part in enumerate(followed.parts) if not part.is_message)
     followed.write(*followed.parts[:blank - 2])
     followed.writer.make(followed.parts[blank + 1].offset)
     assert len(followed.after_patience()) == blank - 2
-    real = Follower._enter_next_file
+    written = iter(followed.parts[blank - 2:blank + 3])
+    real = StoreFile.open
 
-    def rolling(self: Follower, behind: int) -> bool:
-        followed.write(*followed.parts[blank - 2:blank + 3])
-        return real(self, behind)
+    def rolling(file: StoreFile) -> Any:
+        followed.write(*islice(written, every))
+        return real(file)
 
-    monkeypatch.setattr(Follower, "_enter_next_file", rolling)
-    assert followed.poll() == [part.offset for part in followed.parts[blank - 2:blank + 3]
-                               if part.is_message]
+    monkeypatch.setattr(StoreFile, "open", rolling)
+    followed.now += PATIENCE
+    assert followed.poll() + followed.poll() + followed.after_patience() == [
+        part.offset for part in followed.parts[blank - 2:blank + 3] if part.is_message]
     assert not followed.problems, followed.texts()
 
 
@@ -360,16 +360,35 @@ def test_nothing_that_was_there_is_shown_again(basic: Store) -> None:
     assert not problems
 
 
-def test_a_file_that_vanishes_between_listing_and_opening(followed: Followed,
-                                                          monkeypatch: Any) -> None:
+def test_a_file_that_vanishes_between_listing_and_opening(
+        followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     followed.write(*followed.parts[:3])
     real = Follower._file_of
 
-    def vanishing(self: Follower, offset: int) -> Any:
-        found = real(self, offset)
+    def vanishing(self: Follower, offset: int) -> StoreFile | None:
+        file = real(self, offset)
         shutil.rmtree(followed.writer.folder, ignore_errors=True)
-        return found
+        return file
 
     monkeypatch.setattr(Follower, "_file_of", vanishing)
     assert followed.poll() == []
     assert "trying again" in followed.texts()
+
+
+def test_a_log_that_is_cut_back_just_while_it_is_read(followed: Followed,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """What went between the two looks is no damage: nothing is known to follow it."""
+    followed.write(*followed.parts[:10])
+    cut = followed.parts[6].offset
+    path, real = followed.writer.path(cut), GrowingLog.advance
+
+    def cutting(self: GrowingLog, position: int) -> int:
+        reached = real(self, position)
+        data = path.read_bytes()
+        path.write_bytes(data[:cut] + bytes(len(data) - cut))
+        return reached
+
+    monkeypatch.setattr(GrowingLog, "advance", cutting)
+    assert followed.poll() == [part.offset for part in followed.parts[:6]]
+    assert not followed.problems, followed.texts()
+    assert followed.follower.next == cut

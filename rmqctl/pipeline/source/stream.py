@@ -32,8 +32,7 @@ from rmqctl.pipeline.source.reader import Reading
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import listing
-from rmqctl.store.log.follow import PATIENCE
-from rmqctl.store.log.growth import STEP, GrowingLog, Piece
+from rmqctl.store.log.growth import PATIENCE, STEP, GrowingLog, Piece
 from rmqctl.store.store import Store
 
 Offset = dict[str, int]

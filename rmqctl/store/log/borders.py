@@ -17,7 +17,6 @@ from rmqctl.scan.frames import BLANK
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
-from rmqctl.store.log.follow import is_finished
 
 
 def last_in_use(files: Sequence[StoreFile]) -> int:
@@ -85,11 +84,17 @@ def first_border(source: Source, physical: int) -> int:
 
 
 def is_whole(source: Source, start: int, end: int) -> bool:
-    """Whether nothing says that bytes of the record ``[start, end)`` are still to come."""
+    """Whether nothing says that bytes of the record ``[start, end)`` are still to come.
+
+    The CRC covers only the body; topic and properties are written behind it, and what is not
+    there yet is zero.
+    """
     try:
-        return is_finished(decode(source.read(start - source.base, end - start)))
+        record = decode(source.read(start - source.base, end - start))
     except FormatError:
         return False
+    return record.crc_ok and not record.properties.endswith(b"\0") and not record.topic.endswith(
+        b"\0")
 
 
 def cuts(file: StoreFile, start: int, end: int, step: int) -> list[int]:

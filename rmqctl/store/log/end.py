@@ -46,16 +46,18 @@ class LogEnd:
 
 
 def used_size(source: Source) -> int:
-    """The position behind the last byte of a file that is not zero; 0 if there is none."""
-    starts = []
-    at = source.next_data(0)
-    while at < source.size:
-        starts.append(at)
-        at = source.next_data(at + _PAGE)
-    for start in reversed(starts):
-        used = used_length(source.read(start, min(_PAGE, source.size - start)))
-        if used:
-            return start + used
+    """The position behind the last byte of a file that is not zero; 0 if there is none.
+
+    Holes are not read.
+    """
+    end = source.size
+    while end > 0:
+        start = max(0, end - _PAGE)
+        if source.next_data(start) < end:
+            used = used_length(source.read(start, end - start))
+            if used:
+                return start + used
+        end = start
     return 0
 
 

@@ -1,7 +1,6 @@
 """Follows a store that is being appended to: new messages as they become whole.
 
-Nothing is locked and nothing is mapped. A broker appends with one thread, front to back, so the
-first record that is not whole is the one being written. A log that was cut back or made anew is
+Where the log ends for now is `GrowingLog`'s to say. A log that was cut back or made anew is
 recognised by the last messages shown, which then are no longer where they were.
 """
 
@@ -13,21 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.errors import StoreIOError
 from rmqctl.formats import layout
-from rmqctl.formats.local.message import (
-    BLANK_SIZE,
-    MAGIC_BLANK,
-    MIN_SIZE,
-    VERSIONS,
-    Blank,
-    Record,
-    build,
-    decode,
-)
-from rmqctl.scan.resync import MAX_RECORD, next_provable
-from rmqctl.scan.source import FileSource
-from rmqctl.store.files import StoreFile, listing
+from rmqctl.formats.local.message import BLANK_SIZE, MAGIC_BLANK, Blank, Record, build
+from rmqctl.scan.frames import BLANK
+from rmqctl.scan.walk import Walk
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.growth import GrowingLog
+from rmqctl.store.pages import BatchPage
 from rmqctl.store.problems import Problem, Report
 
 _BLANK = layout.reader(Blank)
@@ -35,10 +27,6 @@ _REMEMBERED = 256
 """Messages by which a log that was cut back is recognised, and the place to go on from."""
 _MARK_SIZE = 80
 """Bytes of a record's head that identify it: they include size, CRC, offsets and times."""
-PATIENCE = 2.0
-"""Seconds after which a record that does not become whole is looked at more closely."""
-_SEARCHED = 8 << 20
-"""Bytes behind an incomplete record in which the next one is looked for."""
 
 
 class _Mark(NamedTuple):
@@ -52,17 +40,18 @@ class _Mark(NamedTuple):
 class Follower:
     """`poll` gives what has come since the last call; it never waits.
 
-    ``folders`` are the log's folders, ``start`` the physical offset to go on from, ``clock`` a
-    monotonic clock in seconds.
+    ``folders`` are the log's folders, ``start`` the physical offset (a frame border) to go on
+    from, ``clock`` a monotonic clock in seconds.
     """
 
     def __init__(self, folders: list[str], start: int, report: Report,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        self._folders, self._report, self._clock = folders, report, clock
+        # What the log tells of its own is told here, with places and kinds.
+        self._log = GrowingLog(folders, lambda _text: None, clock)
+        self._report = report
         self.next = start
         self._files: list[StoreFile] = []
         self._shown: deque[_Mark] = deque(maxlen=_REMEMBERED)
-        self._waiting: tuple[int, float] | None = None
         self._said: int | None = None
         self._gone = False
         self._failed = ""
@@ -70,46 +59,42 @@ class Follower:
     def remember(self, records: list[Record]) -> None:
         """Messages that were shown already: by them a change of the log is noticed."""
         for record in records[-_REMEMBERED:]:
-            self._remember(record.physical_offset, record.total_size, build(record))
-
-    def _remember(self, offset: int, size: int, raw: bytes) -> None:
-        self._shown.append(_Mark(offset, size, raw[:_MARK_SIZE]))
+            self._shown.append(_Mark(record.physical_offset, record.total_size,
+                                     build(record)[:_MARK_SIZE]))
 
     def poll(self) -> Iterator[Record]:
         """The messages that have become whole, in order. Problems are reported as they are met."""
-        self._files = sorted((one for folder in self._folders for one in listing(folder).files),
-                             key=lambda one: (one.name, one.path))
-        if not self._files:
-            if not self._gone:
-                self._tell("there is no commitlog file: waiting for one")
-            self._gone = True
-            return
-        self._gone = False
         try:
+            self._files = self._log.files()
+            if not self._files and not self._gone:
+                self._note("there is no commitlog file: waiting for one")
+            self._gone = not self._files
             self._check_shown()
-            while (record := self._next_record()) is not None:
-                self._waiting = None
-                yield record
+            yield from self._records_up_to(self._log.advance(self.next))
+            if self._log.stuck and self._said != self.next:
+                self._said = self.next
+                self._report(Problem("in-progress", f"the record at physical offset {self.next} is "
+                                     "not whole yet: waiting for the rest of it", self.next))
             self._failed = ""
         except StoreIOError as error:  # a file may vanish between listing and opening it
             if self._failed != str(error):
                 self._failed = str(error)
-                self._tell(f"{error}: trying again")
+                self._note(f"{error}: trying again")
 
-    def _tell(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self._report(Problem("note", text))
 
     # -- has the log changed under us -----------------------------------------------------------
 
     def _check_shown(self) -> None:
         """Goes back to the last message that is still there, if the newest one is not."""
-        if not self._shown or self._is_there(self._shown[-1]):
+        if not self._files or not self._shown or self._is_there(self._shown[-1]):
             return
         lost = self._shown[-1]
         if self._files[0].base > lost.offset:
             # The cleaner overtook us: what was shown has expired since, and more with it.
             if self.next < self._files[0].base:
-                self._tell(f"the log was expired up to {self._files[0].base}: going on there")
+                self._note(f"the log was expired up to {self._files[0].base}: going on there")
                 self.next = self._files[0].base
             self._shown.clear()
             return
@@ -117,125 +102,76 @@ class Follower:
             self._shown.pop()
         if self._shown:
             self.next = self._shown[-1].offset + self._shown[-1].size
-            self._tell(f"the log was cut back: what was shown from physical offset {self.next} on "
+            self._note(f"the log was cut back: what was shown from physical offset {self.next} on "
                        "is no longer there; going on from it")
         else:
             self.next = self._files[0].base
-            self._tell("the log was made anew: showing it from physical offset "
+            self._note("the log was made anew: showing it from physical offset "
                        f"{self.next} on")
 
     def _is_there(self, mark: _Mark) -> bool:
-        one = self._file_of(mark.offset)
-        if one is None:
+        file = self._file_of(mark.offset)
+        if file is None:
             return False
-        with one.open() as source:
-            return source.read(mark.offset - one.base, len(mark.head)) == mark.head
+        with file.open() as source:
+            return source.read(mark.offset - file.base, len(mark.head)) == mark.head
 
     def _file_of(self, offset: int) -> StoreFile | None:
-        number = bisect_right(self._files, offset, key=lambda one: one.base) - 1
+        number = bisect_right(self._files, offset, key=lambda file: file.base) - 1
         return self._files[number] if number >= 0 and offset < self._files[number].end else None
 
-    # -- one record after the other -----------------------------------------------------------
+    # -- what has come --------------------------------------------------------------------------
 
-    def _next_record(self) -> Record | None:
-        """The record at `next`, once it is whole; None while there is nothing to show."""
-        while True:
-            one = self._file_of(self.next)
-            if one is None:
-                if not self._enter_next_file(self.next):
-                    return None
+    def _records_up_to(self, reached: int) -> Iterator[Record]:
+        """The messages in ``[next, reached)``, a border the log has said; `next` goes with them."""
+        if self.next < reached:
+            self._files = self._log.files()
+        while self.next < reached:
+            file = self._file_of(self.next)
+            if file is None:
+                if not self._pass_gap():
+                    return
                 continue
-            with one.open() as source:
-                at = self.next - one.base
-                head = source.read(at, BLANK_SIZE)
-                total, magic = _BLANK.unpack(head) if len(head) == BLANK_SIZE else (0, 0)
-                if magic == MAGIC_BLANK and total >= BLANK_SIZE:
-                    # The file that follows may not be there yet.
-                    if not self._enter_next_file(self.next + 1):
-                        return None
-                    continue
-                if magic in VERSIONS and MIN_SIZE <= total <= MAX_RECORD:
-                    raw = source.read(at, total)
-                    record = self._whole(raw, total)
-                    if record is not None and (is_finished(record)
-                                               or self._settled(source, at + total)):
-                        self.next += total
-                        self._remember(record.physical_offset, total, raw)
-                        return record
-                if not self._skip(source, at, head):
-                    return None
+            yield from self._records_of(file, reached)
+            if self.next < min(file.end, reached):  # it was cut back since: the marks will tell
+                return
 
-    def _whole(self, raw: bytes, total: int) -> Record | None:
-        try:
-            record = decode(raw)
-        except FormatError:
-            return None
-        return record if len(raw) == total and record.physical_offset == self.next else None
+    def _records_of(self, file: StoreFile, reached: int) -> Iterator[Record]:
+        """Those in one file. What is no message is damage once it is known what follows it."""
+        with file.open() as source:
+            for batch in Walk(source, self.next - file.base, reached - file.base):
+                for record in BatchPage(batch).records():
+                    self._pass_damage(record.physical_offset)
+                    self.next += record.total_size
+                    self.remember([record])
+                    yield record
+                for span in batch.spans:
+                    if span.kind == BLANK:
+                        self._pass_damage(span.offset)
+                        self.next = span.end
+            if file.end <= reached:  # it is closed: no more comes
+                head = source.read(self.next - file.base, BLANK_SIZE)
+                if len(head) == BLANK_SIZE and _BLANK.unpack(head)[1] == MAGIC_BLANK:
+                    # The file was only appended to: what the blank stands for is in no file.
+                    self.next = max(file.end, self._next_base() or 0)
+                self._pass_damage(file.end)
 
-    def _settled(self, source: FileSource, after: int) -> bool:
-        """Whether a record will stay as it is: the next one is there, or time is up."""
-        return any(source.read(after, BLANK_SIZE)) or self._waited()
+    def _pass_damage(self, until: int) -> None:
+        if self.next < until:
+            length = until - self.next
+            self._report(Problem("damage", f"damage at physical offset {self.next}, {length} "
+                                 "bytes: passed over", self.next, length))
+            self.next = until
 
-    def _waited(self) -> bool:
-        """Whether nothing has moved for `PATIENCE`."""
-        now = self._clock()
-        if self._waiting is None or self._waiting[0] != self.next:
-            self._waiting = self.next, now
-        return now - self._waiting[1] >= PATIENCE
-
-    def _enter_next_file(self, behind: int) -> bool:
-        """Moves to the start of the first file at or after ``behind``, if it is in use."""
-        for one in self._files:
-            if one.base >= behind:
-                with one.open() as source:
-                    if not any(source.read(0, BLANK_SIZE)):
-                        return False
-                if one.base > self.next and self._file_of(self.next) is None:
-                    self._report(Problem("gap", f"no file holds the physical offsets {self.next} "
-                                         f"to {one.base}", self.next, one.base - self.next))
-                self.next = one.base
-                return True
-        return False
-
-    def _skip(self, source: FileSource, at: int, head: bytes) -> bool:
-        """What is at `next` (``head``) is no whole record. True if there is something to go on to.
-
-        A broker does not leave a record half written to begin another: once a record behind it,
-        or the next file, is in use, it is damage and passed over.
-        """
-        started = any(head)
-        if not self._waited():
+    def _pass_gap(self) -> bool:
+        """Goes on where the log does; False where it has ended since."""
+        base = self._next_base()
+        if base is None:
             return False
-        if started:
-            found = next_provable(source, at + 1, min(source.size, at + _SEARCHED))
-            if found is not None:
-                self._damage(source.base + found)
-                return True
-        place = self.next
-        if self._enter_next_file(source.base + source.size):
-            reached, self.next = self.next, place
-            # It was written behind our back if the beginning is not what it was.
-            if source.read(at, BLANK_SIZE) == head:
-                self._damage(reached)
-            return True
-        if started and self._said != self.next:
-            self._said = self.next
-            self._report(Problem("in-progress", f"the record at physical offset {self.next} is "
-                                 "not whole yet: waiting for the rest of it", self.next))
-        return False
+        self._report(Problem("gap", f"no file holds the physical offsets {self.next} to {base}",
+                             self.next, base - self.next))
+        self.next = base
+        return True
 
-    def _damage(self, reached: int) -> None:
-        length = reached - self.next
-        self._report(Problem("damage", f"damage at physical offset {self.next}, {length} bytes: "
-                             "passed over", self.next, length))
-        self.next = reached
-
-
-def is_finished(record: Record) -> bool:
-    """Whether nothing says that bytes of a record are still to come.
-
-    The CRC covers only the body; topic and properties are written behind it, and what is not
-    there yet is zero.
-    """
-    return record.crc_ok and not record.properties.endswith(b"\0") and not record.topic.endswith(
-        b"\0")
+    def _next_base(self) -> int | None:
+        return min((file.base for file in self._files if file.base > self.next), default=None)

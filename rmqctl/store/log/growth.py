@@ -18,8 +18,9 @@ from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log.borders import cuts, first_border, is_whole, last_in_use, walked
-from rmqctl.store.log.follow import PATIENCE
 
+PATIENCE = 2.0
+"""Seconds after which what lies behind a record that does not become whole is looked at."""
 STEP = 64 << 20
 _WHOLE_FILES = 256
 """So many steps are cut by files alone: looking for borders would cost a walk over all of them."""
@@ -71,6 +72,8 @@ class GrowingLog:
         self._said: int | None = None
         self.torn = False
         """Whether the last `advance` ended before something that is not whole (yet)."""
+        self.stuck = False
+        """Whether that has not moved for `PATIENCE`, and nothing whole lies behind it."""
 
     def files(self) -> list[StoreFile]:
         """The files of the log, in order. StoreIOError if a folder cannot be listed."""
@@ -154,7 +157,7 @@ class GrowingLog:
     def _advance(self, files: list[StoreFile], position: int, limit: int | None,
                  patient: bool, least: bool) -> int:
         last, start = last_in_use(files), position
-        self.torn = False
+        self.torn = self.stuck = False
         while limit is None or position < limit:
             number = bisect_right(files, position, key=lambda one: one.base) - 1
             if number >= 0 and position < files[number].end:
@@ -207,7 +210,9 @@ class GrowingLog:
                     self.torn = reached < file.end
             if (limit is None or reached < limit) and reached < file.end and self._is_due(reached):
                 # It has not moved for long: what lies behind it will not be written over.
-                reached = walked(source, reached, limit, least=least).end
+                behind = walked(source, reached, limit, least=least).end
+                self.stuck = self.torn and behind == reached
+                reached = behind
             return reached
 
     def _is_due(self, position: int) -> bool:

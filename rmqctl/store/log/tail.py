@@ -14,10 +14,10 @@ from dataclasses import replace
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
-from rmqctl.scan.frames import BLANK, DAMAGED, Span, used_length
-from rmqctl.scan.source import Source
+from rmqctl.scan.frames import BLANK, DAMAGED, Span
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.bounds import View
+from rmqctl.store.log.end import used_size
 from rmqctl.store.log.follow import Follower
 from rmqctl.store.pages import BatchPage, RecordPage
 from rmqctl.store.problems import Problem, Report, damage
@@ -30,7 +30,6 @@ _ENOUGH = 64 << 20
 """Bytes of the log looked at before a topic's consumequeue is asked: a broker's dispatch is
 never that far behind."""
 _REMEMBERED = 64
-_STEP = 4 << 20
 
 
 def conditions_of(selection: Selection) -> list[Condition]:
@@ -47,19 +46,6 @@ def conditions_of(selection: Selection) -> list[Condition]:
     if selection.queue_id is not None:
         found.append(Condition("queue_id", "=", selection.queue_id))
     return found + selection.conditions()
-
-
-def used_end(source: Source) -> int:
-    """The position behind the last byte of a file that is not zero; holes are not read."""
-    end = source.size
-    while end > 0:
-        start = max(0, end - _STEP)
-        if source.next_data(start) < end:
-            used = used_length(source.read(start, end - start))
-            if used:
-                return start + used
-        end = start
-    return 0
 
 
 class Tail:
@@ -112,7 +98,7 @@ class Tail:
 
     def _windows_of(self, number: int) -> Iterator[list[Record]]:
         source = self._log.source(number)
-        stop = used_end(source)
+        stop = used_size(source)
         window = _FIRST_WINDOW
         while stop > 0:
             start = max(0, stop - window)
