@@ -83,7 +83,7 @@ def _intact_behind(store: Store, end: int) -> int | None:
         if one.end <= end:
             continue
         source = log.source(number)
-        for batch in Walk(source, max(0, end - one.base), resync=one.base < end):
+        for batch in Walk(source, max(0, end - one.base)):
             intact = batch.crc_ok().nonzero()[0]
             if len(intact):
                 return int(batch.offset[intact[0]])

@@ -91,8 +91,6 @@ class _Planner:
         self._notes: list[str] = []
 
     def plan(self) -> Plan:
-        if self._options.only != {TABLE}:
-            self._store.layout.require_writable(self._root)
         self._refuse_without_log()
         saved = self._log()
         rebuilt = self._derived(saved)
@@ -122,7 +120,7 @@ class _Planner:
         store = self._store
         if any(one.size for one in store.log.files):
             return
-        queue = next((one for one in store.known_queues.values() if one.files), None)
+        queue = next((one for one in store.queues.values() if one.files), None)
         if queue is not None or store.batch_queues or store.index_listing.files:
             raise RefusedError(
                 f"{self._root}: there is no commitlog file, and nothing else is taken away for "
@@ -196,4 +194,5 @@ class _Planner:
 
 def log_as_it_is(store: Store) -> list[LogPart]:
     """The files of the log without any change."""
-    return [LogPart(one.base, one.size, one.path) for one in store.log.files if one.size]
+    return [LogPart(one.base, one.size, one.path, witness=one.witness)
+            for one in store.log.files if one.size]

@@ -29,12 +29,17 @@ ZERO = "zero"
 DAMAGED = "damaged"
 
 
+Doubtful = tuple[tuple[int, int], ...]
+"""(physical offset, size) of frames of which nothing tells whether they are records of the log."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """Bytes of a log that are no message: ``blank``, ``zero`` or ``damaged``.
 
     ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` say what
     gave it away, and ``located`` that the extent is one record's own (not a search for the next).
+    ``doubtful``: frames in it that may be records of the log or lie in a body.
     """
 
     kind: str
@@ -43,6 +48,7 @@ class Span:
     reason: str = ""
     field: str = ""
     located: bool = False
+    doubtful: Doubtful = ()
 
     @property
     def end(self) -> int:
@@ -71,6 +77,7 @@ def shape(host_bits: int, magic: int) -> Shape:
 
 _ZERO_STEP = 1 << 16
 _MAGICS = tuple(VERSIONS)
+_SIZE = layout.reader(Message, "total_size")
 START_SIZE = layout.prefix_size(Message)
 _START_DTYPE = layout.dtype(Message, itemsize=START_SIZE)
 
@@ -105,6 +112,29 @@ def used_length(data: bytes) -> int:
             return start + int(np.flatnonzero(part)[-1]) + 1
         end = start
     return 0
+
+
+def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int) -> Array:
+    """Positions (int64) reached by following the sizes from ``at``: at most ``most`` of them."""
+    unpack = _SIZE.unpack_from
+    starts: list[int] = []
+    append = starts.append
+    last = filled - _SIZE.size
+    if most < len(buffer):
+        while at <= last and len(starts) < most:
+            size: int = unpack(buffer, at)[0]
+            if size < MIN_SIZE:
+                break
+            append(at)
+            at += size
+    else:
+        while at <= last:
+            size = unpack(buffer, at)[0]
+            if size < MIN_SIZE:
+                break
+            append(at)
+            at += size
+    return np.array(starts, np.int64)
 
 
 class Batch:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rmqctl.scan.source import FileSource, Source
+from rmqctl.scan.source import FileSource, Source, Witness
 
 Parts = tuple[tuple[int, bytes], ...]
 """(position, bytes), ascending and not overlapping; between them lie zeros."""
@@ -50,13 +50,15 @@ class LogPart:
     """One file of a log as it would be: ``size`` bytes from physical offset ``base`` on.
 
     ``path`` is the file beneath, None where there is none (a missing file); what neither the
-    file nor a piece says reads as zero. ``pieces`` are ascending and do not overlap. Picklable.
+    file nor a piece says reads as zero. ``pieces`` are ascending and do not overlap. ``witness``:
+    see `rmqctl.scan.source.Source`. Picklable.
     """
 
     base: int
     size: int
     path: str | None
     pieces: tuple[Piece, ...] = ()
+    witness: Witness | None = field(default=None, compare=False, repr=False)
 
     @property
     def end(self) -> int:
@@ -68,7 +70,7 @@ class LogPart:
         if self.path is None:
             yield OverlaidSource(self, None)
             return
-        with FileSource(self.path, self.base) as below:
+        with FileSource(self.path, self.base, witness=self.witness) as below:
             if not self.pieces and below.size == self.size:
                 yield below
             else:
@@ -80,7 +82,7 @@ class OverlaidSource:
 
     def __init__(self, part: LogPart, below: Source | None) -> None:
         self.name = part.path or f"<missing file {part.base:020d}>"
-        self.base, self.size = part.base, part.size
+        self.base, self.size, self.witness = part.base, part.size, part.witness
         self._pieces, self._below = part.pieces, below
         self._starts = [one.at for one in part.pieces]
 

@@ -10,19 +10,52 @@ import errno
 import os
 import stat
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rmqctl.errors import StoreIOError
+
+if TYPE_CHECKING:  # small files are read by commands that need no numpy
+    import numpy as np
+
+    from rmqctl.formats.local.message import Record
+
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
+class Witness(Protocol):
+    """What is known elsewhere of where the records of a log lie: nothing that is in a body."""
+
+    def rows(self, start: int, end: int) -> tuple[Array, Array]:
+        """(physical offset, size) of rows of consumequeues that lead into physical
+        ``[start, end)``, ascending (int64).
+        """
+        ...
+
+    def keys(self, start: int, end: int) -> tuple[Array, Array]:
+        """(physical offset, key hash) of index entries that lead there, ascending (int64)."""
+        ...
+
+    def confirms(self, record: Record) -> bool | None:
+        """Whether the row of a record's queue offset leads to it; None where there is no row."""
+        ...
+
+    def goes_on(self, physical: int) -> bool:
+        """Whether a log file begins there, and with a record."""
+        ...
+
+
 class Source(Protocol):
-    """Bytes ``[0, size)`` whose first byte has the physical offset ``base``."""
+    """Bytes ``[0, size)`` whose first byte has the physical offset ``base``.
+
+    ``witness``: what else is known of the log they are of; None where they are all there is.
+    """
 
     name: str
     base: int
     size: int
+    witness: Witness | None
 
     def read(self, position: int, length: int) -> bytes: ...
 
@@ -36,6 +69,7 @@ class BytesSource:
 
     def __init__(self, data: bytes, base: int = 0, name: str = "<bytes>") -> None:
         self.name, self.base, self.size, self._data = name, base, len(data), data
+        self.witness: Witness | None = None
 
     def read(self, position: int, length: int) -> bytes:
         return self._data[position:position + length]
@@ -77,8 +111,9 @@ class FileSource:
 
     _fd = -1  # `close` is called by `__del__` even when opening failed
 
-    def __init__(self, path: str, base: int = 0, limit: int | None = None) -> None:
-        self.name, self.base, self._limit = path, base, limit
+    def __init__(self, path: str, base: int = 0, limit: int | None = None,
+                 witness: Witness | None = None) -> None:
+        self.name, self.base, self._limit, self.witness = path, base, limit, witness
         self._fd = open_regular(path)
         self.size = os.fstat(self._fd).st_size
         self._holes = hasattr(os, "SEEK_DATA")

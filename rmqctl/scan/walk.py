@@ -12,15 +12,59 @@ from collections.abc import Iterator
 import numpy as np
 
 from rmqctl.formats import layout
-from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, VERSIONS, Message
-from rmqctl.scan.frames import Array, Batch, examine
-from rmqctl.scan.resync import MAX_RECORD, classify, is_blank, next_provable
-from rmqctl.scan.source import Source
+from rmqctl.formats.local.message import START_SIZE, VERSIONS, Message, decode
+from rmqctl.scan.damage import classify
+from rmqctl.scan.frames import Batch, examine, hop
+from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
+from rmqctl.scan.source import Source, Witness
 
 CHUNK = 2 << 20
-_SIZE = layout.reader(Message, "total_size")
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 _BURST = 64
+
+
+_STEPS = (64 << 10, 1 << 20, 16 << 20)
+_MOST_CHECKS = 64
+
+
+def start_of(source: Source, at: int) -> int:
+    """The first border of a frame at or behind a position that may be anywhere, a body included.
+
+    From a record nearby which its consumequeue's row leads to, or from the file's start, the
+    frames are walked. Where nothing is known of a log the next provable record is taken.
+    StoreIOError.
+    """
+    if at <= 0:
+        return 0
+    if source.witness is None:
+        candidate = next_provable(source, at, source.size)
+        return source.size if candidate is None else candidate
+    anchor = 0
+    for back in _STEPS:
+        if at <= back:
+            break
+        confirmed = _confirmed(source, source.witness, at - back, at)
+        if confirmed is not None:
+            anchor = confirmed
+            break
+    walk = Walk(source, anchor, at, chunk=min(CHUNK, max(at - anchor, 64 << 10)))
+    for _ in walk:
+        pass
+    return walk.position
+
+
+def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | None:
+    """The first record in positions ``[start, end)`` that a row leads to, of a few of them."""
+    position = start
+    for _ in range(_MOST_CHECKS):
+        candidate = next_provable(source, position, end)
+        if candidate is None:
+            return None
+        size = located_size(source, candidate)
+        if size is not None and witness.confirms(decode(source.read(candidate, size))):
+            return candidate
+        position = candidate + 1
+    return None
 
 
 class Walk:
@@ -28,7 +72,8 @@ class Walk:
 
     A frame belongs to the range in which it starts. ``start`` must be a frame border, unless
     ``resync`` is true: then the walk begins at the first provable record at or after it, and
-    ``first`` says where. ``position`` is where the walk stands: the seam to the next range.
+    ``first`` says where. That is a guess, which a body may mislead: `start_of` knows.
+    ``position`` is where the walk stands: the seam to the next range.
     With ``growing`` the walk ends at the first bytes that are neither a message nor a blank: in a
     file that is written to they are what is not written yet.
     """
@@ -110,26 +155,3 @@ class Walk:
             return 0
         total: int = _HEAD.unpack_from(buffer, at)[0]
         return total
-
-
-def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int) -> Array:
-    """Positions (int64) reached by following the sizes from ``at``: at most ``most`` of them."""
-    unpack = _SIZE.unpack_from
-    starts: list[int] = []
-    append = starts.append
-    last = filled - _SIZE.size
-    if most < len(buffer):
-        while at <= last and len(starts) < most:
-            size: int = unpack(buffer, at)[0]
-            if size < MIN_SIZE:
-                break
-            append(at)
-            at += size
-    else:
-        while at <= last:
-            size = unpack(buffer, at)[0]
-            if size < MIN_SIZE:
-                break
-            append(at)
-            at += size
-    return np.array(starts, np.int64)

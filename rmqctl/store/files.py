@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import names
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import FileSource, Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class StoreFile:
     base: int
     size: int
     limit: int | None = None
+    witness: Witness | None = field(default=None, compare=False, repr=False)
+    """Of a file of the log: what else is known of where its records lie."""
 
     @property
     def end(self) -> int:
@@ -36,7 +38,7 @@ class StoreFile:
 
     def open(self) -> FileSource:
         """The file to read from, up to its limit; positions count from ``base``. StoreIOError."""
-        return FileSource(self.path, self.base, self.limit)
+        return FileSource(self.path, self.base, self.limit, self.witness)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
-from rmqctl.scan.frames import Array, examine
-from rmqctl.scan.walk import hop
+from rmqctl.scan.frames import Array, examine, hop
 
 BitMaps = Mapping[int, bytes | None]
 """Physical offset -> filter bit map of the message there."""

@@ -22,7 +22,6 @@ from rmqctl.pipeline.source.seams import PlannedSource, QueueProof, Seams, shran
 from rmqctl.pipeline.source.tiered import RecordPiece, UnitPiece, tier_batches
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import Batch
-from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.queue.unit_columns import batch_queue_batches, index_batches, queue_batches
 
@@ -120,7 +119,7 @@ class Reading:
         return self._index(piece, constant)
 
     def _log(self, piece: LogPiece, constant: Constants) -> Iterator[pa.RecordBatch]:
-        with FileSource(piece.path.path, piece.path.base) as source:
+        with piece.path.open() as source:
             planned = PlannedSource(source, piece.path.size)
             seams = Seams(planned, self._proofs.setdefault(piece.root, QueueProof(piece.root)))
             for batch in walk_range(planned, seams, piece.start, piece.end, last=piece.last):

@@ -183,6 +183,7 @@ class PlannedSource:
         if source.size < size:
             raise shrank(source.name, size, source.size)
         self.name, self.base, self.size, self._source = source.name, source.base, size, source
+        self.witness = source.witness
 
     def read(self, position: int, length: int) -> bytes:
         return self._source.read(position, max(min(length, self.size - position), 0))

@@ -29,7 +29,6 @@ from rmqctl.parse_values import parse_size
 from rmqctl.pipeline.source import schema
 from rmqctl.pipeline.source.options import FOLLOWING, Options, Start, starting
 from rmqctl.pipeline.source.reader import Reading
-from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import listing
 from rmqctl.store.log.growth import PATIENCE, STEP, GrowingLog, Piece
@@ -218,7 +217,7 @@ class _Following(Reading):
         piece = part.piece
         base = piece.file.base
         try:
-            source = FileSource(piece.file.path, base)
+            source = piece.file.open()
         except StoreIOError:
             if not _expired(piece):
                 raise

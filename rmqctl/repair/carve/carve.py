@@ -179,7 +179,7 @@ class Carving:
 
     def _source(self, number: int, one: Input) -> Iterator[CarvedPage]:
         with self._open(one) as source:
-            scan = Scan(source, number, one.base, undecided=self._undecided,
+            scan = Scan(source, number, one.base, witness=one.witness, undecided=self._undecided,
                         embedded=self._embedded, damaged=self._damaged, advance=self._advance)
             try:
                 for batch, shift in scan.batches():

@@ -29,11 +29,11 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.repair.carve.spool import Majority, Spool
-from rmqctl.repair.carve.window import CHUNK, Candidates, Checksums, Window
-from rmqctl.scan.frames import Array, Batch, examine
+from rmqctl.repair.carve.window import CHUNK, AsLog, Candidates, Checksums, Window
+from rmqctl.scan.extents import Known, judge, own_extent
+from rmqctl.scan.frames import Array, Batch, examine, hop
 from rmqctl.scan.resync import MAX_RECORD, extent
-from rmqctl.scan.source import Source
-from rmqctl.scan.walk import hop
+from rmqctl.scan.source import Source, Witness
 
 LOG_BYTES = 64 << 10
 LOG_RECORDS = 8
@@ -49,18 +49,20 @@ _LAST_RECORD = 8 << 20
 class Scan:
     """The records of one source (number ``number``). Go through `batches`, then look at the rest.
 
-    ``base`` is the shift its name promises. ``undecided``, ``embedded``, ``damaged`` take the
-    places of records which are not given by `batches`: of a shift that no log around them has;
-    intact ones inside of a damaged one; those whose lengths add up, but not the CRC.
+    ``base`` is the shift its name promises, ``witness`` what its store knows. ``undecided``,
+    ``embedded``, ``damaged`` take the places of records which are not given by `batches`: of a
+    shift that no log around them has; intact ones inside of a damaged one; those whose lengths
+    add up, but not the CRC.
     """
 
     def __init__(self, source: Source, number: int, base: int | None, *, undecided: Spool,
-                 embedded: Spool, damaged: Spool,
+                 embedded: Spool, damaged: Spool, witness: Witness | None = None,
                  advance: Callable[[int], None] = lambda _bytes: None, chunk: int = CHUNK) -> None:
         self._window = Window(source, chunk)
         self._candidates = Candidates(self._window)
         self._judge = Judge(self._window, self._candidates)
-        self._number, self._named = number, base is not None
+        self._number, self._named, self._base = number, base is not None, base
+        self._witness = witness
         self._undecided, self._embedded, self._damaged = undecided, embedded, damaged
         self._advance, self._reported = advance, 0
         self._at = 0
@@ -129,7 +131,7 @@ class Scan:
                 burst = min(burst * 8, 1 << 62)
             if (good < len(start) or not good) and not self._goes_on(shift, held):
                 break
-        if last >= 0:
+        if last >= 0 and not self._of_store(shift):
             self._at = self._judge.behind(last, self._at)
 
     def _sound(self, batch: Batch, shift: int) -> Iterator[Batch]:
@@ -176,10 +178,10 @@ class Scan:
         head = self._window.read(self._at, START_SIZE)
         if not head or self._judge.record(self._at) is not None:
             return False
-        end = self._judge.own_end(self._at, shift) if any(head) else None
+        end = self._behind_damage(shift) if any(head) or self._of_store(shift) else None
         if chained:
             self._broken_at = self._at
-        if (chained and any(head)) or end is not None:
+        if (chained and any(head)) or (end is not None and any(head)):
             self.breaks += 1
         if end is None:
             return False
@@ -187,6 +189,19 @@ class Scan:
         self._inside(self._at, end, shift)
         self._at = end
         return True
+
+    def _of_store(self, shift: int) -> bool:
+        """Whether a store tells where the records of this shift lie."""
+        return self._witness is not None and shift == self._base
+
+    def _behind_damage(self, shift: int) -> int | None:
+        """Where the log goes on behind a damaged record; None where nothing tells."""
+        log = AsLog(self._window, shift, self._witness if self._of_store(shift) else None)
+        if log.witness is not None:
+            found = judge(log, self._at, self._at + 1)
+            return self.size if found.resume is None else found.resume
+        own = own_extent(log, self._at, Known(log))
+        return self._judge.own_end(self._at, shift) if own is None else own.end
 
     def _mend(self) -> None:
         """The log goes on behind a gap: if nothing told of the gap, zeros do now."""

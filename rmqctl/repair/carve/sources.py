@@ -11,14 +11,18 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from rmqctl.errors import StoreIOError
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import FileSource, Witness
+from rmqctl.store.log.witness import StoreWitness
+from rmqctl.store.store import Sizes, Store
 
 SECTOR = 4096
 """Bytes that are given up at once around a place that cannot be read."""
 _LOG_NAME = re.compile(r"[0-9]{20}")
+_DERIVED = ("consumequeue", "batchconsumequeue", "index")
 _MAX_OFFSET = (1 << 63) - 1
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
@@ -29,12 +33,13 @@ _UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
 @dataclass(frozen=True, slots=True)
 class Input:
     """One file or device. ``size`` in bytes; ``base`` is the physical offset that its name gives
-    it, None where it is not named like a log's file.
+    it, None where it is not named like a log's file. ``witness``: what the store it lies in knows.
     """
 
     path: str
     size: int
     base: int | None = None
+    witness: Witness | None = field(default=None, compare=False, repr=False)
 
 
 class CarveSource(FileSource):
@@ -45,7 +50,7 @@ class CarveSource(FileSource):
 
     def __init__(self, path: str, unreadable: Callable[[int, int], None]) -> None:
         # Not FileSource's own opening: it takes regular files only.
-        self.name, self.base, self._limit = path, 0, None
+        self.name, self.base, self._limit, self.witness = path, 0, None, None
         self._unreadable = unreadable
         self._fd, self.size = _open(path)
         self._holes = hasattr(os, "SEEK_DATA")
@@ -152,4 +157,10 @@ def _below(folder: str, known: set[tuple[int, int]],
 def _input(path: str, size: int) -> Input:
     name = os.path.basename(path)
     base = int(name) if _LOG_NAME.fullmatch(name) else None
-    return Input(path, size, base if base is None or base + size <= _MAX_OFFSET else None)
+    if base is None or base + size > _MAX_OFFSET:
+        return Input(path, size)
+    folder = os.path.dirname(os.path.abspath(path))
+    root = os.path.dirname(folder)
+    is_store = any(os.path.isdir(os.path.join(root, one)) for one in _DERIVED)
+    return Input(path, size, base, StoreWitness(partial(Store, root, [folder], Sizes()))
+                 if is_store else None)

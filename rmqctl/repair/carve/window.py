@@ -24,7 +24,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.scan.frames import Array, gather_int, shape
 from rmqctl.scan.resync import MAX_RECORD
-from rmqctl.scan.source import Source
+from rmqctl.scan.source import Source, Witness
 
 CHUNK = 2 << 20
 _GRID = 4096
@@ -44,6 +44,7 @@ class Window:
     def __init__(self, source: Source, chunk: int = CHUNK) -> None:
         self._source, self._chunk = source, chunk
         self.name, self.base, self.size = source.name, source.base, source.size
+        self.witness = source.witness
         self.start = self.end = 0
         self.buffer = bytearray(min(chunk, max(source.size, 1)))
         self.data: Array = np.zeros(0, np.uint8)
@@ -79,6 +80,16 @@ class Window:
     def next_data(self, position: int) -> int:
         """The first position that may hold something else than zeros (holes are skipped)."""
         return self._source.next_data(position)
+
+
+class AsLog:
+    """A window's source as a file of the log in which records have this ``shift``."""
+
+    def __init__(self, window: Window, shift: int, witness: Witness | None) -> None:
+        self._window = window
+        self.name, self.base, self.size, self.witness = window.name, shift, window.size, witness
+        self.read, self.read_into = window.read, window.read_into
+        self.next_data = window.next_data
 
 
 class Checksums:

@@ -66,9 +66,9 @@ def log_parts(store: Store) -> list[LogPart]:
             raise RefusedError(f"{one.path}: {(one.base - at) // size} files would be missing "
                                "before it, so it is hardly one of this log: move it elsewhere")
         while at < one.base:
-            found.append(LogPart(at, size, None))
+            found.append(LogPart(at, size, None, witness=one.witness))
             at += size
-        found.append(LogPart(one.base, size, one.path))
+        found.append(LogPart(one.base, size, one.path, witness=one.witness))
     return found
 
 

@@ -31,6 +31,7 @@ from rmqctl.formats.local.message import (
     decode,
     is_magic,
     magic_at,
+    total_size_at,
 )
 from rmqctl.repair.plan import Action
 from rmqctl.repair.salvage.contradict import Contradictions
@@ -47,14 +48,15 @@ from rmqctl.repair.salvage.records import (
     with_fields,
 )
 from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.scan.extents import key_hashes
 from rmqctl.scan.overlay import LogPart, Piece
-from rmqctl.scan.resync import used_windows
 from rmqctl.scan.source import Source
 from rmqctl.store.store import Store
 
 _BUDGET = 2 << 30
 """Bytes of candidates that are looked at in one round: crafted damage must not take for ever."""
 PAGES = (4096, 512)
+_WINDOW = 1 << 20
 _MOST_RECORD = 8 << 20
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
 
@@ -120,7 +122,8 @@ class _Round:
         self._confirmed: dict[int, int] = {}
 
     def run(self) -> Mending:
-        # In damaged regions: wherever a row, a known extent or a record says that one starts.
+        # In damaged regions: wherever a row or the log itself says that a record starts. What a
+        # frame says of itself does not count: it may lie in a body.
         rows: dict[int, list[FoundRow]] = {}
         for row in self._evidence.rows:
             rows.setdefault(row.physical, []).append(row)
@@ -135,9 +138,8 @@ class _Round:
                 at += 1
             if not region.dirty or (part.path is None and not part.pieces):
                 continue
-            starts = {region.start, *places[first:at], *(start for start, _ in region.extents)}
+            starts = {*region.starts, *places[first:at], *(start for start, _ in region.extents)}
             with part.open() as source:
-                starts |= set(located(source, region.start - part.base, region.end - part.base))
                 end = region.start
                 for start in sorted(starts):
                     if start >= end:
@@ -189,8 +191,8 @@ class _Round:
         if rows and sysflag.has_consume_queue_row(record.sys_flag):
             return False
         if foreign:
-            return sysflag.has_consume_queue_row(record.sys_flag) and self._fits(
-                record, inner=True)
+            return is_indexed(self._parts, record) or (
+                sysflag.has_consume_queue_row(record.sys_flag) and self._fits(record, inner=True))
         if record.body:
             return len(record.topic) > 0
         # Without a body nothing proves the rest of it, but that its lengths make its size.
@@ -273,47 +275,34 @@ def _page(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[
         _clipped(parts, region, to, data, found, done)
 
 
-def located(source: Source, start: int, end: int) -> Iterator[int]:
-    """Physical offsets in ``[start, end)`` (positions) where a record says that it lies there."""
-    for position in _magics(source, start, end):
-        head = source.read(position, START_SIZE)
-        if len(head) >= _LOCATED.size and (
-                _LOCATED.unpack_from(head)[2] == source.base + position):
-            yield source.base + position
-
-
-def _magics(source: Source, start: int, end: int) -> Iterator[int]:
-    """Positions in ``[start, end)`` where by its magic a message may start."""
-    last = start - 1
-    for at, data in used_windows(source, start, end):
-        for hit in MAGIC_PATTERN.finditer(data):
-            position = at + hit.start() - MAGIC_OFFSET
-            if last < position < end:
-                last = position
-                yield position
-
-
 def _misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Record | int]]:
     """(position, the record there) for whole records which say that they belong elsewhere.
 
     For one that is not whole just the physical offset it says.
     """
-    for position in _magics(source, start, end):
-        head = source.read(position, START_SIZE)
-        if len(head) < START_SIZE:
-            continue
-        total, _, physical = _LOCATED.unpack_from(head)
-        if physical < 0 or physical == source.base + position or total < MIN_SIZE:
-            continue
-        if total <= min(_MOST_RECORD, end - position):
-            try:
-                record = decode(source.read(position, total))
-            except FormatError:
-                record = None
-            if record is not None and record.crc_ok and record.body:
-                yield position, record
+    at = start
+    while at < end:
+        data = source.read(at, min(_WINDOW, end - at) + START_SIZE)
+        for hit in MAGIC_PATTERN.finditer(data):
+            position = at + hit.start() - MAGIC_OFFSET
+            if not start <= position < end or hit.start() >= _WINDOW:
                 continue
-        yield position, physical
+            head = source.read(position, START_SIZE)
+            if len(head) < START_SIZE:
+                continue
+            total, _, physical = _LOCATED.unpack_from(head)
+            if physical < 0 or physical == source.base + position or total < MIN_SIZE:
+                continue
+            if total <= min(_MOST_RECORD, end - position):
+                try:
+                    record = decode(source.read(position, total))
+                except FormatError:
+                    record = None
+                if record is not None and record.crc_ok and record.body:
+                    yield position, record
+                    continue
+            yield position, physical
+        at += _WINDOW
 
 
 def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int],
@@ -322,7 +311,7 @@ def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Seque
               moves: dict[tuple[int, int], int]) -> None:
     target = record if isinstance(record, int) else record.physical_offset
     at = bisect_right(starts, target) - 1
-    if at < 0 or target >= regions[at].end:
+    if at < 0 or target >= regions[at].end or not _is_known(parts, source, position, record):
         return
     region = regions[at]  # where it belongs
     delta = target - (source.base + position)
@@ -337,6 +326,31 @@ def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Seque
             _clipped(parts, one, start, data, found, done)
     elif not isinstance(record, int) and target + record.total_size <= region.end:
         _clipped(parts, region, target, source.read(position, record.total_size), found, done)
+
+
+def _is_known(parts: Sequence[LogPart], source: Source, position: int,
+              record: Record | int) -> bool:
+    """Whether a row or an index entry leads where a frame says that it belongs.
+
+    Who sends a message may put frames into it that say any place.
+    """
+    if not isinstance(record, int) and is_indexed(parts, record):
+        return True
+    target = record if isinstance(record, int) else record.physical_offset
+    size = total_size_at(source.read(position, START_SIZE))
+    witness = parts[0].witness
+    if witness is None:
+        return False
+    places, sizes = witness.rows(target, target + 1)
+    return bool((sizes[places == target] == size).any())
+
+
+def is_indexed(parts: Sequence[LogPart], record: Record) -> bool:
+    """Whether the index has one of the record's keys for the place it says."""
+    witness = parts[0].witness
+    return witness is not None and bool(
+        key_hashes(record) & set(witness.keys(record.physical_offset,
+                                              record.physical_offset + 1)[1].tolist()))
 
 
 def _clipped(parts: Sequence[LogPart], region: Region, start: int, data: bytes,

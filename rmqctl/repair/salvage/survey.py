@@ -122,6 +122,7 @@ class Region:
     ``before`` and ``after``: store times of the intact messages around it, None where there is
     none. ``extents``: damaged records whose place and size are beyond doubt. ``dirty``: whether
     any of its bytes is not zero. ``previous``: place of the message that ends where it starts.
+    ``starts``: where a record must have begun. ``doubtful``: see `rmqctl.scan.frames.Span`.
     """
 
     file: int
@@ -132,6 +133,8 @@ class Region:
     dirty: bool = False
     previous: int | None = None
     extents: list[tuple[int, int]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    doubtful: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def time(self) -> int:
@@ -253,7 +256,8 @@ class Surveyor:
         if at < span.end:
             whole = at == span.offset and span.located
             self._damage(Region(number, at, span.end, dirty=span.kind == DAMAGED,
-                                extents=[(span.offset, span.length)] if whole else []))
+                                extents=[(span.offset, span.length)] if whole else [],
+                                doubtful=[one for one in span.doubtful if one[0] >= at]))
 
     def _damage(self, region: Region) -> None:
         region.before = self._time
@@ -263,7 +267,10 @@ class Surveyor:
         if last is not None and last.file == region.file and last.end == region.start:
             last.end, last.dirty = region.end, last.dirty or region.dirty
             last.extents += region.extents
+            last.starts.append(region.start)
+            last.doubtful += region.doubtful
             return
+        region.starts.append(region.start)
         self.survey.regions.append(region)
         self._waiting.append(region)
 

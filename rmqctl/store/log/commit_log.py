@@ -15,10 +15,10 @@ import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
-from rmqctl.scan.frames import Array, Batch, examine
-from rmqctl.scan.resync import MAX_RECORD, is_blank, next_provable
+from rmqctl.scan.frames import BLANK, Array, Batch, examine
+from rmqctl.scan.resync import MAX_RECORD, is_blank
 from rmqctl.scan.source import FileSource
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.files import StoreFile, common_size
 
 _WINDOW = 4 << 20
@@ -158,8 +158,8 @@ class CommitLog:
     def walk(self, start: int = 0, end: int | None = None) -> Iterator[Batch]:
         """All frames that start in ``[start, end)``, file by file, in physical order.
 
-        ``start`` may be anywhere: the walk begins at the first provable record there, or with
-        the file. Files that vanish or cannot be opened raise StoreIOError.
+        ``start`` may be anywhere: the walk begins with the first frame at or behind it. Files that
+        vanish or cannot be opened raise StoreIOError.
         """
         for number, one in enumerate(self.files):
             if one.end <= start or (end is not None and one.base >= end):
@@ -167,7 +167,7 @@ class CommitLog:
             source = self.source(number)
             inside = max(start - one.base, 0)
             limit = None if end is None else end - one.base
-            yield from Walk(source, inside, limit, resync=inside > 0)
+            yield from Walk(source, start_of(source, inside), limit)
 
     def record_border(self, physical: int) -> int | None:
         """The first provable record or blank at or after ``physical`` in its file."""
@@ -175,8 +175,13 @@ class CommitLog:
         if place is None:
             return None
         source, at = place
-        found = next_provable(source, at, source.size)
-        return None if found is None else source.base + found
+        for batch in Walk(source, start_of(source, at)):
+            if len(batch):
+                return int(batch.offset[0])
+            for span in batch.spans:
+                if span.kind == BLANK:
+                    return span.offset
+        return None
 
     def is_blank_at(self, physical: int) -> bool:
         place = self.locate(physical)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.pages import BatchPage, Page
@@ -111,8 +111,8 @@ def _walk(log: CommitLog, number: int, wanted: Range, log_end: int | None) -> Wa
     one = log.files[number]
     inside = max((wanted.from_phy or 0) - one.base, 0)
     ends = [end - one.base for end in (wanted.to_phy, log_end) if end is not None]
-    return Walk(log.source(number), inside, max(min(ends), 0) if ends else None,
-                resync=inside > 0)
+    source = log.source(number)
+    return Walk(source, start_of(source, inside), max(min(ends), 0) if ends else None)
 
 
 class _Spans:

@@ -1,6 +1,6 @@
 """The last messages of a store, found from the end: no scan of the log.
 
-Windows that grow walk backwards; each begins at the first record that proves itself in it. When
+Windows that grow walk backwards; each begins at its first record. When
 a topic is asked for and is not among the newest messages, its consumequeue leads further back.
 """
 
@@ -15,7 +15,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import used_size
 from rmqctl.store.log.follow import Follower
@@ -102,7 +102,7 @@ class Tail:
         window = _FIRST_WINDOW
         while stop > 0:
             start = max(0, stop - window)
-            walk = Walk(source, start, stop, resync=start > 0)
+            walk = Walk(source, start_of(source, start), stop)
             if walk.first >= stop and start > 0:  # inside one large record, or damage
                 window *= 4
                 continue

@@ -16,7 +16,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.scan.source import Source
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store import index_files
 from rmqctl.store.index_files import IndexFile
 from rmqctl.store.log.bounds import View
@@ -177,7 +177,7 @@ def record_around(source: Source, position: int) -> Record | None:
         start = max(0, position - window)
         record: Record | None = None
         damaged = False
-        for batch in Walk(source, start, position + 1, resync=start > 0):
+        for batch in Walk(source, start_of(source, start), position + 1):
             if len(batch):
                 last = len(batch) - 1
                 first = int(batch.offset[last])

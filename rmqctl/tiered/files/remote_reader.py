@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, require
-from rmqctl.scan.source import Source
+from rmqctl.scan.source import Source, Witness
 from rmqctl.tiered.files.reader import Entry, failed
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
@@ -133,6 +133,7 @@ class RemoteSource:
 
     def __init__(self, reader: RemoteReader, path: str, size: int, base: int = 0) -> None:
         self.name, self.base, self.size = reader.where(path), base, size
+        self.witness: Witness | None = None
         self._reader, self._path = reader, path
         self._blocks: dict[int, bytes] = {}
 

@@ -18,7 +18,8 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.query.lookup import record_around
 from rmqctl.store.queue.search import first_from
 from rmqctl.tiered.files.reader import close_source
-from rmqctl.tiered.flat_file import FlatQueue, Segment
+from rmqctl.tiered.flat_file import Segment
+from rmqctl.tiered.flat_queue import FlatQueue
 
 UNITS = 4096
 """Units that are read at once."""
@@ -106,7 +107,7 @@ def _next_unit(queue: FlatQueue, at: int) -> int:
                 try:
                     exists = queue.unit(number) is not None
                 except StoreIOError:
-                    exists = True  # whoever reads it gets the error
+                    exists = True  # whoever reads it is told
                 if exists:
                     return number
     return queue.commit_offset

@@ -69,7 +69,8 @@ def _brokers(path: str) -> set[str]:
             continue
         for table in metadata.segments.values():
             brokers.update(one.partition("/")[0] for one in table)
-        brokers |= metadata.brokers
+        for queues in metadata.queues.values():
+            brokers.update(one.broker_name for one in queues.values())
     return brokers
 
 

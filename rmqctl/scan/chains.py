@@ -1,0 +1,206 @@
+"""Whether frames found behind damage are records of the log, or lie in a damaged record's body.
+
+Where nothing tells how long a damaged record O was, the frames behind it may be its body: whoever
+sent it may have put whole records into it, with the right physical offsets. Let frames follow each
+other without a break up to an *anchor*, a place where a record of the log is known to begin. If
+the first of them lie in O's body, O ends somewhere among them, and what follows O is a record:
+
+* O ends where one of the frames ends. Then O's own topic and properties are the last bytes of that
+  frame, too: its end can be read as the end of a record in two ways.
+* O ends inside of a frame. Then this frame has a record inside of it which says that it lies
+  just there.
+
+So frames behind the last one of these kinds are records of the log: that is a proof, whatever the
+bodies hold. No broker's message is longer than `MAX_RECORD`, so a chain of that length needs no
+anchor. The end of the log is none, as O may have been torn just there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.formats.local.message import (
+    FRAME_PATTERN,
+    MAGIC_OFFSET,
+    MAGIC_V1,
+    PROPERTIES_LENGTH_SIZE,
+    START_SIZE,
+    longest_topic,
+    total_size_at,
+)
+from rmqctl.scan.frames import Array, Batch, examine, hop
+from rmqctl.scan.resync import MAX_RECORD, is_blank, is_placed, located_size, next_provable
+from rmqctl.scan.source import Source
+
+_BLOCK = 1 << 20
+MOST_NAMED = 10_000
+"""Frames that are named one by one; the others are counted."""
+_SHORT_TOPIC = longest_topic(MAGIC_V1)
+_LONGEST_TOPIC = 512
+_MOST_BREAKS = 1000
+
+
+@dataclass(slots=True)
+class Chain:
+    """Frames that follow each other from a position on, up to ``end``.
+
+    ``sure``: from this position on they are records of the log, or it is the anchor; None where
+    there is no anchor. ``unsure``: (position, size) of the first frames before it, ``count`` how
+    many there are.
+    """
+
+    end: int
+    sure: int | None = None
+    unsure: list[tuple[int, int]] = field(default_factory=list)
+    count: int = 0
+
+
+def follow(source: Source, start: int, origin: int, stop: int | None,
+           own_end: Callable[[int], int | None]) -> Chain:
+    """The chain from ``start`` on, behind a damaged record at ``origin``.
+
+    ``stop``: a position where a record of the log begins, beyond doubt. ``own_end``: where a
+    damaged record at a position ends, if that is beyond doubt. StoreIOError.
+    """
+    at = sure = start
+    frames: list[tuple[int, int]] = []
+    count = breaks = 0
+    anchored = False
+    while True:
+        if (stop is not None and at == stop) or at - origin > MAX_RECORD:
+            anchored = True
+            break
+        if at >= source.size or (stop is not None and at > stop):
+            break
+        starts, ends, odd = _block(source, at)
+        if len(starts):
+            inside = len(starts) if stop is None else int(np.searchsorted(starts, stop))
+            starts, ends, odd = starts[:inside], ends[:inside], odd[:inside]
+            at = int(ends[-1])
+            last = np.flatnonzero(odd)
+            if len(last):
+                sure = int(ends[last[-1]])
+            count += len(starts)
+            room = max(0, MOST_NAMED - len(frames))
+            frames += list(zip(starts[:room].tolist(), (ends - starts)[:room].tolist(),
+                               strict=True))
+            continue
+        # No frame: the file's end, or one more damaged record, of an extent beyond doubt.
+        if is_blank(source, at):
+            anchored = stop is None and closes(source, at)
+            break
+        behind = own_end(at) if breaks < _MOST_BREAKS else None
+        if behind is None:
+            break
+        breaks += 1
+        if _is_odd(source, at, behind):
+            sure = behind
+        at = behind
+    if not anchored:
+        return Chain(at, None, frames, count)
+    unsure = [one for one in frames if one[0] < sure]
+    return Chain(at, sure, unsure, len(unsure) if count == len(frames) else count)
+
+
+def closes(source: Source, at: int) -> bool:
+    """Whether the blank at a position closes its file: nothing is behind it but the next file.
+
+    A body may hold a blank, too. Then the record around it ends in what follows, and so does the
+    true blank, unless the log was torn there.
+    """
+    behind = next_provable(source, at + 1, source.size)
+    return behind is None and source.witness is not None and source.witness.goes_on(
+        source.base + source.size)
+
+
+def _block(source: Source, at: int) -> tuple[Array, Array, Array]:
+    """(start, end, whether something is odd) of frames from a position on, as many as are read.
+
+    Positions of the source. None of them where no frame begins.
+    """
+    nothing = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
+    if located_size(source, at) is None:
+        return nothing
+    head = source.read(at, START_SIZE)
+    raw = source.read(at, max(_BLOCK, total_size_at(head)))
+    data = np.frombuffer(raw, np.uint8)
+    start = hop(raw, 0, len(raw), 1 << 62)
+    batch, ok = examine(data, source.base + at, start)
+    good = len(start) if ok.all() else int(ok.argmin())
+    if not good:
+        return nothing
+    batch = batch.select(slice(0, good))
+    end = batch.start + batch.column("total_size")
+    return batch.start + at, end + at, _odd(source, at, raw, batch, end)
+
+
+def _odd(source: Source, at: int, raw: bytes, batch: Batch, end: Array) -> Array:
+    """Of the frames of a block: whether one has a record inside, or ends like two."""
+    odd = np.zeros(len(batch), bool)
+    known = set(batch.start.tolist())
+    for hit in FRAME_PATTERN.finditer(raw, 0, int(end[-1])):
+        inner = hit.start() - MAGIC_OFFSET
+        if inner >= 0 and inner not in known and _is_head(source, at + inner):
+            odd[max(0, int(np.searchsorted(batch.start, inner, "right")) - 1)] = True
+    own = dict(zip((batch.column("properties_start") - PROPERTIES_LENGTH_SIZE).tolist(),
+                   batch.column("topic_start").tolist(), strict=True))
+    for row, place in _tails(batch.data, batch.start, end):
+        topics = _topics(batch.data, int(batch.start[row]), place)
+        odd[row] |= bool(topics - {own.get(place, -1)})
+    return odd
+
+
+def _is_odd(source: Source, start: int, end: int) -> bool:
+    """The same for one damaged record: any record inside, or more than one way to end."""
+    raw = source.read(start, end - start)
+    for hit in FRAME_PATTERN.finditer(raw):
+        inner = hit.start() - MAGIC_OFFSET
+        if inner > 0 and _is_head(source, start + inner):
+            return True
+    data = np.frombuffer(raw, np.uint8)
+    span = np.zeros(1, np.int64), np.array([len(raw)], np.int64)
+    return sum(len(_topics(data, 0, place)) for _, place in _tails(data, *span)) > 1
+
+
+def _is_head(source: Source, at: int) -> bool:
+    """Whether a record, or what is left of one, says that it lies here; or a blank that fits."""
+    return is_placed(source, at) or is_blank(source, at)
+
+
+def _tails(data: Array, start: Array, end: Array) -> list[tuple[int, int]]:
+    """(row, place) of each length of properties which leads to just the end of its frame.
+
+    ``start``, ``end``: the frames of ``data``, one behind the other.
+    """
+    low, high = int(start[0]), int(end[-1])
+    value = (data[low:high - 1].astype(np.int32) << 8) | data[low + 1:high]
+    wanted = np.repeat(end, end - start)[:high - 1 - low] - np.arange(low, high - 1)
+    places = np.flatnonzero(value == wanted - PROPERTIES_LENGTH_SIZE) + low
+    rows = np.searchsorted(start, places, "right") - 1
+    return list(zip(rows.tolist(), places.tolist(), strict=True))
+
+
+def _topics(data: Array, start: int, end: int) -> set[int]:
+    """Where a topic may begin that ends at ``end``, its length before it: names are printable."""
+    low = max(start + 1, end - _LONGEST_TOPIC)
+    window = data[low:end].astype(np.int32)
+    left = len(window) - 1 - np.arange(len(window))
+    short = (window == left) & (left > 0) & (left <= _SHORT_TOPIC)
+    found = set((np.flatnonzero(short) + low + 1).tolist())
+    if len(window) > 1:
+        wide = ((window[:-1] << 8) | window[1:]) == left[1:]
+        found |= set((np.flatnonzero(wide & (left[1:] > _SHORT_TOPIC)) + low + 2).tolist())
+    return {topic for topic in found
+            if bool(((data[topic:end] > 32) & (data[topic:end] < 127)).all())}
+
+
+def tails_of(data: bytes) -> set[int]:
+    """Where the topic of a record may begin that ends with these bytes; positions in them."""
+    array = np.frombuffer(data, np.uint8)
+    if len(array) < 2 * PROPERTIES_LENGTH_SIZE:
+        return set()
+    span = np.zeros(1, np.int64), np.array([len(array)], np.int64)
+    return {topic for _, place in _tails(array, *span) for topic in _topics(array, 0, place)}

@@ -1,0 +1,132 @@
+"""What lies where the walk found no record: damage, zeros, or the blank that closes a file.
+
+This is the slow path: it runs once per damaged span.
+"""
+
+from __future__ import annotations
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import layout
+from rmqctl.formats.local.message import (
+    BLANK_SIZE,
+    MAGIC_BLANK,
+    MIN_SIZE,
+    START_SIZE,
+    Blank,
+    Message,
+    decode,
+    is_magic,
+)
+from rmqctl.scan.extents import judge
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Doubtful, Span, used_length
+from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.source import Source
+
+_FIRST_WINDOW = 64 << 10
+_WINDOW = 4 << 20
+_BLANK = layout.reader(Blank)
+_LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
+
+
+def classify(source: Source, at: int) -> list[Span]:
+    """What lies at ``at``, where the walk found no provable record: one to three spans.
+
+    They cover the bytes up to the next provable record, or to the end of the file.
+    """
+    base, size = source.base, source.size
+    head = source.read(at, BLANK_SIZE)
+    if len(head) == BLANK_SIZE:
+        total, magic = _BLANK.unpack(head)
+        if magic == MAGIC_BLANK and total == size - at:
+            return [Span(BLANK, base + at, size - at)]
+    search = at + 1
+    if not any(head):
+        first = _first_nonzero(source, at)
+        if first is None:
+            return [Span(ZERO, base + at, size - at)]
+        # A record's own leading zeros are at most those of its size.
+        search = max(search, first - BLANK_SIZE)
+    reason, field = _diagnose(source, at)
+    found = judge(source, at, search)
+    if found.resume is None:
+        return _tail(source, at, reason, field, found.doubtful)
+    return [Span(DAMAGED, base + at, found.resume - at, reason, field, located=found.located,
+                 doubtful=found.doubtful)]
+
+
+def _diagnose(source: Source, at: int) -> tuple[str, str]:
+    """(reason, field path) of the first thing wrong with the record at ``at``."""
+    head = source.read(at, START_SIZE)
+    if len(head) < START_SIZE:
+        return "fewer bytes are left than a record head needs", "total_size"
+    total, magic, physical, _ = _LOCATED.unpack_from(head)
+    if magic == MAGIC_BLANK:
+        return f"blank record says {total} bytes to the end, there are {source.size - at}", \
+            "total_size"
+    if not is_magic(magic):
+        return ("zeros where a record should start" if not any(head)
+                else f"no message magic: {magic:08x}"), "magic"
+    if total < MIN_SIZE:
+        return f"size {total} is smaller than any record", "total_size"
+    if total > source.size - at:
+        return f"size {total} runs past the end of the file", "total_size"
+    if total > MAX_RECORD:
+        return f"size {total} is larger than any record rmqctl believes", "total_size"
+    try:
+        decode(source.read(at, total))
+    except FormatError as error:
+        return error.reason, error.path or ""
+    if physical != source.base + at:
+        return f"says it lies at {physical}", "physical_offset"
+    return "no record", ""
+
+
+def _tail(source: Source, at: int, reason: str, field: str,
+          doubtful: Doubtful) -> list[Span]:
+    """Bytes with no provable record behind them: zeros, what is not zero, and zeros again."""
+    base, size = source.base, source.size
+    first, last = _nonzero(source, at)
+    if first is None or last is None:
+        return [Span(ZERO, base + at, size - at)]
+    spans = []
+    if first < at + BLANK_SIZE:  # the leading zero bytes of a torn record's own size
+        first = at
+    else:
+        spans.append(Span(ZERO, base + at, first - at))
+        reason, field = "bytes beyond the end of the log", ""
+    spans.append(Span(DAMAGED, base + first, last + 1 - first, reason, field,
+                      doubtful=doubtful))
+    if last + 1 < size:
+        spans.append(Span(ZERO, base + last + 1, size - last - 1))
+    return spans
+
+
+def _first_nonzero(source: Source, at: int) -> int | None:
+    """The first position from ``at`` on whose byte is not zero; None if the rest is zero."""
+    position, window = source.next_data(at), _FIRST_WINDOW
+    while position < source.size:
+        data = source.read(position, window)
+        if not data:
+            return None
+        if used_length(data):
+            return position + len(data) - len(data.lstrip(b"\0"))
+        position, window = source.next_data(position + len(data)), _WINDOW
+    return None
+
+
+def _nonzero(source: Source, at: int) -> tuple[int | None, int | None]:
+    """The first and last position with a non-zero byte from ``at`` on."""
+    first: int | None = None
+    last: int | None = None
+    position = source.next_data(at)
+    while position < source.size:
+        data = source.read(position, _WINDOW)
+        if not data:
+            break
+        used = used_length(data)
+        if used:
+            last = position + used - 1
+            if first is None:
+                first = position + used - len(data[:used].lstrip(b"\0"))
+        position = source.next_data(position + len(data))
+    return first, last

@@ -1,0 +1,362 @@
+"""Where a damaged record ends, and where the log goes on behind it: all decisions stand here.
+
+A body may hold whole records, with the right physical offsets, CRCs and queue offsets. What its
+sender cannot do is to change the record around it, or to give a frame in it a row of a consumequeue
+or an entry of the index. So, from the strongest proof to none:
+
+1. A row leads to the damaged record, and its size is the one that the record says or that its
+   lengths add up to: nothing inside is a record of the log.
+2. The record's own fields make a whole record but for one of them, with a matching CRC: the same.
+3. One of these alone, or the sizes of a record whose body is hit or torn, when something begins
+   where it would end: inside, a frame with a row or an index entry of its own is a record of the
+   log, written over a torn one; every other is body.
+4. Nothing tells the size: frames with a row or an index entry are records of the log, and those
+   that `rmqctl.scan.chains` proves. All others are left out; where their own queue does not deny
+   them either they are *doubtful*, and said to be. (In a file that belongs to no store the first
+   frame is taken.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from rmqctl.errors import FormatError
+from rmqctl.formats import layout
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.index_file import key_hash, keys_of
+from rmqctl.formats.local.message import (
+    CRC_MASK,
+    HOST_BITS,
+    MIN_SIZE,
+    START_SIZE,
+    VERSIONS,
+    Message,
+    Record,
+    decode,
+    is_magic,
+    variant,
+)
+from rmqctl.scan.chains import MOST_NAMED, closes, follow, tails_of
+from rmqctl.scan.frames import Array, Doubtful
+from rmqctl.scan.resync import (
+    MAX_RECORD,
+    extent,
+    is_blank,
+    is_placed,
+    located_size,
+    next_provable,
+    provable,
+)
+from rmqctl.scan.source import Source
+
+_WINDOW = 16 << 20
+_MOST_BODY = 32 << 20
+"""Bytes of a body whose CRC is looked at to prove a size."""
+_LONGEST_TAIL = (1 << 15) + 1024
+_HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
+_START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``resume``: the position where the log goes on; None if nothing provable follows.
+
+    ``located``: all before it is one damaged record. ``doubtful``: frames in between that may be
+    records of the log, too.
+    """
+
+    resume: int | None
+    located: bool = False
+    doubtful: Doubtful = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a damaged record ends (a position). ``firm``: nothing inside is another record.
+
+    ``proven``: more than one thing says so. ``by_row``: one of them is its row.
+    """
+
+    end: int
+    firm: bool
+    proven: bool = True
+    by_row: bool = False
+
+
+def judge(source: Source, at: int, search: int) -> Verdict:
+    """What to make of the bytes at ``at``, where a record should begin and none does.
+
+    Nothing begins before ``search``. StoreIOError.
+    """
+    known = Known(source)
+    own = own_extent(source, at, known)
+    if own is None:
+        return _searched(source, at, search, source.size, known)
+    if own.by_row:
+        return _behind_rows(source, at, own, known)
+    if own.firm:
+        return Verdict(own.end, located=True)
+    if own.proven:
+        inside = known.first(search, own.end)
+        return Verdict(own.end if inside is None else inside, located=inside is None)
+    # It is torn, or its body was hit: inside, only what is proven to be of the log.
+    if source.witness is None:
+        return Verdict(own.end, located=True)
+    found = _searched(source, at, search, own.end, known)
+    return Verdict(own.end, located=True) if found.resume is None else Verdict(found.resume)
+
+
+def _behind_rows(source: Source, at: int, own: Extent, known: Known) -> Verdict:
+    """Behind a record that a row knows, and others of which nothing is left but their rows."""
+    inside = None if own.firm else known.first(at + 1, own.end)
+    if inside is not None:
+        return Verdict(inside)
+    end = own.end
+    if end < source.size and (provable(source, end) or (is_placed(source, at) and not any(
+            source.read(end, START_SIZE)))):
+        return Verdict(end, located=own.firm)
+    while end < source.size and located_size(source, end) is None:
+        sizes = [size for size in known.sizes(end) if size > 0]
+        if not sizes:
+            break
+        end += max(sizes)
+    if end < source.size and provable(source, end):
+        return Verdict(end)
+    return _searched(source, at, end, source.size, known)
+
+
+def _searched(source: Source, at: int, search: int, limit: int, known: Known) -> Verdict:
+    """The first record of the log in positions ``[search, limit)``; what is doubtful before it."""
+    stop = known.first(search, limit)
+    bound = limit if stop is None else stop
+    doubtful: list[tuple[int, int]] = []
+    position = search
+    while position < bound:
+        candidate = next_provable(source, position, bound)
+        if candidate is None:
+            break
+        if source.witness is None:  # a file by itself: there is nothing else to go by
+            return Verdict(candidate)
+        if is_blank(source, candidate):
+            if stop is None and closes(source, candidate):
+                return Verdict(candidate, doubtful=tuple(doubtful))
+            position = candidate + 1
+            continue
+        chain = follow(source, candidate, at, stop,
+                       lambda place: _proven_end(source, place, known))
+        for place, size in chain.unsure:
+            if len(doubtful) < MOST_NAMED and not known.denies(place, size):
+                doubtful.append((source.base + place, size))
+        if chain.sure is not None:
+            return Verdict(chain.sure, doubtful=tuple(doubtful))
+        position = max(chain.end, candidate + 1)
+    return Verdict(stop, doubtful=tuple(doubtful))
+
+
+def _proven_end(source: Source, at: int, known: Known) -> int | None:
+    found = own_extent(source, at, known)
+    return found.end if found is not None and found.proven else None
+
+
+# -- the damaged record's own extent --------------------------------------------------------------
+
+
+def own_extent(source: Source, at: int, known: Known) -> Extent | None:
+    """Where the damaged record at a position ends, as far as it or its row tells. StoreIOError."""
+    room = source.size - at
+    head = source.read(at, START_SIZE)
+    if len(head) < START_SIZE:
+        return None
+    total, magic, _, physical, sys_flag = _START.unpack_from(head)
+    rows = {size for size in known.sizes(at) if MIN_SIZE <= size <= room}
+    versions = (magic,) if is_magic(magic) else tuple(VERSIONS)
+    sums = {size for version in versions
+            if (size := extent(source, at, version)) is not None and size >= MIN_SIZE}
+    is_sized = MIN_SIZE <= total <= min(MAX_RECORD, room)
+    # Its row, and what the record itself says.
+    said = sums | ({total} if is_sized else set())
+    agreed = rows & said
+    if agreed:
+        return Extent(at + max(agreed), firm=True, by_row=True)
+    is_there = bool(physical == source.base + at)
+    if is_sized and (total in sums or any(
+            extent(source, at, version, sys_flag & HOST_BITS ^ bits) == total
+            for version in versions for bits in _HOSTS)):
+        return Extent(at + total, firm=is_there)
+    if not is_there and not is_magic(magic):
+        return Extent(at + max(rows), firm=False, by_row=True) if rows else None
+    # One field is wrong, the body is whole: its size, or one of its lengths.
+    ends = set()
+    for version in versions:
+        ends |= _whole(source, at, version, total if is_sized else None)
+    landed = _landing(source, at, ends | rows, known)
+    ends = landed or (ends if is_magic(magic) else set())
+    if rows & ends:
+        return Extent(at + max(rows & ends), firm=len(ends & said) == len(ends))
+    if ends:
+        return Extent(at + max(ends), firm=is_there and len(ends) == 1)
+    if rows:
+        return Extent(at + max(rows), firm=False, by_row=True)
+    # Torn, or its body was hit: what its size and the length of its body say.
+    claims = set()
+    for version in versions:
+        least = _least_size(source, at, version)
+        if least:
+            claims |= {one for one in (total, least) if max(least, MIN_SIZE) <= one <= room}
+    landed = _landing(source, at, {max(claims)}, known) if claims else set()
+    return Extent(at + max(landed), firm=False, proven=False) if landed else None
+
+
+def _body(source: Source, at: int, magic: int) -> tuple[int, int]:
+    """(where the body of the record begins, the length it says), both positions from ``at``."""
+    head = source.read(at, START_SIZE)
+    shape = variant(_START.unpack_from(head)[-1] & HOST_BITS, magic)
+    head = source.read(at, shape.head_size)
+    return shape.head_size, (shape.head.unpack(head)[-1]
+                             if len(head) == shape.head_size else -1)
+
+
+def _least_size(source: Source, at: int, magic: int) -> int:
+    """The least size of a record whose body has the length it says; 0 where it says none."""
+    start, length = _body(source, at, magic)
+    return start + length if 0 <= length <= source.size - at - start else 0
+
+
+def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
+    """Sizes with which the record is whole, body CRC and all, if only one of its fields is wrong.
+
+    ``total``: the size it says, None where that cannot be.
+    """
+    crc = _START.unpack_from(source.read(at, START_SIZE))[2]
+    start, length = _body(source, at, magic)
+    room = source.size - at
+    if 0 < length <= min(_MOST_BODY, room - start) and _crc(
+            source.read(at + start, length)) == crc:
+        # The body is as long as it says: its size is wrong, or one of the lengths behind it.
+        size = extent(source, at, magic)
+        found = {size} if size is not None and _has_topic(
+            source, at + start + length, magic) else set()
+        if total is not None and start + length + 3 < total <= (
+                start + length + _LONGEST_TAIL):
+            found.add(total)
+        return found
+    if total is None or total > _MOST_BODY:
+        return set()
+    # The length of the body is wrong: it ends before a topic and properties that end with all.
+    first = max(start, total - _LONGEST_TAIL)
+    tail = source.read(at + first, total - first)
+    width = variant(0, magic).topic_length.size
+    for place in sorted(tails_of(tail)):
+        end = first + place - width
+        if end > start and _crc(source.read(at + start, end - start)) == crc:
+            return {total}
+    return set()
+
+
+def _has_topic(source: Source, at: int, magic: int) -> bool:
+    """Whether a topic stands at a position, its length before it: no record is without."""
+    width = variant(0, magic).topic_length.size
+    length = int.from_bytes(source.read(at, width), "big")
+    topic = source.read(at + width, min(length, 1 << 10))
+    return length > 0 and all(32 < byte < 127 for byte in topic)
+
+
+def _crc(body: bytes) -> int:
+    return crc32(body) & CRC_MASK
+
+
+def _landing(source: Source, at: int, sizes: set[int], known: Known) -> set[int]:
+    """Those sizes behind which something begins: a record or a blank, else unused space."""
+    found = {size for size in sizes if provable(source, at + size) or is_placed(
+        source, at + size) or known.sizes(at + size)}
+    return found or {size for size in sizes if at + size == source.size or not any(
+        source.read(at + size, START_SIZE))}
+
+
+# -- what is known from elsewhere -----------------------------------------------------------------
+
+
+class Known:
+    """Rows and index entries of the log that a source is part of, by position in it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._witness = source, source.witness
+
+    def sizes(self, at: int) -> list[int]:
+        """The sizes of the rows that lead to a position."""
+        if self._witness is None:
+            return []
+        physical, size = self._rows(at)
+        place = self._source.base + at
+        low, high = np.searchsorted(physical, (place, place + 1)).tolist()
+        return [int(one) for one in size[low:high]]
+
+    def _rows(self, at: int) -> tuple[Array, Array]:
+        assert self._witness is not None
+        start = at - at % _WINDOW
+        return self._witness.rows(self._source.base + start,
+                                  self._source.base + min(start + _WINDOW, self._source.size))
+
+    def first(self, start: int, end: int) -> int | None:
+        """The first record in positions ``[start, end)`` that a row or an index entry leads to."""
+        if self._witness is None:
+            return None
+        base = self._source.base
+        at = start
+        while at < end:
+            upto = min(at - at % _WINDOW + _WINDOW, end)
+            physical, size = self._rows(at)
+            places, hashes = self._witness.keys(base + at - at % _WINDOW, base + min(
+                at - at % _WINDOW + _WINDOW, self._source.size))
+            low, high = np.searchsorted(physical, (base + at, base + upto)).tolist()
+            rows = list(zip(physical[low:high].tolist(), size[low:high].tolist(), strict=True))
+            low, high = np.searchsorted(places, (base + at, base + upto)).tolist()
+            keys = places[low:high].tolist()
+            for place in sorted({*(one for one, _ in rows), *keys}):
+                here = bisect_left(rows, (place, 0))
+                sizes = set()
+                while here < len(rows) and rows[here][0] == place:
+                    sizes.add(rows[here][1])
+                    here += 1
+                if self._is_record(place - base, sizes, places, hashes):
+                    return int(place - base)
+            at = upto
+        return None
+
+    def _is_record(self, at: int, sizes: set[int], places: Array, hashes: Array) -> bool:
+        """Whether a record stands there of a size that a row says, or of a key that is indexed."""
+        size = located_size(self._source, at)
+        if size is None:
+            return False
+        if size in sizes:
+            return True
+        place = self._source.base + at
+        low, high = np.searchsorted(places, (place, place + 1)).tolist()
+        record = self._record(at, size) if low < high else None
+        if record is None:
+            return False
+        return bool(key_hashes(record) & set(hashes[low:high].tolist()))
+
+    def denies(self, at: int, size: int) -> bool:
+        """Whether the queue of the record at a position has another one in its place."""
+        record = self._record(at, size) if self._witness is not None else None
+        return record is not None and self._witness is not None and (
+            self._witness.confirms(record) is False)
+
+    def _record(self, at: int, size: int) -> Record | None:
+        try:
+            return decode(self._source.read(at, size))
+        except FormatError:
+            return None
+
+
+def key_hashes(record: Record) -> set[int]:
+    """The hashes of the keys that a broker puts into its index for a record."""
+    values = props.parse(record.properties.decode("utf-8", "replace"))
+    topic = record.topic.decode("utf-8", "replace")
+    return {key_hash(topic, key) for key in keys_of(values)}

@@ -1,0 +1,207 @@
+"""What consumequeues and index know of where the records of a log lie.
+
+It is asked only behind damage. The first question reads all rows once and notes of each page
+where its rows lead; later ones read the pages that matter. Rows are taken one by one, in any
+order, so a damaged one costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
+from rmqctl.formats.local.index_file import ENTRY, dtype
+from rmqctl.formats.local.message import Record
+from rmqctl.scan.frames import Array
+from rmqctl.scan.resync import provable
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import Listing, StoreFile
+from rmqctl.store.index_files import IndexFile
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, last_used, valid
+
+
+class Opened(Protocol):
+    """What is asked of a store: see `rmqctl.store.store.Store`."""
+
+    @property
+    def log(self) -> CommitLog: ...
+    @property
+    def queues(self) -> dict[tuple[str, int], ConsumeQueue]: ...
+    @property
+    def batch_queues(self) -> dict[tuple[str, int], BatchQueue]: ...
+    @property
+    def index_listing(self) -> Listing: ...
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
+    def open_index(self, file: StoreFile) -> IndexFile: ...
+
+
+_PAGE = 1 << 15
+_WINDOWS = 8
+Pair = tuple[Array, Array]
+
+
+@dataclass(slots=True)
+class _Pages:
+    """Pages of rows or entries, with the first and the last of the places that each leads to."""
+
+    low: list[int] = field(default_factory=list)
+    high: list[int] = field(default_factory=list)
+    read: list[Callable[[], Pair]] = field(default_factory=list)
+    windows: OrderedDict[tuple[int, int], Pair] = field(default_factory=OrderedDict)
+
+    def add(self, read: Callable[[], Pair]) -> None:
+        places, _ = read()
+        if len(places):
+            self.low.append(int(places.min()))
+            self.high.append(int(places.max()))
+            self.read.append(read)
+
+    def within(self, start: int, end: int) -> Pair:
+        """(place, value) of ``[start, end)``, ascending; the last few answers are remembered."""
+        known = self.windows.get((start, end))
+        if known is None:
+            parts = []
+            low, high = np.array(self.low, np.int64), np.array(self.high, np.int64)
+            for page in np.flatnonzero((low < end) & (high >= start)).tolist():
+                places, values = self.read[page]()
+                inside = (places >= start) & (places < end)
+                parts.append((places[inside], values[inside]))
+            places, values = (np.concatenate([np.zeros(0, np.int64), *column])
+                              for column in (zip(*parts, strict=True) if parts else ((), ())))
+            order = np.argsort(places, kind="stable")
+            known = self.windows[start, end] = places[order], values[order]
+            if len(self.windows) > _WINDOWS:
+                self.windows.popitem(last=False)
+        self.windows.move_to_end((start, end))
+        return known
+
+
+class StoreWitness:
+    """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens it; picklable as that is."""
+
+    def __init__(self, opener: Callable[[], Opened]) -> None:
+        self._opener = opener
+        self._store: Opened | None = None
+        self._rows: _Pages | None = None
+        self._keys: _Pages | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_opener": self._opener, "_store": None, "_rows": None, "_keys": None}
+
+    def _opened(self) -> Opened:
+        if self._store is None:
+            self._store = self._opener()
+        return self._store
+
+    def rows(self, start: int, end: int) -> Pair:
+        if self._rows is None:
+            self._rows = _Pages()
+            for read in self._row_pages():
+                self._rows.add(read)
+        return self._rows.within(start, end)
+
+    def keys(self, start: int, end: int) -> Pair:
+        if self._keys is None:
+            self._keys = _Pages()
+            for read in self._key_pages():
+                self._keys.add(read)
+        return self._keys.within(start, end)
+
+    def confirms(self, record: Record) -> bool | None:
+        if not sysflag.has_consume_queue_row(record.sys_flag):
+            return None
+        queue = self._opened().queue(record.topic.decode("utf-8", "surrogateescape"),
+                                     record.queue_id)
+        if queue is None:
+            return None
+        try:
+            with closing(queue):
+                unit = queue.unit(record.queue_offset)
+        except StoreIOError:
+            return None
+        if unit is None or not unit.is_valid or unit.is_filler:
+            return None
+        return (unit.physical_offset, unit.size) == (record.physical_offset, record.total_size)
+
+    def goes_on(self, physical: int) -> bool:
+        try:
+            place = self._opened().log.locate(physical)
+            return place is not None and place[1] == 0 and provable(*place)
+        except StoreIOError:
+            return False
+
+    # -- pages ------------------------------------------------------------------------------------
+
+    def _row_pages(self) -> Iterator[Callable[[], Pair]]:
+        store = self._opened()
+        for queue in store.queues.values():
+            for file in queue.files:
+                try:
+                    with FileSource(file.path) as source:
+                        count = last_used(source, file.size) // UNIT_SIZE
+                except StoreIOError:
+                    continue
+                for at in range(0, count, _PAGE):
+                    yield partial(_plain, queue, file.base // UNIT_SIZE + at,
+                                  min(_PAGE, count - at))
+        for batch in store.batch_queues.values():
+            for number in range(len(batch.files)):
+                yield partial(_batched, batch, number)
+
+    def _key_pages(self) -> Iterator[Callable[[], Pair]]:
+        store = self._opened()
+        for file in store.index_listing.files:
+            try:
+                index = store.open_index(file)
+            except (FormatError, StoreIOError):
+                continue
+            with closing(index):
+                first = index.shape.entry_position(1)
+                count = min(index.header.entries, max(0, index.source.size - first) // ENTRY.size)
+            for at in range(0, count, _PAGE):
+                yield partial(_entries, store, file, first + at * ENTRY.size,
+                              min(_PAGE, count - at))
+
+
+_NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+def _plain(queue: ConsumeQueue, first: int, count: int) -> Pair:
+    try:
+        with closing(queue):
+            rows = queue.units(first, count)
+    except StoreIOError:
+        return _NOTHING
+    filler = np.array(tuple(FILLER), rows.dtype)
+    rows = rows[valid(rows) & (rows != filler)]
+    return rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
+
+
+def _batched(queue: BatchQueue, number: int) -> Pair:
+    try:
+        rows = queue.rows_of(number)
+    except StoreIOError:
+        return _NOTHING
+    rows = rows[valid(rows)]
+    return rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
+
+
+def _entries(store: Opened, file: StoreFile, at: int, count: int) -> Pair:
+    try:
+        with closing(store.open_index(file)) as index:
+            data = index.source.read(at, count * ENTRY.size)
+    except (FormatError, StoreIOError):
+        return _NOTHING
+    rows = np.frombuffer(data[:len(data) - len(data) % ENTRY.size], dtype())
+    return rows["physical_offset"].astype(np.int64), rows["key_hash"].astype(np.int64)
