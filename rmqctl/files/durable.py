@@ -21,7 +21,7 @@ import stat
 import threading
 from collections.abc import Sequence
 
-from rmqctl.errors import InternalError, StoreIOError
+from rmqctl.errors import InternalError, RefusedError, StoreIOError
 
 Part = bytes | bytearray | memoryview
 """Bytes to write; a view must have items of one byte."""
@@ -47,10 +47,15 @@ def failed(error: OSError, path: str, doing: str) -> StoreIOError:
 
 
 def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE) -> int:
-    """A descriptor of a regular file, closed on exec. Never waits for a FIFO or a device."""
+    """A descriptor of a regular file, closed on exec. Never waits for a FIFO or a device.
+
+    StoreIOError; with O_NOFOLLOW a link is a RefusedError.
+    """
     try:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, mode)
     except OSError as error:
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
+            raise _through_link(path) from None
         raise failed(error, path, doing) from None
     except ValueError as error:  # a NUL in the name
         raise StoreIOError(f"cannot {doing} {path!r}: {error}") from None
@@ -61,6 +66,41 @@ def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE)
     if flags & os.O_CREAT and not about.st_size:
         give_to_owner_of(os.path.dirname(path) or ".", fd)
     return fd
+
+
+def _through_link(path: str) -> RefusedError:
+    return RefusedError(f"{path} is a link: rmqctl writes through none where it keeps its own "
+                        "files; take it away")
+
+
+def refuse_own_links(root: str) -> None:
+    """RefusedError where something is a link that rmqctl alone writes: ``.rmqctl`` in ``root``, a
+    name in it, a repair, a file or folder of a repair. StoreIOError.
+    """
+    own = os.path.join(root, STAGING)
+    if os.path.islink(own):
+        raise _through_link(own)
+    for name in _names(own):
+        _refuse_links_in(own, name, deep=name == "repairs")
+
+
+def _refuse_links_in(folder: str, name: str, *, deep: bool) -> None:
+    path = os.path.join(folder, name)
+    if os.path.islink(path):
+        raise _through_link(path)
+    for inner in (os.path.join(path, one) for one in _names(path)):
+        for some in (inner, *(os.path.join(inner, one) for one in (_names(inner) if deep else ()))):
+            if os.path.islink(some):
+                raise _through_link(some)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise failed(error, folder, "list") from None
 
 
 def give_to_owner_of(folder: str, made: int | str) -> None:
@@ -207,10 +247,15 @@ def publish(path: str, data: bytes, *, store: str, staging: str | None = None) -
 
     It is written in ``staging`` (default: ``.rmqctl`` in the store), forced, and renamed; missing
     folders are made. Mode and owner of a file that is replaced stay, and a link stays a link: what
-    it leads to is replaced. StoreIOError; then nothing stays staged.
+    it leads to is replaced, but RefusedError in ``.rmqctl``. StoreIOError; then nothing stays
+    staged.
     """
-    staging = staging or os.path.join(store, STAGING)
+    own = os.path.join(store, STAGING)
+    staging = staging or own
     _refuse_brokers_own(staging, store)
+    for name in (own, staging, path):
+        if name.startswith(own) and os.path.islink(name):
+            raise _through_link(name)
     path = os.path.realpath(path)
     with _publishing:
         make_folders(os.path.dirname(path))

@@ -21,7 +21,14 @@ from types import TracebackType
 from typing import Self
 
 from rmqctl.errors import StoreHeldError, StoreIOError
-from rmqctl.files.durable import failed, open_file, sync, sync_folder, write_all
+from rmqctl.files.durable import (
+    failed,
+    open_file,
+    refuse_own_links,
+    sync,
+    sync_folder,
+    write_all,
+)
 from rmqctl.files.lock_probe import OWN, probe
 from rmqctl.formats.local import lock as lock_format
 
@@ -53,8 +60,9 @@ class StoreLock:
     """Holds a store against brokers and other rmqctl, as a context manager.
 
     ``root`` is the store. The file is made where it is missing, filled only where it is empty,
-    and never deleted. `acquire` raises StoreHeldError or StoreIOError; it never waits for a
-    holder, and what it refuses it leaves as it was.
+    and never deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError where it or
+    something in ``.rmqctl`` is a link; it never waits for a holder, and what it refuses it leaves
+    as it was.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -70,6 +78,7 @@ class StoreLock:
     def acquire(self) -> None:
         """Takes both locks. StoreHeldError names the holder where the system tells it."""
         with _guard:
+            refuse_own_links(self.root)
             if held_here(self.path):
                 raise StoreHeldError(f"{self.root}: the store is held by this process")
             for attempt in range(_TRIES):
@@ -80,7 +89,7 @@ class StoreLock:
     def _try(self, *, last: bool) -> bool:
         """One try; False where another one may find the lock free."""
         new = not os.path.lexists(self.path)
-        fd = open_file(self.path, os.O_RDWR | os.O_CREAT, "open")
+        fd = open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, "open")
         taken = False
         try:
             kind = self._refused_by(fd)

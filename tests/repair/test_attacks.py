@@ -167,32 +167,41 @@ def test_a_users_link_does_not_lead_the_administrator_elsewhere(rmqctl: Run, tin
     assert secret.read_bytes() == b"root only\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only the administrator can follow such links")
-@pytest.mark.parametrize("name", ["lock", ".rmqctl/log.jsonl", ".rmqctl/scratch",
-                                  ".rmqctl/repairs"])
-def test_nor_do_links_where_rmqctl_writes_itself(rmqctl: Run, tiny: Tiny, tmp_path: Path,
-                                                 name: str) -> None:
+@pytest.mark.parametrize("name", [
+    "lock", ".rmqctl", ".rmqctl/log.jsonl", ".rmqctl/store.json", ".rmqctl/held.json",
+    ".rmqctl/scratch", ".rmqctl/repairs", ".rmqctl/aside", ".rmqctl/kept",
+    ".rmqctl/repairs/20240101T000000Z-1", ".rmqctl/repairs/20240101T000000Z-1/journal",
+    ".rmqctl/repairs/20240101T000000Z-1/aside"])
+@pytest.mark.parametrize("words", [
+    ("recover", "--apply", "--yes"), ("write", "--topic", "orders", "--body", "x"),
+    ("topic", "create", "another"), ("flush",)], ids=" ".join)
+def test_nothing_is_written_through_links_of_our_own(rmqctl: Run, tiny: Tiny, tmp_path: Path,
+                                                     name: str, words: tuple[str, ...]) -> None:
+    """Whoever made it, and whatever is to be written: the error says which name it is."""
     elsewhere = tmp_path / "elsewhere"
-    if "." in Path(name).name or name == "lock":
-        elsewhere.write_bytes(b"root only\n")
+    if Path(name).suffix in (".jsonl", ".json") or Path(name).name in ("lock", "journal"):
+        elsewhere.write_bytes(b'{"format": 1}\n')
     else:
         elsewhere.mkdir()
     (tiny.root / QUEUE_FILE).unlink()
     path = tiny.root / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.symlink_to(elsewhere)
-    os.chown(path, 4711, 4711, follow_symlinks=False)
-    before = snapshot.take(elsewhere)
-    rmqctl("recover", tiny.root, "--apply", *JSON).expect(6)
+    before, was = snapshot.take(elsewhere), snapshot.take(tiny.root)
+    command, *options = words
+    placed = [command, options.pop(0), tiny.root] if command == "topic" else [command, tiny.root]
+    told = rmqctl(*placed, *options).expect(6)
+    assert f"{path} is a link" in told.err
     assert not before.differences(snapshot.take(elsewhere))
+    assert not was.differences(snapshot.take(tiny.root))
 
 
 def test_the_scratch_folder_is_no_way_out(rmqctl: Run, tiny: Tiny) -> None:
     (tiny.root / ".rmqctl/scratch").mkdir(parents=True)
     (tiny.root / ".rmqctl/scratch/recover").symlink_to(tiny.root)
     was = state(tiny.root)
-    rmqctl("recover", tiny.root, "--apply", *JSON).expect(5)
+    rmqctl("recover", tiny.root, "--apply", *JSON).expect(6)
     assert not was.differences(state(tiny.root))
     inner = tiny.root.parent / "scratch"
     (inner / "name").mkdir(parents=True)

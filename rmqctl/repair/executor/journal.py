@@ -343,7 +343,7 @@ def note_actions(root: str, journal: Journal, state: str, now: int, *, maybe: bo
     path = os.path.join(root, STAGING, ACTIONS_LOG)
     new = not os.path.lexists(path)
     lines = [_action_line(now, journal, dict(action), state) for action in journal.actions]
-    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, "open")
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, "open")
     try:
         if maybe and not new:
             lines = lines[_count(path, journal.id, state):]
@@ -361,7 +361,7 @@ def check_actions_log(root: str) -> None:
     """StoreIOError if nothing could be noted: better refused than done and not noted."""
     path = os.path.join(root, STAGING, ACTIONS_LOG)
     if os.path.lexists(path):
-        os.close(open_file(path, os.O_RDWR | os.O_APPEND, "open"))
+        os.close(open_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, "open"))
 
 
 def _action_line(now: int, journal: Journal, action: dict[str, object], state: str) -> bytes:

@@ -27,6 +27,7 @@ from rmqctl.files.durable import (
     make_folders,
     open_file,
     publish,
+    refuse_own_links,
     sync,
     sync_folder,
 )
@@ -393,6 +394,7 @@ class StagingDirs:
                 "could be kept out of a broker's sight")
         staging_dir = os.path.join(beside, STAGING, FOLDER, _staging_dir_name(self.root, self.id))
         note = json.dumps([*self.folders[1:], staging_dir]).encode()
+        refuse_own_links(beside)
         # Noted before it is made: so it is found again if this run is killed.
         publish(os.path.join(self.folders[0], STAGING_DIRS), note, store=self.root,
                 staging=self.folders[0])
