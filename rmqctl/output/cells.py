@@ -33,6 +33,8 @@ class Layout(NamedTuple):
     styles: Styles | None
 
 
+_SENTENCES = 1000
+"""Characters that the longest explanation in a cell stays below."""
 PAGE_ROWS = 500
 _PAGE_SECONDS = 0.5
 
@@ -142,7 +144,12 @@ def numeric_columns(page: Sequence[Row], columns: Sequence[str]) -> list[bool]:
 
 
 def cut(text: str, limit: int, mark: str = "…") -> str:
-    """Shorten ``text`` to about ``limit`` characters, saying how many were left out."""
+    """Shorten data to about ``limit`` characters, saying how many were left out.
+
+    Sentences, which have spaces, are shown whole; only texts far longer than any are cut, too.
+    """
+    if " " in text[:limit]:
+        limit = max(limit, _SENTENCES)
     if len(text) <= limit:
         return text
     return f"{text[:limit]}{mark}(+{len(text) - limit})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.output.cells import (
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from rmqctl.output.streams import Sink
 
 _VALUE_LIMIT = 2000
+_LEAST_ROOM = 30
+"""Columns a value gets, however narrow the terminal."""
 _UNICODE_SAMPLE = "…─│█▁"
 
 # Longest text shown in one cell; what is left out is counted in the cell. The data formats
@@ -182,18 +185,27 @@ class RichHuman(Human):
         from rmqctl.output.richtable import STYLES
 
         width = max(map(len, texts))
-        lines = [
-            Text.assemble(
-                (f"{key:<{width}}", STYLES["key"]),
-                "  ",
-                (value, STYLES.get(styles.get(key, ""), "")),
-            )
-            for key, value in texts.items()
-        ]
+        room = max(self.width - width - 2, _LEAST_ROOM)
+        lines = []
+        for key, value in texts.items():
+            parts = wrap(value, room, break_long_words=False, break_on_hyphens=False) or [""]
+            for number, part in enumerate(parts if len(value) > room else [value]):
+                lines.append(Text.assemble(
+                    (f"{'' if number else key:<{width}}", STYLES["key"]), "  ",
+                    (part, STYLES.get(styles.get(key, ""), ""))))
         self._sink.write(self._canvas.draw(*lines))
 
     def _text(self, text: str, style: str | None) -> None:
-        self._styled(text, style)
+        self._styled("\n".join(self._folded(line) for line in text.split("\n")), style)
+
+    def _folded(self, line: str) -> str:
+        """A sentence folded between its words; a command to copy stays on its line."""
+        words = line.lstrip(" ")
+        if display_width(line) <= self.width or words.startswith("rmqctl "):
+            return line
+        indent = " " * (len(line) - len(words) + (2 if words.startswith("- ") else 0))
+        return "\n".join(wrap(line, self.width, subsequent_indent=indent,
+                              break_long_words=False, break_on_hyphens=False))
 
     def _styled(self, text: str, style: str | None) -> None:
         from rich.text import Text

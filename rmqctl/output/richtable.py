@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
 _GAP = 2  # blank columns between two table columns
 _LEAST_WIDTH = 12  # a text column is not made narrower than this to fit the terminal
-_CELL_LINES = 6  # a cell holds about so many full lines before it is cut
+_CELL_LINES = 6  # a cell has at most about so many lines: data is cut, sentences need more room
+_LONGEST_WORD = 40  # longer ones are data, and may be broken
+_NAMES = frozenset({"file", "target", "path", "source", "folder", "store", "structure", "topic"})
+"""Columns whose words are copied from the screen: never broken."""
+_DATA = frozenset({"body"})
 
 #: What commands may say of a text; the look is decided here.
 STYLES = {
@@ -109,10 +113,11 @@ class Canvas:
 
 
 def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: Layout) -> int:
-    """Stream ``rows`` as one table; returns how many.
+    """Stream ``rows`` as one table, never wider than the terminal; returns how many.
 
-    The first page settles the widths, within the terminal; longer text on a later page folds
-    unless there is room. Numbers are never folded or cut: their columns grow when they must.
+    The first page settles the widths; longer text on a later page folds unless there is room.
+    Numbers, names and words are neither broken nor cut. Where that leaves too little room, each
+    row is a list of its values below each other, from that page on.
     """
     first, stream = peek(pages(rows))
     names = columns_of(first) if layout.columns is None else list(layout.columns)
@@ -122,30 +127,82 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
     if layout.title:
         sink.write(canvas.draw(Text(visible(layout.title), style=STYLES["title"])))
     headers = [visible(name) for name in names]
-    widths: list[int] = []
+    widths: list[int] | None = []
     count = 0
     for page in stream:
         cells = page_cells(page, names, layout.render)
         natural = [max(_cell_width(line[i]) for line in cells) for i in range(len(names))]
-        if not widths:
-            natural = list(map(max, natural, map(cell_len, headers)))
-            widths = fit(natural, numeric, canvas.width)
+        least = [natural[i] if number else max(_least_width(name, line[i]) for line in cells)
+                 for i, (name, number) in enumerate(zip(names, numeric, strict=True))]
+        if widths is not None:
+            widths = _settled(widths, list(map(max, natural, map(cell_len, headers))),
+                              list(map(max, least, map(cell_len, headers))), cells, canvas.width)
+        styles = [_row_styles(row, names, layout.styles) for row in page]
+        if widths is None:
+            parts = [_stacked(headers, line, canvas, style)
+                     for line, style in zip(cells, styles, strict=True)]
         else:
-            grown = list(map(max, widths, natural))
-            fits = _total(grown) <= canvas.width
-            widths = [
-                new if fits or number else old
-                for old, new, number in zip(widths, grown, numeric, strict=True)
-            ]
-        parts = [] if count else [_header(canvas, headers, widths, numeric)]
-        parts += [
-            _line(line, widths, numeric, canvas, _row_styles(row, names, layout.styles))
-            for row, line in zip(page, cells, strict=True)
-        ]
+            parts = [] if count else [_header(canvas, headers, widths, numeric)]
+            parts += [_line(line, widths, numeric, canvas, style)
+                      for line, style in zip(cells, styles, strict=True)]
         sink.write("".join(parts))
         sink.flush()
         count += len(page)
     return count
+
+
+def _settled(before: list[int], natural: list[int], least: list[int],
+             cells: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """The widths for a page after one of the widths ``before``; None where the page does not fit,
+    or a sentence would run down a narrow column.
+    """
+    if before:
+        natural = list(map(max, before, natural))
+        least = list(map(max, before, least)) if _total(natural) > width else natural
+    widths = fit(natural, least, width)
+    if _total(widths) > width:
+        return None
+    for line in cells:
+        for text, room in zip(line, widths, strict=True):
+            if " " in text and _cell_width(text) > room * _CELL_LINES:
+                return None
+    return widths
+
+
+def _least_width(name: str, text: str) -> int:
+    """The narrowest column in which no word of a text is broken that should not be."""
+    if name in _DATA or not text:
+        return _LEAST_WIDTH
+    widest = max((_cell_width(word) for word in text.split()), default=0)
+    if widest > _LONGEST_WORD and name not in _NAMES:
+        widest = max((length for length in map(_cell_width, text.split())
+                      if length <= _LONGEST_WORD), default=0)
+    return max(widest, min(_LEAST_WIDTH, _cell_width(text)))
+
+
+def _stacked(headers: Sequence[str], cells: Sequence[str], canvas: Canvas,
+             styles: Mapping[int, str]) -> str:
+    """A row as its values below each other, and a blank line; values that are empty are left
+    out.
+    """
+    wide = max(map(cell_len, headers))
+    room = max(canvas.width - wide - _GAP, _LEAST_WIDTH)
+    mark = "…" if canvas.unicode else "..."
+    lines = []
+    for column, (name, text) in enumerate(zip(headers, cells, strict=True)):
+        parts = _fold(text, room, mark) if text else []
+        if len(parts) > 1 and " " not in text and cell_len(text) < canvas.width:
+            lines.append(canvas.paint(name, "key") + "\n")  # a long name has a line of its own
+            lines.append(f" {text}\n")
+            continue
+        if text.isdigit():
+            parts = [text]
+        for number, part in enumerate(parts):
+            label = "" if number else name
+            shown = canvas.paint(part, styles[column]) if column in styles else part
+            head = canvas.paint(label, "key") + " " * (wide - cell_len(label) + _GAP)
+            lines.append(f"{head}{shown}".rstrip(" ") + "\n")
+    return "".join(lines) + "\n"
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -162,25 +219,26 @@ def shorten(text: str, limit: int, mark: str = "…") -> str:
     return text if len(text) <= limit else cut(text, max(limit - 12, 8), mark)
 
 
-def fit(natural: Sequence[int], numeric: Sequence[bool], width: int) -> list[int]:
-    """Column widths whose sum with gaps is within ``width``, if text columns can give way.
+def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+    """Column widths between ``least`` and ``natural`` whose sum with gaps is within ``width``.
 
-    The widest text columns shrink first, none below twelve; when that does not suffice the
-    table is wider than the terminal, which is better than cut numbers.
+    The widest columns that can give way shrink first. Wider than ``width`` where the least does
+    not fit.
     """
     widths = list(natural)
     room = width - _GAP * (len(widths) - 1)
     while sum(widths) > room:
-        shrinkable = [i for i, w in enumerate(widths) if not numeric[i] and w > _LEAST_WIDTH]
+        shrinkable = [i for i, w in enumerate(widths) if w > least[i]]
         if not shrinkable:
             break
         widest = max(shrinkable, key=lambda i: widths[i])
-        rest = max((widths[i] for i in shrinkable if i != widest), default=_LEAST_WIDTH)
+        rest = max((widths[i] for i in shrinkable if i != widest), default=0)
         over = sum(widths) - room
+        alike = sum(widths[i] == widths[widest] for i in shrinkable)
         widths[widest] = max(
             widths[widest] - over,
-            rest if rest < widths[widest] else widths[widest] - 1,
-            _LEAST_WIDTH,
+            rest if rest < widths[widest] else widths[widest] - max(over // alike, 1),
+            least[widest],
         )
     return widths
 
