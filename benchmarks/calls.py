@@ -13,9 +13,9 @@ from benchmarks import peers
 from benchmarks.peers import Scan
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.scan import malloc_tuning
-from rmqctl.scan.source import FileSource
 from rmqctl.store import Store
-from rmqctl.store.log.ranges import Range, in_order, split, walk
+from rmqctl.store.files import StoreFile
+from rmqctl.store.log.ranges import Range, in_order, split
 from rmqctl.store.stats import Query, collect
 
 MIB = 1 << 20
@@ -65,11 +65,11 @@ class _Walked:
     bad: int
 
 
-def _walk_range(part: Range) -> _Walked:
+def _walk_range(part: Range[StoreFile]) -> _Walked:
     """The frame walk with the CRC of every body, over one range of a log file."""
     records = size = bad = 0
-    with FileSource(part.file.path, part.file.base) as source:
-        frames = walk(part, source)
+    with part.file.open() as source:
+        frames = part.walk(source)
         for batch in frames:
             records += len(batch)
             size += int(batch.column("total_size").sum())
@@ -83,7 +83,7 @@ def walk_crc(store: Path, jobs: int) -> Scan:
     with Store.open(store) as opened:
         # One process reads each file as a whole; several share it in ranges with checked seams.
         size = 1 << 40 if jobs == 1 else 64 * MIB
-        parts = list(in_order(_walk_range, split(opened.log.files, size), jobs))
+        parts = [done for _, done in in_order(_walk_range, split(opened.log.files, size), jobs)]
     if any(part.bad for part in parts):
         raise ValueError("the bench store is damaged")
     return Scan(sum(part.records for part in parts), sum(part.bytes for part in parts))

@@ -62,7 +62,8 @@ _MEANINGS: dict[ExitCode, str] = {
         "data loss predicted (`preflight`)"
     ),
     ExitCode.USAGE: "usage: bad option or argument",
-    ExitCode.NOT_A_STORE: "not a store, a file of unknown kind, or an unsupported version",
+    ExitCode.NOT_A_STORE: (
+        "not a store, a file of unknown kind, or an unsupported version or layout"),
     ExitCode.HELD: "refused: the store is held by another process",
     ExitCode.IO: "I/O error, out of space, out of memory, permission denied",
     ExitCode.FAILED: "failed for another stated reason",

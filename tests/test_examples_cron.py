@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.commands import REGISTRY
+from tests.adversary.writer import Layout, Writer
 from tests.support import snapshot
 from tests.test_examples import EXAMPLES, ROOT, STORE, needs_bash, run
 from tests.track_record import build, stores
@@ -116,6 +117,28 @@ def test_a_start_that_would_destroy_is_refused(script, record):
     switched = script("preflight.sh", "refuse", store=root, RMQCTL_PREFLIGHT="off")
     assert switched.returncode == 0
     assert "switched off" in switched.stdout
+
+
+def test_what_is_lost_already_is_said_and_refused_while_rows_tell_of_it(script, tmp_path):
+    writer = Writer(Layout(abort=True))
+    for number in range(60):
+        writer.put("orders", b"body %d" % number)
+    writer.offsets["orders", "billing"] = {0: 60}
+    writer.tear(writer.puts[40].physical + 30)
+    torn = writer.write(tmp_path / "torn")
+    for mode, code in (("warn", 0), ("refuse", 1)):
+        done = script("preflight.sh", mode, store=torn)
+        assert done.returncode == code
+        assert "20 messages are lost already (orders 20)" in done.stdout
+        assert "1 group would stand beyond the end" in done.stdout
+    writer.rows["orders", 0] = {at: unit for at, unit in writer.rows["orders", 0].items()
+                                if at < 40}
+    cut = writer.write(tmp_path / "cut")
+    for mode in ("warn", "refuse"):
+        done = script("preflight.sh", mode, store=cut)
+        assert done.returncode == 0
+        assert "this start costs nothing more" in done.stdout
+        assert "20 messages are lost already" in done.stdout
 
 
 def test_the_version_of_the_broker_counts(script, record):

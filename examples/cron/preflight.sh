@@ -4,6 +4,9 @@
 #   RMQCTL_STORE=/data/rocketmq/store preflight.sh warn     says it, and never stands in the way
 #   RMQCTL_STORE=/data/rocketmq/store preflight.sh refuse   exit code 1 if messages would be lost
 #
+# Both say what is lost already. That alone is no reason to refuse, unless this start would cut off
+# the rows which tell of it.
+#
 # What could not be found out never keeps a broker from starting. Optional: RMQCTL (the program),
 # RMQCTL_BROKER_VERSION, RMQCTL_SECONDS (how long it may take; default: 60, systemd itself gives up
 # after 90), RMQCTL_PREFLIGHT=off (start whatever it would cost).
@@ -28,6 +31,13 @@ fi
 
 code=0
 report=$(timeout "${RMQCTL_SECONDS:-60}" "$rmqctl" "${arguments[@]}" 2>&1) || code=$?
+
+# What is lost already, and a start that costs nothing more.
+if [ "$code" = 1 ] && timeout "${RMQCTL_SECONDS:-60}" "$rmqctl" "${arguments[@]}" --start-only \
+  >/dev/null 2>&1; then
+  printf 'preflight of %s: this start costs nothing more\n\n%s\n' "$RMQCTL_STORE" "$report"
+  exit 0
+fi
 
 case $code in
   0) exit 0 ;;

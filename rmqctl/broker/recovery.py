@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.broker.consume_queue import loaded, recovered_queues
-from rmqctl.broker.versions import VERSIONS, BrokerVersion, version_for
+from rmqctl.broker.versions import BrokerVersion, is_release, version_for, version_of
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.layout import reader
 from rmqctl.formats.local import checkpoint as page
@@ -64,7 +64,13 @@ class RecoveredLog(NamedTuple):
 
 def default_version(store: Store) -> BrokerVersion:
     """The version the store was made for, else that of the generation that wrote it."""
-    return VERSIONS.get(store.remembered.get("version", "")) or version_for(store.generation)
+    return version_of(default_release(store))
+
+
+def default_release(store: Store) -> str:
+    """Its name: what `init` remembered, where that is a release, else the generation's profile."""
+    remembered = store.remembered.get("version")
+    return str(remembered) if is_release(remembered) else version_for(store.generation).name
 
 
 def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
@@ -109,7 +115,9 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion,
             if log.files[number].base <= max_physic:
                 return number, f"the consumequeues reach up to {max_physic}"
         return 0, "the consumequeues reach into no later file"
-    limit = checkpoint(store).min_timestamp
+    saved, conf = checkpoint(store), store.sizes.conf
+    index_counts = conf.message_index_safe and conf.message_index is not False
+    limit = saved.min_timestamp_index if index_counts else saved.min_timestamp
     for number in range(count - 1, -1, -1):
         stored = _first_time(log, number, version)
         if stored is not None and stored <= limit:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from rmqctl.broker.versions import NEWEST, VERSIONS, BrokerVersion, version_of
+from rmqctl.broker.versions import NEWEST, BrokerVersion, is_release, version_of
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext, delay
 from rmqctl.formats.local.index_file import Shape
+from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.files import StoreFile, common_size, listing
 from rmqctl.store.store import Sizes, Store
 from rmqctl.store.store_settings import MAX_INT, path_of
@@ -166,9 +167,9 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
                            "the store was made for (mend or remove this file)")
     remembered = {name: value for name, value in known.values.items() if name in _NAMES}
     version = remembered.get("version")
-    if "version" not in chosen and version is not None and version not in VERSIONS:
-        raise RefusedError(f"{path_of(store.root)}: there is no profile for version {version!r}; "
-                           f"name one of {', '.join(VERSIONS)}")
+    if "version" not in chosen and version is not None and not is_release(version):
+        raise RefusedError(f"{path_of(store.root)}: {version!r} is no released version that this "
+                           "rmqctl knows; name one (--broker-version)")
     if not set(_SHAPE) <= chosen.keys() | remembered.keys():
         remembered = {name: value for name, value in remembered.items() if name not in _SHAPE}
     sizes = _sizes_of_files(store, chosen, remembered.keys() | chosen.keys()) if files else {}
@@ -204,6 +205,40 @@ def _sizes_of_files(store: Store, chosen: Mapping[str, Any],
             sizes |= {name: size for name, size in zip(_SHAPE, shape, strict=True)
                       if name not in known}
     return {name: size for name, size in sizes.items() if size is not None}
+
+
+_NAMED = {
+    "commitlog_file_size": "mappedFileSizeCommitLog",
+    "consumequeue_file_size": "mappedFileSizeConsumeQueue",
+    "batch_consumequeue_file_size": "mapperFileSizeBatchConsumeQueue",
+    "consumequeue_ext_file_size": "mappedFileSizeConsumeQueueExt",
+    "index_slots": "maxHashSlotNum", "index_max": "maxIndexNum"}
+
+
+def contradictions(store: Store, conf: BrokerConf) -> list[str]:
+    """What a broker's configuration file says and the files of the store, opened without it, say
+    otherwise: sentences.
+    """
+    layout = store.layout
+    texts = []
+    if layout.reads("commitlog") and layout.reads("consumequeue"):
+        texts = [f"{_NAMED[name]}={conf.values[name]}, but the files have {size}"
+                 for name, size in _sizes_of_files(store, {}, ()).items()
+                 if conf.values.get(name, size) != size]
+    if conf.store_type == "defaultRocksDB" and layout.consumequeue == "file":
+        texts.append("storeType=defaultRocksDB, but the consumequeues are files")
+    elif layout.consumequeue == "rocksdb" and conf.store_type in (None, "default"):
+        texts.append(f"storeType={conf.store_type or 'default (it is not set)'}, but the "
+                     "consumequeues are a RocksDB data base")
+    is_dledger = layout.commitlog in ("dledger", "mixed")
+    if conf.dledger and not is_dledger and not conf.dledger_paths:
+        texts.append("enableDLegerCommitLog=true, but the log is no DLedger one")
+    elif is_dledger and not conf.dledger:
+        texts.append("enableDLegerCommitLog is not true, but the log is a DLedger one")
+    if not conf.multi_path and layout.commitlog == "multi-path":
+        texts.append("storePathCommitLog does not name several folders, but the log lies in "
+                     f"{', '.join(store.log_folders)}")
+    return [f"{conf.path} and the store differ: {text}" for text in texts]
 
 
 def _queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:

@@ -1,18 +1,22 @@
 """What differs between the broker versions that rmqctl follows: the one place that knows.
 
-spec: recovery.md §8 and §15, commitlog.md §5 and §8, consumequeue.md §7 and §10.
+Two versions are followed in everything and compared with the engine's own files: the profiles. Any
+other release is followed by the profile of its line, with what its source is known to do otherwise
+at a start (`DIFFERENCES`), and what of that is not followed is said.
+
+spec: versions.md, recovery.md §2-§8 and §15, commitlog.md §5 and §8, consumequeue.md §7 and §10.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any
 
 from rmqctl.errors import UsageError
-
-VersionName = Literal["4.9.3", "5.3.3"]
-AnswersLike = Literal["5.3.3", "4.9.3"]
-"""The same, the newest first: what an option's help shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +86,102 @@ VERSIONS: dict[str, BrokerVersion] = {one.name: one for one in (
         reput_from_queues=False, delay_levels_late=False, keeps_confirm=True,
         empty_queue_file_fails=True, nearest_in_time=False),
 )}
-NEWEST: VersionName = "5.3.3"
+NEWEST = "5.3.3"
+
+RELEASES = (
+    "4.0.0", "4.1.0", "4.2.0", "4.3.0", "4.3.1", "4.3.2", "4.4.0", "4.5.0", "4.5.1", "4.5.2",
+    "4.6.0", "4.6.1", "4.7.0", "4.7.1", "4.8.0", "4.9.0", "4.9.1", "4.9.2", "4.9.3", "4.9.4",
+    "4.9.5", "4.9.6", "4.9.7", "4.9.8", "5.0.0", "5.1.0", "5.1.1", "5.1.2", "5.1.3", "5.1.4",
+    "5.2.0", "5.3.0", "5.3.1", "5.3.2", "5.3.3", "5.3.4", "5.4.0")
+"""Every released version, ascending."""
 
 
-def version_of(name: str) -> BrokerVersion:
-    """The version with this name. UsageError names those there are."""
-    version = VERSIONS.get(name)
-    if version is None:
-        raise UsageError(f"no profile for broker version {name!r}; there are "
-                         f"{', '.join(VERSIONS)}")
-    return version
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What the releases from ``first`` to ``last`` do otherwise than the profile of their line.
+
+    ``rules``: the fields of `BrokerVersion` which say so; without one, rmqctl does not follow it.
+    """
+
+    first: str
+    last: str
+    words: str
+    rules: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def holds_for(self, release: str) -> bool:
+        return _numbers(self.first) <= _numbers(release) <= _numbers(self.last)
+
+
+DIFFERENCES = (
+    Difference("4.0.0", "4.3.1", "after an unclean end, a record whose lengths do not add up is "
+               "taken for valid, and after a clean end no consumequeue is cut"),
+    Difference("4.0.0", "4.4.0", "a file of another size silently ends what is loaded"),
+    Difference("4.0.0", "4.4.0", "rows that the consumequeues lack after a clean end stay missing",
+               {"reput_from_queues": False}),
+    Difference("4.9.2", "4.9.2", "a file of another size silently ends what is loaded"),
+    Difference("4.0.0", "4.9.1", "rows of delayed messages that recovery makes carry their deliver "
+               "time", {"delay_levels_late": False}),
+    Difference("5.0.0", "5.0.0", "a v2 record ends the log, and a folder in the commitlog keeps "
+               "the broker from starting", {"message_v2": False, "skips_folders": False}),
+    Difference("5.0.0", "5.1.0", "the offset at a time is that of the row nearest in time",
+               {"nearest_in_time": True}),
+    Difference("5.0.0", "5.1.2", "an empty last file keeps the broker from starting",
+               {"deletes_empty_last": False}),
+    Difference("5.0.0", "5.3.1", "after a clean end the walk starts with the third file from the "
+               "end and makes no rows", {"normal_by_queues": False}),
+    Difference("5.0.0", "5.3.1", "a blank that names more than the rest of its file ends it",
+               {"blank_must_fit": False}),
+    Difference("5.3.4", "5.4.0", "what these releases changed since 5.3.3 is not known to rmqctl"),
+)
+
+
+def release_of(text: str) -> str:
+    """The release that is typed: ``5.1.4``, ``v4.9.3``, ``4.9`` (the newest 4.9.x). UsageError."""
+    wanted = text.strip().lower().removeprefix("rocketmq-all-").removeprefix("v")
+    wanted = wanted.removesuffix("-incubating").removesuffix("-release")
+    if wanted in RELEASES:
+        return wanted
+    if re.fullmatch(r"[0-9]+\.[0-9]+", wanted):
+        line = [name for name in RELEASES if name.startswith(f"{wanted}.")]
+        if line:
+            return line[-1]
+    raise UsageError(f"{text!r} is no release of RocketMQ that rmqctl knows; there are "
+                     f"{RELEASES[0]} to {RELEASES[-1]}, and a line as 4.9 means its newest")
+
+
+def is_release(name: object) -> bool:
+    """Whether this is the exact name of a released version."""
+    return name in RELEASES
+
+
+@cache
+def version_of(release: str) -> BrokerVersion:
+    """The rules of a release: a profile, or that of its line with the `DIFFERENCES`. UsageError."""
+    release = release_of(release)
+    profile = VERSIONS.get(release) or version_for(int(release[0]))
+    rules: dict[str, Any] = {}
+    for one in _differences(release):
+        rules |= one.rules
+    return replace(profile, **rules) if rules else profile
+
+
+def profile_note(release: str) -> str | None:
+    """One sentence on what stands for a release; None for one that has a profile of its own."""
+    if release in VERSIONS:
+        return None
+    followed = [one.words for one in _differences(release) if one.rules]
+    other = [one.words for one in _differences(release) if not one.rules]
+    return (f"a {release} broker is followed by the profile of {version_of(release).name}"
+            + (f"; otherwise: {'; '.join(followed)}" if followed else "")
+            + (f"; not followed: {'; '.join(other)}" if other else ""))
+
+
+def _differences(release: str) -> Iterator[Difference]:
+    return (one for one in DIFFERENCES if one.holds_for(release) and release not in VERSIONS)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
 
 
 def version_for(generation: int) -> BrokerVersion:

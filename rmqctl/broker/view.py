@@ -24,6 +24,8 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
     ``auto`` is the broker's as long as the log is small; else finding the end of its recovery
     would cost a walk through gigabytes, and the disk's is taken.
     """
+    if kind == "auto" and not store.layout.reads("consumequeue"):
+        kind = "disk"  # a broker's recovery begins where its consumequeues say
     if kind == "auto":
         size = sum(one.size for one in store.log.files)
         kind = "broker" if size <= SMALL_LOG else "disk"

@@ -175,6 +175,8 @@ CATEGORIES: dict[str, Category] = {
     "garbage-tail": Category(
         ERROR, "bytes beyond the end of the log that are no record", _preflight),
     "zero-gap": Category(ERROR, "zeros inside the log; intact records follow", _recover_log),
+    "not-judged": Category(
+        INFO, "a structure lies in a form that is not read, or twice"),
     "log-cut": Category(
         ERROR, "the log ends before what consumequeue or index lead to", _preflight),
     "message-fields": Category(

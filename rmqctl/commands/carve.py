@@ -11,7 +11,7 @@ import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
-from rmqctl.commands.shared.engine_options import BrokerVersion, new_settings
+from rmqctl.commands.shared.engine_options import EngineOptions, new_settings
 from rmqctl.commands.shared.message_options import (
     BRIEF,
     IN_LOG_ORDER,
@@ -60,9 +60,9 @@ def command(
         "--duplicates", help="Also what is found a second time.")] = False,
     select: Annotated[SelectOptions, pick(IN_LOG_ORDER)],
     show: MessageOptions,
-    broker_version: BrokerVersion = None,
+    engine: Annotated[EngineOptions, pick("version")],
     layout: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
-                                           "index_slots index_max")],
+                                           "index_slots index_max broker_conf")],
     out: Out,
 ) -> None:
     """Get messages out of any bytes: damaged files, disk images, free space, whole folders.
@@ -89,7 +89,7 @@ def command(
     maker: StoreMaker | None = None
     sources = _inputs(out, paths)
     if out_store is not None:
-        maker = _maker(out_store, sources, broker_version, layout)
+        maker = _maker(out_store, sources, engine.version, layout)
     total = sum(one.size for one in sources)
     with out.progress("carving", total) as progress, Carving(
         sources, wanted, report=out.warn, advance=progress.advance
@@ -140,11 +140,11 @@ def _maker(root: str, sources: list[Input], version: str | None,
            layout: LayoutOptions) -> StoreMaker:
     from rmqctl.repair.carve.store import StoreMaker, log_file_size
 
-    sizes = layout.given_sizes()
+    sizes = layout.over_conf({"version": version, "lmq": True, "multi_dispatch": True})
     if sizes["commitlog_file_size"] is None:
         sizes["commitlog_file_size"] = log_file_size(sources)
     # Records that name rows in other queues had them, whatever this store is made for.
-    return StoreMaker(root, new_settings(version=version, lmq=True, multi_dispatch=True, **sizes))
+    return StoreMaker(root, new_settings(**sizes))
 
 
 def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,

@@ -46,6 +46,8 @@ _TIMES = ("born_time", "dead_time", "client_version", "pop_time", "last_consume_
           "time_stamp", "create_timestamp", "begin_timestamp", "end_timestamp",
           "last_read_time_ms", "timestamp")
 _MOST_NOTES = 20
+_IN_ROCKSDB = ("topics", "groups", "offsets")
+"""What a broker with its configuration in RocksDB keeps there."""
 
 
 def command(
@@ -66,6 +68,9 @@ def command(
     from rmqctl.store.config.config import load
 
     with store.open() as opened:
+        layout = opened.layout
+        if section in _IN_ROCKSDB:
+            layout.require(store.root, "config")
         files, others = load(opened, section)
     for file in files:
         for problem in file.problems():
@@ -83,6 +88,8 @@ def command(
         _show(out, section, files, tz)
     if any(file.damaged for file in files):
         raise typer.Exit(int(ExitCode.FINDINGS))
+    if section is None:
+        layout.require(store.root, "config")
 
 
 def _listing(files: Iterable[ConfigFile]) -> Iterable[dict[str, Any]]:

@@ -52,7 +52,8 @@ def command(
     commitlog_dirs_b: Annotated[list[str] | None, typer.Option(
         "--commitlog-dir-b", metavar="DIR", rich_help_panel="Where and how the store lies",
         help="The same for B, where its log lies in other folders; repeatable.")] = None,
-    sizes: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size")],
+    sizes: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
+                                          "broker_conf")],
     out: Out,
 ) -> None:
     """Compare two stores: messages that one of them lacks, and messages that differ.

@@ -36,7 +36,7 @@ def command(
     every: Annotated[bool, typer.Option(
         "--all", help="Unused units, slots and entries too.")] = False,
     body: Body = "auto",
-    layout: Annotated[LayoutOptions, pick("index_slots")],
+    layout: Annotated[LayoutOptions, pick("index_slots broker_conf")],
     tz: Zone = UTC,
     out: Out,
 ) -> None:
@@ -51,7 +51,8 @@ def command(
     from rmqctl.store.dump.fields import FLAT_COLUMNS, fault_text, flattened
 
     options = DumpOptions(kind=kind, start=start, count=count, at=at, hex=hex_, every=every,
-                      full=out.verbose > 0, body=body, index_slots=layout.index_slots)
+                      full=out.verbose > 0, body=body,
+                          index_slots=layout.sizes.index_slots)
     with Dump(file, options) as dump:
         if hex_ and out.is_flat:
             out.rows(flattened(dump.rows()), FLAT_COLUMNS, empty="no records")

@@ -30,7 +30,8 @@ def command(
     """
     from rmqctl.engine.flushing import flush_store
 
-    settings = settings_from(store.root, commitlog_dirs=store.folders, **store.given_sizes())
+    settings = settings_from(store.root, commitlog_dirs=store.folders,
+                             **store.over_conf({}))
     with out.progress("forcing to disk", unit="files") as progress:
         done = flush_store(store.root, settings, store.folders, dry_run=dry_run,
                            progress=progress.advance)

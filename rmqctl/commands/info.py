@@ -53,6 +53,7 @@ class _Screen:
         lock, pid = facts["lock"], facts["abort_pid"]
         pairs = {
             "store": facts["store"],
+            "layout": self._layout(),
             "version": f"{facts['version']} ({self._evidence()})",
             "last run": self._ending(pid),
             "lock": self._lock(),
@@ -67,9 +68,18 @@ class _Screen:
         if facts["abort"] and not lock["held"]:
             styles["last run"] = "warn"
         page.pairs({name: text for name, text in pairs.items() if text}, styles=styles)
+        said = (*(one["reason"] for one in facts["not_judged"]), *facts["layout_notes"])
+        for text in dict.fromkeys(said):
+            page.text(text, "warn")
         self._structures()
         self._topics()
         self._troubles()
+
+    def _layout(self) -> str:
+        """What is not as in most stores: a plain log, files of rows, files of JSON."""
+        usual = {"commitlog": "plain", "consumequeue": "file", "config": "json"}
+        return ", ".join(f"{name} {form}" for name, form in self._facts["layout"].items()
+                         if form != usual[name])
 
     def _evidence(self) -> str:
         told = [one["evidence"] for one in self._facts["version_hints"]]
@@ -96,6 +106,8 @@ class _Screen:
         from rmqctl.output.units import count_text, size_text
 
         least, most = self._facts["min_phy_offset"], self._facts["max_phy_offset"]
+        if most is None:
+            return "not judged"
         files = [one for one in self._facts["files"] if one["kind"] == "commitlog"]
         if not files:
             return "no files"
@@ -117,6 +129,9 @@ class _Screen:
         from rmqctl.output.units import count_text
 
         topics = self._facts["topics"]
+        if self._facts["messages"] is None:
+            return "not judged (rmqctl stats counts what is in the log)" if (
+                self._facts["max_phy_offset"] is not None) else "not judged"
         queues = sum(len(topic["queues"]) for topic in topics)
         return (
             f"{count_text(self._facts['messages'])} in {_many(queues, 'queue')} "

@@ -8,7 +8,7 @@ import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.engine_options import NEW_STORE, EngineOptions, new_settings
-from rmqctl.commands.shared.options import DryRun, Out, StoreRoot, complete_folders
+from rmqctl.commands.shared.options import DryRun, Out, StoreOptions, complete_folders
 from rmqctl.parse_values import parse_size
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ EFFECT = "mutates"
 
 def command(
     *,
-    store: StoreRoot,
+    store: Annotated[StoreOptions, pick("broker_conf")],
     commitlog_file_size: Annotated[int | None, typer.Option(
         "--commitlog-file-size", metavar="SIZE", parser=parse_size,
         help="Size of a commitlog file, 1KiB or more  [default: 1GiB]")] = None,
@@ -53,9 +53,10 @@ def command(
     """
     from rmqctl.engine.config.create import create_store, plan_store
 
-    settings = new_settings(
-        commitlog_file_size=commitlog_file_size, consumequeue_file_size=consumequeue_file_size,
-        index_slots=index_slots, index_max=index_max, **engine.given(NEW_STORE))
+    settings = new_settings(**store.over_conf({
+        "commitlog_file_size": commitlog_file_size,
+        "consumequeue_file_size": consumequeue_file_size, "index_slots": index_slots,
+        "index_max": index_max, **engine.given(NEW_STORE)}))
     created = (plan_store if dry_run else create_store)(store.root, settings, commitlog_dirs or ())
     for note in created.notes:
         out.note(note)

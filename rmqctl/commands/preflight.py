@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.broker.versions import VersionName
+from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import blank_for_none
+from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
 
@@ -19,16 +20,19 @@ NAME = ("preflight",)
 EFFECT = "read-only"
 
 _TOPICS = 5
+_NAMED = 3
+_GROUPS = 10
 
 
 def command(
     *,
-    broker_version: Annotated[VersionName | None, typer.Option(
-        "--broker-version", metavar="VERSION", help="The broker that would start: 4.9.3 or 5.3.3. "
-        "Default: the one the store was made for, else by the generation that wrote it.")] = None,
+    engine: Annotated[EngineOptions, pick("version")],
     quick: Annotated[bool, typer.Option(
         "--quick", help="Read no more of the log than the broker does; messages without a row are "
-        "then not looked for in older parts.")] = False,
+        "then not looked for in older parts, nor is damage.")] = False,
+    start_only: Annotated[bool, typer.Option(
+        "--start-only", help="Let the exit code judge this start alone: what is lost already is "
+        "shown, and is 1 only where the start would cut off the rows that tell of it.")] = False,
     store: StoreOptions,
     out: Out,
 ) -> None:
@@ -36,9 +40,10 @@ def command(
 
     Says whether it starts, where its recovery begins and cuts the log, which files it deletes,
     which rows and index entries it makes again, and how many intact messages that costs: those
-    cut off the log, and those that stay in it but get no row in their queue. `rmqctl recover
-    --strategy broker` does the same things. Exit code 1 when the broker would not start or
-    anything readable would be lost.
+    cut off the log, and those that stay in it but get no row in their queue. Also what is lost
+    already, though consumequeues, index or group offsets know it, and which groups would stand
+    beyond the end of their queue. `rmqctl recover --strategy broker` does the same things. Exit
+    code 1 when the broker would not start, or anything readable would be or is lost.
 
         rmqctl preflight STORE --broker-version 5.3.3 -o json
     """
@@ -47,14 +52,14 @@ def command(
     with store.open() as opened:
         total = opened.log.size
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
-            made = preflight(opened, broker_version, full=not quick, progress=progress.advance)
+            made = preflight(opened, engine.version, full=not quick, progress=progress.advance)
     out.document(made.as_dict(), lambda page: _show(page, made))
     if not out.is_data:
         for text in made.notes:
             out.note(text)
     if refused:
         raise StoreIOError(f"{refused[0]}; the prediction is made without it")
-    if not made.harmless:
+    if not (made.start_is_harmless if start_only else made.harmless):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
@@ -69,6 +74,12 @@ def _show(page: Human, prediction: Prediction) -> None:
         page.blank()
         page.table([blank_for_none(one.as_dict()) for one in prediction.actions],
                    ("action", "target", "from", "to", "reason"))
+    if prediction.offsets_beyond_end:
+        page.heading("Groups beyond the end of a queue")
+        shown = prediction.offsets_beyond_end[:_GROUPS]
+        page.table([one._asdict() for one in shown], shown[0]._fields)
+        if len(prediction.offsets_beyond_end) > _GROUPS:
+            page.text(f"and {len(prediction.offsets_beyond_end) - _GROUPS} more (-o json has all)")
     if prediction.differences:
         page.heading("Other versions")
         for text in prediction.differences:
@@ -79,8 +90,13 @@ def _headline(prediction: Prediction) -> str:
     from rmqctl.output.units import count_text
 
     broker = f"a {prediction.broker_version} broker"
+    gone = ""
+    if prediction.messages_already_lost:
+        count = prediction.messages_already_lost
+        gone = (f"{_many(count, 'message')} {'is' if count == 1 else 'are'} lost already"
+                f"{_of_topics(prediction.already_lost_by_topic)}; ")
     if not prediction.starts:
-        return f"{broker} would not start"
+        return f"{gone}{broker} would not start"
     costs = []
     if prediction.messages_lost:
         costs.append(f"cut {_many(prediction.messages_lost, 'intact message')} off the log")
@@ -92,7 +108,19 @@ def _headline(prediction: Prediction) -> str:
                      "are there twice")
     if prediction.rows_lost:
         costs.append(f"destroy all consumequeues ({count_text(prediction.rows_lost)} rows)")
-    return f"{broker} would start and {' and '.join(costs) or 'lose nothing'}"
+    groups = {one.group for one in prediction.offsets_beyond_end}
+    beyond = f"; {_many(len(groups), 'group')} would stand beyond the end" if groups else ""
+    costless = "lose nothing more" if gone else "lose nothing"
+    return f"{gone}{broker} would start and {' and '.join(costs) or costless}{beyond}"
+
+
+def _of_topics(counts: dict[str, int]) -> str:
+    """The topics with the most of them, for a headline."""
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    shown = [f"{topic} {count}" for topic, count in ordered[:_NAMED]]
+    if len(ordered) > _NAMED:
+        shown.append(f"{len(ordered) - _NAMED} more topics")
+    return f" ({', '.join(shown)})" if shown else ""
 
 
 def _many(count: int, thing: str) -> str:
@@ -102,6 +130,8 @@ def _many(count: int, thing: str) -> str:
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:
+    from rmqctl.output.units import time_text
+
     facts: dict[str, Any] = {"recovery": prediction.recovery}
     if prediction.start_file:
         facts["starts with"] = f"{prediction.start_file}: {prediction.start_reason}"
@@ -115,7 +145,14 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         )
     if prediction.rows_cut:
         facts["rows cut off"] = prediction.rows_cut
-    for name, counts in (("lost of", prediction.lost_by_topic),
+    if prediction.messages_already_lost:
+        facts["lost already"] = prediction.messages_already_lost
+        times = (prediction.already_lost_from, prediction.already_lost_to)
+        for name, time in zip(("stored from", "stored to"), times, strict=True):
+            if time is not None:
+                facts[name] = time_text(time)
+    for name, counts in (("already lost of", prediction.already_lost_by_topic),
+                         ("lost of", prediction.lost_by_topic),
                          ("without a row of", prediction.unreachable_by_topic)):
         for topic, count in sorted(counts.items(), key=lambda one: -one[1])[:_TOPICS]:
             facts[f"{name} {topic}"] = count

@@ -63,7 +63,7 @@ def command(
 
     _refuse(only, strategy, topic, queue)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
-    given = {**engine.given(REBUILD), **store.given_sizes()}
+    given = store.over_conf(engine.given(REBUILD))
     wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, worker_count(jobs),
                     store.folders, store.sizes, given)
     if parts == ["topic-queue-table"] and not out.is_data:
@@ -104,6 +104,7 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
 
     def propose(scratch: Scratch) -> applying.Proposal:
         with store.open() as opened:
+            opened.layout.require_writable(store.root)
             with out.progress("reading the log", opened.log.size) as progress:
                 prediction = preflight(opened, version, progress=progress.advance)
             plan = plan_broker(opened, version, scratch, now_ms, given=wishes.given,

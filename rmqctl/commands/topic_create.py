@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.engine_options import BrokerVersion, settings_from
+from rmqctl.commands.app.option_groups import pick
+from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import DryRun, Out, StoreFolders
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import FieldValue, parse_field_value
@@ -58,7 +59,7 @@ def command(
     order: Annotated[bool | None, typer.Option(
         "--order/--no-order", help="Whether it is an ordered topic.")] = None,
     dry_run: DryRun = False,
-    broker_version: BrokerVersion = None,
+    engine: Annotated[EngineOptions, pick("version")],
     store: StoreFolders,
     out: Out,
 ) -> None:
@@ -73,8 +74,7 @@ def command(
     from rmqctl.engine.config.topics import Topics
     from rmqctl.files.lock import StoreLock
 
-    settings = settings_from(store.root, version=broker_version, commitlog_dirs=store.folders,
-                             files=False)
+    settings = engine.settings(store, "version", files=False)
     attributes = dict(attribute or ())
     with nullcontext() if dry_run else StoreLock(store.root):
         topics = Topics(store.root, settings, lambda: time.time_ns() // 1_000_000)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions
-from rmqctl.commands.shared.engine_options import BrokerVersion
+from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.parse_values import parse_offset
 
@@ -27,7 +28,7 @@ def command(
         help="Where the log ends then: the physical offset at which a record begins (or a blank, "
         "or a damaged part).")],
     apply: ApplyOptions,
-    broker_version: BrokerVersion = None,
+    engine: Annotated[EngineOptions, pick("version")],
     store: StoreOptions,
     out: Out,
 ) -> None:
@@ -50,7 +51,7 @@ def command(
 
     def propose(_: Scratch) -> applying.Proposal:
         with store.open() as opened:
-            generation = (version_of(broker_version).generation if broker_version
+            generation = (version_of(engine.version).generation if engine.version
                           else opened.generation)
             with out.progress("reading what is cut", max(opened.log.end - to_phy, 0)) as progress:
                 cut = truncate(opened, to_phy, generation, progress.advance)

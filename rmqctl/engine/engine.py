@@ -104,7 +104,7 @@ class Engine:
         """
         settings = settings or Settings()
         path = os.fspath(root)
-        Store.open(path, commitlog_dirs)
+        Store.open(path, commitlog_dirs).layout.require_writable(path)
         lock = StoreLock(path)
         lock.acquire()
         try:
@@ -313,7 +313,7 @@ class Engine:
                 small_files.remove_abort(self.root)
 
     def _give_up_services(self) -> None:
-        """Ends the threads, if they still run; what went wrong in them has been told."""
+        """Ends the threads, if they still run; what went wrong in them has been said."""
         for service in (self._group, self._service):
             if service is not None:
                 with contextlib.suppress(RmqctlError):

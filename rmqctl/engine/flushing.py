@@ -45,11 +45,12 @@ def flush_store(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (
                 progress: Callable[[int], None] = lambda _: None) -> Flushed:
     """Forces everything, then moves the checkpoint forward. Takes the store's lock.
 
-    ``progress`` is told of each file. After an unclean end, or where the log's end is damaged,
-    the checkpoint stays: a recovery relies on it. StoreHeldError, StoreIOError.
+    ``progress`` is called with 1 for each file. After an unclean end, or where the log's end is
+    damaged, the checkpoint stays: a recovery relies on it. StoreHeldError, StoreIOError.
     """
     dirs = list(commitlog_dirs)
     store = Store.open(root, dirs)
+    store.layout.require_writable(root)
     if dry_run:
         refuse_held(store, root)
         return _flush(store, settings, dirs, progress, dry_run=True)

@@ -149,9 +149,9 @@ def failure(error: BaseException, log: str | None) -> BaseException:
     for sign, words in _SIGNS:
         if sign in text:
             return JobError(words + where)
-    told = _PYTHON.findall(text)
-    if told:
-        name, words = told[-1]
+    tracebacks = _PYTHON.findall(text)
+    if tracebacks:
+        name, words = tracebacks[-1]
         said = words if name.startswith("rmqctl.") and words else f"{name}: {words}".rstrip(": ")
         return JobError(f"the Spark job failed: {said}{where}")
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")

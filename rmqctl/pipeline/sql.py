@@ -65,7 +65,7 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
     """
     given = dict(options or {})
     register(spark)
-    with told(spark):
+    with spark_errors(spark):
         shows = _check(spark, text)
         names = named_tables(text)
         columns = {one: _columns(one, text) for one in names}
@@ -207,7 +207,7 @@ def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
     """
     names = _distinct(frame.columns)
     changes = [converter(field.dataType) for field in frame.schema.fields]
-    with told(frame.sparkSession):
+    with spark_errors(frame.sparkSession):
         for row in frame.toLocalIterator(prefetchPartitions=True):
             yield {name: value if change is None or value is None else change(value)
                    for name, value, change in zip(names, row, changes, strict=True)}
@@ -235,7 +235,7 @@ def write(frame: DataFrame, out: str, form: FileFormat) -> None:
     CSV has maps, lists and structures as JSON and binary as base64, as JSON has. RefusedError when
     ``out`` is there already; StoreIOError.
     """
-    with Staging(out) as staging, told(frame.sparkSession):
+    with Staging(out) as staging, spark_errors(frame.sparkSession):
         made = flat(frame) if form == "csv" else frame
         options = {"header": "true"} if form == "csv" else {}
         target = staging.path("")
@@ -338,7 +338,7 @@ def _decimal(value: Decimal) -> int | str:
 
 
 @contextmanager
-def told(spark: SparkSession) -> Iterator[None]:
+def spark_errors(spark: SparkSession) -> Iterator[None]:
     """Turns Spark's errors into ours: UsageError for the query, else that of the job."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException

@@ -53,6 +53,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     Where a broker does not start, the plan is empty and its notes say why. UsageError,
     StoreIOError, RefusedError as `preflight` and `configured` raise them.
     """
+    store.layout.require_writable(store.root)
     made = prediction or preflight(store, version, progress=progress)
     rules = version_of(made.broker_version)
     actions = tuple(made.actions)

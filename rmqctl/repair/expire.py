@@ -77,6 +77,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     broker does when it starts. Writes nothing. RefusedError where files of the log overlap,
     StoreIOError.
     """
+    store.layout.require_writable(store.root)
     refuse_overlaps(store)
     log = store.log
     before = log.min_offset

@@ -91,6 +91,8 @@ class _Planner:
         self._notes: list[str] = []
 
     def plan(self) -> Plan:
+        if self._options.only != {TABLE}:
+            self._store.layout.require_writable(self._root)
         self._refuse_without_log()
         saved = self._log()
         rebuilt = self._derived(saved)
@@ -120,7 +122,7 @@ class _Planner:
         store = self._store
         if any(one.size for one in store.log.files):
             return
-        queue = next((one for one in store.queues.values() if one.files), None)
+        queue = next((one for one in store.known_queues.values() if one.files), None)
         if queue is not None or store.batch_queues or store.index_listing.files:
             raise RefusedError(
                 f"{self._root}: there is no commitlog file, and nothing else is taken away for "

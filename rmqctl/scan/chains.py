@@ -17,14 +17,15 @@ anchor. The end of the log is none, as O may have been torn just there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rmqctl.formats.local.message import (
-    FRAME_PATTERN,
+    BLANK_PATTERN,
     MAGIC_OFFSET,
+    MAGIC_PATTERN,
     MAGIC_V1,
     PROPERTIES_LENGTH_SIZE,
     START_SIZE,
@@ -141,8 +142,7 @@ def _odd(source: Source, at: int, raw: bytes, batch: Batch, end: Array) -> Array
     """Of the frames of a block: whether one has a record inside, or ends like two."""
     odd = np.zeros(len(batch), bool)
     known = set(batch.start.tolist())
-    for hit in FRAME_PATTERN.finditer(raw, 0, int(end[-1])):
-        inner = hit.start() - MAGIC_OFFSET
+    for inner in _magics(raw, int(end[-1])):
         if inner >= 0 and inner not in known and _is_head(source, at + inner):
             odd[max(0, int(np.searchsorted(batch.start, inner, "right")) - 1)] = True
     own = dict(zip((batch.column("properties_start") - PROPERTIES_LENGTH_SIZE).tolist(),
@@ -156,13 +156,19 @@ def _odd(source: Source, at: int, raw: bytes, batch: Batch, end: Array) -> Array
 def _is_odd(source: Source, start: int, end: int) -> bool:
     """The same for one damaged record: any record inside, or more than one way to end."""
     raw = source.read(start, end - start)
-    for hit in FRAME_PATTERN.finditer(raw):
-        inner = hit.start() - MAGIC_OFFSET
+    for inner in _magics(raw, len(raw)):
         if inner > 0 and _is_head(source, start + inner):
             return True
     data = np.frombuffer(raw, np.uint8)
     span = np.zeros(1, np.int64), np.array([len(raw)], np.int64)
     return sum(len(_topics(data, 0, place)) for _, place in _tails(data, *span)) > 1
+
+
+def _magics(raw: bytes, end: int) -> Iterator[int]:
+    """Where by its magic a record or a blank might start."""
+    for pattern in (MAGIC_PATTERN, BLANK_PATTERN):
+        for hit in pattern.finditer(raw, 0, end):
+            yield hit.start() - MAGIC_OFFSET
 
 
 def _is_head(source: Source, at: int) -> bool:

@@ -19,11 +19,9 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.scan.extents import judge
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Doubtful, Span, used_length
-from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.resync import MAX_RECORD, used_windows
 from rmqctl.scan.source import Source
 
-_FIRST_WINDOW = 64 << 10
-_WINDOW = 4 << 20
 _BLANK = layout.reader(Blank)
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
 
@@ -103,14 +101,8 @@ def _tail(source: Source, at: int, reason: str, field: str,
 
 def _first_nonzero(source: Source, at: int) -> int | None:
     """The first position from ``at`` on whose byte is not zero; None if the rest is zero."""
-    position, window = source.next_data(at), _FIRST_WINDOW
-    while position < source.size:
-        data = source.read(position, window)
-        if not data:
-            return None
-        if used_length(data):
-            return position + len(data) - len(data.lstrip(b"\0"))
-        position, window = source.next_data(position + len(data)), _WINDOW
+    for position, data in used_windows(source, at, source.size):
+        return position + len(data) - len(data.lstrip(b"\0"))
     return None
 
 
@@ -118,15 +110,9 @@ def _nonzero(source: Source, at: int) -> tuple[int | None, int | None]:
     """The first and last position with a non-zero byte from ``at`` on."""
     first: int | None = None
     last: int | None = None
-    position = source.next_data(at)
-    while position < source.size:
-        data = source.read(position, _WINDOW)
-        if not data:
-            break
+    for position, data in used_windows(source, at, source.size):
         used = used_length(data)
-        if used:
-            last = position + used - 1
-            if first is None:
-                first = position + used - len(data[:used].lstrip(b"\0"))
-        position = source.next_data(position + len(data))
+        last = position + used - 1
+        if first is None:
+            first = position + used - len(data[:used].lstrip(b"\0"))
     return first, last

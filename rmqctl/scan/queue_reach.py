@@ -8,6 +8,7 @@ several queue offsets (§9), a multi-dispatched message counts in further queues
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,3 +243,26 @@ def _integers(texts: text.Texts) -> tuple[Array, Array]:
             value = np.where(inside[:, column], value * 10 + digits[:, column], value)
         number[rows] = value
     return good, number
+
+
+def ascending(values: Array) -> Array:
+    """Positions of a longest strictly ascending part of the values."""
+    if len(values) < 2 or bool((values[1:] > values[:-1]).all()):
+        return np.arange(len(values))
+    tails: list[int] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for at, value in enumerate(values.tolist()):
+        place = bisect_left(tails, value)
+        before.append(ends[place - 1] if place else -1)
+        if place == len(tails):
+            tails.append(value)
+            ends.append(at)
+        else:
+            tails[place], ends[place] = value, at
+    found = []
+    at = ends[-1]
+    while at >= 0:
+        found.append(at)
+        at = before[at]
+    return np.array(found[::-1], np.int64)

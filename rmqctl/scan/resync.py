@@ -8,13 +8,18 @@ no more: `rmqctl.scan.extents` decides what is a record of the log.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from heapq import merge
+
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import (
+    BLANK_PATTERN,
     BLANK_SIZE,
-    FRAME_PATTERN,
     HOST_BITS,
     MAGIC_BLANK,
     MAGIC_OFFSET,
+    MAGIC_PATTERN,
     MAGIC_V1,
     MIN_SIZE,
     PROPERTIES_LENGTH_SIZE,
@@ -128,21 +133,33 @@ def provable(source: Source, at: int) -> bool:
 
 def next_provable(source: Source, start: int, end: int) -> int | None:
     """The first position in ``[start, end)`` where a record or blank provably starts."""
-    window, at = _FIRST_WINDOW, start
-    while at < end:
-        at = max(at, source.next_data(at) - MAGIC_OFFSET)
-        data = source.read(at, min(window, end - at) + BLANK_SIZE)
-        if len(data) > BLANK_SIZE and not used_length(data):
-            at, window = at + len(data) - BLANK_SIZE, _WINDOW
-            continue
-        for match in FRAME_PATTERN.finditer(data):
+    for at, data in used_windows(source, start, end):
+        for match in merge(MAGIC_PATTERN.finditer(data), BLANK_PATTERN.finditer(data),
+                           key=re.Match.start):
             candidate = at + match.start() - MAGIC_OFFSET
             if start <= candidate < end and provable(source, candidate):
                 return candidate
-        if len(data) <= BLANK_SIZE:
-            return None
-        at += len(data) - BLANK_SIZE
-        window = _WINDOW
     return None
+
+
+def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """(position, bytes) with all of ``[start, end)`` that is not zero; holes cost nothing.
+
+    Each has `BLANK_SIZE` bytes of the next one, and begins early enough, so that the magic of
+    whatever starts in ``[start, end)`` is in one of them.
+    """
+    window, at = _FIRST_WINDOW, start
+    while at < end:
+        used = source.next_data(at) - MAGIC_OFFSET
+        if used > at:
+            at, window = used, _FIRST_WINDOW
+        if at >= end:
+            return
+        data = source.read(at, min(window, end - at) + BLANK_SIZE)
+        if used_length(data):
+            yield at, data
+        if len(data) <= BLANK_SIZE:
+            return
+        at, window = at + len(data) - BLANK_SIZE, min(2 * window, _WINDOW)
 
 

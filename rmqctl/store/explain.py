@@ -68,6 +68,8 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
 
 def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
     """What to say where a topic, or one of its queues, has no consumequeue; None if it has one."""
+    if not store.layout.reads("consumequeue"):
+        return None  # said already
     known = sorted({*queue_ids(store, "consumequeue", topic),
                     *queue_ids(store, "batchconsumequeue", topic)})
     if not known:

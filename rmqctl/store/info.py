@@ -21,7 +21,7 @@ from rmqctl.formats.local import abort, names
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import Trouble, common_size
 from rmqctl.store.log.bounds import View
-from rmqctl.store.log.end import find_end, first_record
+from rmqctl.store.log.end import LogEnd, find_end, first_record
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 from rmqctl.store.version_hints import hints, summary
@@ -38,24 +38,32 @@ _BLOCK = 512  # the unit of st_blocks, whatever the file system
 def collect(store: Store, view: View) -> Document:
     """Everything `info` shows of a store in one view."""
     items, troubles = inventory(store)
-    troubles += store.log_troubles
-    end = find_end(store)
-    troubles += end.troubles
-    first = first_record(store.log)
-    topics = _topics(store, view, troubles)
-    most = end.offset if view.log_end is None else view.log_end
+    layout = store.layout
+    first, end, most = None, LogEnd(0, None), None
+    if layout.reads("commitlog"):
+        troubles += store.log_troubles
+        end = find_end(store)
+        troubles += end.troubles
+        first = first_record(store.log)
+        most = end.offset if view.log_end is None else view.log_end
+    topics = _topics(store, view, troubles) if layout.reads("consumequeue") else []
     found = hints(store, [one for one in (first, end.last) if one is not None])
     lock = store.lock
     document: Document = {
         "store": store.root,
         "view": "disk" if view.log_end is None else "broker",
+        "layout": layout.as_dict(),
+        "layout_notes": list(layout.notes),
+        "not_judged": [{"structure": name, "reason": reason}
+                       for name, reason in layout.unread.items()],
         "version": summary(found),
         "version_hints": [{"versions": one.versions, "evidence": one.evidence} for one in found],
-        "min_phy_offset": store.log.min_offset,
+        "min_phy_offset": None if most is None else store.log.min_offset,
         "max_phy_offset": most,
         "first_store_timestamp": None if first is None else first.store_timestamp,
         "last_store_timestamp": None if end.last is None else end.last.store_timestamp,
-        "messages": sum(topic["messages"] for topic in topics),
+        "messages": sum(topic["messages"] for topic in topics)
+        if layout.reads("consumequeue") else None,
         "topics": topics,
         "checkpoint": None if store.checkpoint is None else store.checkpoint._asdict(),
         "abort": store.has_abort,
@@ -68,8 +76,9 @@ def collect(store: Store, view: View) -> Document:
                    "base_offset": one.base_offset, "allocated": one.allocated} for one in items],
     }
     troubles += _checkpoint_trouble(store)
-    troubles += _log_troubles(store, items)
-    troubles += [one for queue in store.queues.values() for one in queue.troubles]
+    if layout.reads("commitlog"):
+        troubles += _log_troubles(store, items)
+    troubles += [one for queue in store.known_queues.values() for one in queue.troubles]
     troubles += [one for queue in store.batch_queues.values() for one in queue.troubles]
     troubles += store.index_listing.troubles
     document["troubles"] = _summarised(store, troubles)
@@ -115,12 +124,13 @@ def _abort_pid(store: Store) -> int | None:
 
 def _sizes(store: Store) -> Document:
     """The sizes a broker has in its configuration, as found from the files (None: not found)."""
-    queues = [queue for queue in store.queues.values() if queue.files]
+    queues = [queue for queue in store.known_queues.values() if queue.files]
     # A queue of several files tells its file size for certain, a single file may be cut.
     sure = [queue for queue in queues if len(queue.files) > 1] or queues
     shape = next((index.shape for index in store.indexes_newest_first()), None)
     return {
-        "commitlog_file_size": store.sizes.commitlog_file or common_size(store.log.files),
+        "commitlog_file_size": store.sizes.commitlog_file or (
+            common_size(store.log.files) if store.layout.reads("commitlog") else None),
         "consumequeue_file_size": sure[0].file_size if sure else None,
         "index_slots": None if shape is None else shape.slots,
         "index_max": None if shape is None else shape.max_entries,

@@ -121,26 +121,26 @@ def _sums(logs: Sequence[Sequence[StoreFile]], query: Query, only: Sequence[Key]
     totals = [query.start(only) for _ in logs]
     log_of: list[int] = []
 
-    def tasks() -> Iterator[ranges.Range]:
+    def tasks() -> Iterator[ranges.Range[StoreFile]]:
         for number, files in enumerate(logs):
             for one in ranges.split(files, range_size):
                 log_of.append(number)
                 yield one
 
     work = partial(_work, query, only)
-    for at, part in enumerate(ranges.in_order(work, tasks(), jobs, progress, pool)):
-        totals[log_of[at]].merge(part.sums)
+    for number, (_, part) in enumerate(ranges.in_order(work, tasks(), jobs, progress, pool)):
+        totals[log_of[number]].merge(part.sums)
     return totals
 
 
-def _work(query: Query, only: Sequence[Key] | None, part: ranges.Range) -> _Part:
+def _work(query: Query, only: Sequence[Key] | None, part: ranges.Range[StoreFile]) -> _Part:
     sums = query.start(only)
     with part.file.open() as source:
-        walk = ranges.walk(part, source)
+        walk = part.walk(source)
         for batch in walk:
             sums.add(batch)
         end = walk.position
-        if part.last and end < source.size:
+        if part.until > part.end and end < source.size:
             sums.bytes_zero += source.size - end
             end = source.size
     sums.pack()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import TracebackType
@@ -23,10 +24,17 @@ from rmqctl.formats.local import checkpoint as checkpoint_format
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.local.index_file import Shape, candidates, fits
 from rmqctl.formats.local.names import INDEX_DIGITS
+from rmqctl.formats.local.sysflag import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    TRANSACTION_NONE,
+)
 from rmqctl.scan.source import FileSource
-from rmqctl.store import live
+from rmqctl.store import live, log_folders
+from rmqctl.store.broker_conf import NO_CONF, BrokerConf
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
 from rmqctl.store.index_files import IndexFile, open_index
+from rmqctl.store.layout import Layout, log_layout, recognise
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.witness import StoreWitness
@@ -46,12 +54,15 @@ MAX_QUEUE_ID = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes which a broker has in its configuration; None means: found from the files."""
+    """What is given of a broker's configuration: sizes (None: found from the files), which hold
+    what ``conf`` says unless an option said otherwise, and ``conf``, the broker's own file.
+    """
 
     commitlog_file: int | None = None
     consumequeue_file: int | None = None
     index_slots: int | None = None
     index_max: int | None = None
+    conf: BrokerConf = NO_CONF
 
 
 def _remembered_folders(root: str) -> list[str]:
@@ -85,8 +96,8 @@ class Store:
         """Opens a store root. NotAStoreError if nothing of a store lies there.
 
         ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or
-        absolute); without it the log is ``commitlog/`` or, where that holds no file, in the
-        folders the store was made with.
+        absolute); without it the log is ``commitlog/``, or in the folders the store was made
+        with, or in those that `rmqctl.store.log_folders` finds.
         """
         root = os.fspath(path)
         try:
@@ -102,7 +113,7 @@ class Store:
             raise NotAStoreError(f"{root}: not a directory, so no store (a single file is shown "
                                  "by `rmqctl dump`)")
         named = list(commitlog_dirs)
-        where = named or _remembered_folders(root) or ["commitlog"]
+        where = named or _remembered_folders(root) or log_folders.find(root)
         folders = [os.path.join(root, one) for one in where]
         for one in folders if named else ():
             if not os.path.isdir(one):
@@ -112,7 +123,8 @@ class Store:
         except OSError as error:
             raise StoreIOError.from_oserror(error, root, "list") from None
         store = cls(root, folders, sizes or Sizes())
-        if not named and not any(os.path.lexists(store.path(mark)) for mark in _MARKS):
+        if not named and not any(os.path.lexists(store.path(mark)) for mark in _MARKS) and (
+                folders == [store.path("commitlog")] and log_layout(root, folders)[0] == "plain"):
             raise NotAStoreError(f"{root}: not a store (none of {', '.join(_MARKS)} is there)")
         return store
 
@@ -135,7 +147,7 @@ class Store:
         if self._moment is not None or self._current:
             return self._moment
         holder = self.lock
-        if not holder.held or holder.pid == os.getpid():
+        if not holder.held or holder.pid == os.getpid() or not self._log_is_plain:
             return None
         try:
             with self._as_now() as now:
@@ -154,14 +166,51 @@ class Store:
         except StoreIOError:
             return 0
 
+    @cached_property
+    def layout(self) -> Layout:
+        """Which layout the store has, and what of it cannot be read."""
+        return recognise(self.root, self.log_folders, self._queues_reach_end,
+                         self.sizes.conf.store_type)
+
+    def _queues_reach_end(self) -> bool:
+        """Whether the plain consumequeues have a row for the last message of the log."""
+        reach = -1
+        for queue in self._plain_queues.values():
+            try:
+                with closing(queue):
+                    reach = max(reach, queue.max_physical(queue.written))
+            except StoreIOError:
+                continue
+        if reach < 0:
+            return False
+        try:
+            for batch in self._plain_log.walk(reach):
+                kind = batch.column("sys_flag") & TRANSACTION_MASK
+                if ((kind == TRANSACTION_NONE) | (kind == TRANSACTION_COMMIT)).any():
+                    return False
+        except StoreIOError:
+            return False
+        return True
+
     # -- commitlog ----------------------------------------------------------------------------
 
     @cached_property
     def _log_listings(self) -> list[Listing]:
         return [listing(folder) for folder in self.log_folders]
 
-    @cached_property
+    @property
     def log(self) -> CommitLog:
+        """The log. UnsupportedError where it is DLedger's."""
+        if not self._log_is_plain:
+            self.layout.require(self.root, "commitlog")
+        return self._plain_log
+
+    @cached_property
+    def _log_is_plain(self) -> bool:
+        return log_layout(self.root, self.log_folders)[0] in ("plain", "multi-path")
+
+    @cached_property
+    def _plain_log(self) -> CommitLog:
         witness = StoreWitness(partial(Store, self.root, self.log_folders, self.sizes))
         files = [replace(one, witness=witness)
                  for found in self._log_listings for one in found.files]
@@ -192,9 +241,22 @@ class Store:
                     here = os.path.join(folder, name)
                     yield topic, int(name), listing(here), here
 
-    @cached_property
+    @property
     def queues(self) -> dict[tuple[str, int], ConsumeQueue]:
-        """All plain consumequeues by (topic, queue id), in the order of the folders."""
+        """All plain consumequeues by (topic, queue id), in the order of the folders.
+
+        UnsupportedError where they are in RocksDB, or lead into a log that cannot be read.
+        """
+        self.layout.require(self.root, "consumequeue")
+        return self._plain_queues
+
+    @property
+    def known_queues(self) -> dict[tuple[str, int], ConsumeQueue]:
+        """The same for who can do without: none where they cannot be read."""
+        return self._plain_queues if self.layout.reads("consumequeue") else {}
+
+    @cached_property
+    def _plain_queues(self) -> dict[tuple[str, int], ConsumeQueue]:
         size = self.sizes.consumequeue_file
         unit = consume_queue.dtype()
         return {(topic, queue): ConsumeQueue(topic, queue, folder,
@@ -203,7 +265,11 @@ class Store:
                 for topic, queue, found, folder in self._queue_folders("consumequeue")}
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """One queue, listed alone: a look-up does not read every topic's folder."""
+        """One queue, listed alone: a look-up does not read every topic's folder.
+
+        UnsupportedError as of `queues`.
+        """
+        self.layout.require(self.root, "consumequeue")
         key = topic, queue_id
         if key not in self._queues:
             folder = self.path("consumequeue", topic, str(queue_id))
@@ -214,6 +280,10 @@ class Store:
             self._queues[key] = ConsumeQueue(topic, queue_id, folder, files, found.troubles,
                                              self.sizes.consumequeue_file)
         return self._queues[key]
+
+    def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The same for who can do without: none where the consumequeues cannot be read."""
+        return self.queue(topic, queue_id) if self.layout.reads("consumequeue") else None
 
     @cached_property
     def batch_queues(self) -> dict[tuple[str, int], BatchQueue]:
@@ -335,8 +405,9 @@ class Store:
         return 5 if newer else 4
 
     def close(self) -> None:
-        self.log.close()
-        for queue in (*self._queues.values(), *self.__dict__.get("queues", {}).values()):
+        if "_plain_log" in self.__dict__:
+            self._plain_log.close()
+        for queue in (*self._queues.values(), *self.__dict__.get("_plain_queues", {}).values()):
             queue.close()
 
     def __enter__(self) -> Self:

@@ -18,8 +18,7 @@ from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA, CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import Plan, Replace
 from rmqctl.tiered.files.metadata_file import load
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, Segment
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.tiered.recover.index import end_of
 from rmqctl.tiered.recover.queue import Changes

@@ -20,8 +20,7 @@ from rmqctl.formats.tiered.metadata import read as read_metadata
 from rmqctl.tiered.files.metadata_file import broker_root_of, exists, find_metadata, tier_root
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.files.reader import Reader, is_url
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +104,13 @@ class Tier:
     @property
     def problems(self) -> list[Problem]:
         return self.found.problems
+
+    def unreadable(self, topic: str | None = None) -> Iterator[str]:
+        """Which folders on the way to a topic (None: to any) could not be read, in words."""
+        for problem in self.problems:
+            if problem.unreadable and (topic is None or problem.path.split("/")[2:3] in (
+                    [], [topic])):
+                yield problem.reason
 
     def queues(self, topic: str | None = None, queue_id: int | None = None,
                broker: str | None = None) -> Iterator[FlatQueue]:

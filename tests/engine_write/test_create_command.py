@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.broker.settings import Settings
-from rmqctl.broker.versions import VERSIONS, VersionName
+from rmqctl.broker.versions import VERSIONS
 from rmqctl.commands.shared.engine_options import (
     new_settings,
     parse_watermark,
@@ -79,7 +79,7 @@ def test_a_dry_run_makes_nothing(tmp_path: Path, rmqctl: Runner) -> None:
     (["--commitlog-file-size", "2GiB"], 2, "too large"),
     (["--commitlog-file-size", "big"], 2, "--commitlog-file-size"),
     (["--consumequeue-file-size", "0"], 2, "too small"), (["--index-slots", "1"], 2, "at least 2"),
-    (["--index-max", "0"], 2, "at least 2"), (["--broker-version", "5"], 2, "4.9.3, 5.3.3"),
+    (["--index-max", "0"], 2, "at least 2"), (["--broker-version", "5"], 2, "4.0.0 to 5.4.0"),
     (["--delay-levels", "x"], 2, "delay level 1"), (["--commitlog-dir", ".."], 2, "store itself"),
     (["--append-crc", "--broker-version", "4.9.3"], 2, "5.2.0")])
 def test_what_cannot_be(tmp_path: Path, rmqctl: Runner, words: list[str], code: int,
@@ -125,10 +125,6 @@ def test_killed_at_any_moment(tmp_path: Path, rmqctl: Runner) -> None:
 
 
 # -- the shared options ---------------------------------------------------------------------------
-
-
-def test_the_versions_are_those_of_the_profiles() -> None:
-    assert set(VersionName.__args__) == set(VERSIONS)
 
 
 @pytest.mark.parametrize(("text", "share"), [("90%", 0.9), ("100", 1.0), ("0.5 %", 0.005),

@@ -13,11 +13,12 @@ import pytest
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files import durable
-from rmqctl.repair.rebuild import part_ranges
+from rmqctl.repair.rebuild import derived_range
 from rmqctl.repair.rebuild import rebuild as rebuild_state
 from rmqctl.repair.rebuild.rebuild import Rebuilt, log_size
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
+from rmqctl.store.log import ranges
 from tests.repair.rebuilding import carry_out, derived, parts_of, run, settings_of
 from tests.support.share import RUN, sample
 
@@ -30,7 +31,7 @@ HEAD = 1
 @pytest.fixture(autouse=True)
 def small_stretches(monkeypatch):
     """Many stretches in a small log."""
-    monkeypatch.setattr(part_ranges, "RANGE_SIZE", 6000)
+    monkeypatch.setattr(derived_range, "RANGE_SIZE", 6000)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def whole(case, tmp_path) -> tuple[dict[str, bytes], dict[str, Any]]:
 def test_interrupted_between_two_stretches(case, jobs, tmp_path):
     store, settings, parts = case
     wanted = whole(case, tmp_path)
-    stretches = len(list(part_ranges.cut(parts)))
+    stretches = len(list(ranges.split(parts, derived_range.RANGE_SIZE)))
     assert stretches > 12
     for stop in sample([0, 1, stretches // 2, stretches - 2], 2, f"stop {jobs}"):
         told: list[int] = []
@@ -207,7 +208,7 @@ def test_results_do_not_depend_on_stretches_or_jobs(golden, golden_copy, tmp_pat
         shutil.rmtree(store / name)
     made = []
     for stretch, jobs in ((1000, 1), (7777, 3), (1 << 20, 2)):
-        monkeypatch.setattr(part_ranges, "RANGE_SIZE", stretch)
+        monkeypatch.setattr(derived_range, "RANGE_SIZE", stretch)
         with Scratch(str(tmp_path), f"{stretch}") as scratch:
             rebuilt = run(store, settings, scratch, jobs=jobs)
             steps, actions = derived_steps(rebuilt)

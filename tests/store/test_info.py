@@ -194,9 +194,10 @@ def test_a_missing_commitlog(tiny: tiny_stores.Tiny) -> None:
 
 
 def test_a_multi_path_log_nobody_named(golden: GoldenFolder) -> None:
-    told = troubles(golden("5.3.3/multipath/store"))
-    assert "--commitlog-dir" in told["cl1"]
-    assert "--commitlog-dir" in told["cl2"]
+    """Its folders are found by what is in them."""
+    root = golden("5.3.3/multipath/store")
+    assert troubles(root) == {}
+    assert look(root)["layout"]["commitlog"] == "multi-path"
 
 
 def test_a_hole_in_the_log(golden_copy: GoldenFolder) -> None:

@@ -33,16 +33,17 @@ def figures(root: Path, by: str = "queue", **options: Any) -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def as_if_parallel(monkeypatch: pytest.MonkeyPatch) -> list[ranges.Range]:
+def as_if_parallel(monkeypatch: pytest.MonkeyPatch) -> list[ranges.Range[Any]]:
     """`parallel` without processes: each range on its own, seams and all. Gives the ranges
     that had to be walked again."""
-    again: list[ranges.Range] = []
+    again: list[ranges.Range[Any]] = []
 
-    def serial(work: Callable[..., Any], tasks: Iterable[Any], _: int) -> Iterator[Any]:
+    def serial(work: Callable[..., Any], tasks: Iterable[Any], _: int,
+               **_how: bool) -> Iterator[Any]:
         for task in tasks:
             yield task, work(task)
 
-    def counted(query: Query, only: Any, part: ranges.Range) -> Any:
+    def counted(query: Query, only: Any, part: ranges.Range[Any]) -> Any:
         if part.start and not part.resync:
             again.append(part)
         return original(query, only, part)
@@ -75,7 +76,7 @@ def broken(root: Path, seed: int) -> None:
                                                       always=golden_sets.is_covering)
                                    if each.kind != "multipath"])
 def test_ranges_of_golden_stores(store: golden_sets.GoldenStore, golden: GoldenFolder,
-                                 as_if_parallel: list[ranges.Range]) -> None:
+                                 as_if_parallel: list[Any]) -> None:
     root = golden(store.id)
     whole = figures(root)
     for size in (1009, 4096, 20_011):
@@ -84,7 +85,7 @@ def test_ranges_of_golden_stores(store: golden_sets.GoldenStore, golden: GoldenF
 
 
 def test_every_cut_of_a_tiny_store(tiny_base: tiny_stores.Tiny,
-                                   as_if_parallel: list[ranges.Range]) -> None:
+                                   as_if_parallel: list[Any]) -> None:
     whole = figures(tiny_base.root)
     for size in range(1, 1025, 3):
         assert figures(tiny_base.root, range_size=size, jobs=2) == whole, size
@@ -92,7 +93,7 @@ def test_every_cut_of_a_tiny_store(tiny_base: tiny_stores.Tiny,
 
 @pytest.mark.parametrize("round_", range(12))
 def test_cuts_inside_damage(round_: int, golden_copy: GoldenFolder, seed: int,
-                            as_if_parallel: list[ranges.Range]) -> None:
+                            as_if_parallel: list[Any]) -> None:
     root = golden_copy("5.3.3/crash-base/store" if round_ % 2 else "4.9.3/basic/store")
     broken(root, seed + round_)
     whole = figures(root)
@@ -102,7 +103,7 @@ def test_cuts_inside_damage(round_: int, golden_copy: GoldenFolder, seed: int,
 
 
 def test_a_forged_record_inside_a_body_is_found_out(tmp_path: Path,
-                                                    as_if_parallel: list[ranges.Range]) -> None:
+                                                    as_if_parallel: list[Any]) -> None:
     """A body that holds well placed, chained records: a resync takes them for real, the seam
     does not fit, and the range is walked again from where the one before it ended."""
     tiny, inside = forged.build(tmp_path)

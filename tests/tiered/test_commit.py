@@ -13,7 +13,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE
 from rmqctl.tiered.files.reader import PosixReader
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from tests.support import cli, snapshot
 from tests.tiered.dispatching import (
     METADATA,

@@ -17,11 +17,13 @@ from rmqctl.tiered.dispatch import session
 from rmqctl.tiered.dispatch.dispatch import Dispatch
 from rmqctl.tiered.dispatch.plan import GroupCommit
 from rmqctl.tiered.files.settings import TierSettings
+from rmqctl.tiered.index.index_file import uploaded
 from rmqctl.tiered.tier import Tier
 from tests.support import cli
 from tests.tiered.dispatching import (
     METADATA,
     SMALL,
+    TOPICS,
     WHEN,
     assert_consistent,
     dispatched,
@@ -192,3 +194,24 @@ def test_rounds_are_those_of_a_plain_loop(pieces, most, limit):
             count = size = 0
         count, size = count + 1, size + one
     assert found == wanted
+
+
+def test_a_broker_finds_every_key_of_what_its_store_has_no_more(rmqctl, tmp_path):
+    """It asks the tier up to its own first message, and only index files named before that."""
+    store = local_store(rmqctl, tmp_path / "store", 60)
+    root = tmp_path / "tier"
+    dispatched(rmqctl, store, root, *SMALL)
+    first, *_, last = sorted((store / "commitlog").iterdir())
+    assert first != last
+    first.unlink()
+    for number in range(60):
+        found = rmqctl("tiered", "query", "key", root, "--metadata", store / METADATA, "--local",
+                       store, "--topic", TOPICS[number % 3], "--key", f"k{number}",
+                       "--as-broker", "--index-slots", "16", "--index-max", "40",
+                       "-o", "json").expect(0)
+        assert {f"k{number}" in one["keys"] for one in found.json()} == {True}
+    with opened(store, root) as tier:
+        for _, flat in tier.indexes():
+            for file in uploaded(flat):
+                assert file.timestamp < WHEN + 60_000
+                assert file.header.end_timestamp >= file.timestamp

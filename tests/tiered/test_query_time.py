@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.read import by_time
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmqctl.tiered.as_broker import get_message
 from rmqctl.tiered.as_broker.get_message import Fetched, ReadAhead, TagMatching
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
 from tests.tiered.made import TOPIC, Queue
 

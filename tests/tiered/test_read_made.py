@@ -10,7 +10,7 @@ import pytest
 from rmqctl.formats.local.message import Record
 from rmqctl.tiered.as_broker import get_message
 from rmqctl.tiered.as_broker.get_message import ReadAhead
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.read import messages
 from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner

@@ -17,6 +17,7 @@ from rmqctl.checks.preflight.types import Prediction, QueueChange
 from rmqctl.checks.verify.common import plural
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord
+from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
@@ -144,13 +145,17 @@ def _checkpoint(made: Prediction, store: Store, log: CommitLog, version: BrokerV
         index_msg_timestamp=index.rolled_at or saved.index_msg_timestamp)
     if version.keeps_confirm and walk is not None:
         none = log.end if made.recovery == "normal" else walk.first
-        after = after._replace(
-            confirm_phy_offset=none if walk.last_valid is None else walk.last_valid)
+        confirm = none if walk.last_valid is None else walk.last_valid
+        if store.layout.controller:  # the end of what is confirmed, not a start (dledger.md §8)
+            confirm = made.truncate_to or 0
+        after = after._replace(confirm_phy_offset=confirm)
     made.checkpoint = after
     if store.checkpoint is None or after != saved:
         made.actions.append(Action(
             "write", "checkpoint", _times(store.checkpoint, after), _times(after, saved),
-            _checkpoint_reason(saved, after)))
+            "in controller mode it is where the confirmed log ends" if store.layout.controller
+            and after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]
+            else _checkpoint_reason(saved, after)))
 
 
 def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:
@@ -170,7 +175,7 @@ def _times(record: CheckpointRecord | None, other: CheckpointRecord) -> str | No
     return ", ".join(said) or "zeros"
 
 
-def differences(made: Prediction, found: Load) -> list[str]:
+def differences(made: Prediction, found: Load, conf: BrokerConf) -> list[str]:
     """What other versions would do to this very store (spec: recovery.md, versions.md).
 
     One sentence a row of the tables that matters here; empty where all versions agree.
@@ -208,7 +213,7 @@ def differences(made: Prediction, found: Load) -> list[str]:
                    "first")
     if "blank" in made.stop_reason and "names more" in made.stop_reason:
         out.append("before 5.3.2 such a blank ends its file, and the walk goes on with the next")
-    if made.index_discarded:
+    if made.index_discarded and not conf.path:
         out.append("with messageIndexSafe=true the walk starts earlier and more keys come back "
                    "(all versions; off by default)")
     if not clean and any(one.action == "add rows" and one.target.startswith(

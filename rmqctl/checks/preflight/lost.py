@@ -49,11 +49,14 @@ class Lost:
     def total(self) -> int:
         return sum(self.by_topic.values())
 
-    def collect(self, log: CommitLog, progress: Progress | None = None) -> None:
+    def collect(self, log: CommitLog, look: Callable[[Batch], None],
+                progress: Progress | None = None) -> None:
+        """``look`` sees all batches, too."""
         for number, one in enumerate(log.files):
             if one.end <= self._end:
                 continue
             for batch in Walk(log.source(number), max(0, self._end - one.base)):
+                look(batch)
                 if len(batch):
                     self._add(batch)
             if progress is not None:
@@ -98,6 +101,8 @@ class Unreachable:
         self._pending: list[tuple[Array, Array, Array]] = []
         self._held = 0
         self.by_topic: Counter[str] = Counter()
+        self.without_row: dict[int, Array] = {}
+        """Queue offsets of the first of them, by number of the queue."""
 
     def add(self, batch: Batch, put: Array) -> None:
         """Records of one batch; those ``put`` (bool) have a row already."""
@@ -141,17 +146,23 @@ class Unreachable:
         self._pending, self._held = [], 0
         for part in _by_queue(number):
             state = self._queues.states[int(number[part[0]])]
-            missing = len(part)
+            missing: Array = np.ones(len(part), bool)
             if state.found is not None and state.found.files:
-                missing -= _there(state.found, state.found_end, offset[part], place[part])
-            if missing:
-                self.by_topic[state.key[0]] += missing
+                missing = ~_there(state.found, state.found_end, offset[part], place[part])
+            if missing.any():
+                self.by_topic[state.key[0]] += int(missing.sum())
+                self._keep(int(number[part[0]]), offset[part[missing]])
+
+    def _keep(self, number: int, offset: Array) -> None:
+        known = self.without_row.get(number, offset[:0])
+        if len(known) < KEEP:
+            self.without_row[number] = np.concatenate([known, offset])
 
 
-def _there(found: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> int:
-    """How many of the messages have their row."""
+def _there(found: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:
+    """Which of the messages have their row (bool)."""
     if isinstance(found, BatchQueue):
-        return int(np.isin(place, found.all_used()["physical_offset"]).sum())
+        return np.isin(place, found.all_used()["physical_offset"])
     inside = (offset >= found.first_index) & (offset < end)
     units = _units(found, offset[inside])
     # A filler keeps the place of a row, and would pass for one of the message at 0.
@@ -165,7 +176,7 @@ def _there(found: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Arr
             for _, rows in found.pages(found.first_index, end):
                 real = rows["physical_offset"][(rows["size"] > 0) & (rows["size"] != FILLER.size)]
                 there[~there] = np.isin(place[~there], real)
-    return int(there.sum())
+    return there
 
 
 def _units(found: ConsumeQueue, offset: Array) -> Array:

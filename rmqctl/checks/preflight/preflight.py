@@ -17,13 +17,14 @@ from rmqctl.broker.recovery import (
     RecoveryWalk,
     ReputWalk,
     checkpoint,
-    default_version,
+    default_release,
     loaded_log,
     start_file,
 )
 from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.checks.preflight import actions
 from rmqctl.checks.preflight.actions import differences
+from rmqctl.checks.preflight.already import AlreadyLost
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files
@@ -48,10 +49,12 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     which the broker reads. ``progress`` is told bytes of the log. UsageError for a version that
     cannot be predicted, StoreIOError where the log cannot be read.
     """
-    version = version_of(broker_version) if broker_version else default_version(store)
-    made = Prediction(version.name, "abnormal" if store.has_abort else "normal")
+    release = broker_version or default_release(store)
+    version = version_of(release)
+    made = Prediction(release, "abnormal" if store.has_abort else "normal", profile=version.name)
     holder = store.lock
-    if holder.held and holder.pid != os.getpid():
+    running = holder.held and holder.pid != os.getpid()
+    if running:
         made.notes.append("a broker runs on this store now: this is what one would do that "
                           "starts on the files as they are at this moment")
     found = load(store, version)
@@ -59,11 +62,16 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
         made.starts = False
         made.actions = list(found.refusals)
         made.refusals = [f"{one.target}: {one.reason}" for one in found.refusals]
-        made.differences = differences(made, found)
+        made.differences = differences(made, found, store.sizes.conf)
+        with closing(loaded_log(store, version)) as log:
+            already = AlreadyLost(store, Queues(store, version))
+            for batch in log.walk():
+                already.look(batch)
+            already.judge(made, log, {}, running)
         return made
     with closing(loaded_log(store, version)) as log:
-        _Start(store, version, made, found, log, full, progress).run()
-    made.differences = differences(made, found)
+        _Start(store, version, made, found, log, full, running, progress).run()
+    made.differences = differences(made, found, store.sizes.conf)
     return made
 
 
@@ -71,15 +79,16 @@ class _Start:
     """One start of a broker, step by step."""
 
     def __init__(self, store: Store, version: BrokerVersion, made: Prediction, found: Load,
-                 log: CommitLog, full: bool, progress: Progress | None) -> None:
+                 log: CommitLog, full: bool, running: bool, progress: Progress | None) -> None:
         self.store, self.version, self.log = store, version, log
         self.made, self.found = made, found
-        self.full, self.progress = full, progress
+        self.full, self.running, self.progress = full, running, progress
         self.clean = made.recovery == "normal"
         self.saved = checkpoint(store)
         self.queues = Queues(store, version)
         self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
         self.unreachable = Unreachable(self.queues)
+        self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
 
     def run(self) -> None:
@@ -95,6 +104,8 @@ class _Start:
             if self.full:
                 self._older()
             self._count(made)
+        self.already.judge(made, self.log, self.unreachable.without_row, self.running,
+                           0 if self.full or not self.log.files else self.start)
         self._notes()
         actions.fill(made, self.store, self.log, self.version, self.found, self.queues, self.index,
                      self.walk, self.saved)
@@ -120,6 +131,8 @@ class _Start:
             put = self._dispatch(batch, which, walk.odd)
             if not walk.odd and (not version.reput_from_queues or not self.clean):
                 self.unreachable.add(batch, put)
+            if not walk.odd:
+                self.already.look(batch, spans=False)
             self._read(batch)
         made.truncate_to, made.stop_reason = walk.end, walk.stop
         if dispatches and walk.last_valid is not None and (
@@ -176,6 +189,7 @@ class _Start:
         if self.version.reput_from_queues and self.clean:
             end = min(self.reput_start, self.made.truncate_to or 0)
         for batch in self.log.walk(self.log.min_offset, end):
+            self.already.look(batch)
             if len(batch):
                 self.unreachable.add(batch, np.zeros(len(batch), bool))
                 self._read(batch)
@@ -184,14 +198,15 @@ class _Start:
         if not which.any():
             return np.zeros(len(batch), bool)
         put = self.queues.dispatch(batch, which, odd)
-        self.index.dispatch(batch, which)
+        if self.store.sizes.conf.message_index is not False:
+            self.index.dispatch(batch, which)
         return put
 
     def _count(self, made: Prediction) -> None:
         made = self.made
         self.unreachable.flush()
         lost = Lost(self.queues, made.truncate_to or 0)
-        lost.collect(self.log, self.progress)
+        lost.collect(self.log, self.already.look, self.progress)
         made.messages_lost, made.superseded = lost.total, lost.superseded
         made.lost_by_topic, made.lost_first = dict(sorted(lost.by_topic.items())), lost.first
         known = known_topics(self.store)

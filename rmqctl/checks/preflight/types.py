@@ -38,6 +38,18 @@ class LostMessage(NamedTuple):
     store_timestamp: int
 
 
+class OffsetBeyondEnd(NamedTuple):
+    """A group that stands beyond the end which a queue has after the start: consumers there get
+    OFFSET_OVERFLOW_BADLY. Both are queue offsets.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    max_offset: int
+
+
 @dataclass(slots=True)
 class Prediction:
     """The whole of it. Offsets are physical, in bytes.
@@ -47,10 +59,15 @@ class Prediction:
     queue offset belongs to another message already, left by an earlier cut. ``unreachable``
     counts messages that stay in the log with no row in their queue (None: not looked for in all
     of the log). ``rows_lost``: rows of queues that are destroyed with an empty log.
+    ``messages_already_lost``: what the log no longer has, though consumequeues, index or offsets
+    of groups know it; those of unknown topic are in no count by topic. They were stored between
+    ``already_lost_from`` and ``already_lost_to`` (ms; None: not known).
     """
 
     broker_version: str
     recovery: str
+    profile: str = ""
+    """The version whose rules stand for ``broker_version``; see `rmqctl.broker.versions`."""
     starts: bool = True
     loaded_log: list[StoreFile] = field(default_factory=list)
     """The files of the log that the broker works on."""
@@ -73,6 +90,11 @@ class Prediction:
     shadowed: int = 0
     """Messages of the log in one of several files of the same name, of which a broker reads
     only the first: found or not by luck."""
+    messages_already_lost: int = 0
+    already_lost_by_topic: dict[str, int] = field(default_factory=dict)
+    already_lost_from: int | None = None
+    already_lost_to: int | None = None
+    offsets_beyond_end: list[OffsetBeyondEnd] = field(default_factory=list)
     rows_added: int = 0
     rows_cut: int = 0
     rows_lost: int = 0
@@ -90,15 +112,25 @@ class Prediction:
     absolute), in the order in which a broker takes them away."""
 
     @property
-    def harmless(self) -> bool:
-        """Whether the broker starts and nothing readable is lost."""
+    def start_is_harmless(self) -> bool:
+        """Whether the broker starts and by that nothing readable is lost, and no row that tells of
+        what is lost already.
+        """
         return self.starts and not (self.messages_lost or self.unreachable or self.rows_lost
-                                    or self.shadowed)
+                                    or self.shadowed
+                                    or (self.rows_cut and self.messages_already_lost))
+
+    @property
+    def harmless(self) -> bool:
+        """Whether nothing would be lost, and nothing is."""
+        return self.start_is_harmless and not (self.messages_already_lost
+                                               or self.offsets_beyond_end)
 
     def as_dict(self) -> dict[str, Any]:
         first = self.dispatch[0] if self.dispatch else None
         return {
-            "broker_version": self.broker_version, "recovery": self.recovery,
+            "broker_version": self.broker_version, "profile": self.profile,
+            "recovery": self.recovery,
             "starts": self.starts, "truncate_to": self.truncate_to,
             "start_file": self.start_file, "start_reason": self.start_reason,
             "stop_reason": self.stop_reason,
@@ -107,6 +139,10 @@ class Prediction:
             "actions": [one.as_dict() for one in self.actions],
             "messages_lost": self.messages_lost, "lost_by_topic": self.lost_by_topic,
             "superseded": self.superseded,
+            "messages_already_lost": self.messages_already_lost,
+            "already_lost_by_topic": self.already_lost_by_topic,
+            "already_lost_from": self.already_lost_from, "already_lost_to": self.already_lost_to,
+            "offsets_beyond_end": [one._asdict() for one in self.offsets_beyond_end],
             "unreachable": self.unreachable, "unreachable_by_topic": self.unreachable_by_topic,
             "shadowed": self.shadowed,
             "rows_added": self.rows_added, "rows_cut": self.rows_cut,

@@ -132,9 +132,15 @@ def check_controller_and_queues(
     """All of them. ``log_end`` is the physical offset behind the commitlog's last record;
     ``in_damage`` says whether one lies in a damaged part of the log.
     """
+    yield from small(store)
+    yield from check_queues(store, log_end, live=live, in_damage=in_damage)
+
+
+def check_queues(store: Store, log_end: int | None = None, *, live: bool | None = None,
+                 in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
+    """Extension units and batch queues, see `check_controller_and_queues`."""
     held = store.lock.held if live is None else live
     end = store.log.end if log_end is None else log_end
-    yield from small(store)
     yield from bounded(ext_units.check(store))
     yield from bounded(batch_rows.check(store, end, live=held, in_damage=in_damage))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.verify import Coverage, Verification
+from rmqctl.errors import UnsupportedError
 
 
 class Covering(Protocol):
@@ -26,6 +27,8 @@ class Verdict(Generic[C]):
 
     ``pieces``: how many pieces of the log were looked at, None for all of it. ``tier``: what was
     looked at of a tier that lies in the store, by name; None where none was checked.
+    ``not_judged``: structures that were asked for and lie in a form that is not read, with the
+    reason.
     """
 
     root: str
@@ -36,6 +39,7 @@ class Verdict(Generic[C]):
     checked: tuple[dict[str, Any], ...]
     pieces: int | None = None
     tier: dict[str, int] | None = None
+    not_judged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -46,6 +50,13 @@ class Verdict(Generic[C]):
         """Findings which are no mere information."""
         return sum(count for (_, severity), count in self.counts.items() if severity != INFO)
 
+    def require_judged(self) -> None:
+        """UnsupportedError, in one sentence, where nothing was wrong but not all was judged."""
+        if self.ok and self.not_judged:
+            reason = next(iter(self.not_judged.values()))
+            raise UnsupportedError(f"{self.root}: not judged: {', '.join(self.not_judged)}; "
+                                   f"{reason}")
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``verify``."""
         coverage = dict(self.coverage.as_dict())
@@ -54,6 +65,8 @@ class Verdict(Generic[C]):
         return {
             "ok": self.ok, "findings": [one.as_dict() for one in self.findings],
             "coverage": coverage, "checked": list(self.checked),
+            "not_judged": [{"structure": name, "reason": reason}
+                           for name, reason in self.not_judged.items()],
             "findings_total": self.total,
             "counts": [{"category": category, "severity": severity, "count": count}
                        for (category, severity), count in sorted(self.counts.items())]}
@@ -75,4 +88,4 @@ def verdict(run: Verification, most: int) -> Verdict[Coverage]:
     """Runs a verification to its end and keeps the first ``most`` findings."""
     kept, counts = first_findings(run.findings(), most)
     return Verdict(run.store.root, run.ok, kept, counts, run.coverage, tuple(run.checked),
-                   None if run.parts is None else len(run.parts))
+                   None if run.parts is None else len(run.parts), not_judged=run.not_judged)

@@ -7,7 +7,7 @@ on the way; what is left over is explained afterwards. Small structures have the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.checks.findings import INFO, Finding, advised
@@ -30,7 +30,10 @@ from rmqctl.store.store import Store
 
 STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "timer",
               "compaction", "store")
-_DERIVED = frozenset({"consumequeue", "index"})
+_OVER_LOG = ("commitlog", "consumequeue", "index", "checkpoint", "timer")
+"""What is held against the log."""
+_WITHOUT_LOG = frozenset({"config", "store"})
+"""What can be judged where the log is not read."""
 _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
               "consumequeue_ext": "consumequeue", "batchconsumequeue": "consumequeue",
               "index": "index", "timer": "timer", "compaction": "compaction"}
@@ -91,6 +94,7 @@ class Verification:
     log_end: int = 0
     last_record: tuple[int, int] | None = None
     parts: list[ranges.Range] | None = None
+    not_judged: dict[str, str] = field(default_factory=dict)
     _unreadable: dict[QueueKey, Finding] = field(default_factory=dict)
 
     def _parts(self) -> list[ranges.Range] | None:
@@ -103,22 +107,26 @@ class Verification:
         return None
 
     def findings(self) -> Iterator[Finding]:
+        layout = self.store.layout
+        mends = not layout.unread and layout.consumequeue != "double"
         for one in self._all():
             if one.severity != INFO:
                 self.ok = False
-            yield advised(one, self.store.root)
+            with_advice = advised(one, self.store.root)
+            # No repair is planned for what could not be written along.
+            yield with_advice if mends else replace(with_advice, next=None)
 
     def _all(self) -> Iterator[Finding]:
         store, options = self.store, self.options
         live = store.lock.held
         result = RangeResult(0)
         context: Context | None = None
-        needs_log = options.only is None or bool(
-            options.only & {"commitlog", "consumequeue", "index", "checkpoint", "timer"})
-        if needs_log:
+        self.not_judged = _not_judged(store, options.wants)
+        yield from self._layout()
+        if any(self._judges(name) for name in _OVER_LOG):
             # Ends first: what a running broker dispatches from now on is in the log already.
             ends = self._ends()
-            wanted = Wanted(options.wants("consumequeue"), options.wants("index"))
+            wanted = Wanted(self._judges("consumequeue"), options.wants("index"))
             try:
                 self.parts = self._parts()
                 if self.parts is None:
@@ -130,13 +138,30 @@ class Verification:
                 yield Finding("file-unreadable", "commitlog", str(error))
             context = self._context(result, live)
             yield from self._log(context, ends)
-        yield from small_checks(store, context, self.log_end, options.wants, live)
+        yield from small_checks(store, context, self.log_end, self._judges, live)
         for name in STRUCTURES:
-            if options.wants(name):
+            if self._judges(name):
                 self.checked.append({"structure": name})
 
+    def _judges(self, structure: str) -> bool:
+        """Whether a structure is wanted and can be read; of config/ always the other files."""
+        return self.options.wants(structure) and (
+            structure == "config" or structure not in self.not_judged)
+
+    def _layout(self) -> Iterator[Finding]:
+        """What is not judged, and which of two counts."""
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.not_judged.items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            yield Finding("not-judged", names[0], f"{', '.join(names)}: {reason}")
+        if self.options.wants("consumequeue"):
+            for note in self.store.layout.notes:
+                yield Finding("not-judged", "consumequeue", note,
+                              file=self.store.path("consumequeue"))
+
     def _ends(self) -> dict[QueueKey, int]:
-        if not self.options.wants("consumequeue"):
+        if not self._judges("consumequeue"):
             return {}
         found = {}
         for key, queue in self.store.queues.items():
@@ -179,14 +204,13 @@ class Verification:
 
     def _log(self, context: Context, ends: dict[QueueKey, int]) -> Iterator[Finding]:
         store, result, cover = self.store, context.result, self.coverage
-        reconcilers = self._reconcilers(context, ends) if self.options.wants(
-            "consumequeue") else []
+        reconcilers = self._reconcilers(context, ends) if self._judges("consumequeue") else []
         queue_findings = [one for each in reconcilers for one in each.findings()]
         if self.options.wants("commitlog"):
             yield from log_findings(context, self.log_end, queue_findings)
         yield from queue_findings
         yield from self._unreadable.values()
-        if self.options.wants("consumequeue"):
+        if self._judges("consumequeue"):
             cover.consumequeue_rows = sum(
                 end - store.queues[key].first_index for key, end in ends.items())
             for key, tally in sorted(result.queues.items()):  # ranges meet them in other orders
@@ -229,6 +253,14 @@ def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
                    queue_id=queue.queue_id)
 
 
+def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
+    """The structures of ``--only`` that cannot be judged in the layout of the store, and why."""
+    unread = dict(store.layout.unread)
+    if "commitlog" in unread:
+        unread |= {name: unread["commitlog"] for name in STRUCTURES if name not in _WITHOUT_LOG}
+    return {name: unread[name] for name in STRUCTURES if name in unread and wants(name)}
+
+
 def small_checks(store: Store, context: Context | None, log_end: int,
                  wants: Callable[[str], bool], live: bool) -> Iterator[Finding]:
     """In the order of the structures. ``context`` is None when the log was not read."""
@@ -246,6 +278,8 @@ def small_checks(store: Store, context: Context | None, log_end: int,
     if wants("compaction"):
         yield from compaction.check(store, live=live)
     in_damage = context.in_damage if context else None
-    for one in config.check_controller_and_queues(store, log_end, live=live, in_damage=in_damage):
-        if wants(_SEQUENCES.get(one.structure, "store")):
+    for one in config.small(store):
+        if wants("store"):
             yield one
+    if wants("consumequeue"):
+        yield from config.check_queues(store, log_end, live=live, in_damage=in_damage)

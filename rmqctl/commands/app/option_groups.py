@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from typer.models import ArgumentInfo
@@ -25,6 +25,14 @@ class OptionGroup:
     def value(self) -> Any:
         """What the command receives; the group itself, unless it stands for something else."""
         return self
+
+    def remarks(self) -> Iterable[str]:
+        """Sentences on what was given, shown as notes before the command runs."""
+        return ()
+
+    def warnings(self) -> Iterable[str]:
+        """What of it should be looked at again, shown as warnings."""
+        return ()
 
 
 class Pick(NamedTuple):
@@ -66,9 +74,18 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
         groups[parameter.name] = group, names
 
     def run(**given: Any) -> Any:
+        remarks: list[str] = []
+        warnings: list[str] = []
         for name, ((kind, picked), names) in groups.items():
             values = {field: given.pop(flat) for flat, field in names.items()}
-            given[name] = kind(**{**picked.defaults, **values}).value()
+            group = kind(**{**picked.defaults, **values})
+            remarks += group.remarks()
+            warnings += group.warnings()
+            given[name] = group.value()
+        for text in remarks:
+            given["out"].note(text)
+        for text in warnings:
+            given["out"].warn(text)
         return command(**given)
 
     for name in ("__name__", "__doc__", "__module__"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Sequence
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,8 +17,8 @@ from rmqctl.errors import ExitCode, UsageError, require
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.pipeline.export.plan import StorePlan
-    from rmqctl.pipeline.export.result import Result, StoreResult
     from rmqctl.pipeline.export.spec import Export
+    from rmqctl.pipeline.export.tally import Result, StoreResult
 
 NAME = ("pipeline", "export")
 EFFECT = "writes-new"
@@ -66,7 +64,7 @@ def command(
         rmqctl pipeline export '/backup/*/store' --out orders --topic orders --since -7d
     """
     require("pyarrow", *(["fastavro"] if format == "avro" else []))
-    from rmqctl.pipeline.export.plan import estimate, plan
+    from rmqctl.pipeline.export.plan import check_place, estimate, plan, plan_document
     from rmqctl.pipeline.export.spec import Export
 
     names = named_stores(stores)
@@ -75,12 +73,11 @@ def command(
         format, fields=None if fields is None else fields.split(","), body=body,
         partition_by=_parts(partition_by), compression=compression, zone=tz,
         conditions=wanted.in_log(), stores=len(names))
-    _check_place(target, names, layout.folders)
+    check_place(target, names, layout.folders)
     plans = plan(names, wanted, spark.workers, count=spark.partitions, folders=layout.folders,
                  sizes=layout.sizes)
     if dry_run:
-        about = estimate(spec, plans)
-        document = _plan_document(plans, target, about.bytes, about.sampled)
+        document = plan_document(plans, target, estimate(spec, plans))
         out.document(document, lambda page: _show_plan(page, document))
         return
     result = _exported(out, plans, spec, target, spark)
@@ -111,36 +108,7 @@ def _parts(text: str) -> list[str]:
     return [] if named == ["none"] else named
 
 
-def _check_place(target: str, names: Sequence[str], folders: Sequence[str]) -> None:
-    """RefusedError or StoreIOError now rather than at the end; nothing is written into a store."""
-    from rmqctl.pipeline.staging import checked_target
-
-    place = checked_target(target)
-    for name in names:
-        for one in (name, *(os.path.join(name, each) for each in folders)):
-            inside = os.path.realpath(one).rstrip(os.sep)
-            if place == inside or place.startswith(inside + os.sep):
-                raise UsageError(f"--out {target} lies in {one}, a store to be exported")
-
-
 # -- what is shown ----------------------------------------------------------------------------
-
-
-def _plan_document(plans: Sequence[StorePlan], target: str, expected: int, sampled: int) -> dict[
-        str, Any]:
-    folder = os.path.dirname(os.path.realpath(target))
-    return {
-        "out": target,
-        "partitions": sum(len(one.pieces) for one in plans),
-        "bytes": sum(one.bytes for one in plans),
-        "used_bytes": sum(one.used for one in plans),
-        "expected_bytes": expected,
-        "sampled_bytes": sampled,
-        "free_bytes": shutil.disk_usage(folder).free,
-        "stores": [{"store": one.name, "files": len(one.files), "bytes": one.bytes,
-                    "used_bytes": one.used, "partitions": len(one.pieces),
-                    "missing": len(one.missing)} for one in plans],
-    }
 
 
 def _show_plan(page: Human, document: dict[str, Any]) -> None:

@@ -65,6 +65,7 @@ def command(
 
         rmqctl pipeline rebuild STORE --apply --master spark://host:7077
     """
+    from rmqctl.pipeline.rebuild.rebuild import total_log_bytes
     from rmqctl.repair.recover import RecoverOptions
 
     _refuse(only, topic, queue, apply=apply.apply, scratch=scratch)
@@ -72,9 +73,9 @@ def command(
     count = worker_count(jobs)
     wishes = RecoverOptions(
         frozenset(parts), topic, queue, jobs=count, commitlog_dirs=layout.folders,
-        sizes=layout.sizes, given={**settings.given(REBUILD), **layout.given_sizes()})
+        sizes=layout.sizes, given=layout.over_conf(settings.given(REBUILD)))
     roots = named_stores(stores)
-    total = _total(roots, wishes)
+    total = total_log_bytes(roots, wishes)
     with spark.pool(out, total, count) as pool:
         run = _Run(out, pool, wishes, spark.partitions, scratch, apply)
         if len(roots) == 1:
@@ -98,25 +99,6 @@ def _refuse(only: str | None, topic: str | None, queue: int | None, *, apply: bo
         from rmqctl.store.inside_store import refuse_in_store
 
         refuse_in_store(scratch, f"--scratch {scratch}")
-
-
-def _total(roots: list[str], wishes: RecoverOptions) -> int:
-    """Bytes of log of all stores; a store that cannot be opened fails later, by itself."""
-    total = 0
-    for root in roots:
-        try:
-            total += _log_bytes(root, wishes)
-        except RmqctlError:
-            if len(roots) == 1:
-                raise
-    return total
-
-
-def _log_bytes(root: str, wishes: RecoverOptions) -> int:
-    from rmqctl.store import Store
-
-    with Store.open(root, wishes.commitlog_dirs, wishes.sizes) as store:
-        return sum(one.size for one in store.log.files)
 
 
 class _Run:
@@ -158,11 +140,8 @@ class _Run:
     def _propose(self, root: str, scratch: Scratch) -> Proposal:
         from rmqctl.pipeline.rebuild.rebuild import plan_rebuild
 
-        size = None
-        if self._partitions is not None:
-            size = max(1, -(-_log_bytes(root, self._wishes) // self._partitions))
         return Proposal(plan_rebuild(root, scratch, self._wishes, self._watch, self._pool,
-                                     range_size=size))
+                                     partitions=self._partitions))
 
     @contextmanager
     def _watch(self, label: str, total: int) -> Iterator[Callable[[int], None]]:

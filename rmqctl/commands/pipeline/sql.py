@@ -53,7 +53,7 @@ def command(
     require("pyspark", "pyarrow")
     from rmqctl.store import Store
 
-    names, text = _told_apart(arguments, file)
+    names, text = _stores_and_query(arguments, file)
     stores = named_stores(names)
     for one in stores:  # before Spark is started for something that is no store
         if not _only_tiers(text, one):
@@ -112,7 +112,7 @@ def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, s
              render={"partitions": count_text, "bytes": size_text})
 
 
-def _told_apart(arguments: list[str], file: str | None) -> tuple[list[str], str]:
+def _stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str], str]:
     """(stores, query): the query is the last argument, unless it comes from a file."""
     if file is not None:
         if len(arguments) > 1 and any(one.isspace() for one in arguments[-1].strip()) and (

@@ -64,6 +64,9 @@ def command(
         raise typer.Exit(int(failed.exit_code))
     if any(one.verdict is not None and not one.verdict.ok for one in found):
         raise typer.Exit(int(ExitCode.FINDINGS))
+    for one in found:
+        if one.verdict is not None:
+            one.verdict.require_judged()
 
 
 def _show(out: Output, judged: list[Judged]) -> None:

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app.option_groups import OptionGroup
-from rmqctl.errors import ExitCode, RmqctlError, StoreIOError, UsageError, noting_refusals
+from rmqctl.errors import (
+    ExitCode,
+    NotAStoreError,
+    RmqctlError,
+    StoreIOError,
+    UsageError,
+    noting_refusals,
+)
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -185,7 +192,11 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
            resume: bool, tier: Tiered | None) -> None:
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.scratch import Scratch
+    from rmqctl.store import Store
 
+    if tier is None:  # before the first byte, a scratch folder too
+        with contextlib.suppress(NotAStoreError):  # said by who plans, who knows more options
+            Store.open(store_root).layout.require_writable(store_root)
     homes, is_root = (tier.homes, tier.is_root) if tier else (None, None)
     with Repair(store_root, name, broker_roots=homes, is_root=is_root) as repair:
         if repair.finished is not None:

@@ -6,13 +6,13 @@ say, else a broker's default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.broker.versions import VersionName
+from rmqctl.broker.versions import profile_note, release_of
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import StoreOptions
 from rmqctl.errors import UsageError
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 _BROKER = "The broker's configuration"
 _WRITING = "How the commitlog is written"
-
-BrokerVersion = Annotated[VersionName | None, typer.Option(
-    "--broker-version", metavar="VERSION", rich_help_panel=_BROKER,
-    help="Write the bytes of this version; for a store that remembers none, the newest.")]
-
 
 def parse_watermark(text: str | float) -> float:
     """The share of a disk above which puts are refused: ``90%`` up to ``100%`` (never)."""
@@ -64,7 +59,11 @@ class EngineOptions(OptionGroup):
     cluster: Annotated[str | None, typer.Option(
         "--cluster", metavar="NAME", rich_help_panel=_BROKER,
         help="brokerClusterName  [default: DefaultCluster]")] = None
-    version: BrokerVersion = None
+    version: Annotated[str | None, typer.Option(
+        "--broker-version", metavar="VERSION", parser=release_of, rich_help_panel=_BROKER,
+        help="Any release from 4.0.0 to 5.4.0: the rules of its recovery, and the bytes that the "
+        "profile of its line (4.9.3, 5.3.3) writes. Default: the one the store was made for, else "
+        "what its files show.")] = None
     lmq: Annotated[bool | None, typer.Option(
         "--lmq/--no-lmq", help="enableLmq: light message queues.", rich_help_panel=_BROKER,
     )] = None
@@ -93,6 +92,12 @@ class EngineOptions(OptionGroup):
         help="Refuse messages while the log's disk is fuller than this; 100% never does  "
         "[default: 90%]")] = None
 
+    def remarks(self) -> Iterator[str]:
+        """What stands for a version that has no profile of its own."""
+        note = profile_note(self.version) if self.version else None
+        if note is not None:
+            yield note
+
     def given(self, names: str) -> dict[str, Any]:
         """The fields ``names`` (words) by name; None: not given."""
         return {name: getattr(self, name) for name in names.split()}
@@ -103,7 +108,7 @@ class EngineOptions(OptionGroup):
         Raises what `settings_from` raises.
         """
         return settings_from(store.root, commitlog_dirs=store.folders,
-                             **{**store.given_sizes(), **self.given(names), **more})
+                             **store.over_conf({**self.given(names), **more}))
 
 
 #: The options of `EngineOptions` for putting single messages,
@@ -131,6 +136,7 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
     from rmqctl.store import Store
 
     with Store.open(store_root, commitlog_dirs or ()) as store:
+        store.layout.require_writable(store_root)
         return resolve(store, given, files=files).settings
 
 

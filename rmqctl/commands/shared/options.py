@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +18,7 @@ import typer
 
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.option_groups import OptionGroup, pick
+from rmqctl.errors import RmqctlError
 from rmqctl.formats import bodies
 from rmqctl.output import FORMATS, Output
 from rmqctl.parse_values import parse_size, parse_zone
@@ -24,10 +26,12 @@ from rmqctl.parse_values import parse_size, parse_zone
 if TYPE_CHECKING:
     from rmqctl.store import Sizes
     from rmqctl.store import Store as OpenedStore
+    from rmqctl.store.broker_conf import BrokerConf
 
     BodyForm = str
     Format = str
 else:
+    BrokerConf = object
     BodyForm = Literal[tuple(bodies.FORMS)]
     Format = Literal[tuple(FORMATS)]
 
@@ -80,9 +84,21 @@ Out = Annotated[Output, OutputOptions]
 # -- where ------------------------------------------------------------------------------------
 
 
+def parse_conf(path: str | BrokerConf) -> BrokerConf:
+    """The broker's configuration file at ``path``. UsageError, StoreIOError."""
+    if not isinstance(path, str):
+        return path
+    from rmqctl.store.broker_conf import read_conf
+
+    return read_conf(path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions(OptionGroup):
-    """How a store lies, where its files do not tell."""
+    """How a store lies, where its files do not tell.
+
+    What is given wins over the broker's own configuration file, and that over what files show.
+    """
 
     commitlog_dirs: Annotated[list[str] | None, typer.Option(
         "--commitlog-dir", metavar="DIR", autocompletion=complete_folders, rich_help_panel=_STORE,
@@ -100,6 +116,10 @@ class LayoutOptions(OptionGroup):
     index_max: Annotated[int | None, typer.Option(
         "--index-max", metavar="N", min=1, rich_help_panel=_STORE,
         help="Entries an index file has room for, instead of what the files say.")] = None
+    broker_conf: Annotated[BrokerConf | None, typer.Option(
+        "--broker-conf", metavar="FILE", parser=parse_conf, rich_help_panel=_STORE,
+        help="The broker's own configuration (broker.conf): its paths, sizes and switches, where "
+        "no option says otherwise.")] = None
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -110,13 +130,27 @@ class LayoutOptions(OptionGroup):
     def sizes(self) -> Sizes:
         from rmqctl.store import Sizes
 
-        return Sizes(self.commitlog_file_size, self.consumequeue_file_size, self.index_slots,
-                     self.index_max)
+        sizes = self.given_sizes()
+        conf = {} if self.broker_conf is None else {"conf": self.broker_conf}
+        return Sizes(sizes["commitlog_file_size"], sizes["consumequeue_file_size"],
+                     sizes["index_slots"], sizes["index_max"], **conf)
 
     def given_sizes(self) -> dict[str, Any]:
-        """The sizes by their names in `rmqctl.broker.settings.Settings`."""
-        return {name: getattr(self, name) for name in (
-            "commitlog_file_size", "consumequeue_file_size", "index_slots", "index_max")}
+        """The sizes by their names in `rmqctl.broker.settings.Settings`; None: not given."""
+        known = {} if self.broker_conf is None else self.broker_conf.values
+        return {name: known.get(name) if getattr(self, name) is None else getattr(self, name)
+                for name in ("commitlog_file_size", "consumequeue_file_size", "index_slots",
+                             "index_max")}
+
+    def over_conf(self, given: dict[str, Any]) -> dict[str, Any]:
+        """``given`` and the sizes, by the names of `rmqctl.broker.settings.Settings`, over what
+        the broker's configuration file says.
+        """
+        known = {} if self.broker_conf is None else self.broker_conf.values
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return {**given, **self.given_sizes(), **known, **{
+            name: value for name, value in self.given_sizes().items() if value is not None},
+            **chosen}
 
     def open_store(self, root: str) -> OpenedStore:
         """The store at ``root``, to be read: a context manager. NotAStoreError."""
@@ -135,19 +169,38 @@ class StoreOptions(LayoutOptions):
         show_default=False,
         help="Store root: the folder that holds commitlog/, consumequeue/, index/, config/.")]
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The log's folders: as given, else as the broker's configuration file names several."""
+        if self.commitlog_dirs or self.broker_conf is None:
+            return tuple(self.commitlog_dirs or ())
+        folders = self.broker_conf.folders(self.root)
+        return () if folders == ("commitlog",) else folders
+
     def open(self) -> OpenedStore:
         """The store, to be read: a context manager. NotAStoreError."""
         return self.open_store(self.root)
 
+    def warnings(self) -> Iterator[str]:
+        """What the broker's configuration file does not say clearly, or against the files."""
+        if self.broker_conf is None:
+            return
+        from rmqctl.broker.settings import contradictions
+        from rmqctl.store import Store as OpenedStore
+
+        yield from self.broker_conf.remarks(self.root)
+        with suppress(RmqctlError), OpenedStore.open(self.root, self.folders) as store:
+            yield from contradictions(store, self.broker_conf)
+
 
 # What a command that needs only some of the files asks for.
 StoreRoot = Annotated[StoreOptions, pick("")]
-StoreFolders = Annotated[StoreOptions, pick("commitlog_dirs")]
-StoreLog = Annotated[StoreOptions, pick("commitlog_dirs commitlog_file_size")]
+StoreFolders = Annotated[StoreOptions, pick("commitlog_dirs broker_conf")]
+StoreLog = Annotated[StoreOptions, pick("commitlog_dirs commitlog_file_size broker_conf")]
 StoreQueues = Annotated[
-    StoreOptions, pick("commitlog_dirs commitlog_file_size consumequeue_file_size")]
+    StoreOptions, pick("commitlog_dirs commitlog_file_size consumequeue_file_size broker_conf")]
 StoreIndex = Annotated[
-    StoreOptions, pick("commitlog_dirs commitlog_file_size index_slots index_max")]
+    StoreOptions, pick("commitlog_dirs commitlog_file_size index_slots index_max broker_conf")]
 
 # -- what -------------------------------------------------------------------------------------
 

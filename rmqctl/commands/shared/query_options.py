@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rmqctl.broker.versions import NEWEST, AnswersLike
+from rmqctl.broker.versions import NEWEST, release_of
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Begin, End, RequiredQueue, RequiredTopic
 from rmqctl.parse_values import parse_time, parse_time_range
@@ -89,9 +89,10 @@ class StoreTimeQuery(TimeQuery):
     boundary: Annotated[Literal["lower", "upper"], typer.Option(
         "--boundary", help="lower: the first message stored then or later. upper: the last one "
         "stored then or earlier.")] = "lower"
-    like: Annotated[AnswersLike, typer.Option(
-        "--like", help="Whose rule. Before 5.1.1 it was the message nearest in time, in a file "
-        "chosen by its modification time.")] = NEWEST
+    like: Annotated[str, typer.Option(
+        "--like", metavar="VERSION", parser=release_of, help="The release whose rule it is. Before "
+        "5.1.1 it was the message nearest in time, in a file chosen by its modification time.",
+    )] = NEWEST
 
 
 @dataclass(frozen=True, kw_only=True)

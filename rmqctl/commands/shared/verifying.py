@@ -57,7 +57,10 @@ def show_page(page: Human, verdict: Verdict[C],
     """The verdict for people."""
     from rmqctl.checks.verify.common import plural
 
-    if verdict.ok:
+    if verdict.ok and verdict.not_judged:
+        page.text(f"{verdict.root}: no damage found in what can be judged; not judged: "
+                  f"{', '.join(verdict.not_judged)}", "warn")
+    elif verdict.ok:
         page.text(f"{verdict.root}: no damage found", "good")
     else:
         page.text(f"{verdict.root}: {plural(verdict.troubles, 'finding')}", "bad")

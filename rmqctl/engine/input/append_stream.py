@@ -389,6 +389,7 @@ class DryRunEngine:
         settings = settings or Settings()
         path = os.fspath(root)
         store = Store.open(path, commitlog_dirs, sizes_of(settings))
+        store.layout.require_writable(path)
         refuse_held(store, path)
         state = examine(store, settings.profile)
         return cls(path, settings, store, state, clock, keep_queue_offsets)

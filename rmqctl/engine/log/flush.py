@@ -45,7 +45,7 @@ class _Service(ABC):
         self._stopping = False
         self._failure: RmqctlError | None = None
         self.syncs = 0
-        """How often the log was told to force itself."""
+        """How often the log was forced."""
         self._thread = threading.Thread(target=self._guarded, name=self._name, daemon=True)
 
     @property

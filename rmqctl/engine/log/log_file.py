@@ -72,7 +72,7 @@ class LogFile(ABC):
         """Commits and forces everything appended so far to the device. StoreIOError.
 
         After a failure the system may have forgotten which pages were not written, and a second
-        try would be told that all is well: so the failure is given again each time.
+        try would hear that all is well: so the failure is given again each time.
         """
         self.commit()
         with self._syncing:

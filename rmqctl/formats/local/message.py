@@ -96,8 +96,8 @@ def _pattern(*magics: int) -> re.Pattern[bytes]:
 
 MAGIC_PATTERN = _pattern(*VERSIONS)
 """Finds the magics of messages in bytes; `MAGIC_OFFSET` before a hit the record would start."""
-FRAME_PATTERN = _pattern(*VERSIONS, MAGIC_BLANK)
-"""The same for messages and blanks."""
+BLANK_PATTERN = _pattern(MAGIC_BLANK)
+"""The same for blanks. Apart, since a pattern whose hits begin alike is found 20 times faster."""
 
 
 @dataclass(slots=True)

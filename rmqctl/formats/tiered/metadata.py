@@ -102,6 +102,11 @@ class Metadata:
         """Adds or replaces an entry."""
         self.segments[KINDS[entry.type]].setdefault(entry.path, {})[entry.base_offset] = entry
 
+    @property
+    def brokers(self) -> set[str]:
+        """The brokers that the queues' entries name."""
+        return {queue.broker_name for table in self.queues.values() for queue in table.values()}
+
     def topic_of(self, topic_id: int) -> str | None:
         """The topic that has an id now; None: unknown (removed, or never known)."""
         return next((one.topic for one in self.topics.values() if one.topic_id == topic_id), None)

@@ -16,10 +16,11 @@ from rmqctl.errors import StoreIOError
 from rmqctl.pipeline.export.layout import path
 from rmqctl.pipeline.export.manifest import Manifest
 from rmqctl.pipeline.export.plan import StorePlan
-from rmqctl.pipeline.export.result import Result, StoreResult
 from rmqctl.pipeline.export.spec import Export
+from rmqctl.pipeline.export.tally import Result, StoreResult
 from rmqctl.pipeline.export.task import Part, export_range
 from rmqctl.pipeline.staging import Staging
+from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import Pool, Range, in_order
 
 Progress = Callable[[int], None]
@@ -33,16 +34,17 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     is damaged, missing or unreadable is named in the result and in the manifest.
     RefusedError if ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
     """
-    stores = [StoreResult(one) for one in plans]
+    stores = [StoreResult(plan=one) for one in plans]
     for one in stores:
         for span in one.plan.missing:
             one.missing.add(span)
     result = Result(out, stores)
     with Staging(out) as staging, Manifest(staging, spec) as manifest:
         folders: set[str] = set()
-        work = cast(Callable[[Range], Part], partial(export_range, spec, staging.attempts))
+        work = cast(Callable[[Range[StoreFile]], Part],
+                    partial(export_range, spec, staging.attempts))
         pieces = (piece for one in plans for piece in one.pieces)
-        for part in in_order(work, pieces, progress=progress, pool=pool):
+        for _, part in in_order(work, pieces, progress=progress, pool=pool):
             stores[part.store].add(part)
             folders |= _keep(staging, manifest, spec, part, plans[part.store].name)
         for one in stores:

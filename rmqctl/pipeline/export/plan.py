@@ -5,24 +5,27 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from typing import Any
 
-from rmqctl.errors import StoreIOError
+from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.pipeline.export.files import opened
 from rmqctl.pipeline.export.layout import Partitions
 from rmqctl.pipeline.export.sink import buffer
 from rmqctl.pipeline.export.spec import Export
-from rmqctl.pipeline.export.task import UNREADABLE, Piece, Reading, Tally, chosen
+from rmqctl.pipeline.export.tally import GAP, UNREADABLE, Tally
+from rmqctl.pipeline.export.task import Piece, Reading, chosen
+from rmqctl.pipeline.staging import checked_target
 from rmqctl.scan.frames import Span
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import used_size
 from rmqctl.store.log.pages import chosen_files
+from rmqctl.store.log.ranges import cuts
 from rmqctl.store.query.select import Selection
 from rmqctl.store.store import Sizes, Store
 
-GAP = "gap"
 LEAST, MOST = 64 << 20, 512 << 20
 """Bytes of a range, unless their number was asked for."""
 _SAMPLES, _SAMPLE = 8, 4 << 20
@@ -84,10 +87,9 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
         size = min(max(sum(ends) // (4 * max(jobs, 1)), LEAST), MOST)
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     for file, used in zip(made.files, ends, strict=True):
-        cuts = [*range(0, max(used, 1), size), used]
         relative = os.path.relpath(file.path, store.root)
-        for start, end in pairwise(cuts):
-            made.pieces.append(Piece(file, start, end, start > 0, end == used, number,
+        for part in cuts(file, 0, used, file.size, size):
+            made.pieces.append(Piece(file, part.start, part.end, part.until, part.resync, number,
                                      len(made.pieces), text, relative))
     return made
 
@@ -142,3 +144,31 @@ def _sampled(spec: Export, part: Piece) -> tuple[int, int]:
         file.write(chunk)
     file.close()
     return max(reading.position - reading.first, 0), len(target.getvalue())
+
+
+def check_place(out: str, names: Sequence[str], folders: Sequence[str]) -> None:
+    """Refuses now rather than at the end what an export cannot be written to: see
+    `checked_target`; UsageError too where ``out`` lies in a store to be exported.
+    """
+    target = checked_target(out)
+    for name in names:
+        for path in (name, *(os.path.join(name, folder) for folder in folders)):
+            store = os.path.realpath(path).rstrip(os.sep)
+            if target == store or target.startswith(store + os.sep):
+                raise UsageError(f"--out {out} lies in {path}, a store to be exported")
+
+
+def plan_document(plans: Sequence[StorePlan], out: str, expected: Estimate) -> dict[str, Any]:
+    """What ``pipeline export --dry-run`` shows."""
+    return {
+        "out": out,
+        "partitions": sum(len(store.pieces) for store in plans),
+        "bytes": sum(store.bytes for store in plans),
+        "used_bytes": sum(store.used for store in plans),
+        "expected_bytes": expected.bytes,
+        "sampled_bytes": expected.sampled,
+        "free_bytes": shutil.disk_usage(os.path.dirname(os.path.realpath(out))).free,
+        "stores": [{"store": store.name, "files": len(store.files), "bytes": store.bytes,
+                    "used_bytes": store.used, "partitions": len(store.pieces),
+                    "missing": len(store.missing)} for store in plans],
+    }

@@ -20,22 +20,31 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.index import next_name
-from rmqctl.errors import StoreIOError
+from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.files.durable import failed, make_folders, move
 from rmqctl.formats.local import names
 from rmqctl.pipeline.rebuild.groups import Grouping
 from rmqctl.pipeline.rebuild.index_tasks import Index, index_tasks, shape_of
 from rmqctl.pipeline.rebuild.tasks import Group, Job, Made, Spooled, make, spool
 from rmqctl.repair.plan import Plan
-from rmqctl.repair.rebuild import index, part_ranges, seed
+from rmqctl.repair.rebuild import derived_range, index, seed
 from rmqctl.repair.rebuild.index import Expired
-from rmqctl.repair.rebuild.rebuild import BOTH, CONSUMEQUEUE, INDEX, Rebuilt, log_size, wanted_parts
+from rmqctl.repair.rebuild.rebuild import (
+    BOTH,
+    CONSUMEQUEUE,
+    INDEX,
+    RebuildProgress,
+    Rebuilt,
+    log_size,
+    wanted_parts,
+)
 from rmqctl.repair.recover import RecoverOptions, Watch, plan_recover
 from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.files import StoreFile, listing
-from rmqctl.store.log.ranges import Pool
+from rmqctl.store.log.ranges import Pool, in_order, split
+from rmqctl.store.store import Store
 
 FOLDER = "pipeline"
 """The folder in the scratch folder for spools and what tasks make."""
@@ -47,10 +56,15 @@ _READING = 0.7
 
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
-                 range_size: int | None = None, groups: int | None = None) -> Plan:
+                 range_size: int | None = None, partitions: int | None = None,
+                 groups: int | None = None) -> Plan:
     """The plan that makes consumequeues and index of a store right, as `plan_recover` makes it
-    with ``options.only`` of these two; the work is done on ``pool``. Raises what that raises.
+    with ``options.only`` of these two; the work is done on ``pool``. ``partitions``: into how many
+    ranges the log is cut, where ``range_size`` (bytes of each) is not given. Raises what
+    `plan_recover` raises.
     """
+    if range_size is None and partitions is not None:
+        range_size = max(1, -(-log_bytes(root, options) // partitions))
     making = partial(rebuild_on, pool, range_size=range_size, groups=groups)
     return plan_recover(root, scratch, replace(options, only=options.only & BOTH), watch, making)
 
@@ -73,10 +87,28 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
     return run.rebuilt(range_size, _Share(progress, log_size(parts, log_end)))
 
 
+def log_bytes(root: str, options: RecoverOptions) -> int:
+    """Bytes of a store's log. StoreIOError, NotAStoreError."""
+    with Store.open(root, options.commitlog_dirs, options.sizes) as store:
+        return sum(file.size for file in store.log.files)
+
+
+def total_log_bytes(roots: Sequence[str], options: RecoverOptions) -> int:
+    """Bytes of log of all stores; one of several that cannot be opened fails later, by itself."""
+    total = 0
+    for root in roots:
+        try:
+            total += log_bytes(root, options)
+        except RmqctlError:
+            if len(roots) == 1:
+                raise
+    return total
+
+
 def default_range_size(size: int, jobs: int) -> int:
     """Bytes of log for each task: some tasks for each worker, none too small or too large."""
     wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
-    step = part_ranges.RANGE_SIZE
+    step = derived_range.RANGE_SIZE
     return max(_SMALLEST, min(_LARGEST, -(-wished // step) * step))
 
 
@@ -84,7 +116,7 @@ class _Share:
     """Tells of progress: reading the log is the first part of the bytes, writing the rest."""
 
     def __init__(self, progress: Callable[[int], None] | None, total: int) -> None:
-        self._progress, self._total, self._told, self._read = progress, total, 0, 0
+        self._progress, self._total, self._reported, self._read = progress, total, 0, 0
 
     def read(self, count: int) -> None:
         self._read += count
@@ -94,10 +126,10 @@ class _Share:
         self._tell(self._total * (_READING + (1 - _READING) * done / tasks))
 
     def _tell(self, upto: float) -> None:
-        more = min(int(upto), self._total) - self._told
+        more = min(int(upto), self._total) - self._reported
         if self._progress is not None and more > 0:
             self._progress(more)
-            self._told += more
+            self._reported += more
 
 
 class _Run:
@@ -138,15 +170,20 @@ class _Run:
             made = self._write(indexes, share)
         finally:
             _remove(self._folder)
+        # The log's figures from those who read it, the rows' from those who wrote queues.
+        done = RebuildProgress(read.messages, read.last, read.end, read.newest, read.damage,
+                               logics=read.logics)
         next_offsets: dict[QueueKey, int] = {}
-        for one in made:
-            next_offsets.update(one.next_offsets)
-        end = self._log_end if self._log_end is not None else max(read.end, self._log_min)
-        return Rebuilt(self._root, self._scratch, self._job.settings, self._only, self._topic,
-                       self._queue, self._log_min, end, read.messages, read.last, read.newest,
-                       read.logics, made[len(indexes) - 1].index_timestamp if indexes else 0,
-                       sum(one.gaps for one in made), sum(one.refused for one in made),
-                       sum(one.unplaceable for one in made), read.damage, next_offsets, expired)
+        for written in made:
+            done.gaps += written.gaps
+            done.refused += written.refused
+            done.unplaceable += written.unplaceable
+            next_offsets.update(written.next_offsets)
+        return Rebuilt.of(
+            done, root=self._root, scratch=self._scratch, settings=self._job.settings,
+            only=self._only, topic=self._topic, queue=self._queue, log_min=self._log_min,
+            log_end=self._log_end, next_offsets=next_offsets, expired=expired,
+            index_timestamp=made[len(indexes) - 1].index_timestamp if indexes else 0)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -155,17 +192,16 @@ class _Run:
         size = range_size or default_range_size(log_size(self._parts, self._log_end),
                                                 self._pool.jobs)
         total = Spooled()
-        ranges = part_ranges.cut(self._parts, self._log_min, self._log_end, size)
+        ranges = split(self._parts, size, self._log_min, self._log_end)
         try:
             with open(self._job.manifest, "x", encoding="ascii") as manifest, closing(
-                    part_ranges.in_order(partial(spool, self._job), ranges,
-                                      pool=self._pool)) as results:
-                for one, found in results:
+                    in_order(partial(spool, self._job), ranges, pool=self._pool)) as results:
+                for part, found in results:
                     _refuse_blind(found.refused)
                     self._check_spool(found)
                     manifest.write(f"{found.spool} {found.keys}\n")
                     _add(total, found)
-                    share.read(one.length)
+                    share.read(part.length)
         except OSError as error:
             raise failed(error, self._job.manifest, "write") from None
         return total

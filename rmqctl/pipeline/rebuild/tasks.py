@@ -30,11 +30,13 @@ from rmqctl.pipeline.rebuild.index_tasks import Index, Segment, begin, write_ind
 from rmqctl.pipeline.rebuild.spool import Array, SpoolWriter, segments
 from rmqctl.pipeline.staging import refuse_unseen
 from rmqctl.repair.rebuild import seed
-from rmqctl.repair.rebuild.part_ranges import LogSummary, PartRange, derive
+from rmqctl.repair.rebuild.derived_range import LogSummary, derive
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.overlay import LogPart
 from rmqctl.store.files import StoreFile
+from rmqctl.store.log.ranges import Range
 
 MOST_HELD = 32 << 20
 """Bytes of derived columns that a task gathers before it spools them."""
@@ -81,13 +83,13 @@ class Spooled(LogSummary):
     refused: list[str] = field(default_factory=list)
 
 
-def spool(job: Job, one: PartRange) -> Spooled:
+def spool(job: Job, part: Range[LogPart]) -> Spooled:
     """Derives what a stretch leads to, and spools it by group. StoreIOError."""
     with noting_refusals() as refused:
         writer = SpoolWriter(job.folder)
         try:
             sink = _Sink(job, writer)
-            derived = derive(job.settings, job.rows, job.log_end, one, sink.take)
+            derived = derive(job.settings, job.rows, job.log_end, part, sink.take)
             sink.flush()
             size = writer.finish()
         finally:

@@ -179,7 +179,7 @@ def files_of_time(log: CommitLog, since: int | None, until: int | None,
                   skew: int = CLOCK_SKEW) -> list[StoreFile]:
     """The files that may hold messages with store times of ``[since, until]`` (ms).
 
-    They are told by the first records of each file. A store time is covered by no CRC, so one
+    They are known by the first records of each file. A store time is covered by no CRC, so one
     record alone is not believed: a file is left out only when both of two records say so. Times in
     a file are believed to be in order up to ``skew``. All files when the times of their first
     records are not: then the broker's clock cannot be relied on.

@@ -36,7 +36,7 @@ from rmqctl.tiered.flat_file import FlatFile, Segment
 from rmqctl.tiered.tier import Tier
 
 if TYPE_CHECKING:
-    from rmqctl.tiered.flat_queue import FlatQueue
+    from rmqctl.tiered.flat_file import FlatQueue
 
 _BLOCK_UNITS = 1 << 14
 _HOLE = 64 << 10

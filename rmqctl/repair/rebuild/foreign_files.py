@@ -76,13 +76,13 @@ def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -
     dropped = {os.path.dirname(one.target) for one in steps} - {
         os.path.dirname(one.target) for one in kept}
     # An action of a queue whose steps were all within a folder that goes as a whole.
-    told = [one for one in actions if not any(
+    own_actions = [one for one in actions if not any(
         folder.startswith(one.target + os.sep) for folder in dropped) or any(
         step.target == one.target or step.target.startswith(one.target + os.sep)
         for step in kept)]
     fresh = set(gone)
     return ([*kept, *(one for one in foreign[0] if one.target in fresh)],
-            [*told, *(one for one in foreign[1] if one.target in fresh)])
+            [*own_actions, *(one for one in foreign[1] if one.target in fresh)])
 
 
 def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[str]:

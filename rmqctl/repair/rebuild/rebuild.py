@@ -33,9 +33,15 @@ from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import replace_file
 from rmqctl.formats.local.index_file import Shape
-from rmqctl.repair.rebuild import index, part_ranges, seed
+from rmqctl.repair.rebuild import derived_range, index, seed
+from rmqctl.repair.rebuild.derived_range import (
+    MOST_SPANS,
+    Damage,
+    DerivedRange,
+    LogSummary,
+    derive,
+)
 from rmqctl.repair.rebuild.index import Expired
-from rmqctl.repair.rebuild.part_ranges import MOST_SPANS, Damage, DerivedRange, LogSummary, derive
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import DERIVED, Scratch
 from rmqctl.scan.derived import QueueKey
@@ -43,6 +49,7 @@ from rmqctl.scan.frames import Span
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
+from rmqctl.store.log import ranges
 
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
@@ -86,6 +93,19 @@ class Rebuilt:
     damage: Damage
     next_offsets: dict[QueueKey, int]
     expired: Expired
+
+    @classmethod
+    def of(cls, done: RebuildProgress, *, log_min: int, log_end: int | None,
+           **known: Any) -> Rebuilt:
+        """With the figures of ``done``, what was dispatched of the log; ``known`` are the others.
+
+        ``log_end`` None: behind the last intact message.
+        """
+        return cls(
+            log_min=log_min, log_end=max(done.end, log_min) if log_end is None else log_end,
+            messages=done.messages, last=done.last, newest=done.newest, damage=done.damage,
+            logics_timestamp=done.logics, gaps=done.gaps, refused=done.refused,
+            unplaceable=done.unplaceable, **known)
 
     def wants(self, key: QueueKey) -> bool:
         """Whether a queue was asked for."""
@@ -202,11 +222,10 @@ class _Job:
             seed.take_over(self._root, self._scratch,
                                    self._settings.consumequeue_file_size, self._log_min)
         self._state.finish(at)
-        end = self._log_end if self._log_end is not None else max(at.end, self._log_min)
-        return Rebuilt(self._root, self._scratch, self._settings, self._only, self._topic,
-                       self._queue, self._log_min, end, at.messages, at.last, at.newest, at.logics,
-                       index_timestamp, at.gaps, at.refused, at.unplaceable, at.damage,
-                       next_offsets, self._expired)
+        return Rebuilt.of(
+            at, root=self._root, scratch=self._scratch, settings=self._settings, only=self._only,
+            topic=self._topic, queue=self._queue, log_min=self._log_min, log_end=self._log_end,
+            index_timestamp=index_timestamp, next_offsets=next_offsets, expired=self._expired)
 
     def _begin(self) -> RebuildProgress:
         self._scratch.clear()
@@ -232,20 +251,20 @@ class _Job:
         saved = time.monotonic()
         try:
             with contextlib.closing(self._results(at.done, jobs)) as results:
-                for one, found in results:
+                for part, found in results:
                     whole = False
                     for derived in found.derived:
                         self._now = int(derived.store_timestamp[0])
                         dispatcher.apply(derived)
                     at.append(found)
-                    at.done = one.part.base + found.position
+                    at.done = part.file.base + found.position
                     at.logics = dispatcher.logics_timestamp or at.logics
                     at.gaps, at.refused, at.unplaceable = (
                         base[0] + dispatcher.gaps, base[1] + dispatcher.refused,
                         base[2] + dispatcher.unplaceable)
                     whole = True
                     if progress is not None:
-                        progress(one.length)
+                        progress(part.length)
                     if time.monotonic() - saved >= save_every:
                         dispatcher.show()
                         self._state.save(at)
@@ -257,9 +276,10 @@ class _Job:
                     self._state.save(at, durable=True)
             raise
 
-    def _results(self, done: int, jobs: int) -> part_ranges.Results[DerivedRange]:
+    def _results(self, done: int, jobs: int) -> ranges.Results[LogPart, DerivedRange]:
         work = partial(derive, self._settings, CONSUMEQUEUE in self._only, self._log_end)
-        return part_ranges.in_order(work, part_ranges.cut(self._parts, done, self._log_end), jobs)
+        parts = ranges.split(self._parts, derived_range.RANGE_SIZE, done, self._log_end)
+        return ranges.in_order(work, parts, jobs, caller_works=True)
 
 
 def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
@@ -360,6 +380,6 @@ def _about(path: str | None) -> tuple[str, int, int, int] | None:
 
 
 def _boot() -> str:
-    with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as told:
-        return told.read().strip()
+    with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as boot_id:
+        return boot_id.read().strip()
     return ""

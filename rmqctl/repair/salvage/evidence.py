@@ -10,7 +10,7 @@ too early by as many places. That is no contradiction to the log.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.repair.salvage.survey import Region, Run, Runs
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
+from rmqctl.scan.queue_reach import ascending
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 from rmqctl.store.store import Store
@@ -298,29 +299,6 @@ def _rows(key: QueueKey, *columns: Array) -> Iterator[FoundRow]:
 def _leads(queue: ConsumeQueue, row: int, physical: int) -> bool:
     unit = queue.unit(row)
     return unit is not None and unit.physical_offset == physical
-
-
-def ascending(values: Array) -> Array:
-    """Positions of a longest strictly ascending part of the values."""
-    if len(values) < 2 or bool((values[1:] > values[:-1]).all()):
-        return np.arange(len(values))
-    tails: list[int] = []
-    ends: list[int] = []
-    before: list[int] = []
-    for at, value in enumerate(values.tolist()):
-        place = bisect_left(tails, value)
-        before.append(ends[place - 1] if place else -1)
-        if place == len(tails):
-            tails.append(value)
-            ends.append(at)
-        else:
-            tails[place], ends[place] = value, at
-    found = []
-    at = ends[-1]
-    while at >= 0:
-        found.append(at)
-        at = before[at]
-    return np.array(found[::-1], np.int64)
 
 
 def holes_with(found: Mapping[QueueKey, Sequence[Hole]], key: QueueKey, offset: int) -> Hole | None:

@@ -50,13 +50,13 @@ from rmqctl.repair.salvage.records import (
 from rmqctl.repair.salvage.survey import Region, Survey
 from rmqctl.scan.extents import key_hashes
 from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.resync import used_windows
 from rmqctl.scan.source import Source
 from rmqctl.store.store import Store
 
 _BUDGET = 2 << 30
 """Bytes of candidates that are looked at in one round: crafted damage must not take for ever."""
 PAGES = (4096, 512)
-_WINDOW = 1 << 20
 _MOST_RECORD = 8 << 20
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
 
@@ -275,34 +275,38 @@ def _page(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[
         _clipped(parts, region, to, data, found, done)
 
 
+def _magics(source: Source, start: int, end: int) -> Iterator[int]:
+    """Positions in ``[start, end)`` where by its magic a message may start."""
+    last = start - 1
+    for at, data in used_windows(source, start, end):
+        for hit in MAGIC_PATTERN.finditer(data):
+            position = at + hit.start() - MAGIC_OFFSET
+            if last < position < end:
+                last = position
+                yield position
+
+
 def _misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Record | int]]:
     """(position, the record there) for whole records which say that they belong elsewhere.
 
     For one that is not whole just the physical offset it says.
     """
-    at = start
-    while at < end:
-        data = source.read(at, min(_WINDOW, end - at) + START_SIZE)
-        for hit in MAGIC_PATTERN.finditer(data):
-            position = at + hit.start() - MAGIC_OFFSET
-            if not start <= position < end or hit.start() >= _WINDOW:
+    for position in _magics(source, start, end):
+        head = source.read(position, START_SIZE)
+        if len(head) < START_SIZE:
+            continue
+        total, _, physical = _LOCATED.unpack_from(head)
+        if physical < 0 or physical == source.base + position or total < MIN_SIZE:
+            continue
+        if total <= min(_MOST_RECORD, end - position):
+            try:
+                record = decode(source.read(position, total))
+            except FormatError:
+                record = None
+            if record is not None and record.crc_ok and record.body:
+                yield position, record
                 continue
-            head = source.read(position, START_SIZE)
-            if len(head) < START_SIZE:
-                continue
-            total, _, physical = _LOCATED.unpack_from(head)
-            if physical < 0 or physical == source.base + position or total < MIN_SIZE:
-                continue
-            if total <= min(_MOST_RECORD, end - position):
-                try:
-                    record = decode(source.read(position, total))
-                except FormatError:
-                    record = None
-                if record is not None and record.crc_ok and record.body:
-                    yield position, record
-                    continue
-            yield position, physical
-        at += _WINDOW
+        yield position, physical
 
 
 def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int],

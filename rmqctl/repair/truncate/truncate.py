@@ -61,6 +61,7 @@ def truncate(store: Store, to: int, generation: int,
     the nearest such offsets. ``generation`` (4 or 5) is the broker's. ``step`` hears of the bytes
     read behind the cut. Writes nothing. StoreIOError.
     """
+    store.layout.require_writable(store.root)
     at = border(store, to)
     progress = ConsumerProgress.of(store)
     behind = messages_behind(store, to, progress, step)

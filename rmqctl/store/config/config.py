@@ -18,6 +18,7 @@ from rmqctl.formats.timer import timer_check
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.rows import SECTIONS, Row, rows_of
 from rmqctl.store.files import Trouble
+from rmqctl.store.layout import SUPERSEDED
 from rmqctl.store.store import Store
 
 MAX_SIZE = 64 << 20
@@ -27,6 +28,8 @@ BACKUP = ".bak"
 TIMERCHECK = "timercheck"
 
 OK, ODDITY, EMPTY, UNREADABLE, MISSING = "ok", "oddity", "empty", "unreadable", "missing"
+OUT_OF_DATE = "out of date"
+"""Of a file that a broker with its configuration in RocksDB leaves as it is."""
 _NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
 
 
@@ -34,6 +37,7 @@ _NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
 class Copy:
     """One copy of a file: ``state`` is ok, oddity, empty, unreadable or missing.
 
+    A file that RocksDB supersedes (`rmqctl.store.layout`) is "out of date" and has no value.
     ``path`` is relative to the store root. ``reason``, ``offset`` (bytes from the start) and
     ``field`` (JSON path) say what is wrong. An oddity still has a ``value``.
     """
@@ -158,9 +162,19 @@ def load_one(store: Store, name: str) -> ConfigFile:
     kind = _kind(name)
     read = _read_timercheck if name == TIMERCHECK else _read_json
     found = ConfigFile(name, kind, read(store, name), read(store, name + BACKUP))
+    if name in SUPERSEDED and not store.layout.reads("config"):
+        for copy in (found.main, found.backup):
+            _supersede(copy)
     if found.used is not None:
         found.entries = sum(1 for _ in rows_of(kind, found.used.value, found.faults))
     return found
+
+
+def _supersede(copy: Copy) -> None:
+    if copy.state != MISSING:
+        copy.state, copy.value, copy.damaged = OUT_OF_DATE, None, False
+        copy.offset = copy.field = None
+        copy.reason = "a broker reads its RocksDB configuration instead"
 
 
 def _kind(name: str) -> str:

@@ -54,6 +54,7 @@ class Lag:
     _known: dict[str, _Queues] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.store.layout.require(self.store.root, "config")
         names = ("topics.json", "subscriptionGroup.json", "consumerOffset.json",
                  "lmqConsumerOffset.json", "delayOffset.json")
         topics, groups, commits, lmq, delays = (load_one(self.store, name) for name in names)

@@ -29,7 +29,7 @@ class LogAndQueues(Protocol):
     @property
     def log(self) -> CommitLog: ...
     @property
-    def queues(self) -> dict[tuple[str, int], ConsumeQueue]: ...
+    def known_queues(self) -> dict[tuple[str, int], ConsumeQueue]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def used_size(source: Source) -> int:
 def last_dispatched(store: LogAndQueues) -> int | None:
     """The physical offset of the last record that a queue's last row leads to, provably."""
     rows = []
-    for queue in store.queues.values():
+    for queue in store.known_queues.values():
         try:
             with closing(queue):  # a broker has more queues than a process may have files
                 unit = queue.unit(queue.written - 1)

@@ -13,17 +13,16 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from rmqctl.errors import JobError
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
-from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import used_size
 
 RANGE_SIZE = 64 << 20
@@ -32,22 +31,41 @@ _WATCH = 0.5
 """Seconds between two looks at the parent."""
 
 
+class LogFile(Protocol):
+    """``size`` bytes of a log from physical offset ``base`` on: as they are, or would be."""
+
+    @property
+    def base(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    def open(self) -> AbstractContextManager[Source]: ...
+
+
+F = TypeVar("F", bound=LogFile)
+
+
 @dataclass(frozen=True, slots=True)
-class Range:
+class Range(Generic[F]):
     """Positions ``[start, end)`` of one log file; ``resync``: ``start`` may be inside a record.
 
-    ``last``: what follows up to the file's end is zero.
+    ``until``: what follows up to there is zero, and this range stands for it too.
     """
 
-    file: StoreFile
+    file: F
     start: int
     end: int
+    until: int
     resync: bool
-    last: bool
 
     @property
     def length(self) -> int:
-        return self.file.size - self.start if self.last else self.end - self.start
+        return self.until - self.start
+
+    def walk(self, source: Source) -> Walk:
+        """The walk over it; a frame belongs to the range in which it starts."""
+        return Walk(source, self.start, self.end, resync=self.resync)
 
     def from_seam(self, start: int) -> Self:
         """The range with a beginning that is known to be a frame's."""
@@ -61,20 +79,10 @@ class Part(Protocol):
     position: int
 
 
-class Seamed(Protocol):
-    """A range that may begin inside a frame (``resync``); a file's first one does not."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def resync(self) -> bool: ...
-    def from_seam(self, start: int) -> Self: ...
-
-
-S = TypeVar("S", bound=Seamed)
 P = TypeVar("P", bound=Part)
 T = TypeVar("T")
 R = TypeVar("R")
+Results = Generator[tuple[Range[F], P], None, None]
 
 
 class Pool(Protocol):
@@ -112,85 +120,101 @@ class Processes:
             yield task, work(task)
 
 
-def split(files: Iterable[StoreFile], size: int = RANGE_SIZE) -> Iterator[Range]:
-    """The ranges of log files in order, each of about ``size`` bytes; no zeros at file ends."""
+def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
+          stop: int | None = None) -> Iterator[Range[F]]:
+    """The ranges of log files in order, each of about ``size`` bytes; no zeros at file ends.
+
+    Only what lies between the physical offsets ``begin`` and ``stop`` (None: the end); ``begin``
+    must be a frame border, or in no file. StoreIOError.
+    """
     for file in files:
-        if not file.size:
+        if not file.size or file.end <= begin or (stop is not None and file.base >= stop):
             continue
         with file.open() as source:
             used = used_size(source)
-        cuts = list(range(0, max(used, 1), size))
-        for start, end in zip(cuts, [*cuts[1:], used], strict=True):
-            yield Range(file, start, end, start > 0, end == used)
+        until = file.size if stop is None else min(file.size, stop - file.base)
+        yield from cuts(file, max(0, begin - file.base), min(used, until), until, size)
 
 
-def walk(part: Range, source: FileSource) -> Walk:
-    """The walk over a range; a frame belongs to the range in which it starts."""
-    return Walk(source, part.start, part.end, resync=part.resync)
+def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[Range[F]]:
+    """The ranges of one file from position ``first`` on, at least one of them.
+
+    What lies between ``used`` and ``until`` is zero.
+    """
+    starts = range(first, max(used, first + 1), size)
+    for start in starts:
+        if start == starts[-1]:
+            yield Range(file, start, max(start, used), until, start > first)
+        else:
+            yield Range(file, start, start + size, start + size, start > first)
 
 
-def in_order(work: Callable[[Range], P], ranges: Iterable[Range], jobs: int = 1,
-             progress: Callable[[int], None] | None = None,
-             pool: Pool | None = None) -> Iterator[P]:
-    """The results of ``work`` on the ranges, in order, with sound seams.
+def in_order(work: Callable[[Range[F]], P], ranges: Iterable[Range[F]], jobs: int = 1,
+             progress: Callable[[int], None] | None = None, pool: Pool | None = None, *,
+             caller_works: bool = False) -> Results[F, P]:
+    """(range, result of ``work``) in order, with sound seams.
 
     ``work`` must be a picklable function of the range alone. With one job each range starts
     where the one before ended, without any search. ``progress`` hears of the bytes done. A
-    ``pool`` does the work instead of ``jobs`` processes.
+    ``pool`` does the work instead of ``jobs`` processes, of which this one may be one (see
+    `parallel`). StoreIOError.
     """
-    for one, done in with_seams(work, _results(work, ranges, jobs, pool)):
-        yield done
-        if progress is not None:
-            progress(one.length)
-
-
-def with_seams(work: Callable[[S], P],
-               results: Iterable[tuple[S, P | None]]) -> Iterator[tuple[S, P]]:
-    """(range, result) with sound seams: what is missing, or does not begin where the range before
-    ended, is worked on here.
-    """
+    if pool is not None:
+        results: Iterable[tuple[Range[F], P | None]] = pool.run(work, ranges)
+    elif jobs <= 1:
+        results = ((each, None) for each in ranges)
+    else:
+        results = parallel(work, ranges, jobs, caller_works=caller_works)
     expected = 0
-    for one, result in results:
-        if not one.resync:
-            expected = one.start
+    for each, result in results:
+        if not each.resync:
+            expected = each.start
         if result is not None and result.first == expected:
             done = result
         else:  # also where a frame of an earlier range reaches over this one, which has none then
-            done = work(one.from_seam(expected))
+            done = work(each.from_seam(expected))
         expected = done.position
-        yield one, done
+        yield each, done
+        if progress is not None:
+            progress(each.length)
 
 
-def _results(work: Callable[[Range], P], ranges: Iterable[Range], jobs: int,
-             pool: Pool | None) -> Iterator[tuple[Range, P | None]]:
-    if pool is not None:
-        yield from pool.run(work, ranges)
-    elif jobs <= 1:
-        for one in ranges:
-            yield one, None
-    else:
-        yield from parallel(work, ranges, jobs)
-
-
-def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
+def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int, *,
+             caller_works: bool = False) -> Iterator[tuple[T, R]]:
     """(task, result) in the order of the tasks, worked on by ``jobs`` processes.
 
-    At most twice as many tasks as processes are under way, so memory stays flat. An exception
-    of a worker is raised here; a worker that was killed is a JobError.
+    Only a few more tasks than processes are under way, so memory stays flat. With
+    ``caller_works`` this process is one of them: for a caller with much to do about results, it
+    works where it would only wait. An exception of a worker is raised here; a worker that was
+    killed is a JobError.
     """
+    workers = jobs - 1 if caller_works else jobs
+    ahead = 4 * workers if caller_works else 2 * workers
+    most = 8 * jobs if caller_works else ahead
     context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(workers, context, initializer=leave_signals_to_parent)
     waiting: deque[tuple[T, Future[R]]] = deque()
-    pool = ProcessPoolExecutor(jobs, context, initializer=leave_signals_to_parent)
+    rest = ((task,) for task in tasks)
+    more = True
     try:
-        for task in tasks:
-            with signals_later():  # the first one forks the workers
-                waiting.append((task, pool.submit(work, task)))
-            if len(waiting) >= 2 * jobs:
-                done, result = waiting.popleft()
-                yield done, result.result()
-        while waiting:
-            done, result = waiting.popleft()
-            yield done, result.result()
+        while True:
+            # As many tasks as keep the workers busy.
+            while (more and len(waiting) < most
+                   and sum(not future.done() for _, future in waiting) < ahead):
+                if more := (taken := next(rest, None)) is not None:
+                    with signals_later():  # the first one forks the workers
+                        waiting.append((taken[0], pool.submit(work, taken[0])))
+            if not waiting:
+                return
+            # The first result is not there yet: a task for this process.
+            if caller_works and more and len(waiting) < most and not waiting[0][1].done():
+                if more := (taken := next(rest, None)) is not None:
+                    mine: Future[R] = Future()
+                    mine.set_result(work(taken[0]))
+                    waiting.append((taken[0], mine))
+                continue
+            task, future = waiting.popleft()
+            yield task, future.result()
     except BrokenProcessPool:
         raise JobError("a worker process was killed (out of memory?); "
                        "--jobs 1 needs the least") from None

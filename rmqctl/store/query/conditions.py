@@ -154,11 +154,17 @@ def _comparable(one: str, other: str) -> tuple[Any, Any]:
     return one, other
 
 
-def tag_condition(expression: str) -> Condition:
-    """``--tag``: one tag, or several as a consumer subscribes to them (``A || B``)."""
+def tags_of(expression: str) -> tuple[str, ...]:
+    """The tags of a consumer's subscription (``A || B``). UsageError for an empty text."""
     tags = tuple(part.strip() for part in expression.split("||") if part.strip())
     if not tags:
         raise UsageError("an empty tag expression; give a tag, or several as 'A || B'")
+    return tags
+
+
+def tag_condition(expression: str) -> Condition:
+    """``--tag``: one tag, or several as a consumer subscribes to them. UsageError."""
+    tags = tags_of(expression)
     if len(tags) == 1:
         return Condition("tags", "=", tags[0])
     return Condition("tags", "=", expression, tags)

@@ -103,13 +103,15 @@ class Selector:
         if wanted.topic is None:
             yield from log_pages(self.view, wanted, conditions, self._report, self._advance)
             return
-        queues = topic_rows(self.store, wanted.topic, wanted.queue_id, self.view, self._report)
+        unread = self.store.layout.unread.get("consumequeue")
+        queues = [] if unread else topic_rows(self.store, wanted.topic, wanted.queue_id, self.view,
+                                              self._report)
         if queues:
             for page in self._queue_pages(queues):
                 yield filtered(page, conditions)
-        elif self._may_lack_queues(wanted.topic):
-            self._report(Problem("note", f"{wanted.topic} has no consumequeue here: looking "
-                                 "through the whole log for it"))
+        elif unread or self._may_lack_queues(wanted.topic):
+            self._report(Problem("note", f"{unread or f'{wanted.topic} has no consumequeue here'}: "
+                                 "looking through the whole log for it"))
             own = [Condition("topic", "=", wanted.topic)]
             if wanted.queue_id is not None:
                 own.append(Condition("queue_id", "=", wanted.queue_id))

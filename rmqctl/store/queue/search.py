@@ -16,7 +16,7 @@ LAST = 1 << 63
 
 
 class QueueUnits(Protocol):
-    """A queue as it is searched: `store.queue.consume_queue.ConsumeQueue`, `tiered.flat_queue`."""
+    """A queue as it is searched: a store's `ConsumeQueue`, a tier's `FlatQueue`."""
 
     def unit(self, queue_offset: int) -> tuple[int, int, int] | None:
         """(place of the message in its log, size, tags code); None where there is no unit."""

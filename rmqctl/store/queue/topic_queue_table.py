@@ -8,15 +8,16 @@ held against the other. The keys of a broker's table are ``topic-queueId``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.scan.frames import DAMAGED, Span
 from rmqctl.scan.queue_reach import QueueReach, Reach
+from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import find_end
@@ -117,7 +118,7 @@ def _said(offset: int | None) -> str:
 def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int]:
     """The max offset of every queue that has a folder, as `bounds` has it; 0 for an empty one."""
     found: dict[Key, int] = {}
-    for key, queue in store.queues.items():
+    for key, queue in store.known_queues.items():
         with closing(queue):  # a broker has more queues than a process may have files
             try:
                 found[key] = view.bounds(queue).end
@@ -145,29 +146,27 @@ class _Part:
     last_record: int = -1
 
 
-def _work(generation: int, part: ranges.Range) -> _Part:
+def _work(generation: int, part: ranges.Range[StoreFile]) -> _Part:
     reach = QueueReach(generation)
-    made = _Part(0, 0, reach, [])
+    result = _Part(0, 0, reach, [])
     with part.file.open() as source:
-        walk = ranges.walk(part, source)
+        walk = part.walk(source)
         for batch in walk:
             reach.add(batch)
             if len(batch):
-                made.last_record = int(batch.offset[-1])
-            made.spans += [one for one in batch.spans if one.kind == DAMAGED]
-        made.first, made.position = walk.first, walk.position
-    return made
+                result.last_record = int(batch.offset[-1])
+            result.spans += [span for span in batch.spans if span.kind == DAMAGED]
+        result.first, result.position = walk.first, walk.position
+    return result
 
 
 def log_reach(store: Store, view: View, *, jobs: int = 1,
               progress: Callable[[int], None] | None = None, report: Report | None = None,
               range_size: int = ranges.RANGE_SIZE) -> dict[Key, Reach]:
     """How far each queue reaches by the log alone, by (topic, queue id)."""
-    parts = ranges.split(store.log.files, range_size)
-    if view.log_end is not None:
-        parts = _cut(parts, view.log_end)
+    parts = ranges.split(store.log.files, range_size, stop=view.log_end)
     total, spans, last_record = QueueReach(view.generation), _Spans(), -1
-    for part in ranges.in_order(partial(_work, view.generation), parts, jobs, progress):
+    for _, part in ranges.in_order(partial(_work, view.generation), parts, jobs, progress):
         total.merge(part.reach)
         spans.add(part.spans)
         last_record = max(last_record, part.last_record)
@@ -175,15 +174,6 @@ def log_reach(store: Store, view: View, *, jobs: int = 1,
         _tell(store, view, spans, last_record, report)
     return {(os.fsdecode(topic), queue_id): reach
             for (topic, queue_id), reach in total.found().items()}
-
-
-def _cut(parts: Iterable[ranges.Range], end: int) -> Iterator[ranges.Range]:
-    """The ranges up to the physical offset ``end``."""
-    for part in parts:
-        inside = end - part.file.base
-        if part.start >= inside:
-            return
-        yield part if part.end <= inside else replace(part, end=inside, last=False)
 
 
 class _Spans:

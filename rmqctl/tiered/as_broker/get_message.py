@@ -13,17 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from rmqctl.errors import FormatError, StoreIOError, UsageError
+from rmqctl.broker.get_message import outside
+from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import layout
 from rmqctl.formats.local import javahash, message
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.objects import java_text
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.store.query.conditions import tags_of
+from rmqctl.tiered.flat_file import FlatQueue
 
 if TYPE_CHECKING:
-    from rmqctl.tiered.flat_queue import QueueName
+    from rmqctl.tiered.flat_file import QueueName
 
 
 FOUND = "FOUND"
@@ -70,9 +72,7 @@ class TagMatching:
     """
 
     def __init__(self, expression: str) -> None:
-        self.tags = {part.strip() for part in expression.split("||") if part.strip()}
-        if not self.tags:
-            raise UsageError("an empty tag expression; give a tag, or several as 'A || B'")
+        self.tags = set(tags_of(expression))
         self._codes = {javahash.tags_code(tag) & _CODE_BITS for tag in self.tags}
 
     def by_code(self, tags_code: int) -> bool:
@@ -116,12 +116,9 @@ def get(queue: FlatQueue | None, offset: int, count: int, *, matching: Matching 
         return GetResult(FOUND_NULL, offset, trouble=str(error))
     if most <= 0:
         return GetResult(NO_MESSAGE, offset, least, most)
-    if offset < least:
-        return GetResult(TOO_SMALL, least, least, most)
-    if offset == most:
-        return GetResult(OVERFLOW_ONE, most, least, most)
-    if offset > most:
-        return GetResult(OVERFLOW_BADLY, most, least, most)
+    beyond = outside(offset, least, most, generation=5)
+    if beyond is not None:
+        return GetResult(beyond.status, beyond.next_begin, least, most)
     if cache is not None:
         return _cached(queue, offset, count, matching, cache, limits)
     result, _ = _read(queue, offset, count, limits)
@@ -141,7 +138,7 @@ def _filtered(result: GetResult, matching: Matching | None) -> GetResult:
 EXPIRE_MS = 15_000
 """``readAheadCacheExpireDuration``: counted from the last use."""
 MOST_BYTES = 64 << 20
-"""What is kept unless told otherwise. A broker takes 0.3 of its heap."""
+"""What is kept by default. A broker takes 0.3 of its heap."""
 
 
 def _milliseconds() -> int:
@@ -295,7 +292,7 @@ def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
 
 def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
            limits: Limits) -> Iterator[Fetched | None]:
-    """The message of each unit that the read covers; None where none can be told."""
+    """The message of each unit that the read covers; None where nothing says which."""
     flat = queue.commit_log
     first = units[0].commit_log_offset
     if units[-1].commit_log_offset < first:

@@ -21,7 +21,7 @@ from rmqctl.tiered.read.by_key import IndexFiles
 from rmqctl.tiered.read.select import counted, gathered
 
 _NAMED = 10
-"""Faults of a queue that are told one by one."""
+"""Faults of a queue that are reported one by one."""
 
 
 def routed_queues(router: Router, topic: str) -> list[int]:
@@ -34,7 +34,7 @@ def routed_queues(router: Router, topic: str) -> list[int]:
 
 def routed_pages(router: Router, topic: str, wanted: Selection,
                  report: Report = lambda _problem: None) -> Iterator[Page]:
-    """The selected messages, queue after queue. Who answered for which offsets is told as a note,
+    """The selected messages, queue after queue. Who answered for which offsets is a note,
     offsets that nobody has as damage.
     """
     queues = [one for one in routed_queues(router, topic) if wanted.queue_id in (None, one)]

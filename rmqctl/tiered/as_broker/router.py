@@ -25,7 +25,7 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.rows import batch_queue
 from rmqctl.tiered.as_broker import get_message
 from rmqctl.tiered.as_broker.get_message import GetResult, Limits, Matching, ReadAhead
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.read import by_time
 from rmqctl.tiered.tier import Tier
 

@@ -17,8 +17,7 @@ from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.formats.tiered.units import NEVER
 from rmqctl.tiered.files.writer import TierWriter
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import QueueName
+from rmqctl.tiered.flat_file import FlatFile, QueueName, Segment
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

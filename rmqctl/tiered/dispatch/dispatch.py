@@ -48,8 +48,7 @@ from rmqctl.tiered.dispatch.resume import enter_queue, resume, unit_rows, unknow
 from rmqctl.tiered.files import metadata_file
 from rmqctl.tiered.files.settings import TierSettings, remember
 from rmqctl.tiered.files.writer import TierWriter
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
 
 

@@ -22,7 +22,7 @@ from rmqctl.tiered.dispatch.request import Target
 from rmqctl.tiered.files import metadata_file
 from rmqctl.tiered.files.opening import open_reader, open_writer
 from rmqctl.tiered.files.settings import TierSettings
-from rmqctl.tiered.flat_queue import BLOCK_UNITS, FlatQueue
+from rmqctl.tiered.flat_file import BLOCK_UNITS, FlatQueue
 from rmqctl.tiered.index import compaction
 from rmqctl.tiered.index.index_file import local_names
 from rmqctl.tiered.index.keys import keys_of_all
@@ -50,12 +50,14 @@ class IndexFolder:
     def path(self) -> str:
         return os.path.join(self.target.broker_root, names.LOCAL_INDEX_FOLDER)
 
-    def open_writer(self) -> IndexWriter:
-        """Takes new items. RefusedError, StoreIOError."""
+    def open_writer(self, oldest: int | None = None) -> IndexWriter:
+        """Takes new items, of messages from ``oldest`` (store time, ms) on. RefusedError,
+        StoreIOError.
+        """
         newest = max((entry.begin_timestamp
                       for table in self.metadata.segments[names.INDEX].values()
                       for entry in table.values() if entry.size), default=0)
-        return IndexWriter(self.path, self.settings.shape, self.clock, newest)
+        return IndexWriter(self.path, self.settings.shape, self.clock, newest, oldest)
 
     def finish_upload(self) -> int:
         """Takes the newest file away where a killed run had already uploaded it; how many files

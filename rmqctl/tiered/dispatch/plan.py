@@ -23,8 +23,7 @@ from rmqctl.tiered.dispatch.local import LocalQueue, computed_tags
 from rmqctl.tiered.dispatch.resume import TagsOf
 from rmqctl.tiered.files.reader import Reader
 from rmqctl.tiered.files.settings import TierSettings
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -104,7 +103,7 @@ class Start:
 def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
     """(cluster, broker): what was given, else the only ones in the tier or its metadata.
 
-    UsageError where the broker is not to be told.
+    UsageError where nothing says which broker.
     """
     owners = {(name.cluster, name.broker) for name in tier.found.queues}
     owners |= set(tier.found.indexes)
@@ -115,8 +114,7 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
                              "with --cluster")
         cluster = clusters[0] if clusters else None
     brokers = {name for owner, name in owners if cluster in (None, owner)}
-    brokers |= {queue.broker_name for table in tier.metadata.queues.values()
-                for queue in table.values()}
+    brokers |= tier.metadata.brokers
     identity = _identity(store)
     if broker is None and not brokers and identity is not None:
         brokers = {identity.broker_name}

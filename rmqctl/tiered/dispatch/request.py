@@ -22,7 +22,7 @@ from rmqctl.tiered.files.metadata_file import broker_root_of, find_metadata, tie
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.files.reader import PosixReader, Reader, is_url
 from rmqctl.tiered.files.settings import TierSettings
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.tier import Tier
 
 _FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index", "config",
@@ -142,8 +142,7 @@ def locate(request: Request) -> tuple[Request, Target, list[str]]:
     if os.path.realpath(tier) != os.path.realpath(os.path.join(request.store, names.TIER_FOLDER)):
         with closing(target.open()) as known:
             path = _own_metadata(tier, request.store, known)
-            brokers = {queue.broker_name for table in known.metadata.queues.values()
-                       for queue in table.values()}
+            brokers = known.metadata.brokers
         if path is not None:
             broker = request.broker or (brokers.pop() if len(brokers) == 1 else None)
             note = (f"{tier} goes by {path}, with {names.LOCAL_INDEX_FOLDER} beside it: "

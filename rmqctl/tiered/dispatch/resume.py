@@ -29,8 +29,7 @@ from rmqctl.tiered.files import metadata_file
 from rmqctl.tiered.files.opening import locked, open_writer
 from rmqctl.tiered.files.settings import resolve
 from rmqctl.tiered.files.writer import TierWriter
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.recover.survey import ROW, MessageRows
 from rmqctl.tiered.tier import Tier
 

@@ -46,7 +46,7 @@ from rmqctl.tiered.files.metadata_file import note_path
 from rmqctl.tiered.files.opening import locked, open_writer
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.files.settings import TierSettings, recall, resolve
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatQueue, QueueName
 from rmqctl.tiered.index.index_file import LocalIndex, known_slots
 from rmqctl.tiered.index.progress import IndexProgress
 from rmqctl.tiered.tier import Tier
@@ -138,7 +138,7 @@ def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFo
                     result: Result) -> None:
     """Uploads messages and index files; ``result`` gets the figures and notes."""
     result.index_files = folder.finish_upload()
-    with folder.open_writer() as writer:
+    with folder.open_writer(_oldest(run)) as writer:
         # A broker's root has one metadata file, and that is of one tier, wherever it was moved.
         progress = IndexProgress(folder.target.broker_root, f"{result.cluster}/{result.broker}")
         result.notes += progress.load()
@@ -153,6 +153,16 @@ def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFo
         if request.seal_index and not run.stopped:
             paths.append(writer.open_file)
     result.index_files += folder.upload(paths)
+
+
+def _oldest(run: Dispatch) -> int | None:
+    """The store time of the oldest message that goes up; where none does, of the store's first."""
+    log = run.store.log
+    rows = [one.local.row(one.outcome.start) for one in run.uploads]
+    records = [log.record_at(row.physical_offset, row.size) for row in rows if row is not None]
+    if not any(records) and log.files:
+        records = [log.record_at(log.min_offset)]
+    return min((one.store_timestamp for one in records if one is not None), default=None)
 
 
 def _queues_with_ids(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int]]:

@@ -37,6 +37,11 @@ class IndexWriter:
     by themselves about once in a million items and when they are full. A commit may write all
     slots (8 bytes each), so it is better done for many messages than for few.
 
+    With ``oldest`` (ms) files are named not by the clock but by their messages: the first by it,
+    each further one by the oldest message that is to be put. A broker searches a key only in files
+    whose name lies in the window asked for, which for messages that left its own store ends with
+    the first message there (§11): it never looks into a file named by the time of a late dispatch.
+
     ``dropped`` counts keys that no item can be made for: those with the hash -2^31, unless the
     slots divide it (a broker drops them, with the keys of the same message behind them; here only
     they are left out), and messages with more keys than a file holds. Files of 5.1.x (``0000``,
@@ -46,10 +51,10 @@ class IndexWriter:
     """
 
     def __init__(self, folder: str, shape: fmt.Shape, clock: Callable[[], int],
-                 after: int = 0) -> None:
+                 after: int = 0, oldest: int | None = None) -> None:
         self.folder, self.shape = folder, shape
         self.dropped = 0
-        self._clock, self._after = clock, after
+        self._clock, self._after, self._oldest = clock, after, oldest
         self._has_lost = has_slot(shape.slots)
         durable.make_folders(folder)
         known = self._timestamps()
@@ -66,7 +71,8 @@ class IndexWriter:
         return OpenIndexFile(self._path(timestamp), timestamp, self.shape)
 
     def _fresh(self, last: int) -> int:
-        return max(self._clock(), last + 1, self._after + 1)
+        begin = self._clock() if self._oldest is None else self._oldest
+        return max(begin, last + 1, self._after + 1)
 
     # -- putting ----------------------------------------------------------------------------------
 
@@ -115,6 +121,8 @@ class IndexWriter:
                 done = upto
             if done == len(rows):
                 return done
+            if self._oldest is not None:
+                self._oldest = int(times[done:].min())
             self._roll()
 
     def _roll(self) -> None:

@@ -32,8 +32,7 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.objects import java_text
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.lookup import KeyType
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, LocalIndex, uploaded
 from rmqctl.tiered.tier import Tier
 
@@ -133,8 +132,8 @@ class IndexFiles:
 
 
 def _local_owner(tier: Tier) -> str:
-    """The broker the local files belong to, as far as it can be told; else an empty text."""
-    named = {one.broker_name for table in tier.metadata.queues.values() for one in table.values()}
+    """The broker the local files belong to; an empty text where nothing says it."""
+    named = tier.metadata.brokers
     if len(named) == 1:
         return named.pop()
     owners = {owner for owner, _ in tier.indexes()}

@@ -18,8 +18,7 @@ from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE
 from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.store.queue.search import first_stored
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, Segment
 from rmqctl.tiered.read.messages import Fault, held_from, proven
 
 Rule = Literal["5.3.3", "5.2.0"]

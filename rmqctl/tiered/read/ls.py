@@ -16,8 +16,7 @@ from rmqctl.formats import kinds
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import NEVER
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.index.index_file import (
     EMPTY,
     IndexFile,

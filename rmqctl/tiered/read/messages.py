@@ -18,8 +18,7 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.query.lookup import record_around
 from rmqctl.store.queue.search import first_from
 from rmqctl.tiered.files.reader import close_source
-from rmqctl.tiered.flat_file import Segment
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue, Segment
 
 UNITS = 4096
 """Units that are read at once."""
@@ -107,7 +106,7 @@ def _next_unit(queue: FlatQueue, at: int) -> int:
                 try:
                     exists = queue.unit(number) is not None
                 except StoreIOError:
-                    exists = True  # whoever reads it is told
+                    exists = True  # whoever reads it gets the error
                 if exists:
                     return number
     return queue.commit_offset

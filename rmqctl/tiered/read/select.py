@@ -1,7 +1,7 @@
 """A selection of messages from a tier, page by page: what lies behind `tiered read`.
 
 Each queue has a log of its own in a tier, so queues come one after another, by number. What
-cannot be read is told through a callback while the reading goes on.
+cannot be read is reported through a callback while the reading goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.conditions import filtered
 from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.rows import CLOCK_SLACK
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.read.by_time import at_time
 from rmqctl.tiered.read.messages import Fault, messages
 from rmqctl.tiered.tier import Tier
@@ -25,7 +25,7 @@ PAGE = 512
 PAGE_BYTES = 4 << 20
 """A page ends with the message that reaches this."""
 _NAMED = 10
-"""Faults of a queue that are told one by one."""
+"""Faults of a queue that are reported one by one."""
 
 
 def pages(tier: Tier, wanted: Selection, broker: str | None = None,
@@ -42,9 +42,8 @@ def pages(tier: Tier, wanted: Selection, broker: str | None = None,
 
 def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
     """Tells which folders on the way to a topic could not be read."""
-    for one in tier.problems:
-        if one.unreadable and (topic is None or one.path.split("/")[2:3] in ([], [topic])):
-            report(Problem("unreadable", one.reason))
+    for reason in tier.unreadable(topic):
+        report(Problem("unreadable", reason))
 
 
 def counted(unfiltered: Iterable[Page], wanted: Selection) -> Iterator[Page]:

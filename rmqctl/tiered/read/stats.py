@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import Key
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify.units import Units
@@ -64,11 +64,9 @@ def collect(tier: Tier, query: Query, *, apart: bool = False,
     full = {name: one.candidates for name, one in figures.brokers.items() if one.is_full}
     if full:
         figures = _pass(tier, query, full, apart, None)
-    for problem in tier.problems:
-        if problem.unreadable and (query.topic is None or problem.path.split("/")[2:3] in (
-                [], [query.topic])):
-            figures.problems.append(problem.reason)
-            figures.is_whole = False
+    for reason in tier.unreadable(query.topic):
+        figures.problems.append(reason)
+        figures.is_whole = False
     for _, flat in tier.indexes(query.broker):
         for one in uploaded(flat):
             if isinstance(one, IndexFile):

@@ -22,8 +22,7 @@ from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.formats.tiered.units import NEVER
 from rmqctl.repair.plan import Create, FileContent
 from rmqctl.scan.frames import Array, Batch
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.index.compacted_form import slot_table
 from rmqctl.tiered.index.index_file import EMPTY, IndexFile, LocalIndex, uploaded
 from rmqctl.tiered.index.keys import key_set, keys_of
@@ -312,7 +311,7 @@ _RUN = 1 << 22
 
 
 def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> Array:
-    """What items are told apart by (uint64), whichever rule their hash follows."""
+    """What tells items apart (uint64), whichever rule their hash follows."""
     return marks(topic_id, queue_id, offset, folded(key_hash))
 
 

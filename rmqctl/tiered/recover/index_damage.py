@@ -23,8 +23,7 @@ from rmqctl.formats.tiered.names import OLD_INDEX_NAMES
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch, gather_int
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile
 from rmqctl.tiered.verify import index
 from rmqctl.tiered.verify.context import Coverage

@@ -19,7 +19,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
 from rmqctl.formats.tiered.units import NEVER
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.index.index_file import EMPTY, IndexFile
 from rmqctl.tiered.recover.queue import RecoveredQueue, RecoveredSegment
 
@@ -28,7 +28,7 @@ _SAMPLES = 64
 _ENOUGH = 8
 """Items that agree, after which no more are asked."""
 _IDS = 1 << 16
-"""Ids that are told apart; a damaged file may claim any number of them."""
+"""Ids that are counted; a damaged file may claim any number of them."""
 
 
 @dataclass(slots=True)

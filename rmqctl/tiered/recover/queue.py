@@ -19,8 +19,7 @@ from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import Create, FileContent, Lost, MoveAside, Patch, Replace, Step
 from rmqctl.scan.overlay import Piece
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.recover.survey import (
     PHYSICAL_OFFSET,
     Shifted,

@@ -69,8 +69,7 @@ def _brokers(path: str) -> set[str]:
             continue
         for table in metadata.segments.values():
             brokers.update(one.partition("/")[0] for one in table)
-        for queues in metadata.queues.values():
-            brokers.update(one.broker_name for one in queues.values())
+        brokers |= metadata.brokers
     return brokers
 
 

@@ -28,8 +28,7 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource, Source
 from rmqctl.scan.walk import Walk
 from rmqctl.tiered.files.reader import Entry, Reader
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 
 ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("tags_code", "i8"),
                 ("store_time", "i8")])

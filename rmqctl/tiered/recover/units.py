@@ -23,8 +23,7 @@ from rmqctl.formats.tiered.names import CONSUME_QUEUE
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.scan.frames import Array
 from rmqctl.tiered.files.settings import recall
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import BLOCK_UNITS
+from rmqctl.tiered.flat_file import BLOCK_UNITS, FlatFile, Segment
 from rmqctl.tiered.tier import Tier
 
 _DTYPE = UNIT.dtype()

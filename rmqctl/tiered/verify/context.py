@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.checks.findings import Finding
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue
 
 LOG, QUEUE, INDEX, METADATA, TIER, LOCAL = (
     "commitlog", "consumequeue", "index", "metadata", "tier", "local")

@@ -17,8 +17,7 @@ from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.tiered.files.metadata_file import expected_path, load
 from rmqctl.tiered.files.reader import is_url
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import QueueName
+from rmqctl.tiered.flat_file import FlatFile, QueueName, Segment
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify.context import METADATA, TIER
 
@@ -79,8 +78,8 @@ def _about(name: QueueName, flat: FlatFile, segment: Segment, structure_: str, c
 def foreign(tier: Tier) -> set[str]:
     """Brokers with files in this tier whose metadata is another one: each broker has its own."""
     found = tier.metadata
-    named = {one.broker_name for table in found.queues.values() for one in table.values()}
-    named |= {path.split("/")[0] for table in found.segments.values() for path in table}
+    named = found.brokers | {path.split("/")[0] for table in found.segments.values()
+                             for path in table}
     there = {name.broker for name, _ in flat_files(tier)}
     return there - named if there & named else set()
 
@@ -189,7 +188,7 @@ def _flat(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Finding]:
 def _size(name: QueueName, flat: FlatFile, one: Segment, entry: meta.SegmentEntry,
           last: bool) -> Iterator[Finding]:
     if entry.size in (one.size, one.usable):
-        return  # what is behind the next segment's base is told as an overlap
+        return  # what is behind the next segment's base is an overlap, found elsewhere
     if entry.size > one.size:
         yield _about(name, flat, one, METADATA, "tiered-segment-short", f"has {one.size} bytes, "
                      f"{entry.size} were committed: {entry.size - one.size} are missing",

@@ -21,7 +21,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.scan.frames import Array
 from rmqctl.store.queue.search import first_from
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.index.index_file import COMPACTED, IndexFile
 from rmqctl.tiered.verify.context import Coverage
 from rmqctl.tiered.verify.index import note
@@ -221,7 +221,7 @@ class Items:
             fmt.COMPACTED_ITEM.size, b"\0"))
         at = int(np.searchsorted(self._codes, code_of(found.topic_id, found.queue_id)))
         queue = self.queues[int(self._numbers[min(at, len(self._numbers) - 1)])]
-        # A damaged message is told where it lies; that items lead to it is no trouble of theirs.
+        # A damaged message is found where it lies; that items lead to it is no trouble of theirs.
         severity = INFO if _leads_as_unit(queue, found) else ""
         return note(file, "tiered-index-item", f"item {item} leads to {found.commit_log_offset} of "
                     f"{queue.name.topic}/{queue.name.queue_id}: {self._reason(queue, found)}",

@@ -19,7 +19,7 @@ from rmqctl.formats.tiered.names import is_filtered
 from rmqctl.formats.tiered.units import UnitRecord
 from rmqctl.store.queue.search import first_from
 from rmqctl.store.store import Store
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify.context import LOCAL, Coverage
 

@@ -25,8 +25,7 @@ from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.verify.context import METADATA, Place, Progress
 from rmqctl.tiered.verify.keys import MessageKeys
 from rmqctl.tiered.verify.units import Seen, UnitColumns, Units
@@ -174,7 +173,7 @@ class QueueCheck:
         self._tags = TagsCodes(self._topics)
 
     def findings(self) -> Iterator[Finding]:
-        """What the walk itself shows. Unreadable segments are told, the others go on."""
+        """What the walk itself shows. Unreadable segments are findings, the others go on."""
         self.units.find_tears()
         self.place.counted.segments += len(self.queue.consume_queue.segments)
         for segment in self.queue.commit_log.segments:

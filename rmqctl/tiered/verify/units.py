@@ -2,7 +2,7 @@
 
 A broker that finds a file which ends inside a unit appends behind it as if it did not: from there
 on every unit lies some bytes behind its place. Such a tear is searched for and proven with the
-messages; the units behind it can then still be compared, and only the tear itself is told.
+messages; the units behind it can then still be compared, and only the tear itself is a finding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, is_coda
 from rmqctl.scan.frames import Array, Batch
-from rmqctl.tiered.flat_queue import FlatQueue
+from rmqctl.tiered.flat_file import FlatQueue
 
 WINDOW = 1 << 12
 """Units that are read together for messages which are near to each other."""

@@ -27,8 +27,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.store.log.ranges import parallel
 from rmqctl.store.store import Store
 from rmqctl.tiered.files.opening import open_reader
-from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.flat_queue import FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
 from rmqctl.tiered.index.index_file import IndexFile, known_slots, local_files, uploaded
 from rmqctl.tiered.tier import Tier
 from rmqctl.tiered.verify import files, index
@@ -173,8 +172,7 @@ class Verification:
 
     def _is_home(self, broker: str) -> bool:
         """Whether the local index files are this broker's."""
-        named = {one.broker_name for table in self.tier.metadata.queues.values()
-                 for one in table.values()}
+        named = self.tier.metadata.brokers
         return broker in named if named else len(self._brokers()) == 1
 
     def _local_index(self, broker: str, items: Items) -> Iterator[Finding]:
@@ -233,7 +231,7 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
 
 
 def _guarded(structure: str, where: str, found: Iterator[Finding]) -> Iterator[Finding]:
-    """What cannot be read ends this part, not the run. ``where``: told where no file is."""
+    """What cannot be read ends this part, not the run. ``where``: named where no file is."""
     try:
         yield from found
     except (StoreIOError, FormatError) as error:

@@ -133,7 +133,7 @@ def _progress(store: Store, log: TimerLog, found: list[TimerCheckRecord]) -> Ite
                           "broker reads the whole timer log again", file=path, severity=WARNING)
         return
     limits = {"last_timer_log_flush_pos": (log.end, "the timer log ends")}
-    queue = store.queue(TIMER_TOPIC, 0)
+    queue = store.known_queue(TIMER_TOPIC, 0)
     if queue is not None:
         try:
             limits["last_timer_queue_offset"] = queue.disk_end, f"the queue of {TIMER_TOPIC} ends"
@@ -311,7 +311,7 @@ class Records:
 
     def _queued(self, units: Array, rows: Array) -> Array:
         """Which of the units the timer topic's consumequeue has too, message and size."""
-        queue = self._store.queue(TIMER_TOPIC, 0)
+        queue = self._store.known_queue(TIMER_TOPIC, 0)
         out: Array = np.zeros(len(rows), bool)
         if queue is None or not len(rows):
             return out

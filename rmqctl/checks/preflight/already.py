@@ -1,0 +1,420 @@
+"""What is lost before any broker starts: messages that consumequeues, index or group offsets know,
+and that the log no longer has.
+
+A row proves a message where its queue's other rows agree with it; an index entry the same way. The
+offset of a group proves that there were messages before it, but not where they lay. So a message
+counts once: by its place, and what only offsets tell beyond what is known by rows.
+
+No proof is what leads before the log's beginning (expired), a row whose message is there all the
+same (the row is damaged), and rows beyond the end as a running broker's log goes on. A broker's
+recovery leaves the bytes of rows which it cuts off, and its index uncut: so what leads beyond an
+end that a clean stop has confirmed, or the consumequeues agree with, is said and not counted again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from rmqctl.broker.consume_queue import PLAIN, QueueState
+from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.types import OffsetBeyondEnd, Prediction
+from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.context import known_topics
+from rmqctl.checks.verify.index.keys import Entries
+from rmqctl.errors import StoreIOError
+from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.formats.local.index_file import EntryRecord, entry_time
+from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.scan.frames import BLANK, Array, Batch
+from rmqctl.scan.queue_reach import ascending
+from rmqctl.store.config.config import load_one
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.queue.batch_queue import BatchQueue
+from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
+from rmqctl.store.store import Store
+
+_ENDLESS = 1 << 62
+_MOST_SPANS = 1 << 20
+_READ_ALL = 1 << 20
+"""Rows up to which a queue is read from its beginning; of a longer one the first row that may lead
+to nothing is found by bisection, as its rows follow the log."""
+_PAGE = 1 << 16
+_MOST_PLACES = 1 << 23
+"""Places that are told apart; rows beyond them are counted, those of light queues are not."""
+_SECOND = 1000
+_FEW = 1000
+
+
+@dataclass(slots=True)
+class Witnessed:
+    """Lost messages by place, and the number (in `Queues.states`) of the queue that tells."""
+
+    places: list[Array] = field(default_factory=list)
+    queues: list[Array] = field(default_factory=list)
+    held: int = 0
+    more: Counter[str] = field(default_factory=Counter)
+
+    def add(self, number: int, topic: str, places: Array) -> None:
+        if self.held + len(places) > _MOST_PLACES:
+            if not topic.startswith(LMQ_PREFIX):
+                self.more[topic] += len(places)
+            return
+        self.held += len(places)
+        self.places.append(places)
+        self.queues.append(np.full(len(places), number, np.int64))
+
+
+class AlreadyLost:
+    """Goes along with the walks of a prediction, then says what is gone."""
+
+    def __init__(self, store: Store, queues: Queues) -> None:
+        self._store, self._queues = store, queues
+        self._accepted: list[tuple[int, int]] = []
+        self._spans: list[tuple[int, int]] = []
+        self._seen: dict[int, int] = {}
+        self._end = -1
+        self._starts: Array = np.zeros(0, np.int64)
+        self._ends: Array = np.zeros(0, np.int64)
+
+    # -- along the walks ------------------------------------------------------------------------
+
+    def look(self, batch: Batch, *, spans: bool = True) -> None:
+        """A batch of a walk; ``spans`` False where a broker accepts it and what lies between."""
+        if not spans:
+            when = batch.column("store_timestamp")
+            self._accepted = [*self._accepted, *zip(
+                batch.offset[-2:].tolist(), when[-2:].tolist(), strict=True)][-2:]
+        if len(batch):
+            good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
+            ends = batch.offset + batch.column("total_size")
+            if good.any():
+                self._end = max(self._end, int(ends[good][-1]))
+            if not good.all():
+                self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
+            for number, offset, _, record in self._queues.expected(batch):
+                kept = good[record]
+                for one in np.unique(number[kept]).tolist():
+                    mine = offset[kept & (number == one)]
+                    self._seen[one] = max(self._seen.get(one, 0), int(mine.max()) + 1)
+        if spans and len(self._spans) < _MOST_SPANS:
+            self._spans += [(one.offset, one.end) for one in batch.spans if one.kind != BLANK]
+
+    # -- the verdict ----------------------------------------------------------------------------
+
+    def judge(self, made: Prediction, log: CommitLog, without_row: dict[int, Array],
+              running: bool, looked_from: int = 0) -> None:
+        """Fills in what is lost. ``without_row``: queue offsets, by queue number, of messages in
+        the log that have no row of theirs. ``running``: a broker holds the store. What lies before
+        ``looked_from`` (a physical offset) was not looked at. StoreIOError.
+        """
+        self._end = max(self._end, looked_from)
+        if not log.files:
+            if any(state.found_end for state in self._queues.states):
+                made.notes.append(
+                    "rows of consumequeues lead to messages, and the log has no file: is it in "
+                    "other folders (--commitlog-dir), or not mounted?")
+            return
+        confirmed = made.truncate_to is not None and self._is_confirmed()
+        if confirmed:
+            self._end = min(self._end, made.truncate_to or 0)
+            self._note_leftover(made)
+        self._settle(log, up_to_end=running or confirmed)
+        found = Witnessed()
+        for number, state in enumerate(self._queues.states):
+            for offset, place in self._rows(state, log.min_offset):
+                wrong = without_row.get(number)
+                if wrong is not None:
+                    place = place[~np.isin(offset, wrong)]  # noqa: PLW2901
+                found.add(number, state.key[0], place)
+        places, topics = self._told_apart(found)
+        only_index, times = self._by_index(made, places)
+        by_offsets = Counter[str]() if running else self._by_offsets(made, log)
+        made.already_lost_by_topic = dict(sorted((topics + found.more + by_offsets).items()))
+        made.messages_already_lost = (topics.total() + found.more.total()
+                                      + max(only_index, by_offsets.total()))
+        if made.messages_already_lost:
+            self._times(made, log, places, times)
+            self._elsewhere(made, log, places)
+
+    def _is_confirmed(self) -> bool:
+        """Whether a broker stopped cleanly with the very end that this start would find.
+
+        5.x notes where the last message starts, 4.x only when it was stored.
+        """
+        saved = self._store.checkpoint
+        if self._store.has_abort or saved is None or len(self._accepted) < 2:
+            return False
+        (_, before), (last, time) = self._accepted
+        if self._store.generation >= 5:
+            return saved.confirm_phy_offset == last
+        return before < time == saved.logics_msg_timestamp
+
+    def _note_leftover(self, made: Prediction) -> None:
+        count = 0
+        for state in self._queues.states:
+            if isinstance(state.found, ConsumeQueue) and state.found.files:
+                with closing(state.found) as queue:
+                    count += queue.disk_end - _first_from(queue, self._end)
+        if count:
+            made.notes.append(
+                f"{plural(count, 'row leads', 'rows lead')} beyond the end of the log, which the "
+                "last clean stop has confirmed: an earlier recovery cut their messages off")
+
+    def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
+        """Brings the places without anything intact into one ascending list."""
+        spans = sorted([*self._spans, *((one.start, one.end) for one in log.gaps())])
+        self._end = max(self._end, log.min_offset)
+        spans = [(start, min(end, self._end)) for start, end in spans if start < self._end]
+        # Of two files with the same name each has what the other may lack.
+        for name in {a.name for a, b in pairwise(log.files) if a.base == b.base}:
+            twice = next(file for file in log.files if file.name == name)
+            spans = [one for one in spans if one[1] <= twice.base or one[0] >= twice.end]
+        if not up_to_end:
+            spans.append((self._end, _ENDLESS))
+        joined: list[list[int]] = []
+        for start, end in spans:
+            if joined and start <= joined[-1][1]:
+                joined[-1][1] = max(joined[-1][1], end)
+            else:
+                joined.append([start, end])
+        self._starts = np.array([one[0] for one in joined], np.int64)
+        self._ends = np.array([one[1] for one in joined], np.int64)
+
+    def _gone(self, place: Array) -> Array:
+        """Which places (int64) lie where nothing is intact (bool)."""
+        if not len(self._starts):
+            return np.zeros(len(place), bool)
+        at = np.searchsorted(self._starts, place, "right") - 1
+        gone: Array = (at >= 0) & (place < self._ends[at])
+        return gone
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def _rows(self, state: QueueState, low: int) -> Iterator[tuple[Array, Array]]:
+        """(queue offsets, places) of the rows of a queue that lead to nothing, page by page."""
+        if not len(self._starts) or state.found is None or not state.found.files:
+            return
+        if isinstance(state.found, BatchQueue):
+            used = state.found.all_used()
+            yield from self._leading_nowhere(used["msg_base_offset"].astype(np.int64),
+                                             used["physical_offset"].astype(np.int64), low)
+            return
+        with closing(state.found) as queue:
+            first, end = queue.first_index, queue.disk_end
+            if end - first > _READ_ALL:
+                first = _first_from(queue, int(self._starts[0]))
+            for start, rows in queue.pages(first, end, _PAGE):
+                # One row of the next page, so that the last of this one has a neighbour.
+                more = queue.units(start + len(rows), 1) if start + len(rows) < end else rows[:0]
+                both = np.concatenate([rows, more])
+                offset, place = _used(start, both)
+                for offsets, places in self._leading_nowhere(offset, place, low):
+                    mine = offsets < start + len(rows)
+                    yield offsets[mine], places[mine]
+
+    def _leading_nowhere(self, offset: Array, place: Array, low: int) -> Iterator[
+            tuple[Array, Array]]:
+        gone = self._gone(place) & (place >= low)
+        if not gone.any():
+            return
+        # A row that its neighbours contradict is damaged itself, and proves nothing.
+        agrees: Array = np.zeros(len(place), bool)
+        agrees[ascending(place)] = True
+        gone &= agrees
+        yield offset[gone], place[gone]
+
+    def _told_apart(self, found: Witnessed) -> tuple[Array, Counter[str]]:
+        """The places, each once, and how many by topic: light queues share others' messages."""
+        if not sum(map(len, found.places)):
+            return np.zeros(0, np.int64), Counter()
+        places, numbers = np.concatenate(found.places), np.concatenate(found.queues)
+        topics = [state.key[0] for state in self._queues.states]
+        light = np.array([one.startswith(LMQ_PREFIX) for one in topics], bool)[numbers]
+        order = np.lexsort((numbers, light, places))
+        places, numbers = places[order], numbers[order]
+        first = np.append(True, places[1:] != places[:-1])
+        by_topic: Counter[str] = Counter()
+        for number, count in zip(*np.unique(numbers[first], return_counts=True), strict=True):
+            by_topic[topics[int(number)]] += int(count)
+        return places[first], by_topic
+
+    # -- the index ------------------------------------------------------------------------------
+
+    def _by_index(self, made: Prediction, places: Array) -> tuple[int, tuple[int, int] | None]:
+        """(messages which only the index knows, the times of its entries for all that is lost)."""
+        entries = Entries(self._store)
+        only, times = [np.zeros(0, np.int64)], []
+        try:
+            at = entries.seek(int(self._starts[0])) if len(self._starts) else entries.total
+            most = max((file.header.end_phy_offset for file in entries.files), default=-1)
+            while at < entries.total:
+                block = entries.read(at, _PAGE)
+                if not len(block):
+                    break
+                place = block["physical_offset"].astype(np.int64)
+                later = np.minimum.accumulate(place[::-1])[::-1]
+                lost = self._gone(place) & (place <= later) & (place <= most)
+                rows = np.flatnonzero(lost)
+                for row in rows[[0, -1]].tolist() if len(rows) else ():
+                    file = entries.files[entries.place(at + row).file]
+                    times.append(entry_time(file.header, EntryRecord(*block[row].tolist())))
+                only.append(np.setdiff1d(place[lost], places))
+                at += len(block)
+        except StoreIOError:
+            pass  # verify says what cannot be read; the index only adds to what is known
+        finally:
+            entries.close()
+        unknown = np.unique(np.concatenate(only))
+        beyond = unknown[unknown >= self._end]
+        if len(beyond) and self._agreed(places):
+            made.notes.append(
+                f"the index knows {plural(len(beyond), 'message')} beyond the end of the log, at "
+                f"{self._end}, which the consumequeues agree with: an earlier recovery cut them "
+                "off, or all of them were lost; they are not counted as lost")
+            unknown, times = unknown[unknown < self._end], times if len(places) else []
+        return len(unknown), (min(times), max(times) + _SECOND - 1) if times else None
+
+    def _agreed(self, places: Array) -> bool:
+        """Whether there are consumequeues, and none of them leads beyond the end of the log."""
+        return not (places >= self._end).any() and any(
+            state.found is not None and state.found_end for state in self._queues.states)
+
+    # -- offsets of groups ----------------------------------------------------------------------
+
+    def _by_offsets(self, made: Prediction, log: CommitLog) -> Counter[str]:
+        """Lost messages by topic that no row knows, but a group had reached."""
+        numbers = {state.key: number for number, state in enumerate(self._queues.states)
+                   if state.kind == PLAIN}
+        batches = {state.key: state for state in self._queues.states if state.kind != PLAIN}
+        topics = known_topics(self._store)
+        furthest: dict[tuple[str, int], int] = {}
+        for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
+            for row in load_one(self._store, name).rows():
+                key = row["topic"], row["queue_id"]
+                number, batch = numbers.get(key), batches.get(key)
+                if number is None and batch is None and topics is not None and (
+                        row["topic"] not in topics):
+                    continue  # of a topic that was deleted
+                end = (self._queues.states[number].end if number is not None else
+                       0 if batch is None else self._batch_end(batch, made.truncate_to))
+                if row["offset"] > end:
+                    made.offsets_beyond_end.append(OffsetBeyondEnd(
+                        row["group"], *key, row["offset"], end))
+                    furthest[key] = max(furthest.get(key, 0), row["offset"])
+        lost: Counter[str] = Counter()
+        unclear = 0
+        for key, offset in furthest.items():
+            number = numbers.get(key)
+            if number is not None and (known := self._known_end(number)) and offset > known:
+                if self._began_anew(number, log) or not self._went_on(number):
+                    unclear += 1
+                else:
+                    lost[key[0]] += offset - known
+        if unclear:
+            made.notes.append(
+                f"groups stand beyond the end of {plural(unclear, 'queue')} of which nothing else "
+                "says that there was more: messages are lost, or the offsets were set by hand, or "
+                "are those of a topic that was made again; they are not counted as lost")
+        return lost
+
+    def _went_on(self, number: int) -> bool:
+        """Whether anything but offsets says that there was more than this log and this queue."""
+        saved, state = self._store.checkpoint, self._queues.states[number]
+        if self._store.has_abort or saved is None or not state.found_end or not self._accepted:
+            return True
+        when = max(saved.physic_msg_timestamp, saved.logics_msg_timestamp)
+        return when > self._accepted[-1][1] or saved.confirm_phy_offset > self._end
+
+    def _batch_end(self, state: QueueState, end: int | None) -> int:
+        assert isinstance(state.found, BatchQueue) or state.found is None
+        return 0 if state.found is None else state.found.bounds(0, end)[1]
+
+    def _known_end(self, number: int) -> int:
+        """Behind the last queue offset of which a row or a message tells; 0 without any."""
+        state = self._queues.states[number]
+        on_disk = 0
+        if isinstance(state.found, ConsumeQueue) and state.found.files:
+            with closing(state.found) as queue:
+                on_disk = max(queue.disk_end, state.found_end)
+                on_disk = on_disk if on_disk > queue.first_index else 0
+        return max(on_disk, state.end, self._seen.get(number, 0))
+
+    def _began_anew(self, number: int, log: CommitLog) -> bool:
+        """Whether a queue begins with 0 in a log that does not: its topic may have been deleted
+        and made again, and offsets of the old one tell nothing.
+        """
+        queue = self._queues.states[number].found
+        if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.files:
+            return False
+        with closing(queue):
+            unit = queue.unit(0)
+        return unit is not None and unit != FILLER and unit.physical_offset >= log.min_offset
+
+    # -- when and where -------------------------------------------------------------------------
+
+    def _times(self, made: Prediction, log: CommitLog, places: Array,
+               indexed: tuple[int, int] | None) -> None:
+        """Store times (ms) between which all of it was stored, as far as neighbours tell."""
+        before = after = None
+        if len(places):
+            first, last = np.searchsorted(self._starts, places[[0, -1]], "right") - 1
+            before = self._neighbour(log, int(self._starts[first]), before=True)
+            after = self._neighbour(log, int(self._ends[last]), before=False)
+        if indexed is not None:
+            before = indexed[0] if before is None else before
+            after = indexed[1] if after is None else after
+        made.already_lost_from, made.already_lost_to = before, after
+
+    def _neighbour(self, log: CommitLog, place: int, *, before: bool) -> int | None:
+        """The store time of the last message before a place, or the first one behind it, as rows
+        lead to them.
+        """
+        times = []
+        for state in self._queues.states[:_FEW]:
+            if place >= _ENDLESS or not isinstance(state.found, ConsumeQueue) or (
+                    not state.found.files):
+                continue
+            with closing(state.found) as queue:
+                behind = _first_from(queue, place)
+                unit = queue.unit(behind - 1 if before else behind)
+            record = None if unit is None or not unit.is_valid else log.record_at(
+                unit.physical_offset, unit.size)
+            if record is not None and (record.physical_offset < place) == before:
+                times.append(record.store_timestamp)
+        return (max(times) if before else min(times)) if times else None
+
+    def _elsewhere(self, made: Prediction, log: CommitLog, places: Array) -> None:
+        """Rows that lead into whole files which are not there have another explanation, too."""
+        inside: Array = np.zeros(len(places), bool)
+        for one in log.files:
+            inside |= (places >= one.base) & (places < one.end)
+        if not inside.all():
+            made.notes.append(
+                f"{plural(int((~inside).sum()), 'lost message')} would lie in files which the log "
+                "does not have: are these in another folder (--commitlog-dir), or were the "
+                "consumequeues copied later than the log?")
+
+
+def _first_from(queue: ConsumeQueue, place: int) -> int:
+    """The queue offset of the first row that leads to ``place`` or behind it, by bisection."""
+    first, end = queue.first_index, queue.disk_end
+    while first < end:
+        middle = (first + end) // 2
+        unit = queue.unit(middle)
+        if unit is not None and (unit == FILLER or unit.physical_offset < place):
+            first = middle + 1
+        else:
+            end = middle
+    return first
+
+
+def _used(start: int, rows: Array) -> tuple[Array, Array]:
+    """(queue offsets, places) of the rows that lead to a message."""
+    kept = np.flatnonzero(valid(rows) & (rows["size"] != FILLER.size))
+    return kept + start, rows["physical_offset"][kept].astype(np.int64)

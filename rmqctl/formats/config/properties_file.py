@@ -1,0 +1,78 @@
+r"""A Java ``.properties`` file, as `java.util.Properties.load` reads one: broker.conf is one.
+
+The bytes are Latin-1. A line goes on in the next where it ends with an odd number of backslashes;
+``#`` and ``!`` begin comments; a key ends at ``=``, ``:`` or space; spaces before a value go, those
+behind it stay; ``\uXXXX`` is a UTF-16 unit. The last of several equal keys counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rmqctl.errors import FormatError
+
+_SPACE = " \t\f"
+_KEY = re.compile(r"(?:[^\\=: \t\f]|\\.)*", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u(.{0,4})|.)", re.DOTALL)
+_HEX = re.compile("[0-9A-Fa-f]{4}")
+_NAMED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+class Entry(NamedTuple):
+    """A key with its value, and the number of the line (from 1) on which it begins."""
+
+    key: str
+    value: str
+    line: int
+
+
+def parse(data: bytes) -> list[Entry]:
+    r"""All entries in the order of the file, also those that a later one of the same key replaces.
+
+    FormatError at a ``\u`` without four hexadecimal digits: Java refuses the whole file.
+    """
+    return [_entry(text, line) for text, line in _logical_lines(data.decode("latin-1"))]
+
+
+def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
+    """(a line with what goes on in the following ones, its number); no blanks, no comments."""
+    pending, begun = "", 0
+    for number, natural in enumerate(re.split("\r\n|\r|\n", text), start=1):
+        line = natural.lstrip(_SPACE)  # of a line that goes on, too
+        if not begun and (not line or line[0] in "#!"):
+            continue
+        begun = begun or number
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            pending += line[:-1]
+            continue
+        yield pending + line, begun
+        pending, begun = "", 0
+    if begun and pending:
+        yield pending, begun
+
+
+def _entry(text: str, line: int) -> Entry:
+    match = _KEY.match(text)
+    assert match is not None  # it matches nothing, too
+    rest = text[match.end():].lstrip(_SPACE)
+    if rest[:1] in ("=", ":"):
+        rest = rest[1:].lstrip(_SPACE)
+    return Entry(_unescaped(match.group(), line), _unescaped(rest, line), line)
+
+
+def _unescaped(text: str, line: int) -> str:
+    def character(match: re.Match[str]) -> str:
+        escaped = match.group(1)
+        if escaped[0] != "u":
+            return _NAMED.get(escaped, escaped)
+        if not _HEX.fullmatch(match.group(2)):
+            raise FormatError(f"line {line}: \\u without four hexadecimal digits, for which Java "
+                              "refuses the file")
+        return chr(int(match.group(2), 16))
+
+    made = _ESCAPE.sub(character, text)
+    # Two UTF-16 units that are one character stand in two escapes.
+    return made.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

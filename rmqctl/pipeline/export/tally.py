@@ -1,0 +1,170 @@
+"""What came of an export: counted range by range, added up by store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rmqctl.scan.frames import BLANK, DAMAGED, Batch, Span
+
+if TYPE_CHECKING:
+    from rmqctl.pipeline.export.plan import StorePlan
+    from rmqctl.pipeline.export.task import Part
+
+MOST_NAMED = 200
+"""Damaged places and messages with a bad CRC which are named; all of them are counted."""
+UNREADABLE, GAP = "unreadable", "gap"
+"""Kinds of spans that are missing: the system does not give them, or no file holds them."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """Places of the log that gave no message, in order: the first ones named, all counted."""
+
+    spans: list[Span] = field(default_factory=list)
+    count: int = 0
+    bytes: int = 0
+
+    def add(self, span: Span) -> None:
+        self.count += 1
+        self.bytes += span.length
+        if len(self.spans) < MOST_NAMED:
+            self.spans.append(span)
+
+    def merge(self, other: Faults) -> None:
+        self.count += other.count
+        self.bytes += other.bytes
+        self.spans += other.spans[:max(MOST_NAMED - len(self.spans), 0)]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What some of a log held and what was exported of it. Times in ms (store time), offsets
+    physical.
+
+    ``tail`` are the spans behind the last message: whether they are damage or just the unused rest
+    of the log is known when it is known whether messages follow.
+    """
+
+    messages: int = 0
+    rows: int = 0
+    bad_crc: int = 0
+    bad_crc_at: list[int] = field(default_factory=list)
+    damage: Faults = field(default_factory=Faults)
+    missing: Faults = field(default_factory=Faults)
+    tail: list[Span] = field(default_factory=list)
+    first_time: int | None = None
+    last_time: int | None = None
+    first_offset: int | None = None
+    last_offset: int | None = None
+
+    def passed(self, messages: int, spans: list[Span]) -> None:
+        """Takes what a batch of the walk holds: spans lie behind its messages."""
+        if messages:
+            self.messages += messages
+            self._settle()
+        self._behind([one for one in spans if one.kind != BLANK])
+
+    def exported(self, batch: Batch) -> None:
+        """Takes messages that are exported, in physical order."""
+        self.rows += len(batch)
+        ok = batch.crc_ok()
+        if not ok.all():
+            bad = batch.offset[~ok]
+            self._bad_crc(len(bad), bad[:MOST_NAMED].tolist())
+        times, offsets = batch.column("store_timestamp"), batch.offset
+        self._within(int(times.min()), int(times.max()), int(offsets[0]), int(offsets[-1]))
+
+    def append(self, later: Tally) -> None:
+        """Takes in what the range of the log behind held."""
+        if later.messages:
+            self._settle()
+        self.damage.merge(later.damage)
+        self.missing.merge(later.missing)
+        self._behind(later.tail)
+        self.messages += later.messages
+        self.rows += later.rows
+        self._bad_crc(later.bad_crc, later.bad_crc_at)
+        self._within(later.first_time, later.last_time, later.first_offset, later.last_offset)
+
+    def _behind(self, spans: list[Span]) -> None:
+        self.tail += spans
+        if len(self.tail) > MOST_NAMED:  # hopeless damage is not collected for ever
+            self._settle()
+
+    def _settle(self) -> None:
+        for span in self.tail:
+            self.damage.add(span)
+        self.tail.clear()
+
+    def _bad_crc(self, count: int, offsets: list[int]) -> None:
+        self.bad_crc += count
+        self.bad_crc_at += offsets[:max(MOST_NAMED - len(self.bad_crc_at), 0)]
+
+    def _within(self, first_time: int | None, last_time: int | None, first_offset: int | None,
+                last_offset: int | None) -> None:
+        self.first_time = _pick(min, self.first_time, first_time)
+        self.last_time = _pick(max, self.last_time, last_time)
+        self.first_offset = _pick(min, self.first_offset, first_offset)
+        self.last_offset = _pick(max, self.last_offset, last_offset)
+
+
+def _pick(pick: Callable[[int, int], int], known: int | None, new: int | None) -> int | None:
+    if known is None or new is None:
+        return new if known is None else known
+    return pick(known, new)
+
+
+@dataclass(slots=True)
+class StoreResult(Tally):
+    """What came of one store."""
+
+    plan: StorePlan = field(kw_only=True)
+    files: int = 0
+    bytes: int = 0
+    in_progress: Span | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every message that the log should hold was exported, with a sound body."""
+        return not (self.bad_crc or self.damage.count or self.missing.count)
+
+    @property
+    def nothing_read(self) -> bool:
+        """Whether the system gave nothing of a log that has files, or of its folder."""
+        return bool(self.missing.count) and not (self.messages or self.damage.count) and all(
+            span.kind != GAP for span in self.missing.spans)
+
+    def add(self, part: Part) -> None:
+        """Takes the next range's result, in the order of the log."""
+        self.append(part.tally)
+        self.files += len(part.files)
+        self.bytes += sum(file.bytes for file in part.files)
+
+    def finish(self) -> None:
+        """The log has ended: zeros behind its last message are no damage, nor is a record that
+        the process which holds the store is just writing.
+        """
+        damaged = [span for span in self.tail if span.kind == DAMAGED]
+        if damaged and self.plan.held:
+            self.in_progress = damaged.pop()
+        self.tail = damaged
+        self._settle()
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of an export. ``out`` is where it lies; ``partitions`` counts the folders."""
+
+    out: str
+    stores: list[StoreResult]
+    partitions: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return all(store.complete for store in self.stores)
+
+    def total(self, name: str) -> int:
+        """The sum of a count over all stores."""
+        return sum(getattr(store, name) for store in self.stores)

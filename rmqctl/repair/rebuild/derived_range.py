@@ -1,0 +1,121 @@
+"""What a rebuild takes from a range of the log as it would be: what its messages lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rmqctl.broker.settings import Settings
+from rmqctl.engine.dispatch.derive import Derived, deriver_for
+from rmqctl.scan.frames import DAMAGED, Batch, Span
+from rmqctl.scan.overlay import LogPart
+from rmqctl.store.log.ranges import Range
+
+RANGE_SIZE = 8 << 20
+MOST_SPANS = 100
+"""Damaged spans that are kept one by one; of the others only number and length."""
+_BAD_BODY = "the body does not match its CRC"
+
+
+@dataclass(slots=True)
+class Damage:
+    """Bytes of the log that were passed over: ``spans`` are the first ones (physical offsets).
+
+    A whole record with a wrong body CRC is a span too.
+    """
+
+    count: int = 0
+    length: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, span: Span) -> None:
+        self.count += 1
+        self.length += span.length
+        if len(self.spans) < MOST_SPANS:
+            self.spans.append(span)
+
+    def merge(self, other: Damage) -> None:
+        self.count += other.count
+        self.length += other.length
+        self.spans += other.spans[:MOST_SPANS - len(self.spans)]
+
+
+@dataclass(slots=True)
+class LogSummary:
+    """What a walk over some of the log came by.
+
+    ``last`` and ``end``: physical offsets of the last intact message and behind it, -1 without
+    any; ``newest`` the greatest store time (ms), 0 without any.
+    """
+
+    messages: int = 0
+    last: int = -1
+    end: int = -1
+    newest: int = 0
+    damage: Damage = field(default_factory=Damage)
+
+    def append(self, later: LogSummary) -> None:
+        """Takes in what was found of the log behind."""
+        self.messages += later.messages
+        if later.messages:
+            self.last, self.end = later.last, later.end
+            self.newest = max(self.newest, later.newest)
+        self.damage.merge(later.damage)
+
+
+@dataclass(slots=True)
+class DerivedRange(LogSummary):
+    """What one range leads to. ``first`` and ``position``: what it covered (positions in the
+    part).
+    """
+
+    first: int = 0
+    position: int = 0
+    derived: list[Derived] = field(default_factory=list)
+
+
+def derive(settings: Settings, rows: bool, limit: int | None, part: Range[LogPart],
+           sink: Callable[[Derived], None] | None = None) -> DerivedRange:
+    """The intact messages of a range that end at or before physical offset ``limit``.
+
+    ``rows``: columns for the consumequeues are wanted. ``sink`` takes what was derived, batch by
+    batch and with one numbering of topics, instead of the result. StoreIOError.
+    """
+    deriver = deriver_for(settings, rows=rows)
+    result = DerivedRange()
+    take = result.derived.append if sink is None else sink
+    with part.file.open() as source:
+        walk = part.walk(source)
+        for batch in walk:
+            intact = _intact(batch, limit, result.damage) if len(batch) else batch
+            if len(intact):
+                size = intact.column("total_size")
+                take(deriver.derive(intact))
+                result.messages += len(intact)
+                result.last = int(intact.offset[-1])
+                result.end = result.last + int(size[-1])
+                result.newest = max(result.newest, int(intact.column("store_timestamp").max()))
+            for span in batch.spans:
+                if span.kind == DAMAGED:
+                    result.damage.add(span)
+        result.first, result.position = walk.first, walk.position
+    return result
+
+
+def _intact(batch: Batch, limit: int | None, damage: Damage) -> Batch:
+    """The messages that may be dispatched; bodies that were changed are noted as damage."""
+    good = batch.crc_ok()
+    if limit is not None:
+        inside = batch.offset + batch.column("total_size") <= limit
+        if not inside.all():
+            batch = batch.select(np.flatnonzero(inside))
+            good = good[inside]
+    if good.all():
+        return batch
+    size = batch.column("total_size")
+    for row in np.flatnonzero(~good).tolist():
+        damage.add(Span(DAMAGED, int(batch.offset[row]), int(size[row]), _BAD_BODY, "body_crc",
+                        located=True))
+    return batch.select(np.flatnonzero(good))

@@ -1,0 +1,222 @@
+"""What a broker's own configuration file (``broker.conf``) says of its store.
+
+The file is what `BrokerStartup -c` reads: Java properties whose names are those of
+`MessageStoreConfig` and `BrokerConfig`. What matters to a store's files is taken from it; other
+names are fine. Paths in it are those of the machine that it comes from: what lies below its
+``storePathRootDir`` is looked for below the store that is named, wherever that has been copied to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.errors import FormatError, UsageError
+from rmqctl.formats.config import properties_file
+from rmqctl.formats.local import delay
+from rmqctl.formats.local.consume_queue import UNIT_SIZE
+from rmqctl.scan.source import FileSource
+
+MAX_SIZE = 1 << 20
+_SPLITTER = ","
+"""Between the folders of a multi-path log (the JVM property rocketmq.broker.multiPathSplitter)."""
+_INT_MAX = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConf:
+    """A broker's configuration, as far as it decides about a store's files.
+
+    ``values`` are by the names of `rmqctl.broker.settings.Settings`, only those that the file sets;
+    ``notes`` say what of the file does not mean what it seems to. ``path`` "" is no file at all.
+    """
+
+    path: str = ""
+    values: dict[str, Any] = field(default_factory=dict, hash=False)
+    root: str | None = None
+    """storePathRootDir."""
+    commitlog_paths: tuple[str, ...] = ()
+    """The folders of storePathCommitLog and readOnlyCommitLogStorePaths, as written there."""
+    multi_path: bool = False
+    store_type: str | None = None
+    """storeType: ``default``, or ``defaultRocksDB`` for consumequeues in RocksDB (5.2.0+)."""
+    double_write: bool | None = None
+    """rocksdbCQDoubleWriteEnable: consumequeues in files and in RocksDB (5.3.1+)."""
+    config_version: str | None = None
+    """configManagerVersion: ``v2`` for topics, groups and offsets in config/rdb (5.3.2+)."""
+    dledger: bool | None = None
+    """enableDLegerCommitLog: the log is a DLedger one."""
+    dledger_self_id: str | None = None
+    dledger_paths: tuple[str, ...] = ()
+    """storePathDLedgerCommitLog, where it is set (5.x)."""
+    message_index: bool | None = None
+    """messageIndexEnable."""
+    message_index_safe: bool | None = None
+    """messageIndexSafe: the index is counted in where a recovery starts."""
+    notes: tuple[str, ...] = ()
+
+    def folders(self, root: str) -> tuple[str, ...]:
+        """The log's folders for a store at ``root``: () where the file names none that is there.
+
+        A folder below storePathRootDir is one below ``root``; another one is taken where it is.
+        """
+        return tuple(one for one in (self._moved(path, root) for path in self.commitlog_paths)
+                     if os.path.isdir(os.path.join(root, one)))
+
+    def remarks(self, root: str) -> list[str]:
+        """What is to be said of the file before a store at ``root`` is read by it."""
+        texts = [f"{self.path}: {text}" for text in self.notes]
+        folders = [(path, self._moved(path, root)) for path in self.commitlog_paths]
+        missing = [path for path, moved in folders if not os.path.isdir(os.path.join(root, moved))]
+        if missing:
+            texts.append(f"{self.path}: the log's folder{'s' if len(missing) > 1 else ''} "
+                         f"{', '.join(missing)} {'are' if len(missing) > 1 else 'is'} not there")
+        if self.root is not None and not _same(self.root, root):
+            elsewhere = [path for path, moved in folders
+                         if os.path.isabs(moved) and path not in missing]
+            if elsewhere:
+                texts.append(f"{self.path} is of the store in {self.root}, not of {root}: "
+                             f"{', '.join(elsewhere)} may belong to that one "
+                             "(--commitlog-dir names others)")
+        return texts
+
+    def _moved(self, path: str, root: str) -> str:
+        """``path`` relative to the root where it lies below the file's own root."""
+        base = self.root
+        if base is None:
+            return path
+        below = os.path.relpath(os.path.normpath(path), os.path.normpath(base))
+        return path if below == ".." or below.startswith("../") else below
+
+
+NO_CONF = BrokerConf()
+
+
+def read_conf(path: str) -> BrokerConf:
+    """The file at ``path``. UsageError for what a broker could not read either, StoreIOError."""
+    with FileSource(path) as source:
+        if source.size > MAX_SIZE:
+            raise UsageError(f"{path}: no broker's configuration: it has {source.size} bytes, and "
+                             f"at most {MAX_SIZE} are read")
+        data = source.read(0, source.size)
+    try:
+        entries = properties_file.parse(data)
+    except FormatError as error:
+        raise UsageError(f"{path}: {error.reason}") from None
+    if b"\0" in data or not any(one.value for one in entries):
+        raise UsageError(f"{path}: no broker's configuration: it has no line NAME=VALUE")
+    return _Reading(path, entries).conf()
+
+
+class _Reading:
+    """The entries of a file on their way to a `BrokerConf`."""
+
+    def __init__(self, path: str, entries: list[properties_file.Entry]) -> None:
+        self._path = path
+        self._notes: list[str] = []
+        self._texts: dict[str, str] = {}
+        for one in entries:
+            before = self._texts.get(one.key)
+            if one.key in _KNOWN and before is not None and before != one.value:
+                self._notes.append(f"{one.key} is there twice: line {one.line} ({one.value!r}) "
+                                   f"counts, not {before!r}")
+            self._texts[one.key] = one.value
+
+    def conf(self) -> BrokerConf:
+        values = {name: value for key, (name, read) in _SETTINGS.items()
+                  if (value := read(self, key)) is not None}
+        folders = self._folders("storePathCommitLog")
+        read_only = self._folders("readOnlyCommitLogStorePaths")
+        return BrokerConf(
+            self._path, values, self._text("storePathRootDir"),
+            tuple(dict.fromkeys((*folders, *read_only))),
+            _SPLITTER in (self._text("storePathCommitLog") or ""), self._text("storeType"),
+            self._flag("rocksdbCQDoubleWriteEnable"), self._text("configManagerVersion"),
+            self._flag("enableDLegerCommitLog"), self._text("dLegerSelfId"),
+            self._folders("storePathDLedgerCommitLog"), self._flag("messageIndexEnable"),
+            self._flag("messageIndexSafe"), tuple(self._notes))
+
+    def _text(self, key: str) -> str | None:
+        value = self._texts.get(key, "").strip()
+        return value if value and "\0" not in value else None
+
+    def _folders(self, key: str) -> tuple[str, ...]:
+        return tuple(one.strip() for one in (self._text(key) or "").split(_SPLITTER) if one.strip())
+
+    def _flag(self, key: str) -> bool | None:
+        """As `Boolean.parseBoolean`: whatever is not ``true`` is false, a space behind it too."""
+        value = self._texts.get(key)
+        if value is None:
+            return None
+        if value.lower() not in ("true", "false"):
+            self._notes.append(f"{key} is {value!r}, which Java reads as false")
+        return value.lower() == "true"
+
+    def _count(self, key: str) -> int | None:
+        """As `Integer.parseInt`; a broker keeps its default where that fails, and so does this."""
+        value = self._texts.get(key)
+        if value is None:
+            return None
+        if re.fullmatch("[+-]?[0-9]+", value) and 0 < int(value[:20]) <= _INT_MAX:
+            return int(value)
+        self._notes.append(f"{key} is {value!r}, which is no number to Java (of 1 to {_INT_MAX}, "
+                           "with nothing behind it): a broker takes its default")
+        return None
+
+    def _queue_size(self, key: str) -> int | None:
+        """Of whole units: a broker rounds it up."""
+        size = self._count(key)
+        return None if size is None else -(-size // UNIT_SIZE) * UNIT_SIZE
+
+    def _levels(self, key: str) -> str | None:
+        value = self._text(key)
+        if value is None:
+            return None
+        try:
+            delay.parse_levels(value)
+        except ValueError as error:
+            self._notes.append(f"{key}: {error}")
+            return None
+        return value
+
+    def _role(self, key: str) -> str | None:
+        value = self._text(key)
+        if value is None or value in ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"):
+            return value
+        self._notes.append(f"{key} is {value!r}, which is no role of a broker")
+        return None
+
+
+_Read = Callable[[_Reading, str], Any]
+_SETTINGS: dict[str, tuple[str, _Read]] = {
+    "mappedFileSizeCommitLog": ("commitlog_file_size", _Reading._count),
+    "mappedFileSizeConsumeQueue": ("consumequeue_file_size", _Reading._queue_size),
+    "mappedFileSizeConsumeQueueExt": ("consumequeue_ext_file_size", _Reading._count),
+    "mapperFileSizeBatchConsumeQueue": ("batch_consumequeue_file_size", _Reading._count),
+    "maxHashSlotNum": ("index_slots", _Reading._count),
+    "maxIndexNum": ("index_max", _Reading._count),
+    "messageIndexEnable": ("message_index", _Reading._flag),
+    "enableConsumeQueueExt": ("consumequeue_ext", _Reading._flag),
+    "enableLmq": ("lmq", _Reading._flag),
+    "enableMultiDispatch": ("multi_dispatch", _Reading._flag),
+    "maxLmqConsumeQueueNum": ("max_lmq_queues", _Reading._count),
+    "enabledAppendPropCRC": ("append_properties_crc", _Reading._flag),
+    "messageDelayLevel": ("message_delay_level", _Reading._levels),
+    "maxMessageSize": ("max_message_size", _Reading._count),
+    "timerPrecisionMs": ("timer_precision", _Reading._count),
+    "brokerClusterName": ("cluster", _Reading._text),
+    "brokerRole": ("role", _Reading._role),
+}
+"""Names in the file -> the name in `Settings`, and how Java reads the value."""
+
+_KNOWN = frozenset(_SETTINGS) | {
+    "storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths", "storeType",
+    "rocksdbCQDoubleWriteEnable", "configManagerVersion", "enableDLegerCommitLog", "dLegerSelfId",
+    "storePathDLedgerCommitLog", "messageIndexSafe"}
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

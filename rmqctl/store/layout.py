@@ -1,0 +1,212 @@
+"""Which layout a store has, recognised from its files alone (spec: rocksdb.md §9, dledger.md §6,
+commitlog.md §1): where the log lies, what holds the consumequeues, what holds the configuration.
+
+A structure that this version of rmqctl cannot read is `Layout.unread`: whoever needs it gets an
+UnsupportedError with one sentence, and nothing is planned or written into such a store.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rmqctl.errors import UnsupportedError
+from rmqctl.formats import dledger
+from rmqctl.formats.local import names
+
+CommitlogLayout = Literal["plain", "multi-path", "dledger", "mixed"]
+QueueLayout = Literal["file", "rocksdb", "double"]
+ConfigLayout = Literal["json", "rocksdb-v1", "rocksdb-v2"]
+
+SUPERSEDED = frozenset({"topics.json", "subscriptionGroup.json", "consumerOffset.json",
+                        "lmqConsumerOffset.json"})
+"""Files of ``config/`` that a broker with its configuration in RocksDB does not keep up."""
+_CURRENT = re.compile(rb"MANIFEST-\d{6,}\n")
+_DATABASE = re.compile(r"MANIFEST-\d+|\d+\.sst", re.ASCII)
+_HEAD = dledger.HEAD_SIZE + 8
+_NOT_READ = "which this version of rmqctl cannot read"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layout of a store. ``unread``: structures that cannot be judged, with the reason.
+
+    ``notes`` are sentences on what lies there twice, and which of the two counts. ``controller``:
+    whether the store was written in controller mode (its log is a plain one).
+    """
+
+    commitlog: CommitlogLayout
+    consumequeue: QueueLayout
+    config: ConfigLayout
+    controller: bool = False
+    unread: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, str]:
+        """The JSON object of ``info``."""
+        return {"commitlog": self.commitlog, "consumequeue": self.consumequeue,
+                "config": self.config}
+
+    def reads(self, structure: str) -> bool:
+        """Whether ``commitlog``, ``consumequeue`` or ``config`` can be read and judged."""
+        return structure not in self.unread
+
+    def require(self, root: str, structure: str) -> None:
+        """UnsupportedError, with the reason, unless the structure can be read."""
+        if structure in self.unread:
+            raise UnsupportedError(f"{root}: {self.unread[structure]}")
+
+    def require_writable(self, root: str) -> None:
+        """UnsupportedError where a part of the store could not be written along."""
+        reason = next(iter(self.unread.values()), None)
+        if reason is None and self.consumequeue == "double":
+            reason = ("the consumequeues are written twice, in files and in RocksDB, and this "
+                      "version of rmqctl cannot write the latter")
+        if reason is not None:
+            raise UnsupportedError(f"{root}: {reason}; nothing is planned for such a store or "
+                                   "written into it")
+
+
+def log_layout(root: str, folders: list[str]) -> tuple[CommitlogLayout, str]:
+    """(layout, where DLedger's data lie) of the log whose plain files are in ``folders``."""
+    nodes = [name for name in _names(root) if name.startswith("dledger-")
+             and any(names.parse_offset(one) is not None
+                     for one in _names(os.path.join(root, name, "data")))]
+    plain = [os.path.join(folder, name) for folder in folders for name in _names(folder)
+             if names.parse_offset(name) is not None]
+    if nodes:
+        return ("mixed" if plain else "dledger"), ", ".join(f"{one}/data" for one in nodes)
+    framed = next((path for path in plain if _starts_with_entry(path)), None)
+    if framed is not None:
+        return "dledger", os.path.relpath(os.path.dirname(framed), root)
+    return ("multi-path" if len(folders) > 1 else "plain"), ""
+
+
+def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool],
+              store_type: str | None = None) -> Layout:
+    """The layout of the store at ``root``. Never raises.
+
+    ``queues_reach_end`` says whether the consumequeue files hold all messages of the log; it is
+    asked only where files and a RocksDB data base lie side by side, and then so is
+    ``store_type``, what the broker's own configuration says.
+    """
+    unread: dict[str, str] = {}
+    notes: list[str] = []
+    commitlog, data = log_layout(root, folders)
+    if data:
+        beside = " behind the plain files of commitlog/" if commitlog == "mixed" else ""
+        unread["commitlog"] = f"the log is DLedger's, in {data}{beside}, {_NOT_READ}"
+        unread["consumequeue"] = unread["commitlog"]
+    config = _config(root)
+    queues = _queues(root, config, queues_reach_end if not data else lambda: True, store_type,
+                     unread, notes)
+    if config != "json":
+        place = "config/rdb" if config == "rocksdb-v2" else "config/topics and beside it"
+        unread["config"] = (f"topics, groups and offsets are in RocksDB ({place}), {_NOT_READ}; "
+                            "the JSON files of these names are out of date")
+    controller = os.path.lexists(os.path.join(root, "epochFileCheckpoint"))
+    return Layout(commitlog, queues, config, controller, unread, tuple(notes))
+
+
+def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
+            store_type: str | None, unread: dict[str, str], notes: list[str]) -> QueueLayout:
+    """What holds the consumequeues; adds to ``unread`` and ``notes``."""
+    folder = os.path.join(root, "consumequeue")
+    database, topics = is_database(folder), _has_folders(folder)
+    lies = f"the consumequeues are a RocksDB data base (consumequeue/), {_NOT_READ}"
+    if not database:
+        if topics or config != "rocksdb-v1":
+            return "file"
+        unread.setdefault("consumequeue", "the consumequeues were a RocksDB data base, as "
+                          "config/topics shows, and it is not there (a broker makes it anew when "
+                          "it starts after an unclean end)")
+        return "rocksdb"
+    if not topics:
+        unread.setdefault("consumequeue", lies)
+        return "rocksdb"
+    both = "consumequeue/ holds files and a RocksDB data base"
+    if reach_end():
+        notes.append(f"{both}: the files hold all messages of the log and are what is judged; the "
+                     "data base is not")
+        return "double"
+    if store_type == "defaultRocksDB":
+        notes.append(f"{both}: the files are older than the log and the broker's configuration "
+                     "says storeType=defaultRocksDB, so the data base is what it reads")
+        unread.setdefault("consumequeue", lies)
+        return "rocksdb"
+    if store_type == "default":
+        notes.append(f"{both}: the broker's configuration says storeType=default, so the files "
+                     "are what it reads and what is judged; the data base is not")
+        return "double"
+    if config == "json" and _has_topics_file(root):
+        notes.append(f"{both}: the configuration is a file broker's (config/topics.json), so the "
+                     "files are what it reads and what is judged; the data base is not")
+        return "double"
+    if config == "rocksdb-v1":
+        notes.append(f"{both}: the files are older than the log and the configuration is a "
+                     "RocksDB broker's, so the data base is what it reads; the files are left "
+                     "over")
+        unread.setdefault("consumequeue", lies)
+        return "rocksdb"
+    notes.append(f"{both}: the files are older than the log, and nothing says which of the two a "
+                 "broker reads")
+    unread.setdefault("consumequeue", f"{both}, the files are older than the log, and nothing "
+                      "says which of the two a broker reads")
+    return "double"
+
+
+def _config(root: str) -> ConfigLayout:
+    if is_database(os.path.join(root, "config", "rdb")):
+        return "rocksdb-v2"
+    return "rocksdb-v1" if is_database(os.path.join(root, "config", "topics")) else "json"
+
+
+def is_database(folder: str) -> bool:
+    """Whether a folder is a RocksDB data base, a damaged one too (spec: rocksdb.md §9)."""
+    if _CURRENT.fullmatch(_start(os.path.join(folder, "CURRENT"), 64)):
+        return True
+    return any(_DATABASE.fullmatch(name) for name in _names(folder))
+
+
+def _has_topics_file(root: str) -> bool:
+    return any(os.path.lexists(os.path.join(root, "config", name))
+               for name in ("topics.json", "topics.json.bak"))
+
+
+def _has_folders(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.is_dir() for entry in entries)
+    except OSError:
+        return False
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (OSError, ValueError):
+        return []
+
+
+def _start(path: str, length: int) -> bytes:
+    """The first bytes of a regular file; none where it cannot be read."""
+    try:
+        if not os.path.isfile(path):
+            return b""
+        with open(path, "rb") as file:
+            return file.read(length)
+    except (OSError, ValueError):
+        return b""
+
+
+def _starts_with_entry(path: str) -> bool:
+    """Whether a file begins with a DLedger entry that holds a message."""
+    head = _start(path, _HEAD)
+    if len(head) < _HEAD or dledger.detect(head) != dledger.FRAMED:
+        return False
+    entry = dledger.ENTRY_HEAD.decode(head)
+    return dledger.judge(entry, 0) is None and dledger.detect(
+        head, dledger.HEAD_SIZE) == dledger.PLAIN

@@ -1,0 +1,315 @@
+"""The folders of a commitlog that nobody named: found where names and offsets prove them.
+
+A multi-path log (spec: commitlog.md §1) lies in folders of any name: beside each other in the
+store root, beside the root, or where a broker.conf says. A folder is taken for a part of the log
+when its files have the size of the others, no name twice, records that say the offset of their
+file's name, and a place that the log needs: a hole or an end that consumequeue rows lead into.
+Everything else is left alone, `--commitlog-dir` names it. Nothing is read but heads of files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from rmqctl.formats.layout import reader
+from rmqctl.formats.local import names
+from rmqctl.formats.local.consume_queue import UNIT_SIZE, Unit
+from rmqctl.formats.local.message import VERSIONS, Message
+from rmqctl.store.files import StoreFile, listing
+
+COMMITLOG = "commitlog"
+_NOT_LOGS = frozenset({
+    COMMITLOG, "consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config",
+    "compaction", "timerlog", "kvStore", "RocksDBMessageStore", "tieredstore",
+    "tiered_index_file", "conf"})
+_MARKS_OF_A_STORE = ("consumequeue", "index", "checkpoint", "config", "batchconsumequeue")
+_CONFIGURATIONS = (".conf", ".properties")
+_MOST_FOLDERS = 256
+_FIRST_NAMES = 64
+"""Entries of a folder that show whether it is one of the log: there are no others in such."""
+_MOST_CONFIGURATION = 1 << 20
+_QUEUES, _ROWS = 32, 32
+"""Queues and rows of each that are asked where they lead to."""
+_OWN, _CONFIGURED, _BELOW, _BESIDE = range(4)
+_HEAD = reader(Message, "total_size", "magic", "physical_offset")
+_ROW = reader(Unit, "physical_offset", "size")
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder that may be one of the log's. ``rank`` is lower where it is likelier one."""
+
+    path: str
+    files: tuple[StoreFile, ...]
+    rank: int
+
+    @property
+    def bases(self) -> set[int]:
+        return {one.base for one in self.files}
+
+
+def find(root: str) -> list[str]:
+    """The folders of the log of the store at ``root``, absolute or below it; never raises.
+
+    ``commitlog`` alone where nothing else is proved to be one.
+    """
+    own = _Folder(COMMITLOG, tuple(_sized(os.path.join(root, COMMITLOG))), _OWN)
+    candidates = _candidates(root)
+    if not candidates:
+        return [COMMITLOG]
+    size = Counter(one.size for folder in (own, *candidates)
+                   for one in folder.files).most_common(1)[0][0]
+    sound = [folder for folder in candidates if _proves_itself(folder, size)]
+    chosen = _disjoint(own, sound)
+    taken = _needed(root, own, chosen, size)
+    if not taken:
+        return [COMMITLOG]
+    return ([COMMITLOG] if own.files else []) + sorted(folder.path for folder in taken)
+
+
+def _sized(folder: str) -> Iterator[StoreFile]:
+    return (one for one in listing(folder).files if one.size)
+
+
+# -- where to look --------------------------------------------------------------------------------
+
+
+def _candidates(root: str) -> list[_Folder]:
+    """Folders with files of a log's names, each once, the likeliest first."""
+    root = os.path.abspath(root)
+    seen = {_identity(os.path.join(root, COMMITLOG))}
+    found: list[_Folder] = []
+    for rank, path in (*((_CONFIGURED, path) for path in _configured(root)),
+                       *((_BELOW, path) for path in _below(root)),
+                       *((_BESIDE, path) for path in _beside(root))):
+        identity = _identity(path)
+        if identity is None or identity in seen or not _looks_like_log(path):
+            continue
+        seen.add(identity)
+        files = tuple(_sized(path))
+        if files:
+            found.append(_Folder(path, files, rank))
+    return found
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        info = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return info.st_dev, info.st_ino
+
+
+def _entries(folder: str, most: int) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(islice(entries, most))
+    except OSError:
+        return []
+
+
+def _folders(folder: str) -> list[str]:
+    """The names of the folders in a folder; none where there are too many to look into."""
+    inside = _some_folders(folder)
+    return inside if len(inside) <= _MOST_FOLDERS else []
+
+
+def _some_folders(folder: str) -> list[str]:
+    return sorted(entry.name for entry in _entries(folder, 16 * _MOST_FOLDERS)
+                  if _is_folder(entry))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _looks_like_log(path: str) -> bool:
+    return any(names.parse_offset(entry.name) is not None
+               for entry in _entries(path, _FIRST_NAMES))
+
+
+def _below(root: str) -> Iterator[str]:
+    for name in _folders(root):
+        if name in _NOT_LOGS or name.startswith((".", "dledger-")):
+            continue
+        folder = os.path.join(root, name)
+        yield folder
+        yield from (os.path.join(folder, inner) for inner in _folders(folder)
+                    if inner.lower().startswith(COMMITLOG))
+
+
+def _beside(root: str) -> Iterator[str]:
+    above = os.path.dirname(root)
+    for name in _folders(above):
+        folder = os.path.join(above, name)
+        if name.startswith(".") or folder == root or _is_store(folder):
+            continue
+        yield folder
+        yield from (os.path.join(folder, inner) for inner in _folders(folder)
+                    if inner.lower().startswith(COMMITLOG))
+        for inner in _folders(folder):  # a disk's mount point, with a folder as the root's own
+            if inner == os.path.basename(root):
+                below = os.path.join(folder, inner)
+                yield from (() if _is_store(below) else (os.path.join(below, each)
+                            for each in _folders(below) if each.lower().startswith(COMMITLOG)))
+
+
+def _is_store(folder: str) -> bool:
+    """Whether a folder is the root of another store: its log is its own."""
+    return any(os.path.lexists(os.path.join(folder, mark)) for mark in _MARKS_OF_A_STORE)
+
+
+def _configured(root: str) -> Iterator[str]:
+    """What a broker's properties file near the store says of the log's folders."""
+    above = os.path.dirname(root)
+    for folder in (root, os.path.join(root, "conf"), above, os.path.join(above, "conf")):
+        for entry in _entries(folder, 16 * _MOST_FOLDERS):
+            if entry.name.endswith(_CONFIGURATIONS):
+                yield from _paths_in(entry.path, root)
+
+
+def _paths_in(path: str, root: str) -> Iterator[str]:
+    try:
+        if not os.path.isfile(path) or os.path.getsize(path) > _MOST_CONFIGURATION:
+            return
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read(_MOST_CONFIGURATION).splitlines()
+    except OSError:
+        return
+    said = {key.strip(): value.strip() for key, sign, value in (
+        line.partition("=") for line in lines) if sign}
+    home = said.get("storePathRootDir", "")
+    if home and os.path.isdir(home) and _identity(home) != _identity(root):
+        return  # of another store on this machine
+    for key in ("storePathCommitLog", "readOnlyCommitLogStorePaths"):
+        for each in said.get(key, "").split(","):
+            place = each.strip()
+            if not place or "\0" in place:
+                continue
+            if home and (place == home or place.startswith(home.rstrip("/") + "/")):
+                place = os.path.join(root, os.path.relpath(place, home))
+            if os.path.isdir(place):
+                yield os.path.abspath(place)
+
+
+# -- what proves them -----------------------------------------------------------------------------
+
+
+def _proves_itself(folder: _Folder, size: int) -> bool:
+    """Whether all files have the size, names that fit it, and records of their own offsets."""
+    if any(one.size != size or one.base % size for one in folder.files):
+        return False
+    if len(folder.bases) != len(folder.files):
+        return False
+    proven = 0
+    for one in folder.files:
+        said = _offset_of_first(one.path)
+        if said is not None and said != one.base:
+            return False
+        proven += said is not None
+    return proven > 0
+
+
+def _offset_of_first(path: str) -> int | None:
+    """The physical offset which the first record of a file says; None where there is none."""
+    head = _read(path, 0, _HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    _, magic, physical = _HEAD.unpack(head)
+    return int(physical) if magic in VERSIONS else None
+
+
+def _read(path: str, position: int, length: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return b""
+    try:
+        return os.pread(fd, length, position)
+    except (OSError, OverflowError):
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
+    """Those that share no file name with the store's own folder or one as likely as they are."""
+    taken = own.bases
+    chosen: list[_Folder] = []
+    for rank in sorted({folder.rank for folder in folders}):
+        times = Counter(base for folder in folders if folder.rank == rank
+                        for base in folder.bases)
+        fit = [folder for folder in folders if folder.rank == rank
+               and not folder.bases & taken and all(times[base] == 1 for base in folder.bases)]
+        chosen += fit
+        taken |= {base for folder in fit for base in folder.bases}
+    return chosen
+
+
+def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
+    """The folders without which the log has a hole or lacks what consumequeue rows lead to."""
+    rows = list(_sampled_rows(root)) if folders else []
+    proofs = [(folder, _led_to(folder, rows)) for folder in folders]
+    first, last = min(own.bases, default=0), max(own.bases, default=0)
+    taken = []
+    for folder, led_to in proofs:
+        fills = any(first < base < last for base in folder.bases)
+        trusted = folder.rank <= (_CONFIGURED if own.files else _BELOW)
+        if led_to or (led_to is None and (fills or trusted)):
+            taken.append(folder)
+    return _joined(own, taken, size)
+
+
+def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
+    """Those whose files go on where others of the log end; alone, a folder needs no other."""
+    every = [own, *folders] if own.files else folders
+    if len(every) == 1:
+        return folders
+    taken = []
+    for folder in folders:
+        others = {base for one in every if one is not folder for base in one.bases}
+        if any(base - size in others or base + size in others for base in folder.bases):
+            taken.append(folder)
+    return taken
+
+
+def _sampled_rows(root: str) -> Iterator[tuple[int, int]]:
+    """(physical offset, size) of some rows of some consumequeues."""
+    top = os.path.join(root, "consumequeue")
+    queues = (os.path.join(top, topic, queue) for topic in _some_folders(top)
+              for queue in _some_folders(os.path.join(top, topic)) if queue.isdigit())
+    for folder in islice(queues, _QUEUES):
+        files = listing(folder).files
+        rows = sum(one.size // UNIT_SIZE for one in files)
+        step = max(1, rows // _ROWS)
+        number = 0
+        for one in files:
+            here = one.size // UNIT_SIZE
+            for at in range(-number % step, here, step):
+                raw = _read(one.path, at * UNIT_SIZE, _ROW.size)
+                if len(raw) == _ROW.size:
+                    physical, length = _ROW.unpack(raw)
+                    if physical >= 0 and 0 < length < (1 << 31) - 1:
+                        yield physical, length
+            number += here
+
+
+def _led_to(folder: _Folder, rows: Iterable[tuple[int, int]]) -> bool | None:
+    """Whether rows lead to records of a folder's files; None where none leads into them."""
+    hits = misses = 0
+    for physical, length in rows:
+        file = next((one for one in folder.files if one.base <= physical < one.end), None)
+        if file is None:
+            continue
+        head = _read(file.path, physical - file.base, _HEAD.size).ljust(_HEAD.size, b"\0")
+        size, magic, said = _HEAD.unpack(head)
+        right = size == length and magic in VERSIONS and said == physical
+        hits, misses = hits + right, misses + (not right)
+    return hits > misses if hits or misses else None

@@ -1,0 +1,362 @@
+"""Stores whose log, consumequeue or configuration does not lie in the usual files.
+
+Each layout is recognised from the files; what cannot be judged is said (exit code 3), what can be
+is judged, and nothing is ever planned or written into a store of which a part cannot be read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.adversary.writer import Layout, Writer
+from tests.support.cli import Result, run
+from tests.support.snapshot import assert_unchanged
+
+GOLDEN = Path(__file__).parents[1] / "golden-layouts"
+WRITING = [("recover",), ("recover", "--only", "commitlog"), ("recover", "--only", "consumequeue"),
+           ("recover", "--only", "index"), ("recover", "--strategy", "broker"),
+           ("truncate", "--to-phy", "0"), ("expire", "--older-than", "1s"),
+           ("flush",), ("write", "--topic", "orders", "--body", "x"), ("append",),
+           ("pipeline", "rebuild")]
+
+
+def layout_of(store: Path) -> dict[str, str]:
+    layout: dict[str, str] = run("info", store, "-o", "json").expect(0).json()["layout"]
+    return layout
+
+
+def categories(result: Result) -> set[str]:
+    return {one["category"] for one in result.json()["findings"] if one["severity"] != "info"}
+
+
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A golden set of another layout: its store."""
+    folder = tmp_path_factory.mktemp("layouts")
+
+    def store(name: str) -> Path:
+        place = folder / name
+        if not place.exists():
+            with tarfile.open(GOLDEN / f"{name}.tar.xz") as archive:
+                archive.extractall(folder / name.partition("/")[0], filter="fully_trusted")
+        return place / "store"
+
+    return store
+
+
+def orders(layout: Layout | None = None, count: int = 60) -> Writer:
+    writer = Writer(layout or Layout(log_file_size=4096, queue_file_units=20), seed=5)
+    for number in range(count):
+        writer.put("orders", b"body %d" % number, queue_id=number % 3, keys=f"k{number}")
+    return writer
+
+
+def database(folder: Path) -> None:
+    """The files of a RocksDB data base, as far as a layout is told by them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "CURRENT").write_bytes(b"MANIFEST-000005\n")
+    for name in ("MANIFEST-000005", "000009.sst", "000004.log", "IDENTITY", "LOCK",
+                 "OPTIONS-000007"):
+        (folder / name).write_bytes(b"\0" * 16)
+
+
+def rocksdb_store(folder: Path) -> Path:
+    store = orders().write(folder)
+    shutil.rmtree(store / "consumequeue")
+    database(store / "consumequeue")
+    return store
+
+
+def nothing_is_planned(store: Path) -> None:
+    with assert_unchanged(store):
+        for command, *rest in WRITING:
+            more = ["-"] if command == "append" else []
+            applied = ["--apply"] if command in ("recover", "truncate", "expire") else []
+            words = [command, *rest[:1], store, *rest[1:]] if command == "pipeline" else [
+                command, store, *more, *rest, *applied]
+            result = run(*words, stdin=b'{"topic": "orders", "body": "x"}\n').expect(3)
+            assert result.out == ""
+        run("topic", "create", store, "new").expect(3)
+
+
+# -- RocksDB --------------------------------------------------------------------------------------
+
+
+def test_rocksdb_consumequeue(tmp_path: Path) -> None:
+    store = rocksdb_store(tmp_path / "s")
+    assert layout_of(store) == {"commitlog": "plain", "consumequeue": "rocksdb", "config": "json"}
+    assert run("info", store, "-o", "json").json()["messages"] is None
+    judged = run("verify", store, "-o", "json").expect(3)
+    document = judged.json()
+    assert categories(judged) == set()
+    assert [one["structure"] for one in document["not_judged"]] == ["consumequeue"]
+    assert "consumequeue" not in {one["structure"] for one in document["checked"]}
+    assert document["coverage"]["messages"] == 60
+    assert judged.err.count("\n") == 1
+    run("verify", store, "--only", "commitlog,index,checkpoint,config").expect(0)
+    assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 60
+    rows = run("read", store, "--topic", "orders", "--queue", "1", "--from-offset", "15",
+               "-o", "jsonl").expect(0).jsonl()
+    assert [row["queue_offset"] for row in rows] == list(range(15, 20))
+    assert run("stats", store, "-o", "json").expect(0).json()["total"]["messages"] == 60
+    assert len(run("tail", store, "-n", "3", "-o", "jsonl").expect(0).jsonl()) == 3
+    assert run("recover", "table", store, "-o", "json").expect(0).json() == {
+        "orders-0": 20, "orders-1": 20, "orders-2": 20}
+    run("query", "key", store, "--topic", "orders", "--key", "k7").expect(0)
+    for words in (("preflight", store), ("offsets", store),
+                  ("query", "time", store, "--topic", "orders", "--queue", "0", "--time",
+                   "1700000000000")):
+        assert "RocksDB" in run(*words).expect(3).err
+    nothing_is_planned(store)
+
+
+def test_damage_of_the_log_under_rocksdb_is_found(tmp_path: Path) -> None:
+    writer = orders()
+    writer.flip(writer.puts[30].body_at, 3)
+    store = writer.write(tmp_path / "s")
+    shutil.rmtree(store / "consumequeue")
+    database(store / "consumequeue")
+    judged = run("verify", store, "-o", "json").expect(1)
+    assert categories(judged) == {"body-crc"}
+    assert [one["next"] for one in judged.json()["findings"]] == [None, None]
+
+
+def test_a_killed_young_data_base_and_a_damaged_one(tmp_path: Path) -> None:
+    young = rocksdb_store(tmp_path / "young")
+    (young / "consumequeue/000009.sst").unlink()
+    assert layout_of(young)["consumequeue"] == "rocksdb"
+    damaged = rocksdb_store(tmp_path / "damaged")
+    (damaged / "consumequeue/CURRENT").unlink()
+    assert layout_of(damaged)["consumequeue"] == "rocksdb"
+    nothing_is_planned(damaged)
+    no_database = orders().write(tmp_path / "none")
+    (no_database / "consumequeue/CURRENT").write_bytes(b"hello\n")
+    assert layout_of(no_database)["consumequeue"] == "file"
+    run("verify", no_database).expect(0)
+
+
+def test_double_write(tmp_path: Path) -> None:
+    store = orders().write(tmp_path / "s")
+    database(store / "consumequeue")
+    assert layout_of(store)["consumequeue"] == "double"
+    judged = run("verify", store, "-o", "json").expect(0)
+    assert judged.json()["coverage"]["consumequeue_rows"] == 60
+    assert "the data base is not" in judged.json()["findings"][0]["detail"]
+    run("preflight", store).expect(0)
+    run("offsets", store).expect(0)
+    nothing_is_planned(store)
+
+
+def older_queues(folder: Path) -> Path:
+    """A store whose consumequeue files end before its log does, beside a data base."""
+    writer = orders(count=40)
+    writer.write(folder)
+    for number in range(40, 60):
+        writer.put("orders", b"later %d" % number, queue_id=number % 3, row=False)
+    writer.layout = Layout(log_file_size=4096, queue_file_units=20, with_queues=False)
+    store = writer.write(folder)
+    database(store / "consumequeue")
+    return store
+
+
+def test_a_store_that_went_over_to_rocksdb(tmp_path: Path) -> None:
+    store = older_queues(tmp_path / "s")
+    database(store / "config/topics")
+    assert layout_of(store) == {"commitlog": "plain", "consumequeue": "rocksdb",
+                                "config": "rocksdb-v1"}
+    judged = run("verify", store, "-o", "json").expect(3)
+    assert categories(judged) == set()
+    assert any("left over" in one["detail"] for one in judged.json()["findings"])
+    assert "out of date" in run("config", store, "topics").expect(3).err
+    nothing_is_planned(store)
+
+
+def test_files_that_lag_beside_a_data_base(tmp_path: Path) -> None:
+    """A double-writing broker that was killed reads its files; without topics nothing says so."""
+    lagging = older_queues(tmp_path / "s")
+    assert layout_of(lagging)["consumequeue"] == "double"
+    run("verify", lagging).expect(1)
+    shutil.rmtree(lagging / "config")
+    judged = run("verify", lagging, "-o", "json").expect(3)
+    assert "nothing says which" in judged.json()["not_judged"][0]["reason"]
+    nothing_is_planned(lagging)
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("5.3.3/rocksdb-config-v1", ("plain", "rocksdb", "rocksdb-v1")),
+    ("5.3.3/rocksdb-config-v1-kill", ("plain", "rocksdb", "rocksdb-v1")),
+    ("5.3.3/rocksdb-config-v2", ("plain", "file", "rocksdb-v2")),
+    ("5.3.3/rocksdb-import", ("plain", "rocksdb", "rocksdb-v1")),
+    ("5.3.3/controller", ("plain", "file", "json")),
+    ("5.3.3/dledger", ("dledger", "file", "json")),
+    ("4.9.3/dledger", ("dledger", "file", "json"))])
+def test_stores_of_the_engine(unpacked: Callable[[str], Path], name: str,
+                              expected: tuple[str, str, str]) -> None:
+    store = unpacked(name)
+    assert tuple(layout_of(store).values()) == expected
+    plain = name.endswith("controller")
+    judged = run("verify", store, "-o", "json").expect(0 if plain else 3)
+    assert categories(judged) == set()
+    if plain:
+        action, = run("preflight", store, "-o", "json").expect(0).json()["actions"]
+        assert action["to"] == "confirm 42709"  # as the engine's checkpoint had it after loading
+    else:
+        nothing_is_planned(store)
+
+
+# -- DLedger --------------------------------------------------------------------------------------
+
+
+def entries(writer: Writer, base: int) -> bytes:
+    """The records as DLedger entries from ``base`` on."""
+    out = b""
+    for number, put in enumerate(writer.puts):
+        at = base + len(out)
+        raw = put.raw[:28] + struct.pack(">q", at + 48) + put.raw[36:]
+        out += struct.pack(">iiqqqiiii", 1, 48 + len(raw), number, 1, at, 0, 0, 0, len(raw)) + raw
+    return out
+
+
+@pytest.mark.parametrize("beside", ["dledger", "mixed", "elsewhere"])
+def test_dledger(tmp_path: Path, beside: str) -> None:
+    store = orders().write(tmp_path / "s")
+    log = store / "commitlog"
+    base = 0
+    if beside == "mixed":
+        base = max(int(name) for name in os.listdir(log)) + 4096
+    else:
+        shutil.rmtree(log)
+    data = log if beside == "elsewhere" else store / "dledger-n0/data"
+    data.mkdir(parents=True)
+    (data / f"{base:020d}").write_bytes(entries(orders(), base).ljust(1 << 16, b"\0"))
+    assert layout_of(store)["commitlog"] == ("mixed" if beside == "mixed" else "dledger")
+    judged = run("verify", store, "-o", "json").expect(3)
+    assert categories(judged) == set()
+    assert [one["structure"] for one in judged.json()["checked"]] == ["config", "store"]
+    for words in (("preflight", store), ("read", store), ("stats", store), ("offsets", store),
+                  ("tail", store), ("diff", store, store), ("recover", "table", store)):
+        result = run(*words).expect(3)
+        assert "DLedger" in result.err
+        assert result.out == ""
+    run("config", store, "topics").expect(0)
+    nothing_is_planned(store)
+
+
+# -- a log in several folders ---------------------------------------------------------------------
+
+
+def spread(store: Path, places: list[Path]) -> None:
+    """Moves the files of the log to several folders, in turn."""
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+    for number, file in enumerate(sorted((store / "commitlog").iterdir())):
+        place = places[number % len(places)]
+        if place != store / "commitlog":
+            file.rename(place / file.name)
+    if store / "commitlog" not in places:
+        (store / "commitlog").rmdir()
+
+
+SPREADS = {
+    "in the root": lambda s: [s / "cl1", s / "cl2"],
+    "disks in the root": lambda s: [s / "disk1/commitlog", s / "disk2/commitlog"],
+    "one beside": lambda s: [s / "commitlog", s.parent / "commitlog2"],
+    "two disks beside": lambda s: [s.parent / "disk1/commitlog", s.parent / "disk2/commitlog"],
+    "other disk, same names": lambda s: [s / "commitlog", s.parent / "disk2" / s.name
+                                         / "commitlog"],
+    "one folder of another name": lambda s: [s / "log"],
+    "one folder beside": lambda s: [s.parent / "commitlog"],
+}
+
+
+@pytest.mark.parametrize("name", SPREADS)
+@pytest.mark.parametrize("queues", [True, False])
+def test_multi_path(tmp_path: Path, name: str, queues: bool) -> None:
+    layout = Layout(log_file_size=4096, queue_file_units=20, with_queues=queues)
+    store = orders(layout).write(tmp_path / "data/store")
+    places = SPREADS[name](store)
+    beside = [place for place in places if store not in place.parents]
+    spread(store, places)
+    if not queues and len(beside) == len(places):
+        # Nothing ties these folders to this store but that they lie there: they must be named.
+        assert run("verify", store, "-o", "json").json()["coverage"]["messages"] == 0
+        return
+    assert layout_of(store)["commitlog"] == ("multi-path" if len(places) > 1 else "plain")
+    assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 60
+    if queues:
+        run("verify", store).expect(0)
+        run("preflight", store).expect(0)
+        assert run("recover", store, "-o", "json").expect(0).json()["actions"] == []
+        run("write", store, "--topic", "orders", "--body", "x").expect(0)
+        run("verify", store).expect(0)
+
+
+@pytest.mark.parametrize("place", ["", "conf", "../conf"])
+def test_multi_path_by_configuration(tmp_path: Path, place: str) -> None:
+    """The folders of a broker.conf, moved with the store or where it says."""
+    layout = Layout(log_file_size=4096, with_queues=False)
+    store = orders(layout).write(tmp_path / "data/store")
+    far = tmp_path / "elsewhere/very/far"
+    spread(store, [store / "a/b/c", far])
+    folder = store / place
+    folder.mkdir(exist_ok=True)
+    (folder / "broker.conf").write_text(
+        "brokerName = broker-a\nstorePathRootDir=/home/rocketmq/store\n"
+        f"storePathCommitLog=/home/rocketmq/store/a/b/c,{far}\n")
+    assert layout_of(store)["commitlog"] == "multi-path"
+    assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 60
+
+
+def other_logs(store: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Folders with the files of a log that are none of this store's."""
+    above = store.parent
+
+    def of_another_store() -> None:
+        other = Writer(Layout(log_file_size=4096, first_file=orders().end // 4096 * 4096 + 4096))
+        for number in range(30):
+            other.put("orders", b"other %d" % number)
+        other.write(above / "store-b")
+
+    def copies() -> None:
+        shutil.copytree(store / "commitlog", store / "commitlog.bak")
+        shutil.copytree(store / "commitlog", above / "commitlog-copy")
+
+    def alone_and_continuing() -> None:
+        of_another_store()
+        (above / "store-b/commitlog").rename(above / "commitlog-b")
+        shutil.rmtree(above / "store-b")
+
+    def lying() -> None:
+        (store / "junk").mkdir()
+        (store / "junk" / f"{1 << 20:020d}").write_bytes(b"\1" * 4096)
+
+    yield "another store", of_another_store
+    yield "copies", copies
+    yield "continues, but nothing leads there", alone_and_continuing
+    yield "no log at all", lying
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_what_is_no_part_of_the_log(tmp_path: Path, number: int) -> None:
+    store = orders().write(tmp_path / "data/store")
+    name, make = list(other_logs(store))[number]
+    make()
+    assert layout_of(store)["commitlog"] == "plain", name
+    judged = run("verify", store, "-o", "json").expect(0)
+    assert judged.json()["coverage"]["messages"] == 60
+
+
+def test_two_copies_of_all_folders_are_not_guessed_at(tmp_path: Path) -> None:
+    store = orders().write(tmp_path / "data/store")
+    spread(store, [store / "cl1", store / "cl2"])
+    shutil.copytree(store / "cl1", store / "cl1.bak")
+    judged = run("info", store, "-o", "json").expect(0).json()
+    assert "--commitlog-dir" in str(judged["troubles"])
+    run("verify", store, "--commitlog-dir", "cl1", "--commitlog-dir", "cl2").expect(0)
