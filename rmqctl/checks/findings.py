@@ -181,6 +181,24 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "the log ends before what consumequeue or index lead to", _preflight),
     "message-fields": Category(
         ERROR, "a consumequeue row contradicts topic, queue or queue offset", _by_topic_table),
+    "header-born-port": Category(
+        ERROR, "a born port that is none: clients drop it and what follows in a pull",
+        _recover_log),
+    "header-store-port": Category(
+        ERROR, "a store port that is none: clients drop it and what follows in a pull",
+        _recover_log),
+    "header-sys-flag": Category(
+        ERROR, "system flags name a compression that no version knows: clients give up there",
+        _recover_log),
+    "header-reconsume-times": Category(
+        WARNING, "a message that was consumed a negative number of times", _recover_log),
+    "header-prepared-offset": Category(
+        WARNING, "the half message that a message ends would lie behind it"),
+    "header-store-time": Category(
+        WARNING, "a store time before there were brokers, or years after its neighbours",
+        _recover_log),
+    "header-store-host": Category(
+        INFO, "a single message that another host than its neighbours' stored"),
     "file-missing": Category(ERROR, "a file of a sequence is missing", _recover_log),
     "file-size": Category(ERROR, "a file has not the size of its structure", _recover_log),
     "file-empty": Category(WARNING, "a file of length zero", _rebuild),

@@ -106,6 +106,8 @@ def _headline(prediction: Prediction) -> str:
     if prediction.shadowed:
         costs.append(f"maybe not find {_many(prediction.shadowed, 'message')} in log files that "
                      "are there twice")
+    if prediction.undecodable:
+        costs.append(f"serve {_many(prediction.undecodable, 'message')} at which clients give up")
     if prediction.rows_lost:
         costs.append(f"destroy all consumequeues ({count_text(prediction.rows_lost)} rows)")
     groups = {one.group for one in prediction.offsets_beyond_end}

@@ -180,6 +180,20 @@ class Batch:
         self._columns[name] = out
         return out
 
+    def store_hosts(self) -> Array:
+        """A number (int64) for each store host, the same for the same address and port; it is odd
+        for those of IPv6.
+        """
+        out = self.column("store_host.port").copy()
+        for (rows, _), head in zip(self._groups, self.heads or (), strict=True):
+            address = head["store_host.address"]
+            count = address.dtype.itemsize // 4
+            words = np.frombuffer(address.tobytes(), ">i4").reshape(-1, count).astype(np.int64)
+            for word in range(count):
+                out[rows] = out[rows] * 1_000_003 + words[:, word]
+            out[rows] = out[rows] * 2 + (count > 1)
+        return out
+
     def crc(self, start: Array, length: Array) -> Array:
         """CRC-32, top bit cleared, of a slice of ``data`` for each record (int64)."""
         view = memoryview(self.data.data)

@@ -32,6 +32,7 @@ from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import EntryRecord, entry_time
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.frames import BLANK, Array, Batch
+from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ascending
 from rmqctl.store.config.config import load_one
 from rmqctl.store.log.commit_log import CommitLog
@@ -76,6 +77,7 @@ class AlreadyLost:
     def __init__(self, store: Store, queues: Queues) -> None:
         self._store, self._queues = store, queues
         self._accepted: list[tuple[int, int]] = []
+        self._undecodable: set[int] = set()
         self._spans: list[tuple[int, int]] = []
         self._seen: dict[int, int] = {}
         self._end = -1
@@ -95,6 +97,9 @@ class AlreadyLost:
             ends = batch.offset + batch.column("total_size")
             if good.any():
                 self._end = max(self._end, int(ends[good][-1]))
+                odd = good & undecodable(batch)
+                if odd.any() and len(self._undecodable) < _MOST_SPANS:
+                    self._undecodable.update(batch.offset[odd].tolist())
             if not good.all():
                 self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
             for number, offset, _, record in self._queues.expected(batch):
@@ -114,6 +119,12 @@ class AlreadyLost:
         ``looked_from`` (a physical offset) was not looked at. StoreIOError.
         """
         self._end = max(self._end, looked_from)
+        made.undecodable = len(self._undecodable)
+        if made.undecodable:
+            made.notes.append(
+                f"{plural(made.undecodable, 'intact message has', 'intact messages have')} a head "
+                f"that clients cannot decode, the first at {min(self._undecodable)}: a consumer "
+                "never gets these, nor what follows them in the same pull")
         if not log.files:
             if any(state.found_end for state in self._queues.states):
                 made.notes.append(

@@ -95,6 +95,8 @@ class Prediction:
     already_lost_from: int | None = None
     already_lost_to: int | None = None
     offsets_beyond_end: list[OffsetBeyondEnd] = field(default_factory=list)
+    undecodable: int = 0
+    """Intact messages whose head makes clients give up (`header_rules.UNDECODABLE`)."""
     rows_added: int = 0
     rows_cut: int = 0
     rows_lost: int = 0
@@ -123,8 +125,8 @@ class Prediction:
     @property
     def harmless(self) -> bool:
         """Whether nothing would be lost, and nothing is."""
-        return self.start_is_harmless and not (self.messages_already_lost
-                                               or self.offsets_beyond_end)
+        return self.start_is_harmless and not (
+            self.messages_already_lost or self.offsets_beyond_end or self.undecodable)
 
     def as_dict(self) -> dict[str, Any]:
         first = self.dispatch[0] if self.dispatch else None
@@ -143,6 +145,7 @@ class Prediction:
             "already_lost_by_topic": self.already_lost_by_topic,
             "already_lost_from": self.already_lost_from, "already_lost_to": self.already_lost_to,
             "offsets_beyond_end": [one._asdict() for one in self.offsets_beyond_end],
+            "undecodable": self.undecodable,
             "unreachable": self.unreachable, "unreachable_by_topic": self.unreachable_by_topic,
             "shadowed": self.shadowed,
             "rows_added": self.rows_added, "rows_cut": self.rows_cut,

@@ -13,6 +13,7 @@ from rmqctl.checks.verify.index.keys import KeyTally
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
 from rmqctl.scan.frames import Span
+from rmqctl.scan.headers import Headers
 from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 
@@ -94,6 +95,7 @@ class RangeResult:
     queues: dict[QueueKey, QueueTally] = field(default_factory=dict)
     batch_rows: dict[QueueKey, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     keys: KeyTally = field(default_factory=KeyTally)
+    headers: Headers = field(default_factory=Headers)
 
     def merge(self, other: RangeResult) -> None:
         """Takes in the result of the range behind this one."""
@@ -118,6 +120,7 @@ class RangeResult:
         for key, rows in other.batch_rows.items():
             self.batch_rows.setdefault(key, []).extend(rows)
         self.keys.merge(other.keys)
+        self.headers.merge(other.headers)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rmqctl.errors import FormatError
@@ -36,6 +36,7 @@ from rmqctl.formats.local.message import (
 from rmqctl.repair.plan import Action
 from rmqctl.repair.salvage.contradict import Contradictions
 from rmqctl.repair.salvage.evidence import Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.repair.salvage.mend_header import mend_headers
 from rmqctl.repair.salvage.records import (
     MOST_BODY,
     Records,
@@ -96,7 +97,7 @@ def put_back(parts: Sequence[LogPart], survey: Survey) -> Mending:
 
 
 def _made(parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int, verb: str,
-          why: str) -> Mending:
+          why: str, reasons: Mapping[int, str] | None = None) -> Mending:
     made = Mending(messages=count)
     for number, some in pieces.items():
         kept: list[Piece] = []
@@ -107,8 +108,9 @@ def _made(parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int, 
                 kept.insert(at, one)
         made.pieces[number] = tuple(kept)
         for one in kept:
-            made.actions.append(Action(verb, f"physical offset {parts[number].base + one.at}",
-                                       "damaged", f"{one.size} bytes", why))
+            place = parts[number].base + one.at
+            made.actions.append(Action(verb, f"physical offset {place}", "damaged",
+                                       f"{one.size} bytes", (reasons or {}).get(place, why)))
     return made
 
 
@@ -150,8 +152,9 @@ class _Round:
             self._records.set_field(physical, "body_crc", 0)
         Contradictions(self._store, self._survey, self._gatherer, self._evidence,
                        self._records).run()
+        mend_headers(self._survey, self._records)
         made = _made(self._parts, self._records.pieces, self._records.count, "mend record",
-                     "what is damaged of it is known from elsewhere")
+                     "what is damaged of it is known from elsewhere", self._records.reasons)
         made.rejected, made.confirmed = self._records.rejected, self._confirmed
         return made
 

@@ -33,12 +33,16 @@ MOST_BODY = 8 << 20
 
 
 class Records:
-    """``pieces`` by number of the part, in the order they were found; ``rejected`` places."""
+    """``pieces`` by number of the part, in the order they were found; ``rejected`` places.
+
+    ``reasons``: what was done to a record, by physical offset, where it can be said in words.
+    """
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
         self.parts = parts
         self.pieces: dict[int, list[Piece]] = {}
         self.rejected: set[int] = set()
+        self.reasons: dict[int, str] = {}
         self.count = 0
 
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:

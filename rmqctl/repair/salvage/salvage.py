@@ -16,6 +16,7 @@ from itertools import count
 from typing import Literal
 
 from rmqctl.checks.verify.common import plural
+from rmqctl.formats.local.header_rules import STORE_HOST
 from rmqctl.repair.plan import Action, Lost, Step
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.evidence import Evidence, Gatherer
@@ -197,6 +198,12 @@ class _Job:
             found.append(f"messages with the store time 0, the first at physical offset "
                          f"{survey.undated[0]}: a broker does not begin its recovery in a file "
                          "that starts with one; they are left as they are")
+        odd = [one for one in survey.headers.faults if {*one.categories} - {STORE_HOST}]
+        if odd:
+            found.append(f"{plural(len(odd), 'message')} with a head that no broker can have "
+                         f"written, the first at physical offset {odd[0].offset} "
+                         f"({', '.join(odd[0].categories)}): what it was cannot be proved, and it "
+                         "does clients no harm; left as it is")
         if survey.has_crcs and survey.lacking_crc:
             found.append(f"messages without an appended CRC among others that have it, the first "
                          f"at physical offset {survey.lacking_crc[0]}: a broker with "

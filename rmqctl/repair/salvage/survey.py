@@ -16,10 +16,12 @@ import numpy as np
 
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.header_rules import MOST_PORT
 from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
 from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine, gather
+from rmqctl.scan.headers import Headers
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.queue_reach import dispatched_rows
 from rmqctl.scan.source import Source
@@ -171,6 +173,8 @@ class Survey:
     """(physical offset, store time before, behind) of messages whose own store time lies out of
     those of their neighbours, which agree with each other (the first few)."""
     host: tuple[bytes, int] | None = None
+    headers: Headers = field(default_factory=Headers)
+    """Intact records with fields that no broker can have written."""
     inner_batch_topics: set[str] = field(default_factory=set)
     """Topics with inner batches, as the messages say: no broker takes these for a plain queue."""
 
@@ -219,6 +223,7 @@ class Surveyor:
             self._file(number, part)
             self._progress(part.size)
         self.survey.last_time = self._time
+        self.survey.headers.settle()
         if len(self._last) > 1:
             (_, before), (physical, when) = self._last
             if not before - _SLACK <= when <= before + _LONG_PAUSE:
@@ -297,6 +302,8 @@ class Surveyor:
             self._previous = int(offset[-1]), int(offset[-1] + size[-1])
         found.messages += len(good)
         found.used, found.last_end = number, int(offset[good[-1]] + size[good[-1]])
+        found.headers.add(batch, None if not bad.any() else ~bad)
+        found.headers.add(batch, ~bad if bad.any() else None)
         self._oddities(batch, good)
         self._times(offset[good], when[good])
         self._rows(batch.select(good) if bad.any() else batch)
@@ -346,7 +353,9 @@ class Surveyor:
                 kept.extend(offset[good][which[good]].tolist())
         if found.host is None:
             flags = batch.column("sys_flag")[good]
-            plain = np.flatnonzero(flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
+            port = batch.column("store_host.port")[good]
+            plain = np.flatnonzero((flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
+                                   & (port >= 0) & (port <= MOST_PORT))
             if len(plain):
                 found.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
 

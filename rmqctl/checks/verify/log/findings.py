@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from rmqctl.checks.findings import WARNING, Finding
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.log.log_pass import UNREADABLE
+from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local.message import Record, host_text
 from rmqctl.scan.frames import BLANK, ZERO, Span
 
 _GAP = "zeros to the end of the file, though the log goes on in a later one"
@@ -20,7 +22,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     """Damage in physical order, then what was cut off the end of the log."""
     ahead = [one for one in queue_findings if one.category == "cq-ahead"]
     gone = sum(one.count for one in ahead)
-    found = [*_spans(context, log_end, gone), *_bad_records(context)]
+    found = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context)]
     for one in sorted(found, key=lambda one: one.offset or 0):
         if ahead and one.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
@@ -105,3 +107,38 @@ def _bad_records(context: Context) -> Iterator[Finding]:
             length=bad.size, topic=bad.topic.decode("utf-8", "surrogateescape"),
             queue_id=bad.queue_id, queue_offset=bad.queue_offset,
             **_place(context, bad.offset))
+
+
+_DROPPED = "clients cannot decode it, and drop what follows in the same pull"
+_HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
+    rules.BORN_PORT: ("born port {}: " + _DROPPED, lambda one: one.born_host[1]),
+    rules.STORE_PORT: ("store port {}: " + _DROPPED, lambda one: one.store_host[1]),
+    rules.SYS_FLAG: ("system flags {}, a compression that no version knows: " + _DROPPED,
+                     lambda one: one.sys_flag),
+    rules.RECONSUME: ("it was consumed {} times", lambda one: one.reconsume_times),
+    rules.PREPARED: ("the half message that it ends would lie at {}, behind itself",
+                     lambda one: one.prepared_transaction_offset),
+    rules.STORE_TIME: ("stored at {}, which its neighbours contradict by years",
+                       lambda one: one.store_timestamp),
+    rules.STORE_HOST: ("stored by {}, and the messages before and behind it by another host",
+                       lambda one: host_text(*one.store_host)),
+}
+
+
+def _headers(context: Context) -> Iterator[Finding]:
+    """Fields of intact records that no broker can have written."""
+    headers = context.result.headers
+    headers.settle()
+    for fault in headers.faults:
+        record = context.store.log.record_at(fault.offset)
+        if record is None:
+            continue
+        for category in fault.categories:
+            words, value = _HEADERS[category]
+            yield Finding(
+                category, "commitlog", words.format(value(record)), length=record.total_size,
+                topic=record.topic.decode("utf-8", "surrogateescape"), queue_id=record.queue_id,
+                queue_offset=record.queue_offset, **_place(context, fault.offset))
+    if headers.unkept:
+        yield Finding(rules.BORN_PORT, "commitlog", f"{headers.unkept} more records with a head "
+                      "that no broker can have written (only counted)", count=headers.unkept)

@@ -125,6 +125,7 @@ class LogPass:
             found.bytes_damaged += int(size[~ok].sum())
         found.bytes_in_messages += int(size[ok].sum())
         found.messages += len(batch) - bad
+        found.headers.add(batch, ok)
         # The newest time and the last record: where the log ends.
         when = batch.column("store_timestamp")[ok]
         if len(when):

@@ -23,6 +23,8 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 SINGLE = 20_000
 """Left-over rows of one queue that are looked at one by one; the rest is counted."""
+_MOST = (1 << 63) // UNIT_SIZE
+"""A queue offset from which on a row would have no place in any file."""
 
 
 class LeftOver:
@@ -179,7 +181,7 @@ class QueueReconciler(LeftOver):
             loose = self.context.loose_rows.get(claim.physical_offset)
             if loose is not None and loose[0] != self.key and not self._also_in(claim, *loose[0]):
                 yield from self._of_another_queue(claim, *loose)
-            elif unit is None and row >= self.end:
+            elif not 0 <= row < _MOST or (unit is None and row >= self.end):
                 behind.append(claim)
             elif unit is None or unit == (0, 0, 0) or unit == tuple(FILLER):
                 (behind if row >= self.end else missing).append(claim)
@@ -189,10 +191,15 @@ class QueueReconciler(LeftOver):
         still = []
         for claim in behind:
             row_of = loose_at.get(claim.physical_offset)
-            if row_of is None:
+            if row_of is not None:
+                yield self._fields(claim, row_of)
+            elif 0 <= claim.queue_offset < _MOST:
                 still.append(claim)
             else:
-                yield self._fields(claim, row_of)
+                yield self.finding(
+                    "message-fields", f"the message says queue offset {claim.queue_offset}, where "
+                    f"its queue ends at {self.end}", claim.queue_offset, structure="commitlog",
+                    offset=claim.physical_offset)
         yield from self._runs("cq-missing-entry", missing)
         if still or self.tally.unkept:
             yield self._behind(still)

@@ -1,0 +1,69 @@
+"""Fields of a record's head that no broker can have written (spec: commitlog.md §2 and §4).
+
+The rules are plain comparisons, so they judge one record's numbers and columns of them alike. What
+a producer or an odd machine may have chosen is no fault: the born time, ports of 0, any host, a
+clock that was set back, flags that only older brokers wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rmqctl.formats.bodies import CODECS
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record
+
+BORN_PORT, STORE_PORT = "header-born-port", "header-store-port"
+SYS_FLAG, RECONSUME = "header-sys-flag", "header-reconsume-times"
+PREPARED = "header-prepared-offset"
+STORE_TIME, STORE_HOST = "header-store-time", "header-store-host"
+ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED)
+"""What a record shows by itself; the other two need its neighbours."""
+UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
+"""With these a client's decoder gives up, and with it what follows in the same pull."""
+FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
+          "prepared_transaction_offset", "physical_offset")
+"""The numbers that `alone` looks at, by their names as columns."""
+MOST_PORT = 0xFFFF
+EARLIEST = 1_325_376_000_000
+"""2012-01-01: the first broker is younger (ms)."""
+YEARS = 2 * 365 * 24 * 3600 * 1000
+_LAST_CODEC = max(CODECS)
+_KIND = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK
+
+
+def alone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """By category of `ALONE`: whether a record breaks the rule (bool), or which (bool array).
+
+    ``values``: numbers or columns of `FIELDS`.
+    """
+    born, store = values["born_host.port"], values["store_host.port"]
+    kind = values["sys_flag"] & _KIND
+    prepared = values["prepared_transaction_offset"]
+    unknown = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
+    return {
+        BORN_PORT: (born < 0) | (born > MOST_PORT),
+        STORE_PORT: (store < 0) | (store > MOST_PORT),
+        SYS_FLAG: (kind > unknown) & ((kind & sysflag.COMPRESSED) != 0),
+        RECONSUME: values["reconsume_times"] < 0,
+        PREPARED: (prepared < 0) | (prepared > values["physical_offset"]),
+    }
+
+
+def of_record(record: Record) -> list[str]:
+    """The categories of `ALONE` that a record breaks."""
+    found = alone({
+        "born_host.port": record.born_host[1], "store_host.port": record.store_host[1],
+        "sys_flag": record.sys_flag, "reconsume_times": record.reconsume_times,
+        "prepared_transaction_offset": record.prepared_transaction_offset,
+        "physical_offset": record.physical_offset})
+    return [name for name, broken in found.items() if broken]
+
+
+def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
+    """Whether a store time (ms) cannot be, between those of its neighbours: before there were
+    brokers, or years after both. A clock that is wrong for all of them shows nothing.
+    """
+    early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
+    return early | ((time > before + YEARS) & (time > behind + YEARS))

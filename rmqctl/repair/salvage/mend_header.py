@@ -1,0 +1,131 @@
+"""Heads of intact messages that no broker can have written, set right as far as anything proves it.
+
+A port that is none and a compression that no version knows make clients give up in the midst of a
+pull, so these do not stay: the store's own host stands in the neighbours, a compression shows in
+the body, and one turned bit above a port's sixteen leaves the port itself. What none of that tells
+is not invented: an unknown port becomes 0, which says just that and which every client reads; a
+message whose compression is not known gets a filler. Other fields do no harm, and stay unless one
+turned bit explains them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rmqctl.formats.bodies import CODECS
+from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.message import Record, build
+from rmqctl.repair.salvage.records import Records, unless_crc_differs
+from rmqctl.repair.salvage.survey import Survey
+from rmqctl.scan.headers import HeaderFault
+
+Host = tuple[bytes, int]
+_MOST_TIMES = 1 << 16
+"""Reconsume times up to this are plausible."""
+
+
+def mend_headers(survey: Survey, records: Records) -> None:
+    """Puts mended records into ``records``; rejects those that cannot stay as they are."""
+    for fault in survey.headers.faults:
+        if any(name in _MENDED for name in fault.categories):
+            _mend(survey, records, fault)
+
+
+def _mend(survey: Survey, records: Records, fault: HeaderFault) -> None:
+    _, record, _ = records.read(fault.offset, None)
+    if record is None:
+        return
+    made: Record | None = record
+    reasons = []
+    for name in fault.categories:
+        if made is not None and name in _MENDED:
+            made, reason = _MENDED[name](made, fault, survey, records)
+            reasons += [reason] if reason else []
+    raw = None if made is None else unless_crc_differs(build(made))
+    if raw is None:
+        # An appended CRC that contradicts it, or nothing that could stand there: a filler.
+        if any(name in rules.UNDECODABLE for name in fault.categories):
+            records.rejected.add(fault.offset)
+    elif made != record and records.replace(fault.offset, raw):
+        records.reasons[fault.offset] = "; ".join(reasons)
+
+
+# -- one field each: (the record, None for what needs a filler; the reason, "" if it stays) --------
+
+
+def _born_port(record: Record, _fault: HeaderFault, _survey: Survey, _records: Records) -> tuple[
+        Record, str]:
+    address, port = record.born_host
+    known = _one_bit(port)
+    made = replace(record, born_host=(address, known or 0))
+    if known is None:
+        return made, f"born port {port} is none, and not known: set to 0"
+    return made, f"born port {port} is none: {known} without one turned bit"
+
+
+def _store_port(record: Record, fault: HeaderFault, survey: Survey, records: Records) -> tuple[
+        Record, str]:
+    address, port = record.store_host
+    said = f"store port {port} is none"
+    beside = [host for place in (fault.before, fault.behind)
+              if (host := _host_at(records, place)) is not None]
+    if not beside and survey.host is not None:
+        beside = [survey.host]
+    same = [host for host in beside if host[0] == address]
+    if len({*beside}) == 1 and len(beside) == 2 and len(beside[0][0]) == len(address):
+        return replace(record, store_host=beside[0]), f"{said}: {beside[0][1]} as its neighbours"
+    if len({*same}) == 1:
+        return replace(record, store_host=same[0]), f"{said}: {same[0][1]} as its neighbours"
+    known = _one_bit(port)
+    made = replace(record, store_host=(address, known or 0))
+    if known is None:
+        return made, f"{said}, and not known: set to 0"
+    return made, f"{said}: {known} without one turned bit"
+
+
+def _host_at(records: Records, place: int | None) -> Host | None:
+    """The store host of the message at a place, if its port is one."""
+    if place is None:
+        return None
+    _, record, _ = records.read(place, None)
+    if record is None or not 0 <= record.store_host[1] <= rules.MOST_PORT:
+        return None
+    return record.store_host
+
+
+def _sys_flag(record: Record, _fault: HeaderFault, _survey: Survey, _records: Records) -> tuple[
+        Record | None, str]:
+    rest = record.sys_flag & ~sysflag.COMPRESSION_MASK
+    for number in sorted(CODECS, reverse=True):
+        try:
+            CODECS[number].decompress(record.body)
+        except Exception:  # noqa: BLE001, S112 - a decoder may raise anything on foreign bytes
+            continue
+        flag = rest | number << sysflag.COMPRESSION_SHIFT
+        return replace(record, sys_flag=flag), (
+            f"system flags {record.sys_flag} name no compression: the body is "
+            f"{CODECS[number].name}")
+    return None, ""
+
+
+def _reconsume(record: Record, _fault: HeaderFault, _survey: Survey, _records: Records) -> tuple[
+        Record, str]:
+    times = record.reconsume_times & 0x7FFFFFFF
+    if times > _MOST_TIMES:
+        return record, ""
+    return replace(record, reconsume_times=times), (
+        f"consumed {record.reconsume_times} times: {times} without one turned bit")
+
+
+def _one_bit(port: int) -> int | None:
+    """The port that one turned bit above its sixteen made this number of; None: it was more."""
+    high = (port & 0xFFFFFFFF) >> 16
+    return port & rules.MOST_PORT if high.bit_count() == 1 else None
+
+
+_MENDED: dict[str, Callable[[Record, HeaderFault, Survey, Records],
+                            tuple[Record | None, str]]] = {
+    rules.BORN_PORT: _born_port, rules.STORE_PORT: _store_port, rules.SYS_FLAG: _sys_flag,
+    rules.RECONSUME: _reconsume}

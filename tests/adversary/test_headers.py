@@ -1,0 +1,288 @@
+"""Heads that no broker can have written: found, told at their own place, and mended or filled.
+
+A born or store port outside 0..65535 makes a client's decoder give up in the midst of a pull: the
+intact messages behind it are never delivered.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local.message import decode, parse
+from rmqctl.scan.frames import examine
+from rmqctl.scan.headers import Headers
+from rmqctl.scan.source import FileSource
+from rmqctl.scan.walk import Walk
+from tests.adversary.writer import (
+    COMMIT,
+    COMPRESSED,
+    EPOCH,
+    PREPARED,
+    ROLLBACK,
+    Header,
+    Layout,
+    Writer,
+)
+from tests.support.cli import run
+
+SIZES = ("--index-slots", "16", "--index-max", "64")
+JSON = ("-o", "json")
+LONG_AGO = 1_000_000_000_000
+YEAR = 365 * 24 * 3600 * 1000
+ODD = {
+    "header-born-port": Header(born_host=("10.0.0.7", 52011 | 1 << 20)),
+    "header-store-port": Header(store_host=("10.0.0.1", 10911 | 1 << 31 & 0x7FFFFFFF | 1 << 17)),
+    "header-sys-flag": Header(sys_flag=COMPRESSED | 0x500),
+    "header-reconsume-times": Header(reconsume_times=-3),
+    "header-prepared-offset": Header(sys_flag=COMMIT, prepared_transaction_offset=1 << 40),
+    "header-store-time": Header(store_timestamp=LONG_AGO),
+    "header-store-host": Header(store_host=("10.9.9.9", 10911)),
+}
+
+
+def filled(header: Header | None, layout: Layout | None = None, body: bytes = b"odd") -> Writer:
+    """60 messages, of which number 30 has the header."""
+    writer = Writer(layout or Layout(), seed=2)
+    for number in range(60):
+        writer.put("orders", body if number == 30 and header else b"body %d" % number,
+                   queue_id=number % 2, keys=f"k{number}",
+                   header=header if number == 30 else None)
+    return writer
+
+
+def findings(store: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = run("verify", store, *SIZES, *JSON).json()["findings"]
+    return found
+
+
+# -- found, and nothing else ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("category", ODD)
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+def test_each_field_is_a_finding_of_its_own(tmp_path: Path, category: str, v6: bool) -> None:
+    header = ODD[category]
+    if v6 and category in ("header-born-port", "header-store-port"):
+        name = "born_host" if "born" in category else "store_host"
+        header = Header(**{name: ("2001:db8::7", 1 << 16)})  # type: ignore[arg-type]
+    writer = filled(header)
+    found = [one for one in findings(writer.write(tmp_path / "s"))
+             if one["category"].startswith("header-")]
+    odd = writer.puts[30]
+    assert [(one["category"], one["offset"], one["topic"], one["queue_offset"]) for one in found
+            ] == [(category, odd.physical, "orders", 15)]
+    assert found[0]["severity"] == {
+        "header-store-host": "info", "header-born-port": "error", "header-store-port": "error",
+        "header-sys-flag": "error"}.get(category, "warning")
+    assert found[0]["next"]
+
+
+def test_what_producers_and_odd_machines_choose_is_none(tmp_path: Path) -> None:
+    writer = Writer(Layout(), seed=3, clock=EPOCH)
+    for number in range(40):
+        writer.put("orders", b"x", header=Header(
+            born_host=(("0.0.0.0", 0), ("2001:db8::1", 65535), ("10.0.0.7", 1))[number % 3],
+            born_timestamp=(0, 1, 1 << 60, -5)[number % 4], reconsume_times=number * 1000,
+            flag=-number, sys_flag=(0, 0x2, 0x301, 0x300, 0x40, 0x80)[number % 6]))
+    half = writer.put("orders", b"half", header=Header(sys_flag=PREPARED))
+    for kind in (COMMIT, ROLLBACK):
+        writer.put("orders", b"done", header=Header(
+            sys_flag=kind, prepared_transaction_offset=half.physical))
+    writer.clock -= 9 * YEAR  # set back, and right again later
+    for _ in range(5):
+        writer.put("orders", b"back")
+    writer.clock += 12 * YEAR
+    for _ in range(3):  # the broker moved to another host
+        writer.put("orders", b"again", header=Header(store_host=("10.0.0.2", 10911)))
+    for _ in range(3):
+        writer.put("orders", b"again", header=Header(store_host=("2001:db8::5", 0)))
+    assert [one for one in findings(writer.write(tmp_path / "s"))
+            if one["category"].startswith("header-")] == []
+
+
+def test_a_clock_that_was_never_set_is_none(tmp_path: Path) -> None:
+    writer = Writer(Layout(), clock=86_400_000)
+    for _ in range(9):
+        writer.put("orders", b"x")
+    assert findings(writer.write(tmp_path / "s")) == []
+
+
+@pytest.mark.parametrize("number", [0, 59], ids=["first", "last"])
+def test_at_both_ends_of_the_log(tmp_path: Path, number: int) -> None:
+    writer = filled(None)
+    odd = writer.puts[number]
+    writer.patch(odd.physical + 52, struct.pack(">i", -1))
+    found = findings(writer.write(tmp_path / "s"))
+    assert [(one["category"], one["offset"]) for one in found] == [
+        ("header-born-port", odd.physical)]
+
+
+def test_any_number_of_ranges_gives_the_same(tmp_path: Path) -> None:
+    writer = Writer(Layout(log_file_size=1 << 20), seed=4)
+    for number in range(400):
+        category = list(ODD)[number // 3 % len(ODD)]
+        writer.put("orders", bytes(100), header=ODD[category] if number % 3 == 0 else None)
+    store = writer.write(tmp_path / "s")
+    whole = Headers()
+    path = str(store / "commitlog" / f"{0:020d}")
+    with FileSource(path) as source:
+        for batch in Walk(source):
+            whole.add(batch)
+        whole.settle()
+        assert len(whole.faults) > 100
+        for cut in range(0, len(writer.puts), 7):
+            parts = []
+            for low, high in ((0, cut), (cut, cut + 1), (cut + 1, 400)):
+                one = Headers()
+                for batch in Walk(source):
+                    mine = np.isin(batch.offset, [put.physical for put in writer.puts[low:high]])
+                    one.add(batch, mine)
+                parts.append(one)
+            for one in parts[1:]:
+                parts[0].merge(one)
+            parts[0].settle()
+            assert parts[0].faults == whole.faults, cut
+
+
+def test_both_readers_agree() -> None:
+    """The rules on a record as construct reads it, and on columns."""
+    ports = [0, 1, 65535, 65536, -1, 1 << 30, -(1 << 31)]
+    flags = [0, 1, 0x101, 0x201, 0x301, 0x401, 0x701, 0x400, 0x40, -1, 0x7FFFFFFF & ~0x30]
+    seen: set[str] = set()
+    for number in range(700):
+        header = Header(
+            born_host=("10.0.0.7" if number % 5 else "::1", ports[number % len(ports)]),
+            store_host=("10.0.0.1" if number % 3 else "::2", ports[number // 3 % len(ports)]),
+            sys_flag=flags[number % len(flags)] & ~0x30,
+            reconsume_times=(0, 1, -1)[number % 3],
+            prepared_transaction_offset=(0, 499, 500, 501, -1)[number % 5])
+        raw = record_at(500, header)
+        batch, ok = examine(np.frombuffer(raw, np.uint8), 500, np.zeros(1, np.int64))
+        assert ok.all()
+        columns = Headers()
+        columns.add(batch)
+        columns.settle()
+        by_columns = list(columns.faults[0].categories) if columns.faults else []
+        assert by_columns == rules.of_record(parse(raw)) == rules.of_record(decode(raw))
+        seen |= set(by_columns)
+    assert seen == set(rules.ALONE)
+
+
+def record_at(place: int, header: Header) -> bytes:
+    writer = Writer(Layout())
+    put = writer.put("t", b"x", header=header)
+    raw = bytearray(put.raw)
+    raw[28:36] = struct.pack(">q", place)
+    assert zlib.crc32(b"x")
+    return bytes(raw)
+
+
+def test_an_impossible_queue_offset_is_told_at_the_record(tmp_path: Path) -> None:
+    writer = filled(None)
+    odd = writer.puts[30]
+    for value in (-6510615558205997121, 1 << 61, -1):
+        writer.patch(odd.physical + 20, struct.pack(">q", value))
+        found = findings(writer.write(tmp_path / f"s{value}"))
+        assert [one["category"] for one in found] == ["message-fields"]
+        assert (found[0]["offset"], found[0]["position"]) == (odd.physical, odd.physical)
+        del writer.rows["orders", 0][15]
+        found = findings(writer.write(tmp_path / f"t{value}"))
+        assert {one["offset"] for one in found if one["queue_offset"] == value} == {odd.physical}
+        assert all(0 <= (one["offset"] or 0) < 1 << 40 for one in found)
+        writer = filled(None)
+
+
+# -- preflight and salvage ------------------------------------------------------------------------
+
+
+def after_salvage(store: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The plan as carried out, and all messages."""
+    planned = run("recover", store, *SIZES, *JSON).recovered()
+    done = run("recover", store, *SIZES, "--apply", "--yes", *JSON).recovered()
+    assert done["actions"] == planned["actions"]
+    read = run("read", store, "-o", "jsonl").expect(0).jsonl()
+    return done, read
+
+
+@pytest.mark.parametrize("category", ["header-born-port", "header-store-port", "header-sys-flag"])
+def test_preflight_says_that_clients_give_up(tmp_path: Path, category: str) -> None:
+    writer = filled(ODD[category])
+    store = writer.write(tmp_path / "s")
+    found = run("preflight", store, *SIZES, *JSON).expect(1).json()
+    assert found["undecodable"] == 1
+    assert any(str(writer.puts[30].physical) in note for note in found["notes"])
+    assert run("preflight", filled(None).write(tmp_path / "t"), *SIZES, *JSON).expect(
+        0).json()["undecodable"] == 0
+
+
+@pytest.mark.parametrize("value", [10911 | 1 << 16, 10911 - (1 << 31), 0x7FFF0000, -1])
+@pytest.mark.parametrize("number", [0, 30, 59], ids=["first", "middle", "last"])
+def test_a_store_port_is_its_neighbours(tmp_path: Path, number: int, value: int) -> None:
+    writer = filled(None)
+    odd = writer.puts[number]
+    writer.patch(odd.physical + 68, struct.pack(">i", value))
+    store = writer.write(tmp_path / "s")
+    done, read = after_salvage(store)
+    assert done["messages_lost"] == []
+    assert [one["store_host"] for one in read] == ["10.0.0.1:10911"] * 60
+    assert [one["body"] for one in read] == [put.body.decode() for put in writer.puts]
+    assert any("store port" in one["reason"] and "neighbours" in one["reason"]
+               for one in done["actions"])
+    assert findings(store) == []
+    run("preflight", store, *SIZES, *JSON).expect(0)
+
+
+@pytest.mark.parametrize(("value", "port"), [
+    (52011 | 1 << 20, 52011), (52011 - (1 << 31), 52011), (0x12345678, 0), (-1, 0)])
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+def test_a_born_port_is_what_one_turned_bit_left_or_unknown(tmp_path: Path, value: int, port: int,
+                                                            v6: bool) -> None:
+    host = "2001:db8::7" if v6 else "10.0.0.7"
+    writer = filled(Header(born_host=(host, value)))
+    store = writer.write(tmp_path / "s")
+    done, read = after_salvage(store)
+    assert done["messages_lost"] == []
+    assert read[30]["born_host"].rpartition(":")[2] == str(port)
+    assert read[30]["body"] == "odd"
+    reasons = " ".join(one["reason"] for one in done["actions"])
+    assert ("one turned bit" if port else "not known") in reasons
+    assert findings(store) == []
+
+
+def test_a_compression_is_proved_by_the_body(tmp_path: Path) -> None:
+    body = zlib.compress(b"text " * 50)
+    writer = filled(Header(sys_flag=COMPRESSED | 0x700), body=body)
+    store = writer.write(tmp_path / "s")
+    done, read = after_salvage(store)
+    assert done["messages_lost"] == []
+    assert read[30]["sys_flag"] == COMPRESSED | 0x300
+    assert findings(store) == []
+
+
+def test_a_compression_that_nothing_proves_makes_a_filler(tmp_path: Path) -> None:
+    writer = filled(ODD["header-sys-flag"], body=b"no archive of any kind")
+    store = writer.write(tmp_path / "s")
+    done, read = after_salvage(store)
+    assert [(one["topic"], one["queue_offset"]) for one in done["messages_lost"]] == [
+        ("orders", 15)]
+    assert len(read) == 60
+    assert [one["category"] for one in findings(store)
+            if one["category"].startswith("header")] == []
+
+
+def test_reconsume_times_one_bit_off_come_back_and_others_stay(tmp_path: Path) -> None:
+    for value, expected in ((3 - (1 << 31), 3), (-3, -3)):
+        writer = filled(Header(reconsume_times=value))
+        store = writer.write(tmp_path / f"s{expected}")
+        _, read = after_salvage(store)
+        assert read[30]["reconsume_times"] == expected
+        assert read[30]["body"] == "odd"
+
+
