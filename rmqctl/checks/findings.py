@@ -112,6 +112,10 @@ def _recover_checkpoint(_finding: Finding, store: str) -> str:
     return f"rmqctl recover {store} --only checkpoint"
 
 
+def _read_fillers(_finding: Finding, store: str) -> str:
+    return f"rmqctl read {store} --where property.RMQCTL=lost"
+
+
 def _by_topic_table(finding: Finding, store: str) -> str:
     if finding.topic is not None and finding.structure == "commitlog":
         return f"rmqctl query offset {store} --phy {finding.offset}"
@@ -181,6 +185,8 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "the log ends before what consumequeue or index lead to", _preflight),
     "message-fields": Category(
         ERROR, "a consumequeue row contradicts topic, queue or queue offset", _by_topic_table),
+    "fillers": Category(
+        INFO, "messages that `recover` put in place of lost bytes", _read_fillers),
     "header-born-port": Category(
         ERROR, "a born port that is none: clients drop it and what follows in a pull",
         _recover_log),

@@ -32,12 +32,14 @@ def command(
     question `rmqctl verify` answers. What could not be read is listed under "troubles".
     """
     from rmqctl.broker.view import view_of
+    from rmqctl.repair.fillers import fillers_left
     from rmqctl.store.info import collect
 
     with store.open() as opened:
         seen = view_of(opened, view)
         facts = collect(opened, seen)
         facts["cut"] = warn_of_cut(out, seen)
+        facts["fillers"] = fillers_left(opened)
     out.document(facts, lambda page: _Screen(page, facts, tz, out.verbose > 0).show())
 
 
@@ -133,9 +135,11 @@ class _Screen:
             return "not judged (rmqctl stats counts what is in the log)" if (
                 self._facts["max_phy_offset"] is not None) else "not judged"
         queues = sum(len(topic["queues"]) for topic in topics)
+        fillers = self._facts["fillers"]
+        of_these = f"; {_many(fillers, 'filler')} for lost bytes in the log" if fillers else ""
         return (
             f"{count_text(self._facts['messages'])} in {_many(queues, 'queue')} "
-            f"of {_many(len(topics), 'topic')}"
+            f"of {_many(len(topics), 'topic')}{of_these}"
         )
 
     def _checkpoint(self) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.scan import text
+from rmqctl.scan.fillers import fillers
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
 from rmqctl.scan.groupings import GROUPINGS, Key, Keys
 
@@ -63,6 +64,8 @@ class Aggregate:
         """Whether light groups are summed as `OTHER`."""
         self.bytes_in_messages = self.bytes_blank = self.bytes_zero = self.bytes_damaged = 0
         self.damaged_spans = 0
+        self.fillers = 0
+        """Of the messages counted, those that `recover` put in place of lost bytes."""
 
     def add(self, batch: Batch) -> None:
         """Takes one batch of a walk, with its spans."""
@@ -81,6 +84,7 @@ class Aggregate:
         if len(batch):
             total, body = batch.column("total_size"), batch.column("body_length")
             times = batch.column("store_timestamp")
+            self.fillers += int(fillers(batch).sum())
             _include(self._all, np.zeros(1, np.int64), len(batch), total.sum(), body.sum(),
                      times.min(), times.max())
             codes, rows = GROUPINGS[self.by](self._keys, batch)
@@ -98,7 +102,7 @@ class Aggregate:
         _include(self._sums, codes, *other._sums[:, :len(codes)])
         _include(self._all, np.zeros(1, np.int64), *other._all)
         for name in ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged",
-                     "damaged_spans", "_counted", "_given_up"):
+                     "damaged_spans", "fillers", "_counted", "_given_up"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._bound()
 

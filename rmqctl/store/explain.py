@@ -14,6 +14,7 @@ from rmqctl.store.store import Store
 _NAMED = 12
 _NEAR = 3
 _MOST_QUEUES = 1 << 12
+_SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_")
 
 
 def named(items: list[str]) -> str:
@@ -56,7 +57,7 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
     """
     known = {*queue_ids(store, "consumequeue", topic),
              *queue_ids(store, "batchconsumequeue", topic)}
-    if not known:
+    if not known or topic.startswith(_SYSTEM):  # a queue of a delay level comes with its first
         return None
     count = min(max(configured_queues(store, topic) or 0, max(known) + 1), _MOST_QUEUES)
     missing = [str(one) for one in range(count) if one not in known]

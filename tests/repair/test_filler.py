@@ -6,13 +6,14 @@ import pytest
 
 from rmqctl.formats.local import append_crc, index_file, sysflag
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.filler import Filler, Row, Style
 from rmqctl.scan.overlay import Parts, Piece
 
 STYLES = [Style(), Style(sealed=True, host=(bytes([10, 0, 0, 1]), 10911))]
-TOMBSTONES = [
+FILLERS = [
     Filler((Row("TopicTest", 3, 17),)),
     Filler((Row("%RETRY%group", 0, 0),)),
     Filler((Row("SCHEDULE_TOPIC_XXXX", 2, 5),)),
@@ -32,16 +33,18 @@ def whole(parts: Parts, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("style", STYLES, ids=["plain", "sealed"])
-@pytest.mark.parametrize("stone", TOMBSTONES, ids=lambda stone: stone.rows[0].topic[:30])
-def test_a_row_filler_fills_any_size_to_the_byte(stone: Filler, style: Style) -> None:
-    least, wanted = stone.least(style), stone.wanted(style)
+@pytest.mark.parametrize("one", FILLERS, ids=lambda one: one.rows[0].topic[:30])
+def test_a_row_filler_fills_any_size_to_the_byte(one: Filler, style: Style) -> None:
+    least, wanted = one.least(style), one.wanted(style)
     assert least <= wanted
     for size in [*range(least, wanted + 20), 4096, 70_000, 1 << 20]:
-        raw = whole(stone.parts(12_345, size, 1_700_000_000_000, style), size)
+        raw = whole(one.parts(12_345, size, 1_700_000_000_000, style), size)
         record = decode(raw)
-        own = stone.rows[0]
+        own = one.rows[0]
         assert record.crc_ok
+        assert record.body
         assert not record.body.strip(b"\0")
+        assert is_filler(record)
         assert (record.total_size, record.physical_offset) == (size, 12_345)
         assert (record.topic.decode(), record.queue_id, record.queue_offset) == (
             own.topic, own.queue_id, own.queue_offset)
@@ -52,18 +55,18 @@ def test_a_row_filler_fills_any_size_to_the_byte(stone: Filler, style: Style) ->
         values = props.parse(record.properties.decode())
         assert not index_file.keys_of(values)
         assert (values.get("RMQCTL") == "lost") == (size >= wanted)
-        assert stone.required.items() <= values.items()
+        assert one.required.items() <= values.items()
     with pytest.raises(ValueError, match="too few"):
-        stone.parts(0, least - 1, 1, style)
+        one.parts(0, least - 1, 1, style)
 
 
 def test_what_brokers_need_of_fillers_in_their_own_topics() -> None:
-    by_topic = {stone.rows[0].topic: stone for stone in TOMBSTONES}
+    by_topic = {one.rows[0].topic: one for one in FILLERS}
 
     def record(topic: str):  # type: ignore[no-untyped-def]
-        stone = by_topic[topic]
-        size = stone.least(Style())
-        found = decode(whole(stone.parts(0, size, 99, Style()), size))
+        one = by_topic[topic]
+        size = one.least(Style())
+        found = decode(whole(one.parts(0, size, 99, Style()), size))
         return found, props.parse(found.properties.decode())
 
     _, schedule = record("SCHEDULE_TOPIC_XXXX")
@@ -83,8 +86,8 @@ def test_what_brokers_need_of_fillers_in_their_own_topics() -> None:
 
 
 def test_a_batch_filler_covers_its_queue_offsets_and_is_not_unwrapped() -> None:
-    stone = TOMBSTONES[-1]
-    record = decode(whole(stone.parts(0, 500, 1, Style()), 500))
+    one = FILLERS[-1]
+    record = decode(whole(one.parts(0, 500, 1, Style()), 500))
     values = props.parse(record.properties.decode())
     assert (values["INNER_BASE"], values["INNER_NUM"], record.queue_offset) == ("40", "12", 40)
     assert record.sys_flag & sysflag.INNER_BATCH
@@ -101,6 +104,8 @@ def test_fillers_have_no_row_and_no_index_entry(style: Style) -> None:
         assert record.crc_ok
         assert (record.total_size, record.physical_offset, record.store_timestamp) == (
             size, 777, 5)
+        assert record.body
+        assert is_filler(record)
         assert not sysflag.has_consume_queue_row(record.sys_flag)
         assert not sysflag.is_indexed(record.sys_flag)
         assert append_crc.verify(raw) is (True if style.sealed else None)

@@ -96,6 +96,9 @@ class RangeResult:
     batch_rows: dict[QueueKey, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     keys: KeyTally = field(default_factory=KeyTally)
     headers: Headers = field(default_factory=Headers)
+    fillers: dict[str, int] = field(default_factory=dict)
+    """How many by topic."""
+    first_filler: int | None = None
 
     def merge(self, other: RangeResult) -> None:
         """Takes in the result of the range behind this one."""
@@ -121,6 +124,10 @@ class RangeResult:
             self.batch_rows.setdefault(key, []).extend(rows)
         self.keys.merge(other.keys)
         self.headers.merge(other.headers)
+        for topic, count in other.fillers.items():
+            self.fillers[topic] = self.fillers.get(topic, 0) + count
+        if self.first_filler is None:
+            self.first_filler = other.first_filler
 
 
 @dataclass(slots=True)

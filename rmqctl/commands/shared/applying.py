@@ -36,6 +36,8 @@ _APPLYING = "Carrying it out"
 _SHOWN = 40
 _LOST_SHOWN = 5
 _COLUMNS = ("action", "target", "from", "to", "reason")
+_FILLED = ("A filler takes the place of each: a consumer receives a message of zero bytes with the "
+           "property RMQCTL=lost, without tag and keys.")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,3 +348,5 @@ def _lost(page: Human, plan: Plan, count: int) -> None:
     page.table(rows, _LOST_COLUMNS)
     if count > len(rows):
         page.text(f"and {count_text(count - len(rows))} more (-o json lists them)")
+    if any(action.action == "fill" for action in plan.actions):
+        page.text(_FILLED)

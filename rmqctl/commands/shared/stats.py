@@ -117,6 +117,10 @@ def show(out: Output, figures: Figures, options: StatsOptions) -> None:
     elif not rows:
         out.note("no messages")
     else:
+        fillers = sum(one.fillers for one in figures.sums)
+        if fillers:
+            out.note(f"fillers among the messages: {fillers:,}; `recover` put them in place of "
+                     "lost bytes")
         page = out.human()
         if options.plot:
             _plot(page, figures, shown, sort, tz)
@@ -170,6 +174,7 @@ def _coverage(sums: Sequence[Aggregate]) -> dict[str, Any]:
     return {
         "damaged_bytes": counts["bytes_damaged"],
         "damaged_spans": sum(one.damaged_spans for one in sums),
+        "fillers": sum(one.fillers for one in sums),
         "coverage": {"bytes_total": sum(counts.values()), **counts},
     }
 

@@ -1,9 +1,9 @@
 """Fillers: well-formed records that stand in for lost messages and fill damaged bytes.
 
-A *row filler* has the topic, queue and queue offset of a lost message, so that dispatch gives
-its consumequeue row again; its body is zeros with the right CRC, and nothing of it is indexed
-(no KEYS, no UNIQ_KEY). A *filler* is of transaction type ROLLBACK: no broker gives that a row
-or an index entry (recovery.md §6, consumequeue.md §4, index.md §5).
+A *row filler* has the topic, queue and queue offset of a lost message, so that dispatch gives its
+consumequeue row again; its body is zeros with the right CRC, one byte at least, and nothing of it
+is indexed (no KEYS, no UNIQ_KEY). A *filler* is of transaction type ROLLBACK: no broker gives that
+a row or an index entry (recovery.md §6, consumequeue.md §4, index.md §5).
 
 What brokers make of a row filler (read in the sources of 4.9.3 and 5.3.3):
 
@@ -17,7 +17,7 @@ What brokers make of a row filler (read in the sources of 4.9.3 and 5.3.3):
 * ``RMQ_SYS_TRANS_HALF_TOPIC``: a born time of 0 is older than any fileReservedTime, so the
   check service takes it for expired (needSkip) and moves it to TRANS_CHECK_MAX_TIME_TOPIC.
 * ``RMQ_SYS_TRANS_OP_HALF_TOPIC``: tag ``d`` and a body that is no number: getLong gives -1,
-  smaller than any offset, so the op counts as done. 4.9.3 throws on an empty body.
+  smaller than any offset, so the op counts as done.
 * ``rmq_sys_wheel_timer`` (5.x): without TIMER_OUT_MS enqueueing stops for ever; one of time 0
   goes straight to delivery, where TIMER_DEL_UNIQKEY makes doPut drop it.
 * batch queues: INNER_NUM and INNER_BASE, flag INNER_BATCH without NEED_UNWRAP: clients unwrap
@@ -36,6 +36,7 @@ import numpy as np
 from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.filler import LOST, MARK, NOWHERE, TOPIC
 from rmqctl.formats.local.message import (
     BLANK_SIZE,
     CRC_MASK,
@@ -52,15 +53,14 @@ from rmqctl.formats.local.message import (
 from rmqctl.scan.frames import Array, shape
 from rmqctl.scan.overlay import Parts
 
-MARK = "RMQCTL"
-LOST = "lost"
-TOPIC = "RMQCTL_TOMBSTONE"
 MOST = 4 << 20
 """The largest filler: a broker's default limit of a message."""
 _ZEROS = 1 << 16
 _PAGE = bytes(_ZEROS)
 _BLANK = layout.reader(Blank)
-_NOWHERE = (bytes(4), 0)
+_LEAST_BODY = 1
+"""No filler has an empty body: the push consumer of 4.9 asks for one again and again, for ever, and
+mqadmin's printMsg stops at it."""
 _REQUIRED: dict[str, dict[str, str]] = {
     props.SCHEDULE_TOPIC: {props.REAL_TOPIC: props.HALF_TOPIC, props.REAL_QUEUE_ID: "0"},
     props.OP_HALF_TOPIC: {props.TAGS: "d"},
@@ -87,7 +87,7 @@ class Style:
     """
 
     sealed: bool = False
-    host: tuple[bytes, int] = _NOWHERE
+    host: tuple[bytes, int] = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +121,16 @@ class Filler:
     def least(self, style: Style) -> int:
         """Bytes of the smallest record that can say it."""
         text = _text(self.required, style)
-        return size_of(0, self._magic, self._least_body, len(self.topic), len(text))
+        return size_of(0, self._magic, _LEAST_BODY, len(self.topic), len(text))
 
     def wanted(self, style: Style) -> int:
         """Bytes of the smallest record that says it with the mark."""
         text = _text(self.required | {MARK: LOST}, style)
-        return size_of(0, self._magic, self._least_body, len(self.topic), len(text))
+        return size_of(0, self._magic, _LEAST_BODY, len(self.topic), len(text))
 
     @property
     def _magic(self) -> int:
         return magic_for(self.topic)
-
-    @property
-    def _least_body(self) -> int:
-        return 1 if self.rows[0].topic == props.OP_HALF_TOPIC else 0
 
     def parts(self, physical: int, size: int, time: int, style: Style) -> Parts:
         """The record of ``size`` bytes at ``physical`` (positions count from its start).
@@ -190,9 +186,9 @@ def filler(physical: int, size: int, time: int, style: Style) -> Parts:
     if size < least_filler(style):
         raise ValueError(f"{size} bytes are too few for a record")
     topic, text = _raw(TOPIC), _text({MARK: LOST}, style)
-    if size < size_of(0, MAGIC_V1, 0, len(topic), len(text)):
+    if size < size_of(0, MAGIC_V1, _LEAST_BODY, len(topic), len(text)):
         text = _text({}, style)
-    if size < size_of(0, MAGIC_V1, 0, len(topic), len(text)):
+    if size < size_of(0, MAGIC_V1, _LEAST_BODY, len(topic), len(text)):
         topic = b""
     template = _template(MAGIC_V1, topic, text, sysflag.TRANSACTION_ROLLBACK, style.host)
     return _record(template, MAGIC_V1, physical, size, style, born_timestamp=time,
@@ -201,7 +197,7 @@ def filler(physical: int, size: int, time: int, style: Style) -> Parts:
 
 def least_filler(style: Style) -> int:
     """Bytes of the smallest filler."""
-    return MIN_SIZE + (append_crc.SIZE if style.sealed else 0)
+    return MIN_SIZE + _LEAST_BODY + (append_crc.SIZE if style.sealed else 0)
 
 
 def blank(size: int) -> Parts:
@@ -227,7 +223,7 @@ def _template(magic: int, topic: bytes, properties: bytes, sys_flag: int,
     """(head, what follows the body) of such a record; lengths, places and times are not set."""
     raw = build(Record(
         total_size=0, magic=magic, body_crc=0, queue_id=0, flag=0, queue_offset=0,
-        physical_offset=0, sys_flag=sys_flag, born_timestamp=0, born_host=_NOWHERE,
+        physical_offset=0, sys_flag=sys_flag, born_timestamp=0, born_host=NOWHERE,
         store_timestamp=0, store_host=host, reconsume_times=0,
         prepared_transaction_offset=0, body=b"", topic=topic, properties=properties))
     head = variant(0, magic).head_size

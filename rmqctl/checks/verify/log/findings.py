@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from rmqctl.checks.findings import WARNING, Finding
+from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local.message import Record, host_text
 from rmqctl.scan.frames import BLANK, ZERO, Span
 
+_NAMED = 3
 _GAP = "zeros to the end of the file, though the log goes on in a later one"
 
 
@@ -22,7 +24,8 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     """Damage in physical order, then what was cut off the end of the log."""
     ahead = [one for one in queue_findings if one.category == "cq-ahead"]
     gone = sum(one.count for one in ahead)
-    found = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context)]
+    found = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context),
+             *_fillers(context)]
     for one in sorted(found, key=lambda one: one.offset or 0):
         if ahead and one.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
@@ -142,3 +145,17 @@ def _headers(context: Context) -> Iterator[Finding]:
     if headers.unkept:
         yield Finding(rules.BORN_PORT, "commitlog", f"{headers.unkept} more records with a head "
                       "that no broker can have written (only counted)", count=headers.unkept)
+
+
+def _fillers(context: Context) -> Iterator[Finding]:
+    """What `recover` put in place of lost bytes stays to be seen."""
+    counts, first = context.result.fillers, context.result.first_filler
+    if first is None:
+        return
+    count = sum(counts.values())
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    topics = ", ".join(f"{topic or '(no topic)'} {many}" for topic, many in ordered[:_NAMED])
+    more = f" and {len(ordered) - _NAMED} more topics" if len(ordered) > _NAMED else ""
+    yield Finding("fillers", "commitlog", f"{plural(count, 'filler stands', 'fillers stand')} for "
+                  f"lost bytes ({topics}{more}), the first at {first}", count=count,
+                  **_place(context, first))

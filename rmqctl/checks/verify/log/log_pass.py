@@ -26,6 +26,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Message, decode
 from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
+from rmqctl.scan.fillers import fillers
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
@@ -135,6 +136,7 @@ class LogPass:
         found.last_record_end = found.last_record_start + int(size[-1])
         # What the messages lead to is compared by blocks: the batch's data is gone after this.
         codes = self._topics.encode(text.topics(batch))
+        self._count_fillers(batch, codes, ok)
         if bad:
             self._keep_bad(batch, codes, ok)
         if self._batch_topics:
@@ -142,6 +144,17 @@ class LogPass:
         self._gathered.add(batch, codes, ok, sealed)
         if self._gathered.count >= BLOCK:
             self._flush_block()
+
+    def _count_fillers(self, batch: Batch, codes: Array, ok: Array) -> None:
+        rows = np.flatnonzero(fillers(batch) & ok)
+        if not len(rows):
+            return
+        found = self.result
+        if found.first_filler is None:
+            found.first_filler = int(batch.offset[rows[0]])
+        for code, count in zip(*np.unique(codes[rows], return_counts=True), strict=True):
+            topic = os.fsdecode(self._topics.texts[int(code)])
+            found.fillers[topic] = found.fillers.get(topic, 0) + int(count)
 
     def _keep_span(self, span: Span) -> None:
         if len(self.result.spans) < KEEP:

@@ -1,0 +1,28 @@
+"""What marks a filler: a message that `recover` put in place of lost bytes.
+
+All come from the host 0.0.0.0:0, which no broker takes a message from. Their property ``RMQCTL`` is
+``lost`` where that fits; where it does not, the body is all zeros.
+"""
+
+from __future__ import annotations
+
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record
+
+MARK = "RMQCTL"
+LOST = "lost"
+TOPIC = "RMQCTL_FILLER"
+"""The topic of fillers of which no queue knows."""
+NOWHERE = (bytes(4), 0)
+"""Their born host."""
+
+
+def is_filler(record: Record) -> bool:
+    """Whether `recover` made this message."""
+    if record.born_host != NOWHERE:
+        return False
+    values = props.parse(record.properties.decode("utf-8", "replace"))
+    if MARK in values:
+        return values[MARK] == LOST
+    return bool(record.body) and not record.body.strip(b"\0") and not (
+        values.keys() & {props.UNIQUE_KEY, props.KEYS})

@@ -1,0 +1,46 @@
+"""How many fillers still stand where repairs put them: what `info` says without reading the log."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from rmqctl.errors import RmqctlError
+from rmqctl.repair.executor.journal import history, load
+from rmqctl.scan.fillers import fillers
+from rmqctl.scan.source import FileSource
+from rmqctl.scan.walk import Walk
+from rmqctl.store.store import Store
+
+_UNDONE = "undone"
+
+
+def fillers_left(store: Store) -> int:
+    """The fillers in the bytes of the log that repairs of this store wrote and nobody took back.
+
+    Those of a store that was copied without its ``.rmqctl`` are not known; `verify` and `stats`,
+    which read the log, count these too. A journal or file that cannot be read counts for nothing.
+    """
+    by_path = {os.path.realpath(one.path): one for one in store.log.files}
+    places: dict[str, set[tuple[int, int]]] = {}
+    with suppress(RmqctlError):
+        for entry in history(store.root):
+            if entry.state == _UNDONE:
+                continue
+            with suppress(RmqctlError):
+                for record in load(store.root, entry.id).records:
+                    path = os.path.realpath(os.path.join(store.root, record.target))
+                    if path in by_path and record.kind in ("create", "patch", "replace"):
+                        spans = record.spans or ((0, by_path[path].size),)
+                        places.setdefault(path, set()).update(spans)
+    count = 0
+    for path, mine in places.items():
+        file = by_path[path]
+        with suppress(RmqctlError), FileSource(path, file.base) as source:
+            reach = 0
+            for start, size in sorted(mine):
+                first = max(start, reach)
+                reach = max(reach, start + size)
+                for batch in Walk(source, first, min(start + size, source.size)):
+                    count += int(fillers(batch).sum()) if len(batch) else 0
+    return count

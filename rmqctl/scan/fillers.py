@@ -1,0 +1,30 @@
+"""Fillers among the messages of a walk (`formats.local.filler`)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rmqctl.formats.local import filler
+from rmqctl.formats.local.message import decode, fixed_field
+from rmqctl.formats.local.sysflag import BORN_HOST_V6
+from rmqctl.scan import text
+from rmqctl.scan.frames import Array, Batch, gather_int
+
+_BORN = fixed_field("born_timestamp").offset + fixed_field("born_timestamp").size
+
+
+def fillers(batch: Batch) -> Array:
+    """Which messages of a batch are fillers (bool)."""
+    found: Array = (batch.column("born_host.port") == 0) & (
+        batch.column("sys_flag") & BORN_HOST_V6 == 0)
+    rows = np.flatnonzero(found)
+    rows = rows[gather_int(batch.data, batch.start[rows] + _BORN, "i4") == 0]
+    found[:] = False
+    if not len(rows):
+        return found
+    marked, values = text.Properties(batch.select(rows)).find(filler.MARK)
+    said = np.array([value == filler.LOST.encode() for value in values.tolist()], bool)
+    found[rows[marked[said]]] = True
+    for row in np.setdiff1d(rows, rows[marked]).tolist():
+        found[row] = filler.is_filler(decode(batch.bytes_at(row)))
+    return found
