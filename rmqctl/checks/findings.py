@@ -264,7 +264,7 @@ CATEGORIES: dict[str, Category] = {
     "tiered-gap": Category(
         ERROR, "bytes between two segments of a flat file are missing", _look_into_tier),
     "tiered-overlap": Category(
-        WARNING, "a segment goes on behind the start of the next one", _look_into_tier),
+        WARNING, "a segment goes on beyond the start of the next one", _look_into_tier),
     "tiered-metadata-missing": Category(
         WARNING, "there is no metadata, or only its backup", _recover_tier),
     "tiered-metadata-damaged": Category(
@@ -299,7 +299,7 @@ CATEGORIES: dict[str, Category] = {
     "tiered-body-crc": Category(
         ERROR, "the body of a tiered message does not match its CRC", _look_into_tier),
     "tiered-shifted": Category(
-        ERROR, "messages lie behind their place: a broker repeated a torn write", _look_into_tier),
+        ERROR, "messages lie after their place: a broker repeated a torn write", _look_into_tier),
     "tiered-orphans": Category(
         INFO, "bytes of a tiered commit log that no unit leads to", _recover_tier),
     "tiered-index-unreadable": Category(
@@ -325,5 +325,5 @@ CATEGORIES: dict[str, Category] = {
     "tiered-differs": Category(
         ERROR, "a message in the tier is not the one in the local store", _look_into_tier),
     "tiered-oddity": Category(
-        INFO, "what some version of a broker leaves behind; harmless", _look_into_tier),
+        INFO, "what some version of a broker leaves over; harmless", _look_into_tier),
 }

@@ -89,7 +89,7 @@ REGISTRY: tuple[CommandSpec, ...] = (
     _spec("query id", "read-only", _INSPECT, "The message with a message id"),
     _spec("query time", "read-only", _INSPECT, "The queue offset at a time, as a broker says"),
     _spec("query offset", "read-only", _INSPECT, "The message at a physical offset"),
-    _spec("offsets", "read-only", _INSPECT, "Queue ranges, consumer offsets and how far behind"),
+    _spec("offsets", "read-only", _INSPECT, "Queue ranges, consumer offsets and their lag"),
     _spec("config", "read-only", _INSPECT, "The JSON files of config/, with their backups"),
     _spec("stats", "read-only", _INSPECT, "Counts, bytes and rates by topic, queue, tag or time"),
     _spec("verify", "read-only", _CHECK, "Check everything that can be checked, byte by byte"),

@@ -49,7 +49,7 @@ def command(
         "--batch-size", metavar="N", min=1, help="Most messages of a batch.")] = 32,
     on_error: Annotated[str, typer.Option(
         "--on-error", metavar="stop|skip|collect FILE", help="What a bad line does: end the run, "
-        "be left out, or be left out and kept in a new file named behind it.")] = "stop",
+        "be left out, or be left out and kept in a new file that is named there.")] = "stop",
     keep_queue_offsets: Annotated[bool, typer.Option(
         "--keep-queue-offsets", help="With --as-recorded: recorded queue offsets as they are, even "
         "where the queue does not go on there. Without it such messages are numbered "

@@ -14,6 +14,7 @@ from rmqctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.checks.diff.diff import Diff
+    from rmqctl.checks.diff.differences import Run
     from rmqctl.output import Output
     from rmqctl.output.human import Human
     from rmqctl.store import Store as OpenedStore
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 NAME = ("diff",)
 EFFECT = "read-only"
 
+_TOPICS = 3
 _BRIEF = ("kind", "where", "queue", "fields", "detail")
 _STYLES = {"different": "warn", "queue": "warn", "config": "dim"}
 
@@ -44,7 +46,7 @@ def command(
         "--strict", help="Paired by queue, also compare where a message is stored: physical "
         "offset, store host, record version.")] = False,
     view: Annotated[Literal["disk", "broker"], typer.Option(
-        "--view", help="The stores as they lie on disk, with what lies behind damage, or as far as "
+        "--view", help="The stores as they lie on disk, with what lies beyond damage, or as far as "
         "a broker would keep them when it starts.")] = "disk",
     max_differences: Annotated[int, typer.Option(
         "--max-differences", metavar="N", min=0, help="List at most N; all are counted.")] = 1000,
@@ -115,6 +117,7 @@ def _show(out: Output, run: Diff) -> None:
 
 
 def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
+    from rmqctl.checks.diff.differences import runs
     from rmqctl.output.units import count_text, counted, size_text
 
     total = run.differences.total
@@ -126,7 +129,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
         page.text("\n".join(run.remarks), "warn")
     if rows:
         page.blank()
-        page.table(map(_brief, rows), _BRIEF,
+        page.table(map(_brief, runs(run.differences.kept)), _BRIEF,
                    styles={"kind": lambda value: _STYLES.get(value, "bad")})
     page.heading("Summary")
     said = run.summary
@@ -165,11 +168,25 @@ def _config(found: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _brief(row: dict[str, Any]) -> dict[str, Any]:
-    where = row["file"] or ("" if row["physical_offset"] is None else str(row["physical_offset"]))
-    if row["physical_offset_b"] is not None:
-        where += f" / {row['physical_offset_b']}"
-    queue = "" if row["topic"] is None else f"{row['topic']}/{row['queue_id']}" + (
-        f" #{row['queue_offset']}" if row["queue_offset"] is not None else "")
-    return {"kind": row["kind"], "where": where, "queue": queue,
-            "fields": ", ".join(row["fields"]), "detail": row["detail"]}
+def _brief(run: Run) -> dict[str, Any]:
+    """A row of the table: one difference, or as many as follow each other."""
+    from rmqctl.output.units import counted
+
+    one, last = run.first, run.last
+    where = one.file or ("" if one.physical_offset is None else str(one.physical_offset))
+    if run.count > 1 and one.physical_offset is not None:
+        where += f" to {run.end}"
+    if one.physical_offset_b is not None:
+        where += f" / {one.physical_offset_b}"
+    topics = sorted({topic for topic, _ in run.queues if topic is not None})
+    if len(run.queues) > 1:
+        queue = f"{counted(len(run.queues), 'queue')} of {', '.join(topics[:_TOPICS])}" + (
+            f" and {len(topics) - _TOPICS} more topics" if len(topics) > _TOPICS else "")
+    else:
+        queue = "" if one.topic is None else f"{one.topic}/{one.queue_id}" + (
+            f" #{one.queue_offset}" if one.queue_offset is not None else "") + (
+            f" to #{last.queue_offset}" if run.count > 1 else "")
+    detail = one.detail if run.count == 1 else counted(run.count, "message") + (
+        f"; the first: {one.detail}" if one.detail else "")
+    return {"kind": one.kind, "where": where, "queue": queue, "fields": ", ".join(one.fields),
+            "detail": detail}

@@ -21,7 +21,7 @@ def command(
         "messages have all expired, its consumequeue), the consumequeues alone (the log is not "
         "read), or the greater of both.")] = "log",
     view: Annotated[Literal["disk", "broker"], typer.Option(
-        "--view", help="The log as it lies on disk, with what lies behind damage, or as far as a "
+        "--view", help="The log as it lies on disk, with what lies beyond damage, or as far as a "
         "broker would keep it when it starts.")] = "disk",
     jobs: Jobs = 1,
     store: StoreQueues,

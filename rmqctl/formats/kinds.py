@@ -55,7 +55,7 @@ TIERED_METADATA = "tiered_metadata"
 KINDS: dict[str, str] = {
     COMMITLOG: "messages in the order they were stored",
     CONSUMEQUEUE: "the rows of a queue, pointing into the commitlog",
-    CONSUMEQUEUE_EXT: "filter bit maps and tags codes behind a consumequeue",
+    CONSUMEQUEUE_EXT: "filter bit maps and tags codes beside a consumequeue",
     BATCHCONSUMEQUEUE: "the rows of a queue of batches",
     INDEX: "message keys, pointing into the commitlog",
     CHECKPOINT: "up to which time each structure was flushed",

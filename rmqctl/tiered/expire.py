@@ -222,7 +222,7 @@ class _Expiring:
                 newest = None
             if newest is None:
                 self._plan.notes.append(f"{flat.reader.where(segment.path)}: is no index file that "
-                                        "can be read; it and those behind it stay")
+                                        "can be read; it and those after it stay")
                 return
             # No bytes: its name may be that of the next one.
             if not segment.size or newest >= limit:

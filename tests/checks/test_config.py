@@ -206,3 +206,15 @@ def test_random_bytes(name: str, main: bytes, backup: bytes | None,
     assert trouble(found) or main.strip()
     for one in found:
         assert one.offset is None or 0 <= one.offset <= max(len(main), len(backup or b""))
+
+
+def test_a_file_too_large_to_read_is_a_finding(tiny, rmqctl):
+    """Nobody knows what is in it: no store is called sound for that."""
+    path = tiny.root / "config" / "topics.json"
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    os.truncate(path, (64 << 20) + 1)
+    found = rmqctl("verify", tiny.root, "--only", "config", "-o", "json").expect(1).json()
+    one = next(one for one in found["findings"] if one["file"] == "config/topics.json")
+    assert (one["category"], one["severity"]) == ("config-oddity", "warning")
+    assert "67108865 bytes" in one["detail"]

@@ -110,7 +110,7 @@ def test_a_queue_that_has_expired_as_a_whole(kept: bool, tmp_path: Path) -> None
     assert run.equal is kept
     assert counts(run) == (4, 0, 0, 0 if kept else 4)
     assert [(one["where"], one["messages"]) for one in run.summary["outside"]] == [
-        ("before" if kept else "behind", 4)]
+        ("before" if kept else "beyond", 4)]
 
 
 def test_a_message_that_is_there_twice(pair: tuple[Tiny, Tiny]) -> None:

@@ -38,7 +38,7 @@ def test_a_slave_that_lags(pair: tuple[Tiny, Tiny]) -> None:
     assert in_log(run) == [("missing-in-b", one.start) for one in a.messages[6:]]
     assert run.differences.kept[0].detail.startswith("b ends at ")
     assert [(one["store"], one["where"], one["messages"]) for one in run.summary["outside"]] == [
-        ("a", "behind", 2)]
+        ("a", "beyond", 2)]
     by_queue = diff(a.root, b.root, "queue")
     assert sorted(in_log(by_queue)) == in_log(run)
     assert next(one.detail for one in by_queue.differences.kept if one.queue_id == 1) == (

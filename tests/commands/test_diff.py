@@ -151,3 +151,17 @@ def test_nothing_is_written_and_little_is_kept(golden: GoldenFolder, tmp_path: P
     with assert_unchanged(a, b):
         for by in ("physical", "queue"):
             rmqctl_process("diff", a, b, "--by", by, memory=2048 * MIB).expect(1)
+
+
+def test_differences_that_follow_each_other_are_one_row(golden: GoldenFolder, rmqctl: Run) -> None:
+    pair = [golden("5.3.3/crash-crc/before"), golden("5.3.3/crash-trunc-header/after")]
+    listed = rmqctl("diff", *pair, "-o", "json").expect(1).json()["differences"]
+    missing = [one for one in listed if one["kind"] == "missing-in-b"]
+    assert len(missing) == 17
+    page = rmqctl("diff", *pair, "-o", "plain").expect(1).out
+    rows = [line for line in page.splitlines() if line.startswith("missing-in-b")]
+    end = missing[-1]["physical_offset"] + missing[-1]["length"]
+    assert len(rows) == 1
+    assert f"{missing[0]['physical_offset']} to {end}" in rows[0]
+    assert "4 queues of TP_bill_Event9, TP_pay_Topic" in rows[0]
+    assert "17 messages" in rows[0]

@@ -35,7 +35,7 @@ def test_messages_of_a_missing_last_file_are_listed(golden: GoldenFolder, name: 
     assert all(one.time_from is not None and one.time_from >= last for one in beyond)
     assert any(one.key_hashes for one in beyond)
     assert found.lost_total == len(found.lost)
-    assert any("behind the last file" in note for note in found.notes)
+    assert any("beyond the last file" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("name", AHEAD)

@@ -315,3 +315,11 @@ def test_a_dry_run_refuses_what_the_run_refuses(golden_copy, rmqctl):
     (root / "config" / "tieredStoreMetadata.json").write_bytes(b"{")
     for how in ([], ["--dry-run"]):
         assert "recover" in rmqctl("tiered", "commit", root, *how).expect(6).err
+
+
+def test_nothing_to_commit_is_no_failure(tmp_path: Path) -> None:
+    """Nothing was uploaded yet."""
+    (tmp_path / "tier" / "config").mkdir(parents=True)
+    done = cli.run("tiered", "commit", tmp_path / "tier", "-o", "json")
+    assert (done.code, done.json()) == (0, [])
+    assert cli.run("tiered", "commit", tmp_path / "nowhere").code == 3

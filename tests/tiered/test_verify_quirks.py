@@ -72,7 +72,7 @@ def test_orphans_are_counted_and_told(tmp_path: Path) -> None:
     assert found.ok
     assert informed(found) == {"tiered-orphans"}
     text = details(found, "tiered-orphans")
-    assert "2 whole messages (1 written again behind, 1 not yet in the consume queue)" in text
+    assert "2 whole messages (1 written again after it, 1 not yet in the consume queue)" in text
     assert "77 bytes" in text
     cover = found.coverage
     assert (cover.messages, cover.orphans) == (2, 2)
@@ -180,7 +180,7 @@ def test_a_torn_write_that_was_repeated_behind_its_part(tmp_path: Path, part: in
     assert "tiered-shifted" in categories(found)
     assert categories(found) <= {"tiered-shifted", "tiered-record"}
     one = next(one for one in found.findings if one.category == "tiered-shifted")
-    assert f" {part} bytes behind" in one.detail
+    assert f" {part} bytes after" in one.detail
     whole = part // len(message.build(queue.records[3]))
     assert one.count >= 5 + 2 - whole - 1
 

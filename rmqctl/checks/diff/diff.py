@@ -127,7 +127,7 @@ class Diff:
                 at = max(side.position, start)
                 count = job.rest(side, side.end, f"{other.name} ends at {other.end}")
                 if count:
-                    outside.append({"store": side.name, "where": "behind", "from": at,
+                    outside.append({"store": side.name, "where": "beyond", "from": at,
                                     "to": side.end, "messages": count})
                     self.remarks.append(f"{other.name} ends at {other.end}, {side.name} goes on "
                                         f"to {side.end}: {plural(count, 'message')}")

@@ -8,7 +8,7 @@ that is too short) is passed over: what the other store has there is missing her
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -97,6 +97,49 @@ class Differences:
         """Counts differences that are not kept."""
         if more:
             self.counts[kind] += more
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Differences of one kind that follow each other without a gap: in the log, or in a queue."""
+
+    first: Difference
+    last: Difference
+    count: int
+    queues: frozenset[tuple[str | None, int | None]]
+
+    @property
+    def end(self) -> int | None:
+        """The physical offset behind the last one."""
+        if self.last.physical_offset is None:
+            return None
+        return self.last.physical_offset + (self.last.length or 0)
+
+
+def runs(found: Iterable[Difference]) -> Iterator[Run]:
+    """The differences with those coalesced that go on where the one before ends."""
+    run: Run | None = None
+    for one in found:
+        if run is not None and _goes_on(run, one):
+            run = Run(run.first, one, run.count + 1, run.queues | {(one.topic, one.queue_id)})
+            continue
+        if run is not None:
+            yield run
+        run = Run(one, one, 1, frozenset({(one.topic, one.queue_id)}))
+    if run is not None:
+        yield run
+
+
+def _goes_on(run: Run, one: Difference) -> bool:
+    last = run.last
+    if (one.kind, one.structure, one.fields, one.file) != (
+            last.kind, last.structure, last.fields, last.file) or one.structure != "commitlog":
+        return False
+    if one.physical_offset is not None and one.physical_offset == run.end:
+        return True
+    return (one.topic is not None and len(run.queues) == 1
+            and (one.topic, one.queue_id) == (last.topic, last.queue_id)
+            and last.queue_offset is not None and one.queue_offset == last.queue_offset + 1)
 
 
 # -- records --------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def differences(made: Prediction, found: Load, conf: BrokerConf) -> list[str]:
     """
     out: list[str] = []
     if found.wrong_size:
-        out.append("a file of the wrong size: up to 4.4.0, and in 4.9.2, it and the files behind "
+        out.append("a file of the wrong size: up to 4.4.0, and in 4.9.2, it and the files after "
                    "it are left out and the broker starts; 4.5.1 to 4.9.1 and 4.9.3 on refuse")
     if found.folders:
         out.append("folders among the files are skipped from 5.1.0 on; older brokers refuse")

@@ -77,7 +77,7 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
     used = rest.rstrip(b"\0")
     if used:
         first = len(rest) - len(rest.lstrip(b"\0"))
-        yield _finding("checkpoint-damaged", store, "something stands behind the fields, where a "
+        yield _finding("checkpoint-damaged", store, "something stands after the fields, where a "
                        "broker writes zeros", CHECKPOINT.size + first, len(used) - first)
     yield from _values(store, layout.parse(data), last, log_end, held)
 

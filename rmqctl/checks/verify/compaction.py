@@ -211,7 +211,7 @@ class _Queue:
             before = np.concatenate([[self._newest], base[sound][:-1]])
             self._newest = int(base[sound[-1]])
             yield from self._tell_rows(file, at, rows, sound[base[sound] <= before],
-                                       "msg_base_offset", "is not behind the row before")
+                                       "msg_base_offset", "is not after the row before")
 
     def _tell_rows(self, file: StoreFile, at: int, rows: Array, which: Array, name: str,
                    words: str) -> Iterator[Finding]:

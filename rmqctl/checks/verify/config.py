@@ -82,7 +82,7 @@ def judge(store: Store, found: ConfigFile, *, known: bool = True,
 
     if main.size > MAX_SIZE:
         yield tell("config-oddity", main, f"{main.size} bytes: larger than what is read of such a "
-                   "file, not checked", INFO)
+                   "file, so nobody knows what is in it", WARNING)
     elif main.state == UNREADABLE and main.offset is None:
         yield tell("file-unreadable", main, f"{main.reason}; {_of_backup(backup)}")
     elif main.state in (EMPTY, UNREADABLE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from typing import Annotated
 
@@ -39,6 +40,9 @@ def command(
     """
     from rmqctl.tiered.dispatch.resume import Committed, commit_tier
 
+    if _is_empty(tier.root):
+        out.rows([], _COLUMNS, empty="nothing was half done: the tier is empty")
+        return ExitCode.OK
     found: list[Committed] = []
     with DeferredSignals() as signals, closing(
             commit_tier(tier.root, tier.metadata, wall_clock, dry_run=dry_run)) as queues:
@@ -56,3 +60,11 @@ def command(
         out.note("dry run: nothing was changed")
     out.rows([one.as_dict() for one in found], _COLUMNS, empty="nothing was half done")
     return ExitCode.FINDINGS if any(one.done.fault for one in found) else ExitCode.OK
+
+
+def _is_empty(root: str) -> bool:
+    """Whether nothing was ever uploaded: the folder is there, and no cluster's folder in it."""
+    try:
+        return set(os.listdir(root)) <= {"config", ".rmqctl"}
+    except (OSError, ValueError):
+        return False  # behind a URL, or not there: who opens it says which

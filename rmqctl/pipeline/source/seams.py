@@ -170,7 +170,7 @@ def whole(walk: Walk) -> None:
     """StoreIOError when the file turned out to be shorter than it was."""
     if walk.shrunk:
         raise StoreIOError(f"{walk.source.name}: the file shrank while it was read: nothing "
-                           f"behind byte {walk.source.size}, what was there is missing")
+                           f"after byte {walk.source.size}, what was there is missing")
 
 
 class PlannedSource:

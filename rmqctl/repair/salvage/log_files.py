@@ -61,7 +61,7 @@ def log_parts(store: Store) -> list[LogPart]:
         at = found[-1].end if found else one.base
         if one.base < at or (one.base - at) % size:
             raise RefusedError(f"{one.path}: its name is no place for a file of {size} bytes "
-                               f"behind {at}")
+                               f"beyond {at}")
         if (one.base - at) // size > max(_FAR, 4 * len(log.files)):
             raise RefusedError(f"{one.path}: {(one.base - at) // size} files would be missing "
                                "before it, so it is hardly one of this log: move it elsewhere")

@@ -210,7 +210,7 @@ class _Job:
                          "forceVerifyPropCRC ends its log there; they are left as they are")
         if evidence.ahead:
             found.append(plural(evidence.ahead, "consumequeue row leads", "consumequeue rows lead")
-                         + " behind the last file of the log: these queues go on at smaller queue "
+                         + " beyond the last file of the log: these queues go on at smaller queue "
                          "offsets")
         return found
 

@@ -123,7 +123,7 @@ def _left_as_is(store: Store, to: int) -> list[str]:
     if any(listing(store.path("compaction", "compactionLog", topic)).folders
            for topic in listing(store.path("compaction", "compactionLog")).folders):
         notes.append("compaction/ keeps copies of messages of compaction topics; what they hold "
-                     "of messages behind the cut stays")
+                     "of messages beyond the cut stays")
     return notes
 
 
@@ -253,7 +253,7 @@ def cut_log(store: Store, to: int) -> Planned:
         if one.base > to:
             moved.append(MoveAside(name))
             actions.append(Action("move aside", name, one.size, None,
-                                  f"begins behind physical offset {to}"))
+                                  f"begins beyond physical offset {to}"))
             continue
         if not one.base <= to < one.base + size:
             continue
@@ -348,7 +348,7 @@ def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict
         said.append(f"{plural(cut.count, 'message is', 'messages are')} cut; the first "
                     f"{len(cut.listed)} are listed")
     if cut.damaged:
-        said.append(f"{plural(cut.damaged, 'damaged part')} of the log behind the cut "
+        said.append(f"{plural(cut.damaged, 'damaged part')} of the log beyond the cut "
                     "may hold messages, too")
     topics = cut.by_topic
     if topics[SCHEDULE_TOPIC]:

@@ -212,5 +212,5 @@ def _tell(store: Store, view: View, spans: _Spans, last_record: int, report: Rep
         there = find_end(store).offset
         if there > view.log_end:
             report(Problem("note", f"a broker ends the log at physical offset {view.log_end}; "
-                           f"what lies behind it, up to {there}, is left out", view.log_end,
+                           f"what lies beyond it, up to {there}, is left out", view.log_end,
                            there - view.log_end))

@@ -125,7 +125,7 @@ def _segment_at(queue: FlatQueue, metadata: Metadata, when: int) -> Segment:
         # Java's division goes towards zero, so an empty range stays at its lower end.
         middle = low + (high - low) // 2 if low <= high else low
     if middle >= len(segments):
-        raise FormatError("a broker fails here: the time is behind that of every segment",
+        raise FormatError("a broker fails here: the time is beyond that of every segment",
                           file=queue.consume_queue.reader.where(queue.consume_queue.folder))
     return segments[middle]
 

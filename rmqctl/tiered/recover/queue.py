@@ -245,7 +245,7 @@ class QueueRecovery:
                 shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big")))
         for path, pieces in by_segment.items():
             self._out.act(Patch(path, tuple(pieces)), "put places right", len(pieces), None,
-                          "a block was written again behind a part of itself: these messages say "
+                          "a block was written again after a part of itself: these messages say "
                           "another place than theirs")
 
     def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
@@ -280,7 +280,7 @@ class QueueRecovery:
         copy_ranges(log.reader, last.path, [(0, cut - last.base)], path)
         target = self._target(names.COMMIT_LOG, last.base)
         self._out.act(Replace(target, FileContent(path), last.mtime_ms * 1_000_000), "cut",
-                      last.size, cut - last.base, "no unit leads to what lies behind")
+                      last.size, cut - last.base, "no unit leads to what lies beyond")
         if last.size > last.usable or end < last.base:
             out.notes.append(f"{self._queue.commit_log.folder}: what no unit leads to in earlier "
                              "segments stays")
@@ -362,7 +362,7 @@ class QueueRecovery:
             if segment.size and self._changes:
                 self._move_aside([segment], "none of its units leads to a message")
             elif segment.base < last and self._changes:
-                self._move_aside([segment], "it is empty, and files behind it are not: a broker "
+                self._move_aside([segment], "it is empty, and files after it are not: a broker "
                                             "would meet a gap")
             elif segment.name_ok:
                 self._out.consume_queue.append(RecoveredSegment(

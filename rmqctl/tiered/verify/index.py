@@ -82,7 +82,7 @@ def _header(file: IndexFile) -> Iterator[Finding]:
                    0, length=4)
     tail = file.read(file.size - fmt.TAIL_SIZE, fmt.TAIL_SIZE)
     if shape.old and tail != fmt.BEGIN_MAGIC.to_bytes(fmt.TAIL_SIZE, "big"):
-        yield note(file, "tiered-index-header", "the seal behind the items is not what 5.1 writes",
+        yield note(file, "tiered-index-header", "the seal after the items is not what 5.1 writes",
                    file.size - fmt.TAIL_SIZE, length=fmt.TAIL_SIZE)
 
 

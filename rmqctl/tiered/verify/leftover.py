@@ -110,8 +110,8 @@ class Shifts:
         distance = self._shifts.most_common(1)[0][0]
         yield self._check.place.log(
             "tiered-shifted", f"{plural(count, 'message')} from queue offset {queue_offset} on lie "
-            f"{distance} bytes behind where their units lead: a write was cut and then repeated "
-            "behind its first part", offset, queue_offset=queue_offset, count=count)
+            f"{distance} bytes after where their units lead: a write was cut and then repeated "
+            "after its first part", offset, queue_offset=queue_offset, count=count)
 
 
 class Left:
@@ -149,7 +149,7 @@ class Left:
             behind = units.end - tear.first
             yield self.place.rows(
                 "tiered-cq-torn", f"a unit was torn here: from queue offset {tear.first} on units "
-                f"lie {tear.shift} bytes behind their places, and a broker reads garbage for "
+                f"lie {tear.shift} bytes after their places, and a broker reads garbage for "
                 f"{plural(behind, 'message')}", tear.first * UNIT_SIZE,
                 queue_offset=tear.first, count=max(behind, 1))
         rest = units.torn_bytes - (units.tears[-1].shift if units.tears else 0)
@@ -310,7 +310,7 @@ class Left:
         parts = []
         if count:
             again = int((free & loose.known & ~late).sum())
-            parts.append(f"{plural(count, 'whole message')} ({again} written again behind, "
+            parts.append(f"{plural(count, 'whole message')} ({again} written again after it, "
                          f"{int(late.sum())} not yet in the consume queue)")
         if garbage:
             size = sum(span.length for span in garbage)

@@ -292,7 +292,7 @@ class QueueCheck:
         self._last = max(self._last, int(mine.max()))
         rows = np.flatnonzero(matched)
         for at in np.flatnonzero(mine <= before).tolist():
-            yield self._note("tiered-cq-order", batch, int(rows[at]), "lies behind the message of "
+            yield self._note("tiered-cq-order", batch, int(rows[at]), "lies after the message of "
                              f"queue offset {int(before[at])}")
 
     def _seals(self, batch: Batch, matched: Array) -> None:

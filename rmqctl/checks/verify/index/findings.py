@@ -75,7 +75,7 @@ def _extra(context: Context) -> Iterator[Finding]:
         physical, place = min(ahead)
         count = len(ahead) + unkept_ahead
         yield _entry(tally.files, place, "index-ahead", "physical_offset",
-                     f"{plural(count, 'entry leads', 'entries lead')} to {physical} and behind, "
+                     f"{plural(count, 'entry leads', 'entries lead')} to {physical} and beyond, "
                      f"where the log has ended ({context.log_end})", count)
 
 

@@ -30,7 +30,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
         if ahead and one.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
             yield replace(one, detail=f"{one.detail}; {gone} rows of the consumequeues lead "
-                          "behind it: their messages are gone")
+                          "beyond it: their messages are gone")
         else:
             yield one
     for name in context.result.shrunk:
@@ -43,7 +43,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
         queues = len({(one.topic, one.queue_id) for one in ahead})
         yield Finding(
             "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} rows of "
-            f"{queues} consumequeues lead behind it: their messages are gone",
+            f"{queues} consumequeues lead beyond it: their messages are gone",
             **_place(context, log_end), count=gone)
 
 

@@ -159,7 +159,7 @@ class QueueReconciler(LeftOver):
             where = unit.physical_offset if unit else self.context.log_end
             yield self.finding(
                 "cq-ahead", f"{end - first} row{'s' if end - first > 1 else ''} from queue offset "
-                f"{first} on lead to {where} and behind, where the log has ended "
+                f"{first} on lead to {where} and beyond, where the log has ended "
                 f"({self.context.log_end})", first, count=end - first)
         if self._lost:
             yield self.finding(

@@ -114,7 +114,7 @@ def _timercheck(store: Store, found: list[TimerCheckRecord]) -> Iterator[Finding
     if not timer_check.rest_is_zero(data):
         rest = data[TIMER_CHECK.size:].rstrip(b"\0")
         first = len(rest) - len(rest.lstrip(b"\0"))
-        yield tell("something stands behind the fields, where a broker writes zeros",
+        yield tell("something stands after the fields, where a broker writes zeros",
                    TIMER_CHECK.size + first, len(rest) - first)
     for name, value in record._asdict().items():
         most = _YEAR_3000 if name in ("last_read_time_ms", "timestamp") else 1 << 62

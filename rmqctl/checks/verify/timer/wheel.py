@@ -68,7 +68,7 @@ class Wheel:
         wrong = (
             ("magic", "the magic is not 0", slots["magic"] != 0),
             ("time", "the time belongs to another slot", (time <= 0) | (time % SLOTS != number)),
-            ("first_pos", "the first unit lies behind the last", first > last),
+            ("first_pos", "the first unit lies after the last", first > last),
             ("first_pos", "leads to where no unit can start", ~places),
         )
         here = slice(at, at + len(slots))
