@@ -215,6 +215,6 @@ def test_a_file_too_large_to_read_is_a_finding(tiny, rmqctl):
     path.touch()
     os.truncate(path, (64 << 20) + 1)
     found = rmqctl("verify", tiny.root, "--only", "config", "-o", "json").expect(1).json()
-    one = next(one for one in found["findings"] if one["file"] == "config/topics.json")
+    one = next(one for one in found["findings"] if str(one["file"]).endswith("config/topics.json"))
     assert (one["category"], one["severity"]) == ("config-oddity", "warning")
     assert "67108865 bytes" in one["detail"]

@@ -41,10 +41,10 @@ _WILD = 1 << 62
 
 @dataclass(slots=True)
 class Outside:
-    """Messages of one side before and behind what the other one has of the same queues."""
+    """Messages of one side before and beyond what the other one has of the same queues."""
 
     before: int = 0
-    behind: int = 0
+    beyond: int = 0
 
 
 @dataclass(slots=True)
@@ -188,14 +188,14 @@ class QueuePass:
         other = self.b if side is self.a else self.a
         first, end = self._limits_of(other)
         before = rowed & (queue_offset < first[numbers]) & (queue_offset >= 0)
-        behind = rowed & ((queue_offset >= end[numbers]) | (queue_offset < 0))
-        hopeless = before | behind
+        beyond = rowed & ((queue_offset >= end[numbers]) | (queue_offset < 0))
+        hopeless = before | beyond
         if not hopeless.any():
             return key, digest, place
         outside = self.tally.outside[side.name]
         outside.before += int(before.sum())
-        outside.behind += int(behind.sum())
-        self._missing(side, other, place[hopeless if self._whole else behind])
+        outside.beyond += int(beyond.sum())
+        self._missing(side, other, place[hopeless if self._whole else beyond])
         return key[~hopeless], digest[~hopeless], place[~hopeless]
 
     def _limits_of(self, side: Side) -> tuple[Array, Array]:
