@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Iterator
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import FILE_MODE, write_all
+from rmqctl.scan.frames import used_length
 from rmqctl.scan.source import FileSource
 
 BLOCK = 1 << 20
 """Bytes read at once."""
+_DIGESTED = 64 << 10
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -57,6 +60,22 @@ def copy_sparse(source: str, target: str) -> None:
             os.close(writing)
     finally:
         os.close(reading)
+
+
+def content_digest(path: str) -> str:
+    """What tells a file's bytes from all others; of copies it is the same, whatever their holes,
+    times and inodes. StoreIOError, also for what is no regular file.
+    """
+    with FileSource(path) as source:
+        digest = hashlib.blake2b(str(source.size).encode(), digest_size=16)
+        position = 0
+        while (used_from := source.next_data(position)) < source.size:
+            position = max(position, used_from // _DIGESTED * _DIGESTED)
+            data = source.read(position, _DIGESTED)
+            if used := used_length(data):
+                digest.update(b"%d:%d:" % (position, used) + data[:used])
+            position += _DIGESTED
+    return digest.hexdigest()
 
 
 def same_content(one: str, other: str) -> bool:

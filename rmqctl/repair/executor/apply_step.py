@@ -16,7 +16,7 @@ from typing import Literal
 from rmqctl.errors import RefusedError
 from rmqctl.files.durable import failed, make_folders, open_file, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp, is_regular, stat_file
-from rmqctl.files.sparse import same_content
+from rmqctl.files.sparse import content_digest, same_content
 from rmqctl.repair.executor.journal import Journal, Record
 from rmqctl.repair.executor.patch import compare, lay, save_spans, set_length
 from rmqctl.repair.executor.staging import staging_dirs_of
@@ -38,7 +38,8 @@ class StepStates:
     def __init__(self, root: str, journal: Journal) -> None:
         self.root, self.journal = os.path.realpath(root), journal
         self._staging_dirs = staging_dirs_of(root, journal)
-        # In a copy of the store every inode is another one.
+        # In a copy of the store every inode is another one, or by chance the same: of files only
+        # length, time and content are asked for.
         self._inodes = os.stat(self._staging_dirs[0]).st_ino == journal.inode
 
     def path(self, record: Record) -> str:
@@ -51,7 +52,18 @@ class StepStates:
         return self._in_dir(record, record.backup)
 
     def _fits(self, stamp: FileStamp | None, found: FileStamp | None) -> bool:
-        return stamp is not None and stamp.fits(found, inodes=self._inodes)
+        return stamp is not None and stamp.fits(found, inodes=self._inodes and stamp.is_folder)
+
+    def _is_new(self, record: Record, found: FileStamp) -> bool:
+        """Whether what the target's name leads to is what the step put there: by its stamp, or, as
+        a copy of a store may have other times and inodes, by its content.
+        """
+        if self._fits(record.new, found):
+            return True
+        path = self.path(record)
+        return bool(record.digest) and record.new is not None and (
+            record.new.size == found.size) and is_regular(path) and (
+            content_digest(path) == record.digest)
 
     # -- how far is it? -------------------------------------------------------------------------
 
@@ -91,7 +103,7 @@ class StepStates:
         # The new file has been put in place, and must still be there.
         if target is None:
             raise self._changed(record, "is gone")
-        if not self._fits(record.new, target):
+        if not self._is_new(record, target):
             raise self._changed(record, "was changed")
         return "done"
 
@@ -284,7 +296,7 @@ class StepApplier(StepStates):
         backup, undone = self._backup(record), self._in_dir(record, record.undone)
         old, found = stat_file(backup), stat_file(path)
         if old is None or (self._is_old(path, backup) and (
-                found is None or found.inode == old.inode or not self._fits(record.new, found))):
+                found is None or found.inode == old.inode or not self._is_new(record, found))):
             return  # never done, or taken back already
         if found is not None:
             if record.kind == "move" and not force:

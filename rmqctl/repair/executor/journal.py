@@ -57,7 +57,8 @@ class Record:
     bytes that were there (patch); ``undone`` where undo puts what the repair made. ``spans`` are
     (position, size) of the bytes of a patch. ``folders`` are those that the step makes, outermost
     first.
-    ``again``: a later step makes something anew at, or below, the target.
+    ``again``: a later step makes something anew at, or below, the target. ``digest`` tells the new
+    content (create, replace) in a copy of the store, where times and inodes may be others.
     """
 
     kind: Kind
@@ -71,6 +72,7 @@ class Record:
     spans: tuple[tuple[int, int], ...] = ()
     folders: tuple[str, ...] = ()
     again: bool = False
+    digest: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         found = {_ON_DISK.get(name, name): value for name, value in asdict(self).items()

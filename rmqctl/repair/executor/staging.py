@@ -32,7 +32,7 @@ from rmqctl.files.durable import (
     sync_folder,
 )
 from rmqctl.files.file_stamp import FileStamp, stamp_of, stat_file
-from rmqctl.files.sparse import copy_sparse, data_ranges
+from rmqctl.files.sparse import content_digest, copy_sparse, data_ranges
 from rmqctl.repair.executor.check_plan import Checked, check
 from rmqctl.repair.executor.journal import (
     FOLDER,
@@ -175,10 +175,11 @@ class Staging:
             old = stat_file(one.path)
             new = self._stage(staging_dir, staged, step, like=one.path)
             return Record("replace", target, staging_dir, staged,
-                          self._free_backup_name(staging_dir, target), undone, old, new)
+                          self._free_backup_name(staging_dir, target), undone, old, new,
+                          digest=content_digest(self._path(staging_dir, staged)))
         new = self._stage(staging_dir, staged, step, like=None, near=nearest_folder(one.path))
         return Record("create", target, staging_dir, staged, undone=undone, new=new,
-                      folders=folders)
+                      folders=folders, digest=content_digest(self._path(staging_dir, staged)))
 
     def _named(self, path: str) -> str:
         """As targets are named: relative to the root where it lies below it."""

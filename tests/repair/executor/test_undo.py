@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -20,7 +21,7 @@ from rmqctl.repair.executor.undo import preview
 from rmqctl.repair.plan import Create, MoveAside, Patch, Replace
 from rmqctl.scan.overlay import Piece
 from tests.engine_write.files_support import failing
-from tests.repair.accidents import differences, state, undo_all
+from tests.repair.accidents import bytes_of, differences, state, undo_all
 from tests.repair.executor import samples
 from tests.repair.executor.test_apply import LOG, QUEUE, apply
 from tests.support import snapshot
@@ -54,7 +55,6 @@ CHANGES = {
     "a patched file is gone": (LOG, lambda path: path.unlink()),
     "a replaced file": ("checkpoint", lambda path: path.write_bytes(b"a broker's")),
     "a replaced file is gone": ("checkpoint", lambda path: path.unlink()),
-    "the same bytes, another time": ("checkpoint", lambda path: os.utime(path, ns=(5, 5))),
     "a new file": ("index/20261121000000000", lambda path: _poke(path, 1)),
     "what was moved is there again": ("abort", lambda path: path.touch()),
 }
@@ -265,6 +265,28 @@ def test_a_copy_of_the_store_is_taken_back_too(root, folder):
     assert not differences(state(copy), old)
     undo(root)
     assert not differences(state(root), old)
+
+
+@pytest.mark.parametrize("inode", ["another", "the same"])
+@pytest.mark.parametrize("times", ["seconds", "now"])
+def test_a_copy_is_known_by_its_bytes(root, folder, inode, times):
+    """Backups keep times to the second or not at all; a restored folder may get any inode."""
+    bytes_before = bytes_of(root)
+    samples.repair(root)
+    copy = snapshot.copy_tree(root, folder / "copy")
+    for path in copy.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            when = path.stat().st_mtime_ns if times == "seconds" else time.time_ns()
+            os.utime(path, ns=(when // 10**9 * 10**9, when // 10**9 * 10**9))
+    journal, = (copy / ".rmqctl/repairs").glob("*/journal.jsonl")
+    if inode == "the same":
+        head, _, rest = journal.read_bytes().partition(b"\n")
+        told = json.loads(head) | {"inode": journal.parent.stat().st_ino}
+        journal.write_bytes(json.dumps(told).encode() + b"\n" + rest)
+    undo(copy)
+    left = bytes_of(copy)
+    assert {name: left[name] for name in left if ".rmqctl" not in name} == {
+        name: data for name, data in bytes_before.items() if ".rmqctl" not in name}
 
 
 # -- the lock ---------------------------------------------------------------------------------
