@@ -175,6 +175,8 @@ CATEGORIES: dict[str, Category] = {
     "record-damaged": Category(
         ERROR, "bytes inside the log that are no record; intact ones follow", _recover_log),
     "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _recover_log),
+    "ambiguous": Category(
+        WARNING, "whole records behind damage that may be messages or lie in a body", _recover),
     "torn-tail": Category(ERROR, "the log ends in the middle of a record", _preflight),
     "garbage-tail": Category(
         ERROR, "bytes beyond the end of the log that are no record", _preflight),

@@ -36,6 +36,10 @@ def command(
     missing_file: Annotated[Literal["fillers", "blank"], typer.Option(
         "--missing-file", help="What stands for a commitlog file that is missing between others: "
         "fillers of the messages known of it, or one blank record.")] = "fillers",
+    ambiguous: Annotated[Literal["leave-out", "keep"], typer.Option(
+        "--ambiguous", help="Whole records behind damage that may be messages, or lie in a damaged "
+        "message's body where somebody put them: neither consumequeue nor index tells. keep makes "
+        "them messages.")] = "leave-out",
     apply: ApplyOptions,
     jobs: Jobs = 1,
     engine: Annotated[EngineOptions, pick(REBUILD)],
@@ -65,8 +69,8 @@ def command(
     _refuse(only, strategy, topic, queue)
     parts = only.split(",") if only else (["consumequeue"] if topic else list(_STRUCTURES))
     given = store.over_conf(engine.given(REBUILD))
-    wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, worker_count(jobs),
-                    store.folders, store.sizes, given)
+    wishes = RecoverOptions(frozenset(parts), topic, queue, missing_file, ambiguous,
+                            worker_count(jobs), store.folders, store.sizes, given)
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands import recover_table
 

@@ -25,7 +25,7 @@ from rmqctl.repair.rebuild.foreign_files import (
 )
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt, log_size, rebuild
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
-from rmqctl.repair.salvage.salvage import MissingFile, Salvage, salvage
+from rmqctl.repair.salvage.salvage import Ambiguous, MissingFile, Salvage, salvage
 from rmqctl.repair.salvage.survey import Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart
@@ -54,6 +54,7 @@ class RecoverOptions:
     topic: str | None = None
     queue: int | None = None
     missing_file: MissingFile = "fillers"
+    ambiguous: Ambiguous = "leave-out"
     jobs: int = 1
     commitlog_dirs: Sequence[str] = ()
     sizes: Sizes = field(default_factory=Sizes)
@@ -138,6 +139,7 @@ class _Planner:
         with self._watch("looking for damage", total) as done:
             saved = salvage(self._store, self._generation,
                             missing_file=self._options.missing_file,
+                            ambiguous=self._options.ambiguous,
                             batch_topics=self._known.batch_topics, progress=done,
                             scratch=self._scratch)
         self._take(foreign_log_entries(self._store, self._generation))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,8 +33,18 @@ class Problem:
 def damage(span: Span) -> Problem:
     """A span of the log that holds no message although it should."""
     field = f" (field {span.field})" if span.field else ""
+    also = f"; {ambiguity(span.doubtful)}" if span.doubtful else ""
     return Problem("damage", f"damage at physical offset {span.offset}, {span.length} bytes: "
-                   f"{span.reason or 'zeros inside the log'}{field}", span.offset, span.length)
+                   f"{span.reason or 'zeros inside the log'}{field}{also}", span.offset,
+                   span.length)
+
+
+def ambiguity(doubtful: Sequence[tuple[int, int]]) -> str:
+    """What is said of frames that may be messages or lie in a damaged message's body."""
+    count = len(doubtful)
+    return (f"{count} whole record{'s' if count > 1 else ''} from physical offset "
+            f"{doubtful[0][0]} on may be {'messages' if count > 1 else 'a message'}, or lie in the "
+            "body of a damaged one: neither consumequeue nor index tells")
 
 
 Report = Callable[[Problem], None]

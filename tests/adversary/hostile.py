@@ -125,7 +125,8 @@ written yet."""
 
 @dataclass(frozen=True)
 class Case:
-    """``damage``: ``flip:FIELD:BIT`` or ``tear:PART`` (where in the message: head, frames, …)."""
+    """``damage``: ``flip:FIELD:BIT``, ``tear:PART`` (where in the message), ``zeros`` (its head).
+    """
 
     body: str
     place: str
@@ -226,6 +227,9 @@ def _damage(writer: Writer, outer: Put, damage: str) -> set[int]:
         bit = int(rest[1])
         byte = at + (width - 1 - bit // 8 if rest[0] != "body" else bit * max(1, width // 64))
         writer.flip(outer.physical + byte, bit % 8)
+        return {outer.physical}
+    if kind == "zeros":  # nothing is left of the head
+        writer.patch(outer.physical, bytes(places["body"][0]))
         return {outer.physical}
     body_at, body = places["body"]
     last_frame = outer.body.rfind(FORGED)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.adversary.hostile import (
     BODIES,
+    FILE_SIZE,
     FORGED,
     PLACES,
     STATES,
@@ -24,6 +25,7 @@ from tests.adversary.hostile import (
     build,
     damages,
 )
+from tests.adversary.writer import Layout, Writer
 from tests.support.cli import run
 from tests.support.share import RUN, sample
 
@@ -91,3 +93,36 @@ def test_forged(body: str, state: str, place: str, tmp_path: Path) -> None:
     which = random.Random(RUN.number(f"{body} {state} {place}"))
     for damage in which.sample(list(damages(place)), 25 if RUN.exhaustive else 2):
         check(Case(body, place, damage, state), tmp_path / damage.replace(":", "."))
+
+
+@pytest.mark.parametrize("body", ["chain", "straddle", "nested"])
+@pytest.mark.parametrize("place", ["middle", "last"])
+def test_where_nothing_tells_it_is_left_for_a_choice(body: str, place: str,
+                                                     tmp_path: Path) -> None:
+    """No head, no row, no index entry: the frames may be messages, for all that is known."""
+    store = build(tmp_path / "store", Case(body, place, "zeros", "nothing"))
+    read = ("-o", "jsonl", "--body", "base64")
+    judged(store, run("read", store.folder, *read).expect(1).jsonl())
+    findings = run("verify", store.folder, "-o", "json").json()["findings"]
+    unclear = [one for one in findings if one["category"] == "ambiguous"]
+    inside = range(store.outer.physical, store.outer.end)
+    assert [one["offset"] in inside for one in unclear] == [True]
+    plan = run("recover", store.folder, "-o", "json").expect(0, 1)
+    assert "--ambiguous keep" in plan.out + plan.err
+    run("recover", store.folder, "--ambiguous", "keep", "--apply", "--yes").expect(0, 1)
+    kept = run("read", store.folder, *read).jsonl()
+    assert any(FORGED in body_of(row) and row["topic"] == "evil" for row in kept)
+
+
+def test_a_row_proves_what_was_written_over_a_torn_record(tmp_path: Path) -> None:
+    """Rows lead to messages inside of what a torn record's size takes in: they are messages."""
+    writer = Writer(Layout(log_file_size=FILE_SIZE))
+    writer.put("orders", b"first")
+    torn = writer.put("orders", b"t" * 2000, row=False, indexed=False)
+    base = min(writer.log)
+    writer.log[base] = writer.log[base][:torn.physical + 300]
+    writer.next_offset["orders", 0] = 1
+    later = [writer.put("orders", b"later %d" % number) for number in range(3)]
+    folder = writer.write(tmp_path / "store")
+    found = {row["physical_offset"] for row in run("read", folder, "-o", "jsonl").jsonl()}
+    assert {one.physical for one in later} <= found

@@ -28,9 +28,11 @@ from rmqctl.repair.salvage.mend import Mending, mend, put_back
 from rmqctl.repair.salvage.survey import Region, Survey, Surveyor
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.store.problems import ambiguity
 from rmqctl.store.store import Store
 
 MissingFile = Literal["fillers", "blank"]
+Ambiguous = Literal["leave-out", "keep"]
 _ROUNDS = 6
 
 
@@ -62,7 +64,7 @@ class Salvage:
 
 
 def salvage(store: Store, generation: int | None = None, *,
-            missing_file: MissingFile = "fillers",
+            missing_file: MissingFile = "fillers", ambiguous: Ambiguous = "leave-out",
             batch_topics: Iterable[str] | None = None,
             progress: Callable[[int], None] | None = None,
             scratch: Scratch | None = None) -> Salvage:
@@ -72,12 +74,13 @@ def salvage(store: Store, generation: int | None = None, *,
     must stay until the steps are carried out.
 
     ``missing_file``: what stands for a file that is missing between others, fillers of what
-    is known of it, or one blank record over all of it. ``progress`` hears of the bytes walked.
+    is known of it, or one blank record over all of it. ``ambiguous``: what to do with whole records
+    behind damage that may be messages or lie in a body. ``progress`` hears of the bytes walked.
     RefusedError for files whose names or sizes no broker can have written; StoreIOError.
     """
     topics = ({topic for topic, _ in store.batch_queues} if batch_topics is None
               else set(batch_topics))
-    return _Job(store, generation or store.generation, missing_file, topics, progress,
+    return _Job(store, generation or store.generation, missing_file, ambiguous, topics, progress,
                 scratch).run()
 
 
@@ -86,6 +89,7 @@ class _Job:
     store: Store
     generation: int
     missing_file: MissingFile
+    ambiguous: Ambiguous
     batch_topics: set[str]
     progress: Callable[[int], None] | None
     scratch: Scratch | None
@@ -105,6 +109,13 @@ class _Job:
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
+        unclear = [one for region in survey.regions for one in region.doubtful]
+        if unclear and self.ambiguous == "keep":
+            self.confirmed.update(unclear)
+            survey = self._survey(parts)
+        elif unclear:
+            self.notes.append(f"{ambiguity(unclear)}; they are left out, unless --ambiguous keep "
+                              "is given")
         for rounds in count():
             # What contradicts the store's appended CRCs counts as damaged from now on.
             doubtful = survey.doubtful() - self.rejected

@@ -14,6 +14,7 @@ from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local.message import Record, host_text
 from rmqctl.scan.frames import BLANK, ZERO, Span
+from rmqctl.store.problems import ambiguity
 
 _NAMED = 3
 _GAP = "zeros to the end of the file, though the log goes on in a later one"
@@ -86,6 +87,10 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
         yield Finding(category, "commitlog", detail, length=span.length,
                       severity=WARNING if unfinished else "", count=max(len(rows), 1),
                       **_place(context, span.offset), **where)
+        if span.doubtful:
+            yield Finding("ambiguous", "commitlog", ambiguity(span.doubtful),
+                          length=sum(size for _, size in span.doubtful),
+                          count=len(span.doubtful), **_place(context, span.doubtful[0][0]))
 
 
 def _category(context: Context, span: Span, behind: bool, log_end: int) -> str:
