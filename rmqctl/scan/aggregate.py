@@ -66,6 +66,14 @@ class Aggregate:
         self.damaged_spans = 0
         self.fillers = 0
         """Of the messages counted, those that `recover` put in place of lost bytes."""
+        self.bytes_unread = 0
+        self.unread = ""
+        """Why the first place that the system does not give cannot be read; "" without any."""
+
+    def miss(self, length: int, reason: str) -> None:
+        """Notes bytes that cannot be read."""
+        self.bytes_unread += length
+        self.unread = self.unread or reason
 
     def add(self, batch: Batch) -> None:
         """Takes one batch of a walk, with its spans."""
@@ -102,8 +110,9 @@ class Aggregate:
         _include(self._sums, codes, *other._sums[:, :len(codes)])
         _include(self._all, np.zeros(1, np.int64), *other._all)
         for name in ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged",
-                     "damaged_spans", "fillers", "_counted", "_given_up"):
+                     "damaged_spans", "fillers", "bytes_unread", "_counted", "_given_up"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.unread = self.unread or other.unread
         self._bound()
 
     def pack(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rmqctl.scan.frames import Span
+from rmqctl.scan.tolerant import Unread
 
 Kind = Literal["damage", "gap", "row", "unreadable", "in-progress", "note"]
 
@@ -45,6 +46,13 @@ def ambiguity(doubtful: Sequence[tuple[int, int]]) -> str:
     return (f"{count} whole record{'s' if count > 1 else ''} from physical offset "
             f"{doubtful[0][0]} on may be {'messages' if count > 1 else 'a message'}, or lie in the "
             "body of a damaged one: neither consumequeue nor index tells")
+
+
+def unread(base: int, lost: Unread) -> Problem:
+    """A part of a file, whose first byte has the physical offset ``base``, that cannot be read."""
+    offset, length = base + lost.start, lost.end - lost.start
+    return Problem("unreadable", f"{lost.reason}: what lies in {length} bytes from physical offset "
+                   f"{offset} on is left out", offset, length)
 
 
 Report = Callable[[Problem], None]

@@ -17,6 +17,7 @@ from rmqctl.errors import UsageError
 from rmqctl.formats.local.message import host_text
 from rmqctl.scan.aggregate import Aggregate, Sums
 from rmqctl.scan.groupings import GROUPINGS, MINUTE, OTHER, QUARTER_HOUR, Key
+from rmqctl.scan.tolerant import Unread
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
 from rmqctl.store.objects import text
@@ -78,7 +79,8 @@ class _Part:
 def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = ranges.RANGE_SIZE,
             progress: Progress | None = None, files: Iterable[StoreFile] | None = None,
             pool: ranges.Pool | None = None, again: Progress | None = None) -> Aggregate:
-    """The sums over the log (or over ``files`` of it). StoreIOError when a file fails.
+    """The sums over the log (or over ``files`` of it). StoreIOError for a file that cannot be
+    opened; places of it that cannot be read are left out, and said (`Aggregate.unread`).
 
     A ``pool`` does the work instead of ``jobs`` processes. The answer depends on neither, nor on
     ``range_size``. ``again`` hears of it when the log is read a second time, with its bytes.
@@ -138,7 +140,10 @@ def _work(query: Query, only: Sequence[Key] | None, part: ranges.Range[StoreFile
     with part.file.open() as source:
         walk = part.walk(source)
         for batch in walk:
-            sums.add(batch)
+            if isinstance(batch, Unread):
+                sums.miss(batch.end - batch.start, batch.reason)
+            else:
+                sums.add(batch)
         end = walk.position
         if part.until > part.end and end < source.size:
             sums.bytes_zero += source.size - end

@@ -12,6 +12,7 @@ import typer
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Since, Topic, Until, Zone
 from rmqctl.commands.shared.spark_options import SparkOptions, chosen_engine
+from rmqctl.errors import ExitCode
 from rmqctl.parse_values import parse_time_range
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
             f"{where}{counted(sums.bytes_damaged, 'byte')} in "
             f"{counted(sums.damaged_spans, 'damaged span')} passed over; `rmqctl verify` says where"
         )
+    if sums.unread:
+        out.warn(f"{where}{counted(sums.bytes_unread, 'byte')} left out: {sums.unread}")
     if sums.is_cut:
         from rmqctl.scan.aggregate import HEAVY
 
@@ -103,7 +106,13 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
 
 
 def show(out: Output, figures: Figures, options: StatsOptions) -> None:
-    """The figures in the form that was asked for."""
+    """The figures in the form that was asked for; exit 5 where some of a log was not read."""
+    _show(out, figures, options)
+    if any(one.unread for one in figures.sums):
+        raise typer.Exit(int(ExitCode.IO))
+
+
+def _show(out: Output, figures: Figures, options: StatsOptions) -> None:
     from rmqctl.store.stats import VALUE_COLUMNS, total
 
     tz, sort = options.tz, options.sort

@@ -11,6 +11,7 @@ from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.derive import Derived, deriver_for
 from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.overlay import LogPart
+from rmqctl.scan.tolerant import Unread
 from rmqctl.store.log.ranges import Range
 
 RANGE_SIZE = 8 << 20
@@ -81,7 +82,8 @@ def derive(settings: Settings, rows: bool, limit: int | None, part: Range[LogPar
     """The intact messages of a range that end at or before physical offset ``limit``.
 
     ``rows``: columns for the consumequeues are wanted. ``sink`` takes what was derived, batch by
-    batch and with one numbering of topics, instead of the result. StoreIOError.
+    batch and with one numbering of topics, instead of the result. What the system does not give
+    is damage. StoreIOError for a file that cannot be opened.
     """
     deriver = deriver_for(settings, rows=rows)
     result = DerivedRange()
@@ -89,6 +91,10 @@ def derive(settings: Settings, rows: bool, limit: int | None, part: Range[LogPar
     with part.file.open() as source:
         walk = part.walk(source)
         for batch in walk:
+            if isinstance(batch, Unread):
+                result.damage.add(Span(DAMAGED, source.base + batch.start,
+                                       batch.end - batch.start, batch.reason))
+                continue
             intact = _intact(batch, limit, result.damage) if len(batch) else batch
             if len(intact):
                 size = intact.column("total_size")

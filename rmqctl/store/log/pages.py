@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
-from rmqctl.scan.walk import Walk, start_of
+from rmqctl.scan.tolerant import TolerantWalk, Unread
+from rmqctl.scan.walk import start_of
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.pages import BatchPage, Page
-from rmqctl.store.problems import Problem, Report, damage
+from rmqctl.store.problems import Problem, Report, damage, unread
 from rmqctl.store.query.conditions import Condition, filtered
 from rmqctl.store.queue.rows import CLOCK_SLACK
 
@@ -84,35 +87,39 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
     spans = _Spans(view, report)
     before: int | None = None
     for number in chosen_files(log, wanted):
-        one = log.files[number]
-        if before == number - 1 and log.files[before].end < one.base:
-            spans.gap(log.files[before].end, one.base)
+        file = log.files[number]
+        if before == number - 1 and log.files[before].end < file.base:
+            spans.gap(log.files[before].end, file.base)
         before = number
-        try:
-            walk = _walk(log, number, wanted, view.log_end)
+        walk = _walk(log, number, wanted, view.log_end)
+        position = walk.position
+        for batch in walk:
+            advance(walk.position - position)
             position = walk.position
-            for batch in walk:
-                advance(walk.position - position)
-                position = walk.position
-                spans.passed(len(batch), batch.spans)
-                page = filtered(BatchPage(batch), conditions) if len(batch) else None
-                for at in range(0, len(page) if page is not None else 0, _MOST_ROWS):
-                    assert page is not None
-                    yield page if len(page) <= _MOST_ROWS else page.select(
-                        np.arange(at, min(at + _MOST_ROWS, len(page))))
-            if walk.shrunk:
-                report(Problem("unreadable", f"{one.path}: became shorter while it was read"))
-        except StoreIOError as error:
-            report(Problem("unreadable", f"{error}: its messages are left out"))
+            if isinstance(batch, Unread):
+                report(unread(file.base, batch))
+                continue
+            spans.passed(len(batch), batch.spans)
+            page = filtered(BatchPage(batch), conditions) if len(batch) else None
+            for row in range(0, len(page) if page is not None else 0, _MOST_ROWS):
+                assert page is not None
+                yield page if len(page) <= _MOST_ROWS else page.select(
+                    np.arange(row, min(row + _MOST_ROWS, len(page))))
+        if walk.shrunk:
+            report(Problem("unreadable", f"{file.path}: became shorter while it was read"))
     spans.finish()
 
 
-def _walk(log: CommitLog, number: int, wanted: Range, log_end: int | None) -> Walk:
-    one = log.files[number]
-    inside = max((wanted.from_phy or 0) - one.base, 0)
-    ends = [end - one.base for end in (wanted.to_phy, log_end) if end is not None]
-    source = log.source(number)
-    return Walk(source, start_of(source, inside), max(min(ends), 0) if ends else None)
+def _walk(log: CommitLog, number: int, wanted: Range, log_end: int | None) -> TolerantWalk:
+    file = log.files[number]
+    start = max((wanted.from_phy or 0) - file.base, 0)
+    ends = [end - file.base for end in (wanted.to_phy, log_end) if end is not None]
+    resync = start > 0
+    if resync:
+        with suppress(StoreIOError):  # else the next record that proves itself is taken
+            start, resync = start_of(log.source(number), start), False
+    return TolerantWalk(partial(log.source, number), start, max(min([file.size, *ends]), 0),
+                        resync=resync)
 
 
 class _Spans:

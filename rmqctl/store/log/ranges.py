@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar
 
-from rmqctl.errors import JobError
+from rmqctl.errors import JobError, StoreIOError
 from rmqctl.scan.source import Source
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.tolerant import TolerantWalk
 from rmqctl.store.log.end import used_size
 
 RANGE_SIZE = 64 << 20
@@ -63,9 +63,9 @@ class Range(Generic[F]):
     def length(self) -> int:
         return self.until - self.start
 
-    def walk(self, source: Source) -> Walk:
+    def walk(self, source: Source) -> TolerantWalk:
         """The walk over it; a frame belongs to the range in which it starts."""
-        return Walk(source, self.start, self.end, resync=self.resync)
+        return TolerantWalk(lambda: source, self.start, self.end, resync=self.resync)
 
     def from_seam(self, start: int) -> Self:
         """The range with a beginning that is known to be a frame's."""
@@ -130,7 +130,8 @@ def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
     for file in files:
         if not file.size or file.end <= begin or (stop is not None and file.base >= stop):
             continue
-        with file.open() as source:
+        used = file.size
+        with file.open() as source, suppress(StoreIOError):  # the work names a place that is bad
             used = used_size(source)
         until = file.size if stop is None else min(file.size, stop - file.base)
         yield from cuts(file, max(0, begin - file.base), min(used, until), until, size)

@@ -10,18 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.scan.frames import DAMAGED, Span
 from rmqctl.scan.queue_reach import QueueReach, Reach
+from rmqctl.scan.tolerant import Unread
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import find_end
-from rmqctl.store.problems import Problem, Report
+from rmqctl.store.problems import Problem, Report, unread
 from rmqctl.store.store import Store
 
 Key = tuple[str, int]
@@ -137,13 +138,16 @@ def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int
 
 @dataclass(slots=True)
 class _Part:
-    """What one range of the log gave; ``spans`` are its damaged ones."""
+    """What one range of the log gave; ``spans`` are its damaged ones, ``troubles`` what of it
+    cannot be read.
+    """
 
     first: int
     position: int
     reach: QueueReach
     spans: list[Span]
     last_record: int = -1
+    troubles: list[Problem] = field(default_factory=list)
 
 
 def _work(generation: int, part: ranges.Range[StoreFile]) -> _Part:
@@ -152,6 +156,9 @@ def _work(generation: int, part: ranges.Range[StoreFile]) -> _Part:
     with part.file.open() as source:
         walk = part.walk(source)
         for batch in walk:
+            if isinstance(batch, Unread):
+                result.troubles.append(unread(source.base, batch))
+                continue
             reach.add(batch)
             if len(batch):
                 result.last_record = int(batch.offset[-1])
@@ -169,6 +176,9 @@ def log_reach(store: Store, view: View, *, jobs: int = 1,
     for _, part in ranges.in_order(partial(_work, view.generation), parts, jobs, progress):
         total.merge(part.reach)
         spans.add(part.spans)
+        if report is not None:
+            for trouble in part.troubles:
+                report(trouble)
         last_record = max(last_record, part.last_record)
     if report is not None:
         _tell(store, view, spans, last_record, report)
