@@ -144,10 +144,14 @@ Origin = Literal["given", "remembered", "shown", "files", "default"]
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """The settings of a store's broker, and of each of their names where its value is from."""
+    """The settings of a store's broker, and of each of their names where its value is from.
+
+    ``index_unknown``: why the shape of the index files that are there cannot be told, else "".
+    """
 
     settings: Settings
     origin: Mapping[str, Origin]
+    index_unknown: str = ""
 
 
 def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] | None = None,
@@ -156,9 +160,10 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
 
     A value of ``given`` (names of `Settings`; None: not given) wins over ``store.json``, which
     wins over what the store has ``shown`` of itself, over the sizes that its files have, over a
-    broker's defaults. Without ``files`` these are not asked: for who needs no sizes. UsageError
-    for a version that is not known, RefusedError when ``store.json`` cannot be relied on: to
-    guess at sizes could ruin the store.
+    broker's defaults; but what index files prove of their shape wins over ``store.json``. Without
+    ``files`` these are not asked: for who needs no sizes. UsageError for a version that is not
+    known, RefusedError when ``store.json`` cannot be relied on: to guess at sizes could ruin the
+    store.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     known = store.settings_file
@@ -172,7 +177,16 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
                            "rmqctl knows; name one (--broker-version)")
     if not set(_SHAPE) <= chosen.keys() | remembered.keys():
         remembered = {name: value for name, value in remembered.items() if name not in _SHAPE}
-    sizes = _sizes_of_files(store, chosen, remembered.keys() | chosen.keys()) if files else {}
+    sizes = _sizes_of_files(store, remembered.keys() | chosen.keys()) if files else {}
+    index_unknown = ""
+    if files and not set(_SHAPE) <= chosen.keys():
+        shape, index_unknown = Store(store.root, store.log_folders, Sizes(
+            index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")),
+            current=True).index_shape()
+        if shape is not None:  # the content of the files proves it, a note does not
+            sizes |= {name: size for name, size in zip(_SHAPE, shape, strict=True)
+                      if name not in chosen}
+            remembered = {name: value for name, value in remembered.items() if name not in _SHAPE}
     values: dict[str, Any] = {}
     origin: dict[str, Origin] = dict.fromkeys(_NAMES, "default")
     layers: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
@@ -182,11 +196,10 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
         origin |= dict.fromkeys(layer, where)
     settings = Settings(**values)
     _ = settings.profile
-    return BrokerConfig(settings, origin)
+    return BrokerConfig(settings, origin, index_unknown)
 
 
-def _sizes_of_files(store: Store, chosen: Mapping[str, Any],
-                    known: Container[str]) -> dict[str, int]:
+def _sizes_of_files(store: Store, known: Container[str]) -> dict[str, int]:
     """The sizes which the files of a store say, but for those that are ``known``."""
     looks: dict[str, Callable[[], int | None]] = {
         "commitlog_file_size": lambda: common_size(store.log.files),
@@ -197,13 +210,6 @@ def _sizes_of_files(store: Store, chosen: Mapping[str, Any],
             batch_consume_queue.UNIT_SIZE),
         "consumequeue_ext_file_size": lambda: _queue_size(ext_files(store), 1)}
     sizes = {name: look() for name, look in looks.items() if name not in known}
-    if any(name not in known for name in _SHAPE):
-        hinted = Store(store.root, store.log_folders, Sizes(
-            index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")))
-        shape = next((index.shape for index in hinted.indexes_newest_first()), None)
-        if shape is not None:
-            sizes |= {name: size for name, size in zip(_SHAPE, shape, strict=True)
-                      if name not in known}
     return {name: size for name, size in sizes.items() if size is not None}
 
 

@@ -60,6 +60,9 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
         "version": version_for(store.generation).name, "lmq": True, "multi_dispatch": True,
         "consumequeue_ext": any(ext_files(store))})
     settings, origin, notes = config.settings, config.origin, []
+    if config.index_unknown:
+        settings = replace(settings, message_index=False)
+        notes.append(f"{config.index_unknown}; the index stays as it is")
     if origin["consumequeue_file_size"] == "default" and not any(
             queue.files for queue in store.queues.values()):
         notes.append(_queue_size(

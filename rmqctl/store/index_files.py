@@ -5,7 +5,7 @@ A look-up follows one hash chain per file by positioned reads; nothing is loaded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rmqctl.errors import FormatError
@@ -17,10 +17,10 @@ from rmqctl.formats.local.index_file import (
     EntryRecord,
     HeaderRecord,
     Shape,
-    find_shape,
 )
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
+from rmqctl.store.index_shape import decide
 
 MAX_BATCH = 64
 """``maxMsgsNumBatch``: the most a broker gives for one query."""
@@ -28,12 +28,16 @@ MAX_BATCH = 64
 
 @dataclass(slots=True)
 class IndexFile:
-    """One opened index file: its shape (found or given), its header, and its source."""
+    """One opened index file: its shape (found or given), its header, and its source.
+
+    ``sure`` is false for a shape that only the file's size allows: nothing is written by it.
+    """
 
     file: StoreFile
     shape: Shape
     header: HeaderRecord
     source: FileSource
+    sure: bool = True
 
     @property
     def count(self) -> int:
@@ -52,10 +56,14 @@ class IndexFile:
         self.source.close()
 
 
-def open_index(file: StoreFile, slots: int | None = None,
-               max_entries: int | None = None) -> IndexFile:
-    """Opens an index file and finds its shape. FormatError where no shape fits."""
+def open_index(file: StoreFile, slots: int | None = None, max_entries: int | None = None,
+               preferred: Iterable[Shape] = ()) -> IndexFile:
+    """Opens an index file and finds its shape, as `rmqctl.store.index_shape` decides it.
+
+    ``preferred`` is what the store says of the shape. FormatError where it cannot be told.
+    """
     source = file.open()
+    sure = True
     try:
         header = HEADER.decode(source.read(0, HEADER.size))
         if slots is not None and max_entries is not None:
@@ -63,15 +71,16 @@ def open_index(file: StoreFile, slots: int | None = None,
         elif slots is not None:
             shape = layout.shape_of(source.size, slots)
         else:
-            shape = find_shape(source.size, header, source.read)
+            decided = decide(source.size, source.read, preferred)
+            shape, sure = decided.shape, decided.sure
     except FormatError as error:
         source.close()
-        raise FormatError(error.reason, file=file.path, offset=error.offset,
-                          path=error.path) from None
+        error.file = file.path
+        raise
     except BaseException:
         source.close()
         raise
-    return IndexFile(file, shape, header, source)
+    return IndexFile(file, shape, header, source, sure)
 
 
 def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from rmqctl.files.lock_probe import LockState, probe
 from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local import checkpoint as checkpoint_format
 from rmqctl.formats.local.checkpoint import CheckpointRecord
-from rmqctl.formats.local.index_file import Shape, candidates, fits
+from rmqctl.formats.local.index_file import Shape
 from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.formats.local.sysflag import (
     TRANSACTION_COMMIT,
@@ -50,6 +51,8 @@ _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchco
 _FIVE_MARKS = ("abort.bak", "compaction", "timerwheel", "timerlog", "config/timercheck",
                "batchconsumequeue")
 MAX_QUEUE_ID = (1 << 31) - 1
+_INDEX_VOTERS = 3
+"""Index files of a size that are asked for the shape which all of that size have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,47 +320,54 @@ class Store:
         return live.fixed(index, self.snapshot.index_headers[file.name])
 
     def _open_index(self, file: StoreFile) -> IndexFile:
-        hinted = self._hinted_index(file)
-        if hinted is not None:
-            return hinted
-        try:
-            return open_index(file, self.sizes.index_slots, self.sizes.index_max)
-        except FormatError:
-            shape = self._sibling_shape(file)
-            if shape is None:
-                raise
-            return open_index(file, shape.slots, shape.max_entries)
+        return open_index(file, self.sizes.index_slots, self.sizes.index_max,
+                          self._shapes_said(file))
 
-    def _hinted_index(self, file: StoreFile) -> IndexFile | None:
-        """The file in the remembered shape, if its size fits and its content proves no other."""
-        if self.sizes.index_slots is not None or self.sizes.index_max is not None:
-            return None
+    def _shapes_said(self, file: StoreFile) -> Iterator[Shape]:
+        """What the store says of a file's shape: store.json, then its other files of the size."""
         slots, most = self.remembered.get("index_slots"), self.remembered.get("index_max")
-        if slots is None or most is None or Shape(slots, most).file_size != file.size:
-            return None
-        shape = Shape(slots, most)
-        index = open_index(file, *shape)
-        try:
-            header, read = index.header, index.source.read
-            if header.entries and not fits(shape, header, read):
-                index.shape = next((one for one in candidates(file.size)
-                                    if fits(one, header, read)), shape)
-        except BaseException:
-            index.close()
-            raise
-        return index
+        if slots is not None and most is not None:
+            yield Shape(slots, most)
+        for size, shape in self._index_shapes.items():
+            if size == file.size:
+                yield shape
 
-    def _sibling_shape(self, damaged: StoreFile) -> Shape | None:
-        """The shape of another file of the same size: all files of a store have the same."""
+    @cached_property
+    def _index_shapes(self) -> dict[int, Shape]:
+        """By file size the shape that the content of most files proves (of the first few)."""
+        votes: dict[int, Counter[Shape]] = {}
         for file in self.index_listing.files:
-            if file.size == damaged.size and file.path != damaged.path:
-                try:
-                    index = open_index(file, self.sizes.index_slots, self.sizes.index_max)
-                except (FormatError, StoreIOError):
-                    continue
-                index.close()
-                return index.shape
-        return None
+            known = votes.setdefault(file.size, Counter())
+            if known.total() >= _INDEX_VOTERS:
+                continue
+            try:
+                index = open_index(file)
+            except (FormatError, StoreIOError):
+                continue
+            index.close()
+            if index.sure and index.header.entries:
+                known[index.shape] += 1
+        return {size: known.most_common(1)[0][0] for size, known in votes.items() if known}
+
+    def index_shape(self) -> tuple[Shape | None, str]:
+        """(the shape of the index files, "") as the newest that tells it has it; (None, why not),
+        where there are such files, (None, "") where there are none.
+        """
+        why = ""
+        for file in reversed(self.index_listing.files):
+            if not file.size:
+                continue
+            try:
+                index = self.open_index(file)
+            except (FormatError, StoreIOError) as error:
+                why = why or str(error)
+                continue
+            index.close()
+            if index.sure:
+                return index.shape, ""
+            why = why or (f"{file.path}: how many hash slots it has cannot be told: --index-slots "
+                          "and --index-max say it")
+        return None, why
 
     def indexes_newest_first(self) -> Iterator[IndexFile]:
         """The readable index files; the others are left out (`verify` names them)."""

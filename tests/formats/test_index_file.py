@@ -1,4 +1,4 @@
-"""The index file: shapes, keys, the engine's own files, finding the shape."""
+"""The index file: shapes, keys, the engine's own files."""
 
 from __future__ import annotations
 
@@ -62,37 +62,6 @@ def test_slots_that_do_not_fit_the_size(size: int, slots: int) -> None:
 def test_candidates_are_bounded_and_fit(size: int) -> None:
     for shape in itertools.islice(index_file.candidates(size), 50):
         assert shape.file_size == size
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_the_shape_is_found_from_the_content(name: str, golden: Golden) -> None:
-    expect = engine.load(golden(name) / "expect.json")
-    wanted = index.Shape(expect.index_slots, expect.index_max)
-    count = 0
-    for file, header in index_files(golden(name)):
-        data = file.read_bytes()
-        assert wanted.file_size == len(data)
-        assert index_file.find_shape(
-            len(data), header, lambda at, length, data=data: data[at:at + length]) == wanted
-        count += 1
-    assert count
-
-
-def test_a_damaged_header_costs_little_and_gives_the_default() -> None:
-    reads = 0
-
-    def read(_at: int, length: int) -> bytes:
-        nonlocal reads
-        reads += 1
-        return bytes(length)
-
-    header = index.HeaderRecord(1, 2, 3, 4, 5, 6)
-    assert index_file.find_shape(420_000_040, header, read) == index.DEFAULT_SHAPE
-    assert reads < sum(1 for _ in index_file.candidates(420_000_040)) + 1 < 200_000
-    with pytest.raises(FormatError):
-        index_file.find_shape(4440, header, read)
-    assert not index_file.fits(index.Shape(100, 200), header, lambda _at, _length: b"")
-    assert not index_file.fits(index.Shape(100, 5), header, read)
 
 
 @pytest.mark.parametrize("name", SETS)

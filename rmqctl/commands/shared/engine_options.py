@@ -15,7 +15,7 @@ import typer
 from rmqctl.broker.versions import profile_note, release_of
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import StoreOptions
-from rmqctl.errors import UsageError
+from rmqctl.errors import RefusedError, UsageError
 from rmqctl.parse_values import parse_size
 
 if TYPE_CHECKING:
@@ -137,7 +137,10 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
 
     with Store.open(store_root, commitlog_dirs or ()) as store:
         store.layout.require_writable(store_root)
-        return resolve(store, given, files=files).settings
+        config = resolve(store, given, files=files)
+    if config.index_unknown:
+        raise RefusedError(f"{config.index_unknown}; nothing is written, the index would be ruined")
+    return config.settings
 
 
 def new_settings(**given: Any) -> Settings:

@@ -1,15 +1,14 @@
 """The index file: header, hash slots and chained entries (spec: index.md §1-§5).
 
-Its numbers of slots and entries are stored nowhere; `find_shape` finds them. The size leaves one
-number open. The default ratio settles it nearly always; otherwise counts people configure are
-held against what the header says of the first and the last entry. The number of tries is bounded,
-so that a damaged header costs moments, not minutes.
+Its numbers of slots and entries are stored nowhere; `rmqctl.store.index_shape` finds them. The
+size leaves one number open: `candidates` are what people configure. Their number is bounded, so
+that a damaged header costs moments, not minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from construct import Int32sb, Int64sb, Struct
@@ -172,9 +171,6 @@ def entry_time(header: HeaderRecord, entry: EntryRecord) -> int:
     return header.begin_timestamp + entry.time_diff * 1000
 
 
-Read = Callable[[int, int], bytes]
-"""``read(position, length)``: bytes of the file, fewer at its end."""
-
 _ROUND = 1000
 _EXHAUSTIVE = 200_000
 _WORDS = ENTRY.size // SLOT.size
@@ -201,29 +197,3 @@ def candidates(size: int) -> Iterator[Shape]:
         if slots > 0 and entries > 1 and not rest and slots not in seen:
             seen.add(slots)
             yield Shape(slots, entries)
-
-
-def fits(shape: Shape, header: HeaderRecord, read: Read) -> bool:
-    """Whether first entry, last entry and the last one's slot are where ``shape`` has them."""
-    last_number = header.entries
-    if not 0 < last_number < shape.max_entries:
-        return False
-    raw = read(shape.entry_position(last_number), ENTRY.size)
-    if len(raw) < ENTRY.size:
-        return False
-    last = ENTRY.decode(raw)
-    if last.physical_offset != header.end_phy_offset or last.key_hash < 0:
-        return False
-    first = ENTRY.decode(read(shape.entry_position(1), ENTRY.size))
-    if first.physical_offset != header.begin_phy_offset or first.previous != 0:
-        return False
-    raw = read(shape.slot_position(shape.slot_of(last.key_hash)), SLOT.size)
-    return SLOT.decode(raw).entry == last_number
-
-
-def find_shape(size: int, header: HeaderRecord, read: Read) -> Shape:
-    """The shape the content proves, else the one of the default ratio. FormatError for none."""
-    for shape in candidates(size):
-        if fits(shape, header, read):
-            return shape
-    return shape_of(size)

@@ -68,6 +68,12 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
                              "--only index`")
             before = None
             continue
+        if not index.sure:
+            index.close()
+            cut.notes.append(f"{file.path}: how many hash slots it has cannot be told; the file "
+                             "stays as it is (--index-slots and --index-max say it)")
+            before = None
+            continue
         try:
             full = index.header.index_count >= index.shape.max_entries
             header = _cut_file(cut, store, index, before, to, generation)

@@ -17,9 +17,9 @@ from rmqctl.formats.local import (
     consume_queue_ext,
     index_file,
 )
-from rmqctl.formats.local.index_file import find_shape
 from rmqctl.formats.timer import timer_log, timer_wheel
 from rmqctl.store.dump.fields import CHUNK, Row, Target
+from rmqctl.store.index_shape import decide
 
 Judged = tuple[str, Row, tuple[str, str] | None]
 """A unit's type, what it tells beyond its fields, and (field path, reason) if it is damaged."""
@@ -254,7 +254,7 @@ def index_rows(target: Target) -> Iterator[Row]:
         target.add_fields(row, index_file.Header, raw, 0)
         yield row
     try:
-        shape = (find_shape(target.size, header, target.read) if options.index_slots is None
+        shape = (decide(target.size, target.read).shape if options.index_slots is None
                  else index_file.shape_of(target.size, options.index_slots))
     except FormatError as error:
         if not target.unused_from(header_size):

@@ -16,6 +16,7 @@ import numpy as np
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import ENTRY, HeaderRecord, Shape, dtype
 from rmqctl.scan.source import FileSource
+from rmqctl.store.index_shape import UnknownShapeError
 from rmqctl.store.store import Store
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -83,11 +84,16 @@ class Entries:
 
     def __init__(self, store: Store) -> None:
         self.files: list[OpenedFile] = []
+        self.unknown = False
+        """Whether a file has entries that cannot be read, as nothing tells its shape."""
         self._sources: list[FileSource] = []
         self.counts: list[int] = []
         for file in store.index_listing.files:
             try:
                 index = store.open_index(file)
+            except UnknownShapeError as error:
+                self.unknown |= error.sound and error.entries > 0
+                continue
             except (FormatError, StoreIOError):
                 continue
             self.files.append(OpenedFile(file.path, index.shape, index.header))
@@ -181,6 +187,8 @@ class KeyCheck:
             self.position, self.position + len(found)), "right") - 1
         when = self._begins[number] + found["time_diff"].astype(np.int64) * 1000
         late = (when > store_time) | (when <= store_time - 1000)
+        # A clock that was set back: what is older than the file's begin counts from it.
+        late &= (found["time_diff"] != 0) | (store_time > when)
         for index in np.flatnonzero(late)[:1000].tolist():
             place = self.entries.place(self.position + index)
             if place.entry == 1 and self._rolled(place.file, int(found["time_diff"][index])):

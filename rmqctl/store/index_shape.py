@@ -1,0 +1,259 @@
+"""How many slots and entries an index file has: the one place that decides it (spec: index.md).
+
+The two numbers stand in no file, and the size leaves one of them open. What decides is the content,
+all of it: in the right shape every slot leads to an entry of its own hashes, every entry is reached
+exactly once, and entry 0 is unused. A wrong shape may fit in a slot or two, never in all. A damaged
+file keeps the shape that explains most of it. Where the content says nothing, what the store was
+made with, other files and the default are taken, and what remains is not guessed at.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rmqctl.errors import FormatError
+from rmqctl.formats.local.index_file import (
+    DEFAULT_SHAPE,
+    ENTRY,
+    HEADER,
+    SLOT,
+    HeaderRecord,
+    Shape,
+    candidates,
+    dtype,
+    shape_of,
+    slot_dtype,
+)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Read = Callable[[int, int], bytes]
+"""``read(position, length)``: bytes of the file, fewer at its end."""
+
+_WHOLE = 4 << 20
+"""Bytes of a file that is judged by all its entries and slots; of a larger one a sample is."""
+_SAMPLE = 128
+_ENOUGH = 0.5
+"""Share of slots and entries that a damaged file's shape explains at least."""
+_UNKNOWN = ("how many hash slots it has cannot be told from its content, from other files or from "
+            "what the store was made with: --index-slots and --index-max say it")
+
+
+class UnknownShapeError(FormatError):
+    """The shape cannot be told. ``sound``: it is not for damage; ``entries``: how many the file
+    says it has.
+    """
+
+    sound = False
+    entries = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A file's shape; ``sure`` unless it is only a shape its size could have."""
+
+    shape: Shape
+    sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How many of the things that a shape has to explain it explains."""
+
+    good: int
+    total: int
+
+    @property
+    def exact(self) -> bool:
+        return self.good == self.total > 1  # that entry 0 is unused is no proof
+
+    @property
+    def share(self) -> float:
+        return self.good / self.total if self.total else 0.0
+
+
+def decide(size: int, read: Read, preferred: Iterable[Shape] = ()) -> Decided:
+    """The shape of an index file of ``size`` bytes.
+
+    ``preferred``: what the store says otherwise, the likeliest first, asked only where the default
+    ratio does not explain the content. UnknownShapeError, FormatError for a file without a whole
+    header.
+    """
+    header = HEADER.decode(read(0, HEADER.size))
+    if size <= _WHOLE:
+        read = _in_memory(read(0, size))
+    # 1. A shape that explains everything: of the default ratio, or one that the store says.
+    ratio = _of_default_ratio(size)
+    said: list[Shape] = []
+    fits: dict[Shape, _Fit] = {}
+    for shape in itertools.chain(ratio, preferred):
+        if shape.file_size == size:
+            said.append(shape)
+            if shape not in fits:
+                fits[shape] = _measure(shape, header, read)
+                if fits[shape].exact:
+                    return Decided(shape)
+    # 2. Nothing to explain: what the store says, else what the size allows.
+    trusted = said[len(ratio):] + [shape for shape in ratio if shape == DEFAULT_SHAPE]
+    likely = [*trusted, *ratio]
+    if not _used(size, header, read):
+        if likely:
+            return Decided(likely[0], sure=bool(trusted))
+        raise _unknown("it has no entries", 0, sound=True)
+    # 3. A damaged file: the shape that explains most of it, or any other that explains all.
+    best = max(fits, key=lambda shape: fits[shape].share, default=None)
+    if best is not None and fits[best].share > _ENOUGH:
+        return Decided(best)
+    found = _explained(size, header, read)
+    if found is not None:
+        return Decided(found)
+    if likely:  # wrecked: what is wrong in it is named by the likeliest shape
+        return Decided(likely[0], sure=bool(trusted))
+    raise _unknown("its slots and entries fit no shape", header.entries, sound=False)
+
+
+def _of_default_ratio(size: int) -> list[Shape]:
+    try:
+        return [shape_of(size)]
+    except FormatError:
+        return []
+
+
+def _unknown(what: str, entries: int, *, sound: bool) -> UnknownShapeError:
+    error = UnknownShapeError(f"{what}; {_UNKNOWN}", offset=0, path="size")
+    error.sound, error.entries = sound, entries
+    return error
+
+
+def _explained(size: int, header: HeaderRecord, read: Read) -> Shape | None:
+    """The one shape of all that a file of this size can have which explains its content."""
+    found: list[tuple[_Fit, Shape]] = []
+    for shape in _promising(size, header, read):
+        fit = _measure(shape, header, read)
+        if fit.share > _ENOUGH:
+            found.append((fit, shape))
+    exact = [shape for fit, shape in found if fit.exact]
+    if len(exact) > 1:
+        raise _unknown("its entries fit several shapes", header.entries, sound=True)
+    if exact:
+        return exact[0]
+    return max(found, key=lambda one: one[0].share)[1] if found else None
+
+
+def _promising(size: int, header: HeaderRecord, read: Read) -> Iterator[Shape]:
+    """Shapes that most of the header's own claims hold for: a look at three places of the file."""
+    last = header.entries
+    for shape in candidates(size):
+        if not 0 < last < shape.max_entries:
+            continue
+        raw = read(shape.entry_position(last), ENTRY.size)
+        first = read(shape.entry_position(0), 2 * ENTRY.size)
+        if len(raw) < ENTRY.size or len(first) < 2 * ENTRY.size:
+            continue
+        newest, oldest = ENTRY.decode(raw), ENTRY.decode(first[ENTRY.size:])
+        claims = (not any(first[:ENTRY.size]) and any(first),
+                  newest.physical_offset == header.end_phy_offset,
+                  oldest.physical_offset == header.begin_phy_offset and oldest.previous == 0,
+                  newest.key_hash >= 0 and _slot(shape, newest.key_hash, read) == last)
+        if sum(claims) >= len(claims) - 1:
+            yield shape
+
+
+def _slot(shape: Shape, key_hash: int, read: Read) -> int:
+    raw = read(shape.slot_position(shape.slot_of(key_hash)), SLOT.size)
+    return SLOT.decode(raw).entry if len(raw) == SLOT.size else 0
+
+
+def _used(size: int, header: HeaderRecord, read: Read) -> bool:
+    """Whether anything stands in a file; a large one is believed by its header."""
+    if header.entries > 0:
+        return True
+    return size <= _WHOLE and any(read(HEADER.size, size))
+
+
+def _in_memory(data: bytes) -> Read:
+    return lambda position, length: data[position:position + length]
+
+
+def _measure(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
+    if shape.capacity < 1:
+        return _Fit(0, 1)
+    if shape.file_size <= _WHOLE:
+        return _all(shape, header, read)
+    return _sampled(shape, header, read)
+
+
+# -- all slots and entries ------------------------------------------------------------------------
+
+
+def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
+    """Slots that lead to an entry of theirs, entries linked to older ones of their slot, and
+    entries that are reached exactly once; entry 0 must be unused.
+    """
+    raw = read(shape.slot_position(0), shape.slots * SLOT.size)
+    heads = np.frombuffer(raw[:len(raw) - len(raw) % SLOT.size], slot_dtype())["entry"].astype(
+        np.int64)
+    raw = read(shape.entry_position(0), shape.max_entries * ENTRY.size)
+    table = np.frombuffer(raw[:len(raw) - len(raw) % ENTRY.size], dtype())
+    used = np.flatnonzero(heads)
+    inside = (heads[used] > 0) & (heads[used] < len(table))
+    count = max(min(header.entries, len(table) - 1), int(heads[used][inside].max(initial=0)), 0)
+    number = np.arange(1, count + 1)
+    hashes = table["key_hash"].astype(np.int64)
+    slot_of = np.where(hashes >= 0, hashes % shape.slots, -1)
+    # 1. Slots lead to an entry of their own.
+    led = np.where(inside, heads[used], 0)
+    good_slots = inside & (slot_of[led] == used)
+    # 2. Entries are written, and linked to an older one of the same slot.
+    entries = table[1:count + 1]
+    previous = entries["previous"].astype(np.int64)
+    linked = (previous > 0) & (previous < number)
+    same = slot_of[np.where(linked, previous, 0)] == slot_of[1:count + 1]
+    good = (hashes[1:count + 1] >= 0) & (entries["physical_offset"] >= 0)
+    good &= (previous == 0) | (linked & same)
+    good &= (hashes[1:count + 1] != 0) | (entries["physical_offset"] != 0) | (previous != 0)
+    # 3. Each is reached once.
+    times = np.bincount(np.concatenate([led[good_slots], previous[linked & same]]),
+                        minlength=count + 1)[1:count + 1]
+    unused_zero = not table[:1].tobytes().strip(b"\0")
+    return _Fit(int(good_slots.sum()) + int(good.sum()) + int((times == 1).sum()) + unused_zero,
+                len(used) + 2 * count + 1)
+
+
+# -- a sample of them -----------------------------------------------------------------------------
+
+
+def _sampled(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
+    """The same for entries spread over the file: linked within their slot, which leads to none
+    older than they are.
+    """
+    count = min(header.entries, shape.capacity)
+    if count < 1:
+        return _Fit(0, 0)
+    good = 0
+    numbers = np.unique(np.linspace(1, count, min(_SAMPLE, count)).astype(np.int64)).tolist()
+    for number in numbers:
+        raw = read(shape.entry_position(number), ENTRY.size)
+        if len(raw) < ENTRY.size or not any(raw):
+            continue
+        entry = ENTRY.decode(raw)
+        if entry.key_hash < 0 or not 0 <= entry.previous < number:
+            continue
+        slot = shape.slot_of(entry.key_hash)
+        head = _slot(shape, entry.key_hash, read)
+        good += number <= head <= shape.capacity and all(
+            _is_of_slot(shape, other, slot, read) for other in (head, entry.previous) if other)
+    unused_zero = not any(read(shape.entry_position(0), ENTRY.size))
+    return _Fit(good + unused_zero, len(numbers) + 1)
+
+
+def _is_of_slot(shape: Shape, number: int, slot: int, read: Read) -> bool:
+    raw = read(shape.entry_position(number), ENTRY.size)
+    if len(raw) < ENTRY.size:
+        return False
+    key_hash = ENTRY.decode(raw).key_hash
+    return key_hash >= 0 and shape.slot_of(key_hash) == slot
