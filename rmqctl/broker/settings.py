@@ -180,12 +180,9 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
     sizes = _sizes_of_files(store, remembered.keys() | chosen.keys()) if files else {}
     index_unknown = ""
     if files and not set(_SHAPE) <= chosen.keys():
-        shape, index_unknown = Store(store.root, store.log_folders, Sizes(
-            index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")),
-            current=True).index_shape()
-        if shape is not None:  # the content of the files proves it, a note does not
-            sizes |= {name: size for name, size in zip(_SHAPE, shape, strict=True)
-                      if name not in chosen}
+        shape, index_unknown = _shape_of_files(store, chosen)
+        if shape:  # the content of the files proves it, a note does not
+            sizes |= {name: size for name, size in shape.items() if name not in chosen}
             remembered = {name: value for name, value in remembered.items() if name not in _SHAPE}
     values: dict[str, Any] = {}
     origin: dict[str, Origin] = dict.fromkeys(_NAMES, "default")
@@ -213,6 +210,14 @@ def _sizes_of_files(store: Store, known: Container[str]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size is not None}
 
 
+def _shape_of_files(store: Store, chosen: Mapping[str, Any]) -> tuple[dict[str, int], str]:
+    """(slots and entries of the index files, none where they cannot be told; why not)."""
+    shape, why = Store(store.root, store.log_folders, Sizes(
+        index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")),
+        current=True).index_shape()
+    return ({} if shape is None else dict(zip(_SHAPE, shape, strict=True))), why
+
+
 _NAMED = {
     "commitlog_file_size": "mappedFileSizeCommitLog",
     "consumequeue_file_size": "mappedFileSizeConsumeQueue",
@@ -229,7 +234,8 @@ def contradictions(store: Store, conf: BrokerConf) -> list[str]:
     texts = []
     if layout.reads("commitlog") and layout.reads("consumequeue"):
         texts = [f"{_NAMED[name]}={conf.values[name]}, but the files have {size}"
-                 for name, size in _sizes_of_files(store, {}, ()).items()
+                 for name, size in {**_sizes_of_files(store, ()),
+                                    **_shape_of_files(store, {})[0]}.items()
                  if conf.values.get(name, size) != size]
     if conf.store_type == "defaultRocksDB" and layout.consumequeue == "file":
         texts.append("storeType=defaultRocksDB, but the consumequeues are files")

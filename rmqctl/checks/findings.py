@@ -240,11 +240,11 @@ CATEGORIES: dict[str, Category] = {
     "index-key-missing": Category(WARNING, "keys between indexed ones have no entry", _rebuild),
     "index-time": Category(WARNING, "an entry's time is not its message's", _rebuild),
     "index-unreadable": Category(ERROR, "an index file cannot be understood", _rebuild),
-    "checkpoint-missing": Category(WARNING, "there is no checkpoint", _recover_checkpoint),
+    "checkpoint-missing": Category(INFO, "there is no checkpoint", _recover_checkpoint),
     "checkpoint-damaged": Category(
         ERROR, "the checkpoint cannot be what a broker wrote", _recover_checkpoint),
     "checkpoint-zero": Category(
-        WARNING, "the checkpoint is all zero though there are messages", _recover_checkpoint),
+        INFO, "the checkpoint is all zero though there are messages", _recover_checkpoint),
     "checkpoint-ahead": Category(
         WARNING, "the checkpoint is newer than the newest message", _recover_checkpoint),
     "unclean-shutdown": Category(

@@ -15,6 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.errors import UnsupportedError
+from rmqctl.pipeline.source.options import Options
+from rmqctl.pipeline.source.planning import plan
+from rmqctl.pipeline.source.pushdown import Filters
 from tests.adversary.writer import Layout, Writer
 from tests.support.cli import Result, run
 from tests.support.snapshot import assert_unchanged
@@ -115,6 +119,12 @@ def test_rocksdb_consumequeue(tmp_path: Path) -> None:
                    "1700000000000")):
         assert "RocksDB" in run(*words).expect(3).err
     nothing_is_planned(store)
+
+
+def test_the_data_source_does_not_call_them_empty(tmp_path: Path) -> None:
+    options = Options((str(rocksdb_store(tmp_path / "s")),), table="consumequeue")
+    with pytest.raises(UnsupportedError, match="RocksDB"):
+        plan(options, Filters())
 
 
 def test_damage_of_the_log_under_rocksdb_is_found(tmp_path: Path) -> None:

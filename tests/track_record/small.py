@@ -105,7 +105,7 @@ CASES = (
         "A slave that did not end cleanly takes very long to start: nothing on a slave sets the "
         "checkpoint's times, so that recovery begins at the first file.",
         "The golden set made for it: an abort file, and a checkpoint of zeros.",
-        "4.9.3/crash-zerocheckpoint/before", as_it_is, ("checkpoint-zero",)),
+        "4.9.3/crash-zerocheckpoint/before", as_it_is, ()),
     Case(
         1375, "flagged-compressed", "A message that says it is compressed and is not",
         "The transaction check hangs on \"incorrect header check\": a half message was put back "

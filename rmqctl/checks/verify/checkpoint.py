@@ -88,8 +88,7 @@ def _values(store: Store, found: CheckpointRecord, last: int | None, log_end: in
     if last is not None and found.physic_msg_timestamp == found.logics_msg_timestamp == 0:
         yield _finding("checkpoint-zero", store, "all zero, though there are messages: after a "
                        "crash a broker would walk the whole log (the first minute of a broker "
-                       "looks like this)", 0, 2 * CHECKPOINT.field(_TIMES[0]).size,
-                       "" if store.has_abort and not held else INFO)
+                       "looks like this)", 0, 2 * CHECKPOINT.field(_TIMES[0]).size)
     for name in _TIMES:
         value = values[name]
         if not 0 <= value < _YEAR_3000:

@@ -123,6 +123,7 @@ def _of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
         return
     with Store.open(os.path.abspath(path), options.log_folders) as store:
         if options.table == CONSUMEQUEUE:
+            store.layout.require(store.root, "consumequeue")
             yield from _queues(store, path, filters)
         elif options.table == INDEX:
             yield from _indexes(store, path)
