@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.checks.findings import CATEGORIES
+from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
 from tests.support import tiny as tiny_stores
 
@@ -198,3 +199,17 @@ def test_not_a_store(tmp_path: Path, rmqctl) -> None:
     file.write_bytes(b"x")
     assert rmqctl("verify", file).expect(3).out == ""
     assert json.loads(rmqctl("commands", "-o", "json").expect(0).out)
+
+
+def test_one_next_command_and_one_line_of_impact(golden: GoldenFolder, rmqctl: Runner) -> None:
+    """The command that only looks comes before the one that repairs."""
+    root = golden("5.3.3/crash-cqlag/before")
+    found = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert found["next"] == f"rmqctl preflight {root}"
+    assert found["impact"] == ("concerned: 130 of 274 messages have no row in their queue, topics "
+                               "TP_bill_Event9, TP_pay_Topic")
+    page = rmqctl("verify", root, "-o", "plain").expect(1).out
+    assert page.splitlines()[1] == found["impact"]
+    assert [line for line in page.splitlines() if line.startswith("rmqctl ")] == [found["next"]]
+    sound = rmqctl("verify", golden("5.3.3/basic/store"), "-o", "json").expect(0).json()
+    assert (sound["next"], sound["impact"]) == (None, None)

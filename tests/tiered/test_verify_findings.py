@@ -459,7 +459,8 @@ def test_the_command(tier: Small, rmqctl: Runner) -> None:
     found = rmqctl("tiered", "verify", tier.root, "-o", "json").expect(0).json()
     assert found["ok"] is True
     assert found["coverage"]["messages"] == 9
-    assert set(found) == {"ok", "findings", "coverage", "checked", "findings_total", "counts"}
+    assert set(found) == {"ok", "findings", "coverage", "checked", "findings_total", "counts",
+                          "not_judged", "next", "impact"}
     body(tier)
     found = rmqctl("tiered", "verify", tier.home, "-o", "json").expect(1).json()
     assert found["ok"] is False

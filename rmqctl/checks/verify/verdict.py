@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.verify import Coverage, Verification
 from rmqctl.errors import UnsupportedError
+
+_WITHOUT_ROW = frozenset({"cq-behind", "cq-missing", "cq-missing-entry"})
+_TOPICS = 3
 
 
 class Covering(Protocol):
@@ -50,6 +54,40 @@ class Verdict(Generic[C]):
         """Findings which are no mere information."""
         return sum(count for (_, severity), count in self.counts.items() if severity != INFO)
 
+    @property
+    def next(self) -> str | None:
+        """The one command to go on with, the one that only looks first; None where all is well."""
+        remedies = [one.next for one in self.findings if one.is_trouble and one.next]
+        if any(one.startswith(("rmqctl recover ", "rmqctl preflight ")) for one in remedies):
+            return f"rmqctl preflight {shlex.quote(self.root)}"
+        return next(iter(remedies), None)
+
+    @property
+    def impact(self) -> str | None:
+        """One line on what the findings concern: messages and rows, and whose; None for none."""
+        troubles = [one for one in self.findings if one.is_trouble]
+        if not troubles:
+            return None
+        parts = []
+        messages = self.coverage.as_dict().get("messages")
+        rowless = sum(one.count for one in troubles if one.category in _WITHOUT_ROW)
+        if rowless:
+            parts.append(f"{rowless:,} of {messages or 0:,} messages have no row in their queue")
+        leading = sum(one.count for one in troubles if one.category == "cq-ahead")
+        if leading:
+            parts.append(f"{leading:,} rows lead to no message")
+        damaged = self.coverage.as_dict().get("bytes_damaged")
+        if damaged:
+            parts.append(f"{damaged:,} bytes of the log are damaged")
+        topics = sorted({one.topic for one in troubles if one.topic is not None})
+        if topics:
+            more = f" and {len(topics) - _TOPICS} more" if len(topics) > _TOPICS else ""
+            parts.append(f"topics {', '.join(topics[:_TOPICS])}{more}")
+        if not parts:
+            return None
+        least = "at least " if self.total > len(self.findings) else ""
+        return f"concerned: {least}{', '.join(parts)}"
+
     def require_judged(self) -> None:
         """UnsupportedError, in one sentence, where nothing was wrong but not all was judged."""
         if self.ok and self.not_judged:
@@ -67,7 +105,7 @@ class Verdict(Generic[C]):
             "coverage": coverage, "checked": list(self.checked),
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
-            "findings_total": self.total,
+            "findings_total": self.total, "next": self.next, "impact": self.impact,
             "counts": [{"category": category, "severity": severity, "count": count}
                        for (category, severity), count in sorted(self.counts.items())]}
 

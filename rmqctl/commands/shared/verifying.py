@@ -23,7 +23,6 @@ COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "top
            "queue_offset", "detail", "next", "position", "count")
 _BRIEF = ("severity", "category", "where", "queue", "detail")
 _STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
-_NEXT_SHOWN = 6
 TIERED = "tiered"
 
 
@@ -64,14 +63,15 @@ def show_page(page: Human, verdict: Verdict[C],
         page.text(f"{verdict.root}: no damage found", "good")
     else:
         page.text(f"{verdict.root}: {plural(verdict.troubles, 'finding')}", "bad")
+        if verdict.impact:
+            page.text(verdict.impact)
     if verdict.findings:
         page.blank()
         page.table([_brief(one, verdict.root) for one in verdict.findings], _BRIEF,
                    styles={"severity": _STYLES.get})
-        seen = dict.fromkeys(one.next for one in verdict.findings if one.next and one.is_trouble)
-        if seen:
+        if verdict.next:
             page.heading("What next")
-            page.text("\n".join(list(seen)[:_NEXT_SHOWN]))
+            page.text(verdict.next)
     page.heading("Coverage")
     page.pairs({**covered(verdict),
                 "checked": ", ".join(str(one["structure"]) for one in verdict.checked)})
