@@ -49,8 +49,11 @@ def failed(error: OSError, path: str, doing: str) -> StoreIOError:
 def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE) -> int:
     """A descriptor of a regular file, closed on exec. Never waits for a FIFO or a device.
 
-    StoreIOError; with O_NOFOLLOW a link is a RefusedError.
+    StoreIOError; with O_NOFOLLOW a link is a RefusedError. A new file of the usual ``mode`` is not
+    more open than its folder.
     """
+    if flags & os.O_CREAT and mode == FILE_MODE:
+        mode = _as_closed(mode, os.path.dirname(path))
     try:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, mode)
     except OSError as error:
@@ -66,6 +69,14 @@ def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE)
     if flags & os.O_CREAT and not about.st_size:
         give_to_owner_of(os.path.dirname(path) or ".", fd)
     return fd
+
+
+def _as_closed(mode: int, folder: str) -> int:
+    """A mode without the rights that nobody has to the folder. Its owner keeps all."""
+    try:
+        return mode & (os.stat(folder or ".").st_mode | stat.S_IRWXU)
+    except (OSError, ValueError):  # said when something is made there
+        return mode
 
 
 def _through_link(path: str) -> RefusedError:
@@ -215,7 +226,8 @@ def sync_folder(path: str) -> None:
 def make_folders(path: str, *, durable: bool = True) -> list[str]:
     """Makes a folder and those above it that are missing; which these were, outermost first.
 
-    Their names are forced to the device, unless the caller does that (``durable`` False).
+    Their names are forced to the device, unless the caller does that (``durable`` False). None is
+    more open than the folder it lies in.
     """
     missing = []
     folder = os.path.abspath(path)
@@ -227,7 +239,7 @@ def make_folders(path: str, *, durable: bool = True) -> list[str]:
         folder = above
     for folder in reversed(missing):
         try:
-            os.mkdir(folder)
+            os.mkdir(folder, _as_closed(0o777, os.path.dirname(folder)))
         except FileExistsError as error:
             if not os.path.isdir(folder):
                 raise failed(error, folder, "make the folder") from None
@@ -411,7 +423,8 @@ def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
 def _unnamed(folder: str, path: str) -> int:
     """A file without a name in ``folder``; -1 where the file system knows no such thing."""
     try:
-        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC,
+                     _as_closed(FILE_MODE, folder))
     except OSError as error:
         if error.errno in _NO_UNNAMED:
             return -1

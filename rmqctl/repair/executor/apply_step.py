@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from typing import Literal
 
@@ -375,10 +376,22 @@ class StepApplier(StepStates):
         below = os.path.relpath(folder, base)
         for name in [] if below == os.curdir else below.split(os.sep):
             if (inner := os.path.join(base, name)) not in self._synced:
-                make_folders(inner)
+                for made in make_folders(inner):
+                    self._as_before(made)
                 sync_folder(base)
                 self._synced.add(inner)
             base = inner
+
+    def _as_before(self, folder: str) -> None:
+        """A folder made anew is as open as the one of its name that was moved aside."""
+        for record in self.journal.records:
+            path = self.path(record) if record.kind == "move" else ""
+            if path and (folder == path or folder.startswith(path + os.sep)):
+                before = os.path.join(self._backup(record), os.path.relpath(folder, path))
+                with contextlib.suppress(OSError):
+                    about = os.stat(before)
+                    os.chmod(folder, stat.S_IMODE(about.st_mode))
+                    os.chown(folder, about.st_uid, about.st_gid)
 
     def _rename(self, path: str, target: str) -> None:
         """To a name in the store, whose folder is there, or in a staging folder."""

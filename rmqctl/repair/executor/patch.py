@@ -7,11 +7,12 @@ the file system has them, so that wiping a gigabyte costs nothing.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from rmqctl.errors import StoreIOError
-from rmqctl.files.durable import failed, open_file, sync, write_all
+from rmqctl.files.durable import FILE_MODE, failed, open_file, sync, write_all
 from rmqctl.files.sparse import BLOCK, data_ranges
 from rmqctl.scan.overlay import Piece
 
@@ -21,9 +22,9 @@ Spans = tuple[tuple[int, int], ...]
 Found = Literal["old", "new", "between", "other"]
 
 
-def write_pieces(path: str, pieces: Iterable[Piece]) -> None:
+def write_pieces(path: str, pieces: Iterable[Piece], mode: int = FILE_MODE) -> None:
     """Makes the file of new bytes. StoreIOError."""
-    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make")
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make", mode)
     try:
         base = 0
         for piece in pieces:
@@ -38,11 +39,13 @@ def write_pieces(path: str, pieces: Iterable[Piece]) -> None:
 
 def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
     """Makes the file of the bytes which ``source`` (called ``name``) has now; behind its end it
-    counts as zero. StoreIOError.
+    counts as zero, and with its mode. StoreIOError.
     """
-    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make")
+    about = os.fstat(source)
+    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make",
+                   stat.S_IMODE(about.st_mode) | stat.S_IRUSR | stat.S_IWUSR)
     try:
-        length, base = os.fstat(source).st_size, 0
+        length, base = about.st_size, 0
         for at, size in spans:
             for low, high in data_ranges(source, at, min(at + size, length)):
                 _copy(source, low, high, name, fd, base + low - at, path)

@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,7 @@ from rmqctl.files.durable import (
     sync,
     sync_folder,
 )
-from rmqctl.files.file_stamp import FileStamp, stamp_of, stat_file
+from rmqctl.files.file_stamp import FileStamp, is_regular, stamp_of, stat_file
 from rmqctl.files.sparse import content_digest, copy_sparse, data_ranges
 from rmqctl.repair.executor.check_plan import Checked, check
 from rmqctl.repair.executor.journal import (
@@ -177,7 +178,9 @@ class Staging:
             return Record("replace", target, staging_dir, staged,
                           self._free_backup_name(staging_dir, target), undone, old, new,
                           digest=content_digest(self._path(staging_dir, staged)))
-        new = self._stage(staging_dir, staged, step, like=None, near=nearest_folder(one.path))
+        # What is made where an earlier step moves something aside is as open as that was.
+        like = one.path if is_regular(one.path) else None
+        new = self._stage(staging_dir, staged, step, like=like, near=nearest_folder(one.path))
         return Record("create", target, staging_dir, staged, undone=undone, new=new,
                       folders=folders, digest=content_digest(self._path(staging_dir, staged)))
 
@@ -192,10 +195,12 @@ class Staging:
         backup = os.path.join(BYTES, f"{number:06d}.old")
         self._folder(staging_dir, BYTES)
         spans = tuple((piece.at, piece.size) for piece in step.pieces)
-        write_pieces(self._path(staging_dir, staged), step.pieces)
         fd = open_file(one.path, os.O_RDONLY)
         try:
-            old = stamp_of(os.fstat(fd))
+            about = os.fstat(fd)
+            old = stamp_of(about)
+            write_pieces(self._path(staging_dir, staged), step.pieces,
+                         stat.S_IMODE(about.st_mode) | stat.S_IRUSR | stat.S_IWUSR)
             save_spans(self._path(staging_dir, backup), fd, one.path, spans)
         finally:
             os.close(fd)
