@@ -56,8 +56,10 @@ def test_a_row_filler_fills_any_size_to_the_byte(one: Filler, style: Style) -> N
         assert not index_file.keys_of(values)
         assert (values.get("RMQCTL") == "lost") == (size >= wanted)
         assert one.required.items() <= values.items()
+    assert decode(whole(one.parts(0, least - 1, 1, style), least - 1)).body == b""
+    assert one.tight(style) == least - 1
     with pytest.raises(ValueError, match="too few"):
-        one.parts(0, least - 1, 1, style)
+        one.parts(0, least - 2, 1, style)
 
 
 def test_what_brokers_need_of_fillers_in_their_own_topics() -> None:

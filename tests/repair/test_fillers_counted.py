@@ -87,3 +87,23 @@ def test_what_is_a_filler_and_that_both_readers_agree(
     batch, ok = examine(np.frombuffer(put.raw, np.uint8), 0, np.zeros(1, np.int64))
     assert ok.all()
     assert fillers(batch).tolist() == [is_filler(decode(put.raw))] == [expected]
+
+
+@pytest.mark.parametrize("beside", ["behind", "before", "both", "none"])
+def test_a_lost_message_without_a_body_gets_a_byte_from_beside(tmp_path: Path,
+                                                               beside: str) -> None:
+    """It had neither body nor properties: only a neighbour's place has room for one."""
+    writer = Writer(Layout(), seed=11)
+    for number in range(30):
+        bare = number == 15
+        writer.put("orders", b"" if bare else b"body %d" % number, unique_key="" if bare else None)
+    low = 14 if beside in ("before", "both") else 15
+    high = 17 if beside in ("behind", "both") else 16
+    first, behind = writer.puts[low].physical, writer.puts[high].physical
+    writer.patch(first, bytes(behind - first))
+    store = writer.write(tmp_path / "s")
+    run("recover", store, *SIZES, "--apply", "--yes", *JSON).expect(1)
+    read = run("read", store, "--topic", "orders", "-o", "jsonl").expect(0).jsonl()
+    assert [one["queue_offset"] for one in read] == list(range(30))
+    assert all(one["body"] for one in read) is (beside != "none")
+    run("verify", store, *SIZES).expect(0)

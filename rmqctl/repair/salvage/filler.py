@@ -120,8 +120,13 @@ class Filler:
 
     def least(self, style: Style) -> int:
         """Bytes of the smallest record that can say it."""
-        text = _text(self.required, style)
-        return size_of(0, self._magic, _LEAST_BODY, len(self.topic), len(text))
+        return self.tight(style) + _LEAST_BODY
+
+    def tight(self, style: Style) -> int:
+        """The same with an empty body: the size of a lost message that itself had neither body nor
+        properties. To be avoided where a neighbour can spare a byte.
+        """
+        return size_of(0, self._magic, 0, len(self.topic), len(_text(self.required, style)))
 
     def wanted(self, style: Style) -> int:
         """Bytes of the smallest record that says it with the mark."""
@@ -135,9 +140,9 @@ class Filler:
     def parts(self, physical: int, size: int, time: int, style: Style) -> Parts:
         """The record of ``size`` bytes at ``physical`` (positions count from its start).
 
-        ``time``: its store time (ms). ValueError when ``size`` is less than `least`.
+        ``time``: its store time (ms). ValueError when ``size`` is less than `tight`.
         """
-        if size < self.least(style):
+        if size < self.tight(style):
             raise ValueError(f"{size} bytes are too few for a filler of {self.rows[0].topic}")
         values = self.required
         if size >= self.wanted(style):

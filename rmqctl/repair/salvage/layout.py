@@ -77,7 +77,7 @@ class Filling:
             assert item.physical is not None
             assert item.size is not None
             fits = (item.physical >= at and item.physical + item.size <= self.span.limit
-                    and item.size >= item.filler.least(self.style))
+                    and item.size >= item.filler.tight(self.style))
             if fits:
                 kept.append(item)
                 at = item.physical + item.size
@@ -85,6 +85,30 @@ class Filling:
                 item.physical = item.size = None
                 self.left.append(item)
         self.span.items = kept
+        for number, item in enumerate(kept):
+            if item.size is not None and item.size < item.filler.least(self.style):
+                self._widen(number, item)
+
+    def _widen(self, number: int, item: FilledMessage) -> None:
+        """Gives an item a byte for its body: from what is free beside it, or from a neighbour. One
+        between two intact messages has to do without.
+        """
+        items, span = self.span.items, self.span
+        before = items[number - 1] if number else None
+        behind = items[number + 1] if number + 1 < len(items) else None
+        start, end = item.physical or 0, (item.physical or 0) + (item.size or 0)
+        free_from = span.start if before is None else (before.physical or 0) + (before.size or 0)
+        free_to = span.limit if behind is None else behind.physical or 0
+        if end < free_to:
+            item.size = end - start + 1
+        elif behind is not None and (behind.size or 0) > behind.filler.least(self.style):
+            item.size, behind.physical = end - start + 1, end + 1
+            behind.size = (behind.size or 0) - 1
+        elif free_from < start:
+            item.physical, item.size = start - 1, end - start + 1
+        elif before is not None and (before.size or 0) > before.filler.least(self.style):
+            item.physical, item.size = start - 1, end - start + 1
+            before.size = (before.size or 0) - 1
 
     def gaps(self) -> Iterator[tuple[int, int, int]]:
         """(number of the item behind it, start, end) of what no item covers, the last included."""
