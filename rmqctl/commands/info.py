@@ -84,9 +84,9 @@ class _Screen:
                          if form != usual[name])
 
     def _evidence(self) -> str:
-        told = [one["evidence"] for one in self._facts["version_hints"]]
+        evidence = [one["evidence"] for one in self._facts["version_hints"]]
         # The strongest evidence is the youngest; the screen has room for a little.
-        shown = told if self._full else told[-2:]
+        shown = evidence if self._full else evidence[-2:]
         return "; ".join(shown) or "nothing speaks for a younger one"
 
     def _ending(self, pid: int | None) -> str:
@@ -169,11 +169,11 @@ class _Screen:
         from rmqctl.output.units import count_text
 
         sizes = self._facts["sizes"]
-        told = {
+        by_structure = {
             "commitlog": sizes["commitlog_file_size"],
             "consumequeue": sizes["consumequeue_file_size"],
         }
-        parts = [f"{name} {count_text(size)}" for name, size in told.items() if size]
+        parts = [f"{name} {count_text(size)}" for name, size in by_structure.items() if size]
         if sizes["index_slots"]:
             slots, most = count_text(sizes["index_slots"]), count_text(sizes["index_max"])
             parts.append(f"index {slots} slots and {most} entries")

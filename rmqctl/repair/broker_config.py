@@ -75,7 +75,7 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
             f"and {settings.index_max:,} entries, is assumed (--index-slots, --index-max). A "
             "broker with another maxHashSlotNum finds no keys in such files, and says nothing")
     batch = settings.batch_topics | {topic for topic, _ in store.batch_queues}
-    told = load_one(store, "topics.json").value is not None
+    topics_known = load_one(store, "topics.json").value is not None
     try:
         batch |= Topics(store.root, settings, now_ms).batch_topics()
     except RefusedError as error:  # config/topics.json is damaged: that stops no repair
@@ -84,7 +84,7 @@ def configured(store: Store, given: Mapping[str, Any]) -> Configured:
         queue.files for queue in store.batch_queues.values())
     if batch and assumes_batch:
         notes.append(_batch_size(settings))
-    return Configured(settings, batch, tuple(notes), told, assumes_batch)
+    return Configured(settings, batch, tuple(notes), topics_known, assumes_batch)
 
 
 def _queue_size(structure: str, size: int, name: str, option: str, older: str = "") -> str:

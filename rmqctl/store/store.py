@@ -69,7 +69,7 @@ class Sizes:
 
 
 def _remembered_folders(root: str) -> list[str]:
-    """The log's folders as `init` was told them; none where ``commitlog/`` holds a file."""
+    """The log's folders as `init` was given them; none where ``commitlog/`` holds a file."""
     try:
         with os.scandir(os.path.join(root, "commitlog")) as entries:
             if any(entry.is_file() for entry in entries):

@@ -2,7 +2,7 @@
 
 `init` writes the file; a broker neither writes nor reads it. It is a memory aid, never proof:
 readers take it where the files of the store say nothing, and a file that is damaged or odd is
-told and otherwise as if it were not there.
+reported and otherwise as if it were not there.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from rmqctl.store import Store
 from tests.checks import timers
-from tests.checks.told import Changed, log_of
+from tests.checks.small_checks import Changed, log_of
 from tests.conftest import GoldenFolder
 from tests.support import snapshot
 from tests.support import tiny as tiny_stores

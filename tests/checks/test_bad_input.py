@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.told import Log, run
+from tests.checks.small_checks import Log, run
 from tests.conftest import GoldenFolder
 from tests.support import damage, snapshot
 from tests.support.share import sample

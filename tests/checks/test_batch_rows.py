@@ -12,7 +12,7 @@ from rmqctl.formats.local import batch_consume_queue as batch
 from rmqctl.formats.local import message
 from rmqctl.formats.local.batch_consume_queue import UNIT, UNIT_SIZE
 from rmqctl.store import Store
-from tests.checks.told import Changed, Log, log_of, one_of, run
+from tests.checks.small_checks import Changed, Log, log_of, one_of, run
 from tests.conftest import GoldenFolder
 from tests.support import damage, snapshot
 from tests.support import tiny as tiny_stores

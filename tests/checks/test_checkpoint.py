@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.formats.local import checkpoint as layout
-from tests.checks.told import CLEAN, IDS, Log, log_of, one_of, run, run_golden, told, trouble
+from tests.checks.small_checks import (
+    CLEAN,
+    IDS,
+    Log,
+    log_of,
+    one_of,
+    run,
+    run_golden,
+    told,
+    trouble,
+)
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
 from tests.support import tiny as tiny_stores

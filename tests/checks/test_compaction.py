@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rmqctl.formats.local import batch_consume_queue as batch
 from rmqctl.formats.local import compaction, message
 from rmqctl.formats.local.batch_consume_queue import UNIT, UNIT_SIZE
-from tests.checks.told import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
+from tests.checks.small_checks import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden, snapshot
 

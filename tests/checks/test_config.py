@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.store.config import config as store_config
-from tests.checks.told import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
+from tests.checks.small_checks import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
 from tests.support import tiny as tiny_stores

@@ -10,7 +10,7 @@ import pytest
 from rmqctl.checks.verify.queue.ext_units import ExtReader
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.store import Store
-from tests.checks.told import Changed, one_of
+from tests.checks.small_checks import Changed, one_of
 from tests.conftest import GoldenFolder
 from tests.support import snapshot
 

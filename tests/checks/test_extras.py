@@ -16,7 +16,7 @@ from rmqctl.formats.local import batch_consume_queue as batch
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local.batch_consume_queue import UNIT
 from rmqctl.store import Store
-from tests.checks.told import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
+from tests.checks.small_checks import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
 from tests.support import tiny as tiny_stores

@@ -9,7 +9,7 @@ import pytest
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify import files
 from rmqctl.store import Sizes, Store
-from tests.checks.told import CLEAN, IDS, one_of, run_golden, told
+from tests.checks.small_checks import CLEAN, IDS, one_of, run_golden, told
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
 from tests.support import tiny as tiny_stores

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.store import Sizes
+from tests.checks.small_checks import one_of, told
 from tests.checks.test_files import check
-from tests.checks.told import one_of, told
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import tiny as tiny_stores

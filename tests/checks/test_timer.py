@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
 from rmqctl.formats.timer.timer_log import UNIT, UNIT_SIZE, UnitRecord
+from tests.checks.small_checks import (
+    CLEAN,
+    IDS,
+    Changed,
+    Log,
+    one_of,
+    run,
+    run_golden,
+    told,
+    trouble,
+)
 from tests.checks.timers import CHECK, END, LOGS, PLACES, SET, WHEEL, place, slot_place, unit
-from tests.checks.told import CLEAN, IDS, Changed, Log, one_of, run, run_golden, told, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rmqctl.formats.timer import timer_wheel
+from tests.checks.small_checks import Changed, one_of, run, told
 from tests.checks.timers import SET, WHEEL, slot_place
-from tests.checks.told import Changed, one_of, run, told
 from tests.conftest import GoldenFolder
 from tests.support import damage
 

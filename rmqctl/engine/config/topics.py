@@ -170,7 +170,7 @@ class Topics:
         self._main_is_there = found.main.state not in (MISSING, EMPTY)
         self.notes = []
         if found.fell_back:
-            self.notes.append(f"{found.main.told()}; {found.backup.path} is taken instead, as a "
+            self.notes.append(f"{found.main.fault()}; {found.backup.path} is taken instead, as a "
                               "broker does")
         self.exists = found.used is not None
         self._value: dict[str, Any] = dict(found.value or {})
@@ -195,7 +195,7 @@ class Topics:
                                "writing it anew would lose what is odd: repair it first")
 
     def _said(self, copy: Copy) -> str:
-        return f"{self.root}: {copy.told()}"
+        return f"{self.root}: {copy.fault()}"
 
     def _path(self, suffix: str = "") -> str:
         return self._store.path(FOLDER, NAME + suffix)

@@ -1,7 +1,7 @@
 """The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4).
 
 A broker reads the main file and, when that is missing, empty or not decodable, its ``.bak``.
-The same choice is made here, and told; what each copy is like is kept for whoever wants to know.
+The same choice is made here, and noted; what each copy is like is kept for whoever wants to know.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Copy:
     def usable(self) -> bool:
         return self.state in (OK, ODDITY)
 
-    def told(self) -> str:
+    def fault(self) -> str:
         """``config/topics.json @17 $.topicConfigTable: a comma was expected``."""
         where = "" if self.offset is None else f" @{self.offset}"
         path = "" if self.field in (None, "$") else f" {self.field}"
@@ -127,17 +127,18 @@ class ConfigFile:
                 said.append(f"{main.path} is missing; showing {backup.path} instead, as a broker "
                             "would take it")
             elif backup.state == UNREADABLE:
-                said.append(f"{main.path} is missing and its backup is unreadable: {backup.told()}")
+                said.append(f"{main.path} is missing and its backup is unreadable: "
+                            f"{backup.fault()}")
         elif not main.usable:
-            said.append(main.told())
+            said.append(main.fault())
             if backup.usable:
                 said.append(f"showing {backup.path} instead, as a broker would take it")
             elif backup.state == UNREADABLE:
-                said.append(f"and the backup is no better: {backup.told()}; "
+                said.append(f"and the backup is no better: {backup.fault()}; "
                             "a broker does not start on this")
         elif main.damaged:
             there = "loads its backup" if backup.usable else "has no good backup of it"
-            said.append(f"{main.told()}; a broker does not take this file and {there}")
+            said.append(f"{main.fault()}; a broker does not take this file and {there}")
         used = self.used
         said += [f"{used.path} {fault}" for fault in self.faults] if used else []
         return said

@@ -72,7 +72,7 @@ class Target:
             row["fields"] = list(fields_of(declaration, raw, position, full=self.options.full))
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes; a file that became shorter meanwhile is told, once."""
+        """Up to ``length`` bytes; a file that became shorter meanwhile is reported, once."""
         data = self.source.read(position, length)
         end = position + len(data)
         if len(data) < length and end < self.source.size:

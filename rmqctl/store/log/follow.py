@@ -46,7 +46,7 @@ class Follower:
 
     def __init__(self, folders: list[str], start: int, report: Report,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        # What the log tells of its own is told here, with places and kinds.
+        # What the log says of its own is reported here, with places and kinds.
         self._log = GrowingLog(folders, lambda _text: None, clock)
         self._report = report
         self.next = start

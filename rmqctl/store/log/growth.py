@@ -229,7 +229,7 @@ class GrowingLog:
     def pieces(self, start: int, end: int, step: int = STEP) -> Iterator[Piece]:
         """``[start, end)``, between two borders, in parts of about ``step`` bytes within files.
 
-        The parts follow from the two borders and the log alone. What is no longer there is told.
+        The parts follow from the two borders and the log alone. What is no longer there is said.
         """
         files = self.files()
         at = start

@@ -1,4 +1,4 @@
-"""The whole log in physical order, filtered page by page; damage is told and passed over."""
+"""The whole log in physical order, filtered page by page; damage is reported and passed over."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report
     """Pages of the messages of the range for which all conditions hold, in physical order.
 
     Every damaged span, missing file and unreadable file on the way is reported once. ``advance``
-    is told the bytes that have been looked at, batch by batch.
+    hears of the bytes that have been looked at, batch by batch.
     """
     log = view.store.log
     for trouble in view.store.log_troubles:

@@ -1,7 +1,7 @@
 """Single messages by key, id or physical offset, without a scan of the log.
 
 Keys go through the index files exactly as a broker's queryMessage does (spec: index.md §8); what
-the hash chains bring up by mistake is told apart afterwards.
+the hash chains bring up by mistake is sorted out afterwards.
 """
 
 from __future__ import annotations

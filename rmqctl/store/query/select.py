@@ -3,7 +3,7 @@
 Two ways lead to them. With a topic the consumequeue is followed (its rows decide, so LMQ and
 batch queues are read as they are meant); without one the log is walked in physical order. Both
 give pages (`pages.Page`), memory does not grow with the store, and what is damaged or missing is
-told through a callback while the reading goes on.
+reported through a callback while the reading goes on.
 """
 
 from __future__ import annotations
