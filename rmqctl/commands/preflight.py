@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,7 +54,8 @@ def command(
         total = opened.log.size
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
             made = preflight(opened, engine.version, full=not quick, progress=progress.advance)
-    out.document(made.as_dict(), lambda page: _show(page, made))
+    following = _next(made, store.root)
+    out.document({**made.as_dict(), "next": following}, lambda page: _show(page, made, following))
     if not out.is_data:
         for text in made.notes:
             out.note(text)
@@ -63,7 +65,12 @@ def command(
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _show(page: Human, prediction: Prediction) -> None:
+def _next(prediction: Prediction, root: str) -> str | None:
+    """The one command to go on with, which only shows a plan; None where nothing is to be done."""
+    return None if prediction.harmless else f"rmqctl recover {shlex.quote(root)}"
+
+
+def _show(page: Human, prediction: Prediction, following: str | None) -> None:
     page.text(_headline(prediction), "good" if prediction.harmless else "bad")
     for text in prediction.refusals:
         page.text(f"  {text}")
@@ -84,6 +91,9 @@ def _show(page: Human, prediction: Prediction) -> None:
         page.heading("Other versions")
         for text in prediction.differences:
             page.text(f"- {text}")
+    if following is not None:
+        page.heading("What next")
+        page.text(following)
 
 
 def _headline(prediction: Prediction) -> str:
