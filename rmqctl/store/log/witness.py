@@ -2,7 +2,8 @@
 
 It is asked only behind damage. The first question reads all rows once and notes of each page
 where its rows lead; later ones read the pages that matter. Rows are taken one by one, in any
-order, so a damaged one costs nothing but itself.
+order, so a damaged one costs nothing but itself. Of the index only those files are read which by
+their headers know the place.
 """
 
 from __future__ import annotations
@@ -87,6 +88,28 @@ class _Pages:
         return known
 
 
+@dataclass(slots=True)
+class _IndexPages:
+    """One index file: its entries are read when a place is asked for that its header covers."""
+
+    file: StoreFile
+    first: int
+    count: int
+    begin: int
+    end: int
+    pages: _Pages | None = None
+
+    def within(self, store: Opened, start: int, end: int) -> Pair:
+        if self.begin <= self.end and not (self.begin < end and self.end >= start):
+            return _NOTHING
+        if self.pages is None:
+            self.pages = _Pages()
+            for at in range(0, self.count, _PAGE):
+                self.pages.add(partial(_entries, store, self.file, self.first + at * ENTRY.size,
+                                       min(_PAGE, self.count - at)))
+        return self.pages.within(start, end)
+
+
 class StoreWitness:
     """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens it; picklable as that is."""
 
@@ -94,7 +117,7 @@ class StoreWitness:
         self._opener = opener
         self._store: Opened | None = None
         self._rows: _Pages | None = None
-        self._keys: _Pages | None = None
+        self._keys: list[_IndexPages] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_opener": self._opener, "_store": None, "_rows": None, "_keys": None}
@@ -113,10 +136,12 @@ class StoreWitness:
 
     def keys(self, start: int, end: int) -> Pair:
         if self._keys is None:
-            self._keys = _Pages()
-            for read in self._key_pages():
-                self._keys.add(read)
-        return self._keys.within(start, end)
+            self._keys = [_IndexPages(*one) for one in self._index_files()]
+        parts = [one.within(self._opened(), start, end) for one in self._keys]
+        places, hashes = (np.concatenate([np.zeros(0, np.int64), *column])
+                          for column in (zip(*parts, strict=True) if parts else ((), ())))
+        order = np.argsort(places, kind="stable")
+        return places[order], hashes[order]
 
     def confirms(self, record: Record) -> bool | None:
         if not sysflag.has_consume_queue_row(record.sys_flag):
@@ -159,7 +184,8 @@ class StoreWitness:
             for number in range(len(batch.files)):
                 yield partial(_batched, batch, number)
 
-    def _key_pages(self) -> Iterator[Callable[[], Pair]]:
+    def _index_files(self) -> Iterator[tuple[StoreFile, int, int, int, int]]:
+        """(file, position of its first entry, how many, what its header says of their places)."""
         store = self._opened()
         for file in store.index_listing.files:
             try:
@@ -167,11 +193,9 @@ class StoreWitness:
             except (FormatError, StoreIOError):
                 continue
             with closing(index):
-                first = index.shape.entry_position(1)
-                count = min(index.header.entries, max(0, index.source.size - first) // ENTRY.size)
-            for at in range(0, count, _PAGE):
-                yield partial(_entries, store, file, first + at * ENTRY.size,
-                              min(_PAGE, count - at))
+                first, header = index.shape.entry_position(1), index.header
+                count = min(header.entries, max(0, index.source.size - first) // ENTRY.size)
+                yield file, first, count, header.begin_phy_offset, header.end_phy_offset
 
 
 _NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
