@@ -78,11 +78,12 @@ def check(case: Case, folder: Path) -> None:
     judged(store, [row for row in carved if row.get("placement", "in-place") == "in-place"])
     started = run("preflight", store.folder, "-o", "json").expect(0, 1).json()
     assert started["messages_lost"] <= len(store.puts)
-    run("recover", store.folder, "--apply", "--yes").expect(0, 1)
+    shape = ("--index-slots", "16", "--index-max", "256")
+    run("recover", store.folder, *shape, "--apply", "--yes").expect(0, 1)
     after = judged(store, run("read", store.folder, *read).jsonl())
     if is_proven(case):
         assert after.get(store.outer.physical) == store.outer.body, "the message itself is lost"
-        verdict = run("verify", store.folder, "-o", "json").json()
+        verdict = run("verify", store.folder, *shape, "-o", "json").json()
         assert [one for one in verdict["findings"] if one["severity"] != "info"] == []
 
 
