@@ -39,7 +39,8 @@ def command(
         seen = view_of(opened, view)
         facts = collect(opened, seen)
         facts["cut"] = warn_of_cut(out, seen)
-        facts["fillers"] = fillers_left(opened)
+        readable = opened.layout.reads("commitlog")
+        facts["fillers"] = fillers_left(opened) if readable else None
     out.document(facts, lambda page: _Screen(page, facts, tz, out.verbose > 0).show())
 
 
