@@ -117,8 +117,8 @@ def _behind_rows(source: Source, at: int, own: Extent, known: Known) -> Verdict:
     if inside is not None:
         return Verdict(inside)
     end = own.end
-    if end < source.size and (provable(source, end) or (is_placed(source, at) and not any(
-            source.read(end, START_SIZE)))):
+    if end < source.size and (provable(source, end) or (
+            (own.firm or is_placed(source, at)) and not any(source.read(end, START_SIZE)))):
         return Verdict(end, located=own.firm)
     while end < source.size and located_size(source, end) is None:
         sizes = [size for size in known.sizes(end) if size > 0]

@@ -168,7 +168,7 @@ def test_permission_denied(file: str, root: Path) -> None:
 def test_a_terabyte_is_not_read(root: Path) -> None:
     damage.huge_sparse(root, MAIN)
     found, what = one_of(check(root), root)
-    assert (what[:2], found.severity) == (("config-oddity", MAIN), "info")
+    assert (what[:2], found.severity) == (("config-oddity", MAIN), "warning")
 
 
 def test_a_running_broker_overwrites_in_place(root: Path, monkeypatch) -> None:

@@ -89,9 +89,16 @@ def test_a_log_in_several_folders(rmqctl: Run, golden_copy: Folder, version: str
                or (one.is_dir() and any(entry.name.isdigit() for entry in one.iterdir()))
                for word in ("--commitlog-dir", one.name)]
     folders = [word for word in folders if word != "consumequeue"]
+    assert rmqctl("recover", root, *JSON).recovered()["actions"] == []
+    assert rmqctl("recover", root, *folders, *JSON).recovered()["actions"] == []
+    away = root.parent / "elsewhere"
+    away.mkdir()
+    for name in folders[1::2]:
+        (root / name).rename(away / name)
     refused = rmqctl("recover", root, "--apply", "--yes").expect(6)
     assert "--commitlog-dir" in refused.err
-    assert rmqctl("recover", root, *folders, *JSON).recovered()["actions"] == []
+    for name in folders[1::2]:
+        (away / name).rename(root / name)
     was = bytes_of(root)
     shutil.rmtree(root / "consumequeue")
     rmqctl("recover", root, *folders, "--apply", "--yes", "--consumequeue-file-size",
