@@ -22,21 +22,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rmqctl.formats import layout
 from rmqctl.formats.local.message import (
     BLANK_PATTERN,
+    HOST_BITS,
     MAGIC_OFFSET,
     MAGIC_PATTERN,
     MAGIC_V1,
     PROPERTIES_LENGTH_SIZE,
     START_SIZE,
+    Message,
+    is_magic,
     longest_topic,
+    magic_at,
     total_size_at,
+    variant,
 )
 from rmqctl.scan.frames import Array, Batch, examine, hop
 from rmqctl.scan.resync import MAX_RECORD, is_blank, is_placed, located_size, next_provable
 from rmqctl.scan.source import Source
 
 _BLOCK = 1 << 20
+_NO_TEXT = np.array([byte < 32 and byte not in b"\1\2\t\n\r" for byte in range(256)])
+_START = layout.reader(Message, "sys_flag")
 MOST_NAMED = 10_000
 """Frames that are named one by one; the others are counted."""
 _SHORT_TOPIC = longest_topic(MAGIC_V1)
@@ -147,6 +155,12 @@ def _odd(source: Source, at: int, raw: bytes, batch: Batch, end: Array) -> Array
             odd[max(0, int(np.searchsorted(batch.start, inner, "right")) - 1)] = True
     own = dict(zip((batch.column("properties_start") - PROPERTIES_LENGTH_SIZE).tolist(),
                    batch.column("topic_start").tolist(), strict=True))
+    # Topic and properties are text. The lengths of another record's are not: they are seen even
+    # where damage hit the end of the record around.
+    strange = np.concatenate([[0], np.cumsum(_NO_TEXT[batch.data])])
+    for name in ("topic", "properties"):
+        first = batch.column(f"{name}_start")
+        odd |= strange[first + batch.column(f"{name}_length")] > strange[first]
     for row, place in _tails(batch.data, batch.start, end):
         topics = _topics(batch.data, int(batch.start[row]), place)
         odd[row] |= bool(topics - {own.get(place, -1)})
@@ -154,14 +168,27 @@ def _odd(source: Source, at: int, raw: bytes, batch: Batch, end: Array) -> Array
 
 
 def _is_odd(source: Source, start: int, end: int) -> bool:
-    """The same for one damaged record: any record inside, or more than one way to end."""
+    """The same for one damaged record: any record inside, or another way to end than its own."""
     raw = source.read(start, end - start)
     for inner in _magics(raw, len(raw)):
         if inner > 0 and _is_head(source, start + inner):
             return True
     data = np.frombuffer(raw, np.uint8)
     span = np.zeros(1, np.int64), np.array([len(raw)], np.int64)
-    return sum(len(_topics(data, 0, place)) for _, place in _tails(data, *span)) > 1
+    topics = {topic for _, place in _tails(data, *span) for topic in _topics(data, 0, place)}
+    return topics != {_own_topic(raw)}
+
+
+def _own_topic(raw: bytes) -> int:
+    """Where the topic of a record begins by its own head; -1 where that tells nothing."""
+    magic = magic_at(raw)
+    if len(raw) < START_SIZE or not is_magic(magic):
+        return -1
+    shape = variant(_START.unpack_from(raw)[0] & HOST_BITS, magic)
+    if len(raw) < shape.head_size:
+        return -1
+    length: int = shape.head.unpack_from(raw)[-1]
+    return shape.head_size + length + shape.topic_length.size
 
 
 def _magics(raw: bytes, end: int) -> Iterator[int]:

@@ -6,6 +6,7 @@ says which messages were put and which of them nothing has touched.
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -125,7 +126,8 @@ written yet."""
 
 @dataclass(frozen=True)
 class Case:
-    """``damage``: ``flip:FIELD:BIT``, ``tear:PART`` (where in the message), ``zeros`` (its head).
+    """``damage``: ``flip:FIELD:BIT``, ``tear:PART`` (where in the message), ``zeros`` (its head),
+    ``random:SEED``.
     """
 
     body: str
@@ -227,6 +229,14 @@ def _damage(writer: Writer, outer: Put, damage: str) -> set[int]:
         bit = int(rest[1])
         byte = at + (width - 1 - bit // 8 if rest[0] != "body" else bit * max(1, width // 64))
         writer.flip(outer.physical + byte, bit % 8)
+        return {outer.physical}
+    if kind == "random":  # zeros or noise at one or two places
+        chance = random.Random(rest[0])
+        for _ in range(chance.randint(1, 2)):
+            at = chance.randrange(outer.size)
+            size = min(chance.choice([1, 4, 8, 30, 100, 512]), outer.size - at)
+            writer.patch(outer.physical + at,
+                         bytes(size) if chance.random() < 0.5 else chance.randbytes(size))
         return {outer.physical}
     if kind == "zeros":  # nothing is left of the head
         writer.patch(outer.physical, bytes(places["body"][0]))

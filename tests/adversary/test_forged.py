@@ -96,6 +96,15 @@ def test_forged(body: str, state: str, place: str, tmp_path: Path) -> None:
         check(Case(body, place, damage, state), tmp_path / damage.replace(":", "."))
 
 
+@pytest.mark.parametrize("state", sample(STATES, 3, "forged and random damage"))
+def test_random_damage(state: str, seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    for number in range(200 if RUN.exhaustive else 3):
+        case = Case(chance.choice(list(BODIES)), chance.choice(PLACES),
+                    f"random:{seed + number}", state)
+        check(case, tmp_path / str(number))
+
+
 @pytest.mark.parametrize("body", ["chain", "straddle", "nested"])
 @pytest.mark.parametrize("place", ["middle", "last"])
 def test_where_nothing_tells_it_is_left_for_a_choice(body: str, place: str,
