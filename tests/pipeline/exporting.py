@@ -14,8 +14,8 @@ import pyarrow.dataset as ds
 from rmqctl.formats.local import message
 from rmqctl.pipeline.export.export import export
 from rmqctl.pipeline.export.plan import plan
+from rmqctl.pipeline.export.result import Result
 from rmqctl.pipeline.export.spec import Export
-from rmqctl.pipeline.export.tally import Result
 from rmqctl.scan.columns import MESSAGE_TYPES
 from rmqctl.store import Store
 from rmqctl.store.log.bounds import View

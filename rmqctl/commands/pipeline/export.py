@@ -17,8 +17,8 @@ from rmqctl.errors import ExitCode, UsageError, require
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.pipeline.export.plan import StorePlan
+    from rmqctl.pipeline.export.result import Result, StoreResult
     from rmqctl.pipeline.export.spec import Export
-    from rmqctl.pipeline.export.tally import Result, StoreResult
 
 NAME = ("pipeline", "export")
 EFFECT = "writes-new"

@@ -16,8 +16,8 @@ from rmqctl.errors import StoreIOError
 from rmqctl.pipeline.export.layout import path
 from rmqctl.pipeline.export.manifest import Manifest
 from rmqctl.pipeline.export.plan import StorePlan
+from rmqctl.pipeline.export.result import Result, StoreResult
 from rmqctl.pipeline.export.spec import Export
-from rmqctl.pipeline.export.tally import Result, StoreResult
 from rmqctl.pipeline.export.task import Part, export_range
 from rmqctl.pipeline.staging import Staging
 from rmqctl.store.files import StoreFile

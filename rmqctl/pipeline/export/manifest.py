@@ -15,8 +15,9 @@ from rmqctl import __version__
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import sync
 from rmqctl.pipeline.export.layout import Values, is_cut
+from rmqctl.pipeline.export.result import Result, StoreResult
 from rmqctl.pipeline.export.spec import Export
-from rmqctl.pipeline.export.tally import MOST_NAMED, Faults, Result, StoreResult
+from rmqctl.pipeline.export.tally import MOST_NAMED, Faults
 from rmqctl.pipeline.staging import Staging
 from rmqctl.scan.frames import Span
 
