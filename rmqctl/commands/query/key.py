@@ -57,9 +57,15 @@ def command(
             out.note(f"the index also leads to physical offset {physical}: "
                      f"{opened.log.explain(physical)}")
         if answer.records and (faults.found or lookup.is_lagging(opened)):
-            out.note("the index is damaged or lags behind the log, so there may be more: "
+            out.note(f"{_why_incomplete(opened, faults)}, so there may be more: "
                      f"`{_in_the_log(query)}` looks at all messages")
     faults.end()
+
+
+def _why_incomplete(store: OpenedStore, faults: Faults) -> str:
+    if store.snapshot is not None and not faults.found:
+        return "the index does not hold the newest messages yet, as a broker is writing"
+    return "the index is damaged or lags behind the log"
 
 
 def _in_the_log(query: KeyQuery) -> str:
