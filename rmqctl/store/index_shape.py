@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.errors import FormatError
+from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import (
     DEFAULT_SHAPE,
     ENTRY,
@@ -37,6 +37,8 @@ Read = Callable[[int, int], bytes]
 _WHOLE = 4 << 20
 """Bytes of a file that is judged by all its entries and slots; of a larger one a sample is."""
 _SAMPLE = 128
+_STEP = 4096
+"""Bytes given up at a place that the disk does not give."""
 _ENOUGH = 0.5
 """Share of slots and entries that a damaged file's shape explains at least."""
 _UNKNOWN = ("how many hash slots it has cannot be told from its content, from other files or from "
@@ -80,10 +82,12 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = ()) -> Decided:
     """The shape of an index file of ``size`` bytes.
 
     ``preferred``: what the store says otherwise, the likeliest first, asked only where the default
-    ratio does not explain the content. UnknownShapeError, FormatError for a file without a whole
-    header.
+    ratio does not explain the content. Bytes that the disk does not give count as zeros, which
+    explain nothing. UnknownShapeError, FormatError for a file without a whole header, StoreIOError
+    for one that cannot be read.
     """
     header = HEADER.decode(read(0, HEADER.size))
+    read = _past_bad_places(read)
     if size <= _WHOLE:
         read = _in_memory(read(0, size))
     # 1. A shape that explains everything: of the default ratio, or one that the store says.
@@ -173,6 +177,18 @@ def _used(size: int, header: HeaderRecord, read: Read) -> bool:
     if header.entries > 0:
         return True
     return size <= _WHOLE and any(read(HEADER.size, size))
+
+
+def _past_bad_places(read: Read) -> Read:
+    def given(position: int, length: int) -> bytes:
+        try:
+            return read(position, length)
+        except StoreIOError:
+            if length <= _STEP:
+                return bytes(length)
+        return b"".join(given(at, min(_STEP, position + length - at))
+                        for at in range(position, position + length, _STEP))
+    return given
 
 
 def _in_memory(data: bytes) -> Read:

@@ -85,7 +85,7 @@ class Entries:
     def __init__(self, store: Store) -> None:
         self.files: list[OpenedFile] = []
         self.unknown = False
-        """Whether a file has entries that cannot be read, as nothing tells its shape."""
+        """Whether a file has entries that cannot be read: a worn disk, or a shape nothing tells."""
         self._sources: list[FileSource] = []
         self.counts: list[int] = []
         for file in store.index_listing.files:
@@ -94,7 +94,10 @@ class Entries:
             except UnknownShapeError as error:
                 self.unknown |= error.sound and error.entries > 0
                 continue
-            except (FormatError, StoreIOError):
+            except FormatError:
+                continue
+            except StoreIOError:
+                self.unknown = True
                 continue
             self.files.append(OpenedFile(file.path, index.shape, index.header))
             self._sources.append(index.source)
