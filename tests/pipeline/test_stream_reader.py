@@ -20,7 +20,7 @@ from rmqctl.pipeline.source import schema, stream
 from rmqctl.pipeline.source.stream import StreamReader
 from rmqctl.scan.columns import message_columns
 from rmqctl.store import Store
-from rmqctl.store.log import follow, growth
+from rmqctl.store.log import growth
 from tests.pipeline.growing import FILE_SIZE, Writer
 
 COLUMNS = StructType([StructField("store", StringType()), StructField("queue_offset", LongType()),
@@ -389,7 +389,3 @@ def test_all_columns_are_those_of_a_walk(golden, name):
     assert len(wanted) > 50
     assert [row[2:] for row in query.rows] == wanted
     assert {Path(row[1]).parts[0] for row in query.rows} == set(dirs or ["commitlog"])
-
-
-def test_patience_is_that_of_tail():
-    assert growth.PATIENCE == follow.PATIENCE

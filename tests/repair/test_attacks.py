@@ -44,16 +44,22 @@ def state(root: Path) -> snapshot.Snapshot:
     return snapshot.Snapshot(kept)
 
 
-def there_and_back(run: Run, root: Path) -> dict[str, str]:
+def index_sizes(tiny: Tiny) -> tuple[str, ...]:
+    """For a store without a file that tells them."""
+    return ("--index-slots", str(tiny.options.index_slots),
+            "--index-max", str(tiny.options.index_max))
+
+
+def there_and_back(run: Run, root: Path, *words: str) -> dict[str, str]:
     """Plans, applies, plans again (nothing is left), takes back; target -> reason of the plan."""
     was = state(root)
-    planned = run("recover", root, *JSON).recovered()
+    planned = run("recover", root, *words, *JSON).recovered()
     assert not was.differences(state(root)), "a plan changes nothing"
-    done = run("recover", root, "--apply", *JSON).recovered()
+    done = run("recover", root, *words, "--apply", *JSON).recovered()
     assert done["actions"] == planned["actions"]
     assert done["applied"]
     assert planned["actions"]
-    assert run("recover", root, *JSON).recovered()["actions"] == []
+    assert run("recover", root, *words, *JSON).recovered()["actions"] == []
     run("undo", root, "--yes", *JSON).expect(0)
     assert not was.differences(state(root))
     return {one["target"]: one["reason"] for one in planned["actions"]}
@@ -130,8 +136,8 @@ def test_a_link_to_another_file_of_the_store_is_not_written_through(rmqctl: Run,
     content = other.read_bytes()
     (tiny.root / name).unlink()
     (tiny.root / name).symlink_to(other)
-    there_and_back(rmqctl, tiny.root)
-    rmqctl("recover", tiny.root, "--apply", *JSON).expect(0)
+    there_and_back(rmqctl, tiny.root, *index_sizes(tiny))
+    rmqctl("recover", tiny.root, *index_sizes(tiny), "--apply", *JSON).expect(0)
     assert other.read_bytes() == content
     assert not (tiny.root / name).is_symlink()
     rmqctl("verify", tiny.root).expect(0)
@@ -159,11 +165,12 @@ def test_a_users_link_does_not_lead_the_administrator_elsewhere(rmqctl: Run, tin
     path.unlink()
     path.symlink_to(secret)
     os.chown(path, 4711, 4711, follow_symlinks=False)
+    sizes = index_sizes(tiny)
     for words in ((), ("--apply",)):
-        rmqctl("recover", tiny.root, *words, *JSON).expect(6)
+        rmqctl("recover", tiny.root, *sizes, *words, *JSON).expect(6)
     assert secret.read_bytes() == b"root only\n"
     os.chown(secret, 4711, 4711)
-    assert "is a link" in rmqctl("recover", tiny.root, "--apply", *JSON).expect(6).err
+    assert "is a link" in rmqctl("recover", tiny.root, *sizes, "--apply", *JSON).expect(6).err
     assert secret.read_bytes() == b"root only\n"
 
 
