@@ -117,8 +117,9 @@ def _behind_rows(source: Source, at: int, own: Extent, known: Known) -> Verdict:
     if inside is not None:
         return Verdict(inside)
     end = own.end
+    is_whole = own.firm and any(source.read(end - START_SIZE, START_SIZE))  # not torn
     if end < source.size and (provable(source, end) or (
-            (own.firm or is_placed(source, at)) and not any(source.read(end, START_SIZE)))):
+            (is_whole or is_placed(source, at)) and not any(source.read(end, START_SIZE)))):
         return Verdict(end, located=own.firm)
     while end < source.size and located_size(source, end) is None:
         sizes = [size for size in known.sizes(end) if size > 0]
