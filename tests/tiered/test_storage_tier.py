@@ -12,11 +12,9 @@ import pytest
 
 from rmqctl.errors import NotAStoreError, RefusedError, UsageError
 from rmqctl.formats.tiered.names import METADATA_NAME
-from rmqctl.scan.walk import Walk
 from rmqctl.tiered.files import metadata_file, remote_writer
 from rmqctl.tiered.files.metadata_file import find_metadata
 from rmqctl.tiered.files.opening import open_reader, open_writer
-from rmqctl.tiered.files.reader import close_source
 from rmqctl.tiered.tier import Tier
 
 _numbers = itertools.count()
@@ -51,9 +49,10 @@ def _content(tier: Tier) -> dict:
         bounds = (queue.cq_start, queue.min_offset, queue.commit_offset)
         messages = [queue.record(at) for at in range(queue.min_offset, queue.commit_offset)]
         frames = []
-        for _, source in queue.commit_log.sources():
-            frames += [(one.offset.tolist(), one.spans) for one in Walk(source)]
-            close_source(source)
+        for segment in queue.commit_log.segments:
+            if segment.usable:
+                with queue.commit_log.walk(segment) as walk:
+                    frames += [(one.offset.tolist(), one.spans) for one in walk]
         found[queue.name] = bounds, messages, frames
     for broker, flat in tier.indexes():
         found[broker] = [(one.name, one.size, flat.read(one.base, one.usable))

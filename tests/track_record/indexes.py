@@ -69,13 +69,13 @@ CASES = (
         "A request, without a story: check the length of an index file before it is used.",
         "The newest index file is cut in half.",
         "5.3.3/crash-base/store", cut_in_half,
-        ("index-behind", "index-key-missing", "index-unreadable")),
+        ("index-behind", "index-unreadable")),
     Case(
         4463, "index-never-flushed", "The newest index file was never flushed",
         "An index file is flushed when it is full; one that is not may be lost though the broker "
         "ended cleanly, if the power fails afterwards.",
         "The first page of the newest index file is zero; everything else ended cleanly.",
-        "4.9.3/crash-base/store", never_flushed, ("index-behind", "index-key-missing")),
+        "4.9.3/crash-base/store", never_flushed, ("index-behind",)),
     Case(
         7477, "no-index", "No message is found by its key",
         "After all three nodes were restarted, messages are found by offset message id, but not "
