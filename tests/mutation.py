@@ -1,13 +1,16 @@
 """Does the suite notice faults? One-line faults are put into a copy of the package, one at a time.
 
     python -m tests.mutation --count 60 --seed 1 --out mutants.json
-    python -m tests.mutation --again mutants.json --exhaustive
+    python -m tests.mutation --together mutants.json
+    python -m tests.mutation --together mutants.json --exhaustive
 
 The first line chooses faults by the seed and runs, for each, the tests of the packages it lies in
-until one fails, then the rest of the default suite but Spark. The second one runs what the first
-did not notice with every bit, length and call: what that finds and the default suite does not is
-the power that a share costs. A fault nothing finds may change nothing (a block size, a bound that
-is never met): it is listed, to be looked at by a person.
+until one fails: one case of each first, then the default suite's. The second one puts all faults
+which that did not notice into one copy, runs the whole default suite but Spark, and then, for each
+fault alone, the tests that failed. The third one does so with every bit, length and call: what
+that finds and the default suite does not is the power that a share costs. A fault nothing finds
+may change nothing (a block size, a bound that is never met): it is listed, to be looked at by a
+person.
 
 A fault is one of: a comparison that is another (< for <=, == for !=), ``+`` for ``-``, ``&`` for
 ``|``, ``<<`` for ``>>``, a number larger by one, ``and`` for ``or``, a condition turned round.
@@ -24,8 +27,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,9 +46,8 @@ NEAREST = {
     "repair": ["repair", "track_record"],
     "tiered": ["tiered"],
 }
-LAST = ["track_record", "test_transcripts.py", "test_cli.py", "commands", "repair", "engine_write",
-        "tiered", "checks", "store", "engine", "badinput", "scan", "formats"]
-SECONDS = 900
+#: One fault alone, and all together: longer than that is an endless loop.
+SECONDS, SECONDS_TOGETHER = 400, 7200
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -131,42 +133,65 @@ def choose(count: int, seed: int, packages: Sequence[str]) -> list[Fault]:
     return chosen
 
 
-def tests_for(fault: Fault) -> list[list[str]]:
-    """Two lists of tests: the nearest, then all others but Spark's."""
+def nearest(fault: Fault) -> list[str]:
+    """The folders of tests to look into first."""
     folder = Path(fault.file).parts[2]
     wanted = [*(["tiered"] if folder == "tiered" else []), *NEAREST[fault.package]]
-    nearest = [name for name in wanted if (ROOT / "tests" / name).exists()]
-    rest = [name for name in LAST if name not in nearest]
-    return [[f"tests/{name}" for name in names] for names in (nearest, rest)]
+    return [f"tests/{name}" for name in wanted if (ROOT / "tests" / name).exists()]
 
 
-def try_fault(fault: Fault, copy: Path, words: argparse.Namespace) -> tuple[str, float]:
-    """("noticed" by the named test, "not noticed" or "too slow"; seconds) for one fault."""
-    place = copy / fault.file
-    whole = place.read_text()
-    lines = whole.splitlines(keepends=True)
-    assert lines[fault.line - 1].rstrip("\n") == fault.before, f"{fault.file} has changed"
-    lines[fault.line - 1] = fault.after + "\n"
-    place.write_text("".join(lines))
-    begun = time.monotonic()
+@contextmanager
+def put_in(faults: Sequence[Fault], copy: Path) -> Iterator[None]:
+    """The copy with these faults; without them afterwards."""
+    whole = {fault.file: (copy / fault.file).read_text() for fault in faults}
+    for fault in faults:
+        place = copy / fault.file
+        lines = place.read_text().splitlines(keepends=True)
+        assert lines[fault.line - 1].rstrip("\n") == fault.before, f"{fault.file} has changed"
+        lines[fault.line - 1] = fault.after + "\n"
+        place.write_text("".join(lines))
     try:
-        for tests in tests_for(fault)[:1 if words.nearest else 2]:
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-                       "--dist", "loadgroup", "-n", str(words.jobs), *tests,
-                       *(["--exhaustive"] if words.exhaustive else [])]
-            done = subprocess.run(command, cwd=copy,
-                                  capture_output=True, text=True, timeout=SECONDS,
-                                  env=os.environ | {"PYTHONPATH": str(copy)})
-            if done.returncode:
-                failed = [line for line in done.stdout.splitlines()
-                          if line.startswith(("FAILED", "ERROR"))]
-                name = failed[0].split(" - ")[0] if failed else done.stdout[-200:]
-                return f"noticed: {name}", time.monotonic() - begun
-        return "not noticed", time.monotonic() - begun
-    except subprocess.TimeoutExpired:
-        return "noticed: runs without end", time.monotonic() - begun
+        yield
     finally:
-        place.write_text(whole)
+        for name, text in whole.items():
+            (copy / name).write_text(text)
+
+
+def failures(copy: Path, tests: Sequence[str], words: argparse.Namespace, *more: str,
+             seconds: int = SECONDS) -> list[str]:
+    """The tests that fail; one word in place of them when the run has no end or cannot begin."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist",
+               "loadgroup", "-n", str(words.jobs), *tests, *more,
+               *(["--exhaustive"] if words.exhaustive else [])]
+    try:
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=seconds,
+                              env=os.environ | {"PYTHONPATH": str(copy)})
+    except subprocess.TimeoutExpired:
+        return ["runs without end"]
+    failed = [line.split(" - ")[0].split(maxsplit=1)[1] for line in done.stdout.splitlines()
+              if line.startswith(("FAILED ", "ERROR "))]
+    return failed or (["does not begin"] if done.returncode not in (0, 5) else [])
+
+
+def alone(faults: list[Fault], copy: Path, words: argparse.Namespace) -> Iterator[list[str]]:
+    """For each fault by itself, the first of its nearest tests that fails."""
+    for fault in faults:
+        with put_in([fault], copy):
+            yield (failures(copy, nearest(fault), words, "-x", "--quick")
+                   or failures(copy, nearest(fault), words, "-x"))
+
+
+def together(faults: list[Fault], copy: Path, words: argparse.Namespace) -> Iterator[list[str]]:
+    """For each fault by itself, the first that fails of the tests which all faults make fail."""
+    tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").iterdir()
+                   if (path.name != "pipeline" and (path / "__init__.py").exists())
+                   or path.name.startswith("test_"))
+    with put_in(faults, copy):
+        failed = failures(copy, tests, words, seconds=SECONDS_TOGETHER)
+    print(f"{len(failed)} tests fail with all faults together", flush=True)
+    for fault in faults:
+        with put_in([fault], copy):
+            yield failures(copy, failed, words, "-x") if failed else []
 
 
 def main() -> int:
@@ -175,32 +200,31 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--packages", default=",".join(PACKAGES))
-    parser.add_argument("--again", type=Path, help="the faults of this file nothing noticed")
-    parser.add_argument("--nearest", action="store_true", help="only the tests of its packages")
+    parser.add_argument("--together", type=Path, help="the faults of this file nothing noticed")
     parser.add_argument("--exhaustive", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
     words = parser.parse_args()
-    if words.again:
-        faults = [Fault(**row["fault"]) for row in json.loads(words.again.read_text())
-                  if row["outcome"] == "not noticed"]
+    if words.together:
+        faults = [Fault(**row["fault"]) for row in json.loads(words.together.read_text())
+                  if not row["noticed_by"]]
     else:
-        present = [name for name in words.packages.split(",") if (ROOT / "rmqctl" / name).is_dir()]
-        faults = choose(words.count, words.seed, present)
-    rows = []
+        faults = choose(words.count, words.seed, words.packages.split(","))
+    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="rmqctl-mutants-") as folder:
         copy = Path(folder) / "project"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
             ".git", ".venv*", "__pycache__", "data", ".*_cache"))
-        for number, fault in enumerate(faults, 1):
-            outcome, seconds = try_fault(fault, copy, words)
-            rows.append({"fault": asdict(fault), "outcome": outcome, "seconds": round(seconds, 1)})
-            print(f"{number}/{len(faults)} {seconds:5.0f} s {fault.file}:{fault.line}: {outcome}\n"
+        outcomes = (together if words.together else alone)(faults, copy, words)
+        for number, (fault, failed) in enumerate(zip(faults, outcomes, strict=True), 1):
+            noticed_by = failed[0] if failed else None
+            rows.append({"fault": asdict(fault), "noticed_by": noticed_by})
+            print(f"{number}/{len(faults)} {fault.file}:{fault.line}: {noticed_by}\n"
                   f"    {fault.before.strip()}\n    {fault.after.strip()}", flush=True)
             if words.out:
                 words.out.write_text(json.dumps(rows, indent=1) + "\n")
-    noticed = sum(row["outcome"] != "not noticed" for row in rows)
-    print(f"seed {words.seed}: {noticed} of {len(rows)} faults noticed")
+    noticed = sum(bool(row["noticed_by"]) for row in rows)
+    print(f"seed {words.seed}: {noticed} of {len(rows)} noticed")
     return 0
 
 
