@@ -64,6 +64,13 @@ def test_what_is_there(roots):
         assert writer.read("a/d", 0, 10) == b"123456"
 
 
+def test_a_writer_reads_what_it_has_not_committed_yet(roots):
+    with closing(open_writer(roots())) as writer:
+        writer.create("a")
+        writer.append("a", [b"123456"], 0)
+        assert [writer.read("a", at, 3) for at in (0, 2, 5, 6)] == [b"123", b"345", b"6", b""]
+
+
 def test_errors_name_the_place(roots):
     root = roots()
     with closing(open_writer(root)) as writer:
