@@ -176,8 +176,11 @@ class Scan:
             self._at += BLANK_SIZE
             return False
         head = self._window.read(self._at, START_SIZE)
-        if not head or self._judge.record(self._at) is not None:
+        found = self._judge.record(self._at) if head else None
+        if not head or (found is not None and (found[2] or not self._of_store(shift))):
             return False
+        if found is not None:  # its place and its body are hit, its lengths are not
+            self._damaged.add(self._number, self._at, self._at + found[1], found[0])
         end = self._behind_damage(shift) if any(head) or self._of_store(shift) else None
         if chained:
             self._broken_at = self._at

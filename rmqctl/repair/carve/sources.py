@@ -22,7 +22,8 @@ from rmqctl.store.store import Sizes, Store
 SECTOR = 4096
 """Bytes that are given up at once around a place that cannot be read."""
 _LOG_NAME = re.compile(r"[0-9]{20}")
-_DERIVED = ("consumequeue", "batchconsumequeue", "index")
+_STORE_MARKS = ("consumequeue", "batchconsumequeue", "index", "config", "checkpoint", "abort")
+"""What lies beside a log's folder in a store, be it the last that is left of it."""
 _MAX_OFFSET = (1 << 63) - 1
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
@@ -161,6 +162,6 @@ def _input(path: str, size: int) -> Input:
         return Input(path, size)
     folder = os.path.dirname(os.path.abspath(path))
     root = os.path.dirname(folder)
-    is_store = any(os.path.isdir(os.path.join(root, one)) for one in _DERIVED)
+    is_store = any(os.path.lexists(os.path.join(root, one)) for one in _STORE_MARKS)
     return Input(path, size, base, StoreWitness(partial(Store, root, [folder], Sizes()))
                  if is_store else None)
