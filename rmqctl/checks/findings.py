@@ -8,7 +8,7 @@ other: scripts filter by them, and docs/verify.md is made from them.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -58,7 +58,6 @@ class Finding:
         return self.severity != INFO
 
 
-Findings = Iterator[Finding]
 
 
 # -- the command that answers a finding -----------------------------------------------------------

@@ -78,16 +78,6 @@ class CheckpointFile:
                 logics_msg_timestamp=min(now.logics_msg_timestamp, newest),
                 index_msg_timestamp=0 if index > newest and index not in index_ends else index)
 
-    def set_offsets(self, *, master_flushed: int | None = None,
-                    confirm: int | None = None) -> None:
-        """Sets the offsets of 5.x; None leaves one as it is. They may go back."""
-        with self._lock:
-            now = self._record
-            self._record = now._replace(
-                master_flushed_offset=(now.master_flushed_offset if master_flushed is None
-                                       else master_flushed),
-                confirm_phy_offset=now.confirm_phy_offset if confirm is None else confirm)
-
     def flush(self) -> None:
         """Writes and forces the page. Bytes behind the known fields stay. StoreIOError."""
         with self._lock:

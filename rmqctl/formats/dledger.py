@@ -53,11 +53,6 @@ class EntryHeadRecord(NamedTuple):
     body_crc: int
     body_length: int
 
-    @property
-    def inner_offset(self) -> int:
-        """The physical offset of the (first) message inside: what a consumequeue points to."""
-        return self.pos + HEAD_SIZE
-
 
 class IndexUnitRecord(NamedTuple):
     """One row of the DLedger index: where the entry with this index lies in the data."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from rmqctl.formats.local.index_file import (
     slot_dtype,
 )
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Read = Callable[[int, int], bytes]
 """``read(position, length)``: bytes of the file, fewer at its end."""
 

@@ -50,8 +50,6 @@ VALUE_COLUMNS = ("messages", "share", "bytes", "body_bytes", "average_size",
                  "last_store_timestamp")
 TIME_STEPS = {"minute": MINUTE, "hour": 3_600_000, "day": 86_400_000}
 """Milliseconds of a row by time."""
-SORTS = ("key", "messages", "bytes", "body_bytes", "average_size", "messages_per_second",
-         "bytes_per_second", "first_store_timestamp", "last_store_timestamp")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -191,7 +189,7 @@ def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[Sto
 
 
 def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row]:
-    """A row per group, in the order of ``sort`` (one of `SORTS`).
+    """A row per group, in the order of ``sort`` (a column).
 
     By default times and sizes come by key, all else by messages, greatest first; what is summed
     as `OTHER` comes last. ``share`` is of all messages; a message with several keys is in

@@ -117,10 +117,5 @@ def recall(root: str) -> Remembered:
     return Remembered(values, tuple(notes))
 
 
-def remembered(root: str) -> dict[str, Any]:
-    """The sound values alone."""
-    return recall(root).values
-
-
 def _useless(path: str, reason: str) -> Remembered:
     return Remembered(notes=(f"{path}: {reason}",))

@@ -49,7 +49,8 @@ def run(check: str, root: Path, dirs: Iterable[str] = (), *, live: bool = False,
             "config": lambda: config.check(store, live=live),
             "timer": lambda: timer.check(store, known.end, live=live),
             "compaction": lambda: compaction.check(store, live=live),
-            "extras": lambda: config.check_controller_and_queues(store, known.end, live=live),
+            "extras": lambda: [*config.small(store),
+                               *config.check_queues(store, known.end, live=live)],
         }
         return list(calls[check]())
 

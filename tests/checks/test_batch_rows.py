@@ -164,7 +164,7 @@ def test_a_row_to_a_damaged_message(batches: Path, log: Log) -> None:
     at = row(batches, ROWS[0], 2).physical_offset
     done = damage.write(batches, f"commitlog/{0:020d}", at + 4, b"\0")
     with Store.open(batches) as store:
-        found = list(config.check_controller_and_queues(store, log.end, live=False,
-                                  in_damage=lambda offset: offset == at))
+        found = list(config.check_queues(store, log.end, live=False,
+                                          in_damage=lambda offset: offset == at))
     damage.undo(batches, done)
     assert [(one.category, one.severity) for one in found] == [("cq-lost", "info")]

@@ -18,7 +18,7 @@ from rmqctl.engine.config import create
 from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local.index_file import HEADER, Shape
 from rmqctl.store import Sizes, Store
-from rmqctl.store.store_settings import KEYS, LOG_FOLDERS, recall, remembered
+from rmqctl.store.store_settings import KEYS, LOG_FOLDERS, recall
 from tests.conftest import GoldenFolder
 from tests.engine_write.faults import failing
 from tests.support.snapshot import copy_tree
@@ -56,7 +56,7 @@ def test_what_is_written_is_read(settings: Settings, folders: list[str],
     root = note(tmp_path_factory.getbasetemp() / "one", create.store_json(settings, folders))
     values = {name: getattr(settings, name) for name in KEYS if name != LOG_FOLDERS}
     assert recall(str(root)).notes == ()
-    assert remembered(str(root)) == values | ({LOG_FOLDERS: folders} if folders else {})
+    assert recall(str(root)).values == values | ({LOG_FOLDERS: folders} if folders else {})
 
 
 @given(data=st.one_of(
@@ -127,7 +127,7 @@ def test_writing_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         create.write_store_json(str(tmp_path), Settings(index_slots=5))
         with failing(number), pytest.raises(StoreIOError, match=r"\.rmqctl"):
             create.write_store_json(str(tmp_path), Settings(index_slots=6))
-        assert remembered(str(tmp_path))["index_slots"] in (5, 6)
+        assert recall(str(tmp_path)).values["index_slots"] in (5, 6)
 
 
 # -- what readers make of it ----------------------------------------------------------------------

@@ -242,14 +242,6 @@ def test_it_does_not_spin():
     assert log.calls == [(0, 0)]
 
 
-def test_it_can_be_woken():
-    log = Log()
-    service = FlushService(log, settings(flush_interval=100_000))
-    service.wakeup()
-    until(lambda: log.calls == [(0, 0)])
-    service.stop()
-
-
 def test_buffers_are_committed_between_syncs():
     log = Log()
     with mock.patch("rmqctl.engine.log.flush.COMMIT_INTERVAL", 0.01):

@@ -131,15 +131,14 @@ def test_bytes_behind_the_known_fields_stay(tmp_path):
     (tmp_path / "checkpoint").write_bytes(data)
     four = CheckpointFile(tmp_path, 4)
     four.advance(physic=11)
-    four.set_offsets(master_flushed=1, confirm=2)
     four.flush()
     assert (tmp_path / "checkpoint").read_bytes() == (
         page.build(FULL._replace(physic_msg_timestamp=11))[:-7] + b"behind!longer")
     five = CheckpointFile(tmp_path, 5)
-    five.set_offsets(confirm=7)
+    five.advance(logics=25)
     five.flush()
     assert (tmp_path / "checkpoint").read_bytes() == (
-        page.build(CheckpointRecord(11, 20, 30, 40, 7))[:-7] + b"behind!longer")
+        page.build(CheckpointRecord(11, 25, 30, 40, 50))[:-7] + b"behind!longer")
 
 
 @pytest.mark.parametrize("length", [0, 7, 24, 30, 100])

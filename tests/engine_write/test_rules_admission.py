@@ -272,19 +272,6 @@ def test_a_crc_counts_in_a_batch() -> None:
 
 # -- light queues -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("settings", "names", "queues", "found"), [
-    (V493, "%LMQ%a", 20_000, False), (V493, "%LMQ%a", 20_001, True), (V493, " ", 20_001, False),
-    (V533, "%LMQ%a", 20_001, False),
-])
-def test_too_many_light_queues_are_found_and_forgotten(settings: Settings, names: str,
-                                                       queues: int, found: bool) -> None:
-    settings = replace(settings, lmq=True, multi_dispatch=True)
-    properties = {"INNER_MULTI_DISPATCH": names}
-    assert admission.lmq_number_exceeded(properties, settings, queues) == found
-    assert not admission.lmq_number_exceeded(properties, replace(settings, lmq=False), queues)
-    assert not admission.lmq_number_exceeded({}, settings, queues)
-
-
 # -- records as they were ---------------------------------------------------------------------
 
 def record(**fields: Any) -> Record:

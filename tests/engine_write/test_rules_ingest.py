@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.broker.settings import Settings
-from rmqctl.engine.put.ingest import half_message, prepare, preparer, unique_ids
-from rmqctl.engine.put.message import Outgoing
+from rmqctl.engine.put.ingest import prepare, preparer, unique_ids
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local.properties import build, parse
 
@@ -153,26 +152,6 @@ def test_ids_differ() -> None:
 
 
 # -- half messages ----------------------------------------------------------------------------
-
-@BOTH
-@pytest.mark.parametrize("sys_flag", [0x4, 0xC, 0x0, 0x5])
-def test_a_half_message(settings: Settings, sys_flag: int) -> None:
-    sent = Outgoing("T", b"body", build({"UNIQ_KEY": "u", "WAIT": "true", "DELAY": "3"}), 5,
-                    sys_flag=sys_flag)
-    half = half_message(sent, settings)
-    assert (half.topic, half.queue_id) == ("RMQ_SYS_TRANS_HALF_TOPIC", 0)
-    assert (half.sys_flag, half.body) == (sys_flag & 0x1, b"body")
-    expected = {"UNIQ_KEY": "u", "WAIT": "true", "DELAY": "3", "REAL_TOPIC": "T", "REAL_QID": "5"}
-    if settings is V533:
-        expected["__transactionId__"] = "u"
-    assert parse(half.properties) == expected
-    assert half.properties.endswith("\x02") == settings.profile.trailing_separator
-    assert sent.topic == "T"
-
-
-def test_a_half_message_without_an_id() -> None:
-    assert "__transactionId__" not in half_message(Outgoing("T", b""), V533).properties
-
 
 NAMES = st.text(st.sampled_from("ABUWKEYSTAG%_\x01\x02é"), max_size=6) | st.sampled_from(
     ["UNIQ_KEY", "WAIT", "DELAY", "CLUSTER", "TAGS", "KEYS", "POP_CK", "a%sb"])

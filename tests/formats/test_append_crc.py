@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError
-from rmqctl.formats.local import append_crc, message
-from rmqctl.formats.local import properties as props
+from rmqctl.formats.local import append_crc
 from tests.formats.test_message import frames
 
 crcs = st.integers(0, 0x7FFFFFFF)
@@ -29,8 +28,6 @@ def test_leads_back(crc: int) -> None:
     raw = append_crc.build(crc)
     assert append_crc.parse(raw) == crc
     assert append_crc.build(append_crc.parse(raw)) == raw
-    found = props.parse("a\x01b\x02" + raw.decode())
-    assert append_crc.of_properties(found) == crc
 
 
 @pytest.mark.parametrize("crc", [-1, 1 << 31])
@@ -51,20 +48,11 @@ def test_refusals(raw: bytes, path: str) -> None:
     assert (caught.value.offset, caught.value.path) == (40, path)
 
 
-def test_values_of_the_property_that_are_none() -> None:
-    for value in ("", "x", "12345678901", "-1", "٣"):
-        assert append_crc.of_properties({props.CRC32: value}) is None
-    assert append_crc.of_properties({}) is None
-    assert append_crc.of_properties({props.CRC32: "321"}) == 123
-
-
 def test_every_record_of_the_engine_verifies(golden: Callable[[str], Path]) -> None:
     count = 0
     for _, raw in frames(golden("5.3.3/appendcrc")):
         assert append_crc.verify(raw) is True
-        record = message.decode(raw)
-        found = props.parse(record.properties.decode())
-        assert append_crc.of_properties(found) == append_crc.stored(raw) == append_crc.compute(raw)
+        assert append_crc.stored(raw) == append_crc.compute(raw)
         assert append_crc.seal(raw[:-20] + bytes(20)) == raw
         count += 1
     assert count >= 150

@@ -19,7 +19,6 @@ HEAD = bytes.fromhex("00000001 00000099 0000000000000007 0000000000000002 000000
 def test_golden_bytes() -> None:
     head = dledger.parse(HEAD)
     assert head == EntryHeadRecord(1, 0x99, 7, 2, 65536, 0, 0, 0x1234ABCD, 105)
-    assert head.inner_offset == 65536 + 48
     assert dledger.build(head) == HEAD
     assert dledger.build_end(16) == bytes.fromhex("ffffffff00000010")
 

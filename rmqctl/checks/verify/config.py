@@ -126,19 +126,11 @@ def _of_backup(backup: Copy) -> str:
     return f"{name} is no better ({backup.reason}{at})"
 
 
-def check_controller_and_queues(
-        store: Store, log_end: int | None = None, *, live: bool | None = None,
-        in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """All of them. ``log_end`` is the physical offset behind the commitlog's last record;
-    ``in_damage`` says whether one lies in a damaged part of the log.
-    """
-    yield from small(store)
-    yield from check_queues(store, log_end, live=live, in_damage=in_damage)
-
-
 def check_queues(store: Store, log_end: int | None = None, *, live: bool | None = None,
                  in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Extension units and batch queues, see `check_controller_and_queues`."""
+    """Extension units and batch queues. ``log_end`` is the physical offset behind the commitlog's
+    last record; ``in_damage`` says whether one lies in a damaged part of the log.
+    """
     held = store.lock.held if live is None else live
     end = store.log.end if log_end is None else log_end
     yield from bounded(ext_units.check(store))

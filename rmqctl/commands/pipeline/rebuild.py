@@ -25,7 +25,6 @@ NAME = ("pipeline", "rebuild")
 EFFECT = "mutates"
 
 _STRUCTURES = ("consumequeue", "index")
-_TITLE = "pipeline rebuild"
 _SCRATCH = "pipeline-rebuild"
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rmqctl.store.query.select import Selection
 
 _CONDITION = re.compile(r"([^=!<>~]+)(==|!=|<=|>=|!~|=|<|>|~)(.*)", re.DOTALL)
-# Named here and in store.conditions.TIMES: this module is read for --help, that one needs numpy.
 _TIMES = ("born_timestamp", "store_timestamp")
 
 _CODECS = f"{', '.join(bodies.CODEC_NAMES[:-1])} or {bodies.CODEC_NAMES[-1]}"

@@ -107,14 +107,7 @@ class FlushService(_Service):
         self._least = settings.flush_least_pages
         self._thorough = settings.flush_thorough_interval / 1000
         self._commit = COMMIT_INTERVAL if settings.transient_pool else math.inf
-        self._woken = False
         self._thread.start()
-
-    def wakeup(self) -> None:
-        """Forces everything soon, without waiting for it."""
-        with self._change:
-            self._woken = True
-            self._change.notify_all()
 
     def _run(self) -> None:
         now = time.monotonic()
@@ -123,13 +116,13 @@ class FlushService(_Service):
         while True:
             with self._change:
                 pause = min(next_sync, next_commit) - time.monotonic()
-                self._change.wait_for(lambda: self._stopping or self._woken, max(pause, 0))
-                stopping, woken, self._woken = self._stopping, self._woken, False
+                self._change.wait_for(lambda: self._stopping, max(pause, 0))
+                stopping = self._stopping
             now = time.monotonic()
             if now >= next_commit:
                 self._log.commit()
                 next_commit = now + self._commit
-            thorough = stopping or woken or now >= next_thorough
+            thorough = stopping or now >= next_thorough
             if thorough or now >= next_sync:
                 self._sync(0 if thorough else self._least)
                 next_sync = now + self._interval

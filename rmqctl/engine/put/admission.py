@@ -10,8 +10,8 @@ not fit its field; an IPv6 bit in ``sys_flag`` with an IPv4 host; text that has 
 batch; what every later recovery would take for damage (`unreadable`). Where a broker fails with
 an exception instead of a status, that is MESSAGE_ILLEGAL, too.
 
-4.9.3 counts its light queues (`lmq_number_exceeded`), but looks at the wrong variable and never
-refuses; 5.3.3 does not count. So no check stands for it.
+4.9.3 counts its light queues, but looks at the wrong variable and never refuses; 5.3.3 does not
+count. So no check stands for it.
 """
 
 from __future__ import annotations
@@ -258,16 +258,6 @@ def check_inner_batch(message: Outgoing, found: Properties, settings: Settings,
         return refused(MESSAGE_ILLEGAL, f"it is an inner batch, but the topic {message.topic} is "
                        "no BatchCQ topic")
     return None
-
-
-def lmq_number_exceeded(found: Properties, settings: Settings, lmq_queues: int) -> bool:
-    """What ``checkLmqMessage`` of 4.9.3 finds, and then forgets: too many light queues.
-
-    Never a reason to refuse (see above). ``lmq_queues``: how many there are.
-    """
-    return (settings.lmq and settings.multi_dispatch and not settings.profile.message_v2
-            and bool((found.get(props.MULTI_DISPATCH) or "").strip())
-            and lmq_queues > settings.max_lmq_queues)
 
 
 def unreadable(topic: str, found: Properties, settings: Settings) -> str | None:

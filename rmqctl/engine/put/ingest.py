@@ -12,7 +12,6 @@ import itertools
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from operator import itemgetter
 from struct import Struct
@@ -21,8 +20,8 @@ from typing import NamedTuple, TypeVar
 from rmqctl.broker.settings import LOCALHOST, Settings
 from rmqctl.engine.clock import now_ms
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
-from rmqctl.engine.put.rewrite import WAIT, moved
-from rmqctl.formats.config.java_map import JavaMap, ordered
+from rmqctl.engine.put.rewrite import WAIT
+from rmqctl.formats.config.java_map import ordered
 from rmqctl.formats.local import append_crc, message
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import delay_level_of
@@ -214,18 +213,6 @@ def _is_delayed(found: Mapping[str, str]) -> bool:
         return delay_level_of(found) > 0
     except ValueError:
         return False
-
-
-def half_message(message: Outgoing, settings: Settings) -> Outgoing:
-    """A transactional message as a broker keeps it until its commit: in the half topic's queue 0,
-    no transaction type, its own topic and queue in properties (5.x: also its id).
-    """
-    found = JavaMap.from_properties(message.properties, settings.profile.map_capacity)
-    key = found.get(props.UNIQUE_KEY)
-    if key and settings.profile.ensures_unique_key:
-        found.put(TRANSACTION_ID, key)
-    return replace(moved(message, found, props.HALF_TOPIC, 0, settings),
-                   sys_flag=message.sys_flag & ~TRANSACTION_MASK)
 
 
 # -- batches ------------------------------------------------------------------------------------

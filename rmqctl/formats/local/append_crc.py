@@ -85,15 +85,6 @@ def verify(record: bytes) -> bool | None:
     return None if found is None else found == compute(record)
 
 
-def of_properties(properties: dict[str, str]) -> int | None:
-    """The CRC as a broker's check finds it, by the property's name. None: it is "dirty"."""
-    value = properties.get(props.CRC32)
-    try:
-        return None if value is None else read_digits(value)
-    except ValueError:
-        return None
-
-
 def seal(record: bytes) -> bytes:
     """A finished record whose last twenty bytes were reserved, with its CRC put there."""
     if len(record) < SIZE:

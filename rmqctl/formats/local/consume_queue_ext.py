@@ -30,7 +30,6 @@ MAX_SIZE = (1 << 15) - 1
 END_MARK = b"\xff\xff"
 END_BLANK = 4
 """Bytes always left at the end of a file for the end mark."""
-DEFAULT_FILE_SIZE = 48 << 20
 
 _LONG_MIN = -(1 << 63)
 MAX_ADDRESS = -(1 << 31) - 1

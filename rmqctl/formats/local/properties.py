@@ -41,26 +41,6 @@ def parse(raw: str) -> dict[str, str]:
     return found
 
 
-def _java_split(text: str, separator: str) -> list[str]:
-    """``String.split``: trailing empty strings are dropped; an empty input gives one part."""
-    parts = text.split(separator)
-    while len(parts) > 1 and not parts[-1]:
-        parts.pop()
-    if len(parts) == 1 and not parts[0] and text:
-        return []
-    return parts
-
-
-def parse_legacy(raw: str) -> dict[str, str]:
-    """The map a broker up to 4.9.0 reads: an item must split into exactly two parts."""
-    found: dict[str, str] = {}
-    for item in _java_split(raw, PROPERTY_SEPARATOR):
-        parts = _java_split(item, NAME_VALUE_SEPARATOR)
-        if len(parts) == 2:
-            found[parts[0]] = parts[1]
-    return found
-
-
 def build(properties: dict[str, str], *, trailing: bool = True) -> str:
     """The string of a map, in the map's order.
 

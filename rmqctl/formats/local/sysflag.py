@@ -5,7 +5,6 @@ from __future__ import annotations
 from rmqctl.formats.bodies import CODECS
 
 COMPRESSED = 0x1
-MULTI_TAGS = 0x2
 TRANSACTION_MASK = 0xC
 TRANSACTION_NONE = 0x0
 TRANSACTION_PREPARED = 0x4

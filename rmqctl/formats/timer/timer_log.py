@@ -33,7 +33,6 @@ MAGIC_DEFAULT = 1
 MAGIC_ROLL = 2
 MAGIC_DELETE = 4
 MAGIC_BITS = 0xF
-DEFAULT_FILE_SIZE = 100 << 20
 
 
 class UnitRecord(NamedTuple):
@@ -80,7 +79,6 @@ UNIT_SIZE = UNIT.size
 parse = UNIT.parse
 decode = UNIT.decode
 build = UNIT.build
-build_tail = TAIL.build
 
 
 def dtype() -> np.dtype[Any]:

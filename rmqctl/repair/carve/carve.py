@@ -29,7 +29,6 @@ IN_PLACE = "in-place"
 MISPLACED = "misplaced"
 EMBEDDED = "embedded-in-damage"
 DAMAGED = "damaged"
-PLACEMENTS = (IN_PLACE, MISPLACED, EMBEDDED, DAMAGED)
 _PAGE_RECORDS = 512
 _PAGE_BYTES = 4 << 20
 _NEIGHBOURS = 2

@@ -23,7 +23,6 @@ from rmqctl.store.pages import INTEGERS, Array, Page
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~"]
 OPERATORS: tuple[Operator, ...] = ("=", "!=", "<", "<=", ">", ">=", "~", "!~")
 PROPERTY = "property."
-TIMES = ("born_timestamp", "store_timestamp")
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge}

@@ -52,16 +52,6 @@ of it (begin + whole seconds, wrapped to 64 bits as in Java); ``slot`` is null f
 hash, which no broker writes."""
 
 
-def queue_units(file: StoreFile) -> int:
-    """How many whole rows a consumequeue file has room for, used or not."""
-    return max(file.size, 0) // consume_queue.UNIT_SIZE
-
-
-def batch_queue_units(file: StoreFile) -> int:
-    """How many whole rows a batch consumequeue file has room for, used or not."""
-    return max(file.size, 0) // batch_consume_queue.UNIT_SIZE
-
-
 def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: int | None = None,
                   rows: int = ROWS) -> Iterator[pa.RecordBatch]:
     """Rows ``[start, end)`` of a consumequeue file (20-byte units, counted from 0) in use.

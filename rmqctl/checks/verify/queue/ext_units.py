@@ -25,7 +25,6 @@ _PAGE = 1 << 16
 _CHUNK = 4 << 20
 _ROWS = 1 << 16
 _SIZES = layouts.reader(Unit, "size", "bit_map_size")
-_END = len(layout.END_MARK)
 _MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
 
 
