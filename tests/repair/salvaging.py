@@ -26,7 +26,7 @@ from tests.repair.damage import Whole, intact
 
 IGNORED = frozenset({"index-missing"})
 UNPROVABLE = frozenset({"header-prepared-offset", "header-reconsume-times", "header-store-time"})
-"""Nothing says what such a field was: in a message that was damaged it stays, and the plan says so."""
+"""Nothing says what such a field was: in a damaged message it stays, and the plan says so."""
 
 
 @dataclass(frozen=True, slots=True)
