@@ -23,8 +23,8 @@ def register(spark: SparkSession) -> None:
 
 def _register_with_active() -> None:
     sql = sys.modules.get("pyspark.sql")  # not imported yet: then no session is active
-    found = None if sql is None else getattr(sql, "SparkSession", None)
-    active = None if found is None else found.getActiveSession()
+    session_class = None if sql is None else getattr(sql, "SparkSession", None)
+    active = None if session_class is None else session_class.getActiveSession()
     if active is not None:
         register(active)
 

@@ -57,8 +57,8 @@ class SparkPool:
         known = list(tasks)
         if not known:
             return
-        for task, found in zip(known, self._results(work, known), strict=True):
-            value = pickle.loads(found)  # noqa: S301  # it comes from this program's workers
+        for task, pickled in zip(known, self._results(work, known), strict=True):
+            value = pickle.loads(pickled)  # noqa: S301  # it comes from this program's workers
             if isinstance(value, _Failed):
                 raise value.error
             yield task, value
@@ -70,10 +70,10 @@ class SparkPool:
         dumps: Callable[[Any], bytes] = cloudpickle.dumps
         sent = context.broadcast((dumps(work), [dumps(task) for task in tasks]))
         try:
-            found = self._collected(context, _Worker(sent, os.getcwd()), len(tasks))
+            results = self._collected(context, _Worker(sent, os.getcwd()), len(tasks))
         finally:
             sent.unpersist()
-        return found
+        return results
 
     def _collected(self, context: SparkContext, worker: _Worker, count: int) -> list[bytes]:
         """Runs the job in a thread, so that this one can show progress and be interrupted."""
@@ -107,8 +107,8 @@ class SparkPool:
             raise JobError(f"Spark gave {len(result)} results for {count} tasks")
         if self.watch is not None:
             self.watch(count, count)
-        found: list[bytes] = result
-        return found
+        results: list[bytes] = result
+        return results
 
 
 class _Failed:
@@ -134,10 +134,10 @@ class _Worker:
             with suppress(OSError):
                 held.enter_context(chdir(self._folder))
             try:
-                found = do(task)
+                answer = do(task)
             except RmqctlError as error:
-                found = _Failed(error)
-        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+                answer = _Failed(error)
+        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
 
 
 def failure(error: BaseException, log: str | None) -> BaseException:

@@ -48,13 +48,13 @@ appender.file.layout.pattern = %d %p %c{{1}}: %m%n%ex
 
 def workers_of(master: str) -> int | None:
     """How many tasks ``local[...]`` works on at a time; None for a cluster. UsageError."""
-    found = _LOCAL.match(master.strip())
-    if found is None:
+    match = _LOCAL.match(master.strip())
+    if match is None:
         if not master.startswith(_MASTERS):
             raise UsageError(f"--master {master}: neither local[N], spark://HOST:PORT, yarn nor "
                              "k8s://URL")
         return None
-    threads = found[2] or "1"
+    threads = match[2] or "1"
     count = len(os.sched_getaffinity(0)) if threads == "*" else int(threads)
     if not count:
         raise UsageError(f"--master {master}: no worker at all")
@@ -75,7 +75,7 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
     with contextlib.ExitStack() as held:
         folder = tempfile.mkdtemp(prefix="rmqctl-spark-")
         held.callback(shutil.rmtree, folder, ignore_errors=True)
-        kept = log is not None
+        own_log = log is not None
         file = log or _log_file()
         held.enter_context(_logging_to(file))
         try:
@@ -87,12 +87,12 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
             yield spark
         except BaseException as error:
             # Kept where the message names it, and where nobody foresaw what happened.
-            kept = kept or file in str(error) or (
+            own_log = own_log or file in str(error) or (
                 isinstance(error, Exception) and not isinstance(error, RmqctlError))
             raise
         finally:
             held.close()
-            if not kept:
+            if not own_log:
                 with contextlib.suppress(OSError):
                     os.unlink(file)
 
@@ -111,8 +111,8 @@ def _logging_to(file: str) -> Iterator[None]:
 
 def log_of(spark: Any) -> str | None:
     """The file with Spark's own messages."""
-    found: str | None = getattr(spark, "rmqctl_log", None)
-    return found
+    log: str | None = getattr(spark, "rmqctl_log", None)
+    return log
 
 
 def package_zip(folder: str) -> str:
@@ -137,7 +137,7 @@ def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, st
     log_settings = os.path.join(folder, "log4j2.properties")
     Path(log_settings).write_text(_LOG_SETTINGS.format(log=log), encoding="utf-8")
     java = f"-Dlog4j2.configurationFile=file:{log_settings}"
-    found = {
+    settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.unix.domain.socket.enabled": "true",
@@ -150,13 +150,13 @@ def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, st
     if workers is not None:
         # The work is done in Python: a small heap and a compiler that starts fast are enough.
         java += " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:NewRatio=1 -Xss4m"
-        found |= {"spark.driver.memory": "1g", "spark.driver.host": "127.0.0.1",
-                  "spark.driver.bindAddress": "127.0.0.1",
-                  "spark.python.daemon.module": "rmqctl.pipeline.daemon"}
+        settings |= {"spark.driver.memory": "1g", "spark.driver.host": "127.0.0.1",
+                     "spark.driver.bindAddress": "127.0.0.1",
+                     "spark.python.daemon.module": "rmqctl.pipeline.daemon"}
     own = given.get("spark.driver.extraJavaOptions")
-    found |= given
-    found["spark.driver.extraJavaOptions"] = f"{java} {own}" if own else java
-    return found
+    settings |= given
+    settings["spark.driver.extraJavaOptions"] = f"{java} {own}" if own else java
+    return settings
 
 
 def _start(master: str, workers: int | None, settings: Mapping[str, str], log: str, name: str,
@@ -173,7 +173,7 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
     real = f"local[{workers},{_TRIES}]" if workers is not None else master
     settings_of_spark = SparkConf().setMaster(real).setAppName(name).setAll(list(settings.items()))
     out = held.enter_context(open(log, "ab"))  # noqa: SIM115  # it stays open as long as Spark
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         launch: Any = launch_gateway
         gateway = launch(settings_of_spark, {"stdout": out, "stderr": out})
@@ -186,14 +186,14 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
     finally:
         # SparkContext answers Ctrl-C itself; here it is the program that does.
         if threading.current_thread() is threading.main_thread():
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _show_package() -> None:
     """Lets Spark's Python processes on this machine find the package where it is not installed."""
     root = str(PACKAGE.parent)
-    known = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    known = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if root not in known:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *known])
 

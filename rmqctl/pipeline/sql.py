@@ -68,9 +68,9 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
     with spark_errors(spark):
         shows = _check(spark, text)
         names = named_tables(text)
-        columns = {one: _columns(one, text) for one in names}
-        for one in names:
-            _make_view(spark, one, stores, given, columns[one], None)
+        columns = {table: _columns(table, text) for table in names}
+        for table in names:
+            _make_view(spark, table, stores, given, columns[table], None)
         if shows or not names:
             return spark.sql(text)
         pushing = spark.conf.get(_PUSHING) or "false"
@@ -80,8 +80,8 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
         finally:
             spark.conf.set(_PUSHING, pushing)
         if needed is not None:
-            for one in names:
-                _make_view(spark, one, stores, given, columns[one], needed.get(one, set()))
+            for table in names:
+                _make_view(spark, table, stores, given, columns[table], needed.get(table, set()))
         return spark.sql(text)
 
 
@@ -89,27 +89,28 @@ def _columns(table: str, text: str) -> StructType:
     """The columns of a view; ``record`` is among them where the query names it."""
     from pyspark.sql.pandas.types import from_arrow_type
 
-    found = schema.default(table)
-    for one in schema.ONLY_ASKED:
-        if one in schema.columns(table) and says(text, one):
-            found = found.add(one, from_arrow_type(schema.columns(table)[one]))
-    return found
+    struct = schema.default(table)
+    for column in schema.ONLY_ASKED:
+        if column in schema.columns(table) and says(text, column):
+            struct = struct.add(column, from_arrow_type(schema.columns(table)[column]))
+    return struct
 
 
 def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: Mapping[str, str],
-               whole: StructType, needed: set[str] | None) -> None:
+               struct: StructType, needed: set[str] | None) -> None:
     """The view of a table with the columns ``whole``; of ``needed`` None all of them are read."""
     from pyspark.sql.functions import col, lit
     from pyspark.sql.types import StructType
 
-    read = whole
+    read = struct
     if needed is not None:
-        read = StructType([one for one in whole.fields if one.name in (needed or {_CHEAP[table]})])
+        read = StructType([field for field in struct.fields
+                           if field.name in (needed or {_CHEAP[table]})])
     frame = (spark.read.format(NAME).options(**options).option("table", table).schema(read)
              .load(holding(table, paths)))
     known = set(read.names)
-    frame.select(*(col(one.name) if one.name in known else
-                   lit(None).cast(one.dataType).alias(one.name) for one in whole.fields)
+    frame.select(*(col(field.name) if field.name in known else
+                   lit(None).cast(field.dataType).alias(field.name) for field in struct.fields)
                  ).createOrReplaceTempView(table)
 
 
@@ -125,7 +126,8 @@ def _check(spark: Any, text: str) -> bool:
         node = waiting.pop()
         name = node.getClass().getSimpleName()
         if name.startswith("Insert") or any(
-                is_instance_of(spark.sparkContext._gateway, node, one) for one in _CHANGING):
+                is_instance_of(spark.sparkContext._gateway, node, class_name)
+                for class_name in _CHANGING):
             raise UsageError(f"SQL: only queries are run, no statements that change something "
                              f"({name})")
         children = node.children().iterator()
@@ -141,7 +143,7 @@ def says(text: str, word: str) -> bool:
 
 def named_tables(text: str) -> list[str]:
     """The tables of the data source that a query may read: those it names."""
-    return [one for one in TABLES if says(text, one)]
+    return [table for table in TABLES if says(text, table)]
 
 
 # -- which columns a query needs ------------------------------------------------------------------
@@ -158,26 +160,26 @@ def needed_columns(plan: Any) -> dict[str, set[str]] | None:
     such a filter is not in the plan any more, nor are its columns. A table that is not found
     was optimised away.
     """
-    found: dict[str, set[str]] = {}
+    columns_read: dict[str, set[str]] = {}
     try:
-        _visit(plan, None, found)
+        _visit(plan, None, columns_read)
     except _UnknownLeafError:
         return None
-    return found
+    return columns_read
 
 
-def _visit(node: Any, above: set[int] | None, found: dict[str, set[str]]) -> None:
+def _visit(node: Any, above: set[int] | None, columns_read: dict[str, set[str]]) -> None:
     """``above``: ids of the columns that are seen from above; None for all."""
     name = node.getClass().getSimpleName()
     if name == _SCAN:
         table = node.relation().options().get("table")
-        columns = found.setdefault(table, set())
-        for one in _items(node.output()):
-            if above is None or one.exprId().id() in above:
-                columns.add(one.name())
+        columns = columns_read.setdefault(table, set())
+        for attribute in _items(node.output()):
+            if above is None or attribute.exprId().id() in above:
+                columns.add(attribute.name())
         return
     if name in _ENDS or (name in _THROUGH and above is not None):
-        own = {one.exprId().id() for one in _items(node.references())}
+        own = {attribute.exprId().id() for attribute in _items(node.references())}
         above = own if name in _ENDS else own | (above or set())
     else:
         above = None
@@ -185,9 +187,9 @@ def _visit(node: Any, above: set[int] | None, found: dict[str, set[str]]) -> Non
     if not children and name.rstrip("$") not in _NO_SOURCE:
         raise _UnknownLeafError(name)
     for child in children:
-        _visit(child, above, found)
+        _visit(child, above, columns_read)
     for inner in _items(node.subqueries()):
-        _visit(inner, None, found)
+        _visit(inner, None, columns_read)
 
 
 def _items(several: Any) -> Iterator[Any]:
@@ -219,14 +221,14 @@ def columns(frame: DataFrame) -> list[str]:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    found: dict[str, None] = {}
+    distinct: dict[str, None] = {}
     for name in names:
-        one, number = name, 1
-        while one in found:
+        candidate, number = name, 1
+        while candidate in distinct:
             number += 1
-            one = f"{name}_{number}"
-        found[one] = None
-    return list(found)
+            candidate = f"{name}_{number}"
+        distinct[candidate] = None
+    return list(distinct)
 
 
 def write(frame: DataFrame, out: str, form: FileFormat) -> None:
@@ -236,10 +238,10 @@ def write(frame: DataFrame, out: str, form: FileFormat) -> None:
     ``out`` is there already; StoreIOError.
     """
     with Staging(out) as staging, spark_errors(frame.sparkSession):
-        made = flat(frame) if form == "csv" else frame
+        flat_frame = flat(frame) if form == "csv" else frame
         options = {"header": "true"} if form == "csv" else {}
         target = staging.path("")
-        made.write.format(form).options(**options).mode("append").save(f"file:{target}")
+        flat_frame.write.format(form).options(**options).mode("append").save(f"file:{target}")
         _settle(target)
         staging.publish()
 
@@ -248,15 +250,15 @@ def flat(frame: DataFrame) -> DataFrame:
     """The columns as CSV can hold them: structures as JSON, binary as base64."""
     from pyspark.sql import functions, types
 
-    made = []
+    selected = []
     for field in frame.schema.fields:
         column = frame[field.name]
         if isinstance(field.dataType, types.BinaryType):
             column = functions.translate(functions.base64(column), "\r\n", "").alias(field.name)
         elif isinstance(field.dataType, types.MapType | types.ArrayType | types.StructType):
             column = functions.to_json(column).alias(field.name)
-        made.append(column)
-    return frame.select(*made)
+        selected.append(column)
+    return frame.select(*selected)
 
 
 def _settle(folder: str) -> None:
@@ -290,8 +292,9 @@ def converter(kind: DataType) -> Convert | None:
     if isinstance(kind, types.DecimalType):
         return _decimal
     if isinstance(kind, types.ArrayType):
-        one = converter(kind.elementType)
-        return None if one is None else lambda values: [_apply(one, value) for value in values]
+        convert = converter(kind.elementType)
+        return None if convert is None else lambda values: [_apply(convert, value)
+                                                            for value in values]
     if isinstance(kind, types.MapType):
         key, value = converter(kind.keyType), converter(kind.valueType)
         return lambda values: {_text(_apply(key, name)): _apply(value, item)
@@ -330,8 +333,8 @@ def _moment(value: datetime) -> str:
 
 def _decimal(value: Decimal) -> int | str:
     """A whole number as such; any other as text, which keeps its digits."""
-    whole = value.to_integral_value()
-    return int(whole) if whole == value else str(value)
+    integral = value.to_integral_value()
+    return int(integral) if integral == value else str(value)
 
 
 # -- errors ---------------------------------------------------------------------------------------
@@ -393,12 +396,12 @@ def _causes(error: Any) -> Iterator[tuple[str, str]]:
 
 def _sentence(text: str) -> str:
     """Spark's message on one line: without the plan and the query it repeats, with the place."""
-    kept: list[str] = []
+    sentences: list[str] = []
     for line in text.strip().splitlines():
         words = line.strip()
         if words.startswith(("== ", "'", "+-", ":-")) or not words:
             break
-        kept.append(words)
+        sentences.append(words)
     place = _PLACE.search(text)
-    said = " ".join(kept).rstrip("; ")
+    said = " ".join(sentences).rstrip("; ")
     return f"{said} ({place[1]})" if place else said

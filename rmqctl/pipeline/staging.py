@@ -59,8 +59,8 @@ class Staging:
 
     def __enter__(self) -> Self:
         try:
-            for one in (self.folder, self.attempts, self._export):
-                os.mkdir(one)
+            for folder in (self.folder, self.attempts, self._export):
+                os.mkdir(folder)
         except OSError as error:
             remove_folder(self.folder)
             raise StoreIOError.from_oserror(error, self.folder, "make") from None

@@ -54,25 +54,25 @@ class Judged:
 
 def document(judged: Sequence[Judged]) -> dict[str, Any]:
     """As that of ``verify``, over all stores, and what each of them came to."""
-    verdicts = [one.verdict for one in judged if one.verdict is not None]
+    verdicts = [store.verdict for store in judged if store.verdict is not None]
     coverage: dict[str, int] = {}
     checked: dict[str, None] = {}
     for each in verdicts:
-        checked |= dict.fromkeys(str(one["structure"]) for one in each.checked)
+        checked |= dict.fromkeys(str(row["structure"]) for row in each.checked)
         for name, value in each.coverage.as_dict().items():
             coverage[name] = coverage.get(name, 0) + value
-    return {"ok": all(one.verdict is not None and one.verdict.ok for one in judged),
-            "findings": [row for one in judged for row in one.findings()], "coverage": coverage,
+    return {"ok": all(store.verdict is not None and store.verdict.ok for store in judged),
+            "findings": [row for store in judged for row in store.findings()], "coverage": coverage,
             "checked": [{"structure": name} for name in checked],
-            "findings_total": sum(one.total for one in verdicts),
-            "stores": [one.summary() for one in judged]}
+            "findings_total": sum(judgement.total for judgement in verdicts),
+            "stores": [store.summary() for store in judged]}
 
 
 def store_size(root: str, dirs: Sequence[str] = ()) -> StoreSize:
     """The log files of a store and their bytes. NotAStoreError, StoreIOError."""
     with Store.open(root, dirs) as store:
-        files = [one for one in store.log.files if one.size]
-        return StoreSize(root, len(files), sum(one.size for one in files))
+        files = [file for file in store.log.files if file.size]
+        return StoreSize(root, len(files), sum(file.size for file in files))
 
 
 def total_size(roots: Sequence[str], dirs: Sequence[str] = ()) -> int:
@@ -93,8 +93,8 @@ def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = 
     rows = []
     for root in roots:
         with Store.open(root, dirs) as store:
-            files = [one for one in store.log.files if one.size]
-            size = sum(one.size for one in files)
+            files = [file for file in store.log.files if file.size]
+            size = sum(file.size for file in files)
             if len(roots) > 1 and options.ranges is None and size <= WHOLE:
                 count = 1
             elif options.ranges:
@@ -114,9 +114,10 @@ def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most
     """
     small = [root for root in roots if len(roots) > 1 and options.ranges is None
              and _bytes(root, dirs) <= WHOLE]
-    whole = dict(pool.run(partial(_judged, options, most, dirs, None), small))
+    judged_small = dict(pool.run(partial(_judged, options, most, dirs, None), small))
     for root in roots:
-        yield whole[root] if root in whole else _judged(options, most, dirs, pool, root)
+        yield judged_small[root] if root in judged_small else _judged(options, most, dirs, pool,
+                                                                      root)
 
 
 def _bytes(root: str, dirs: Sequence[str]) -> int:

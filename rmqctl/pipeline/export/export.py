@@ -34,23 +34,24 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     is damaged, missing or unreadable is named in the result and in the manifest.
     RefusedError if ``out`` is there; StoreIOError if it cannot be written, or nothing be read.
     """
-    stores = [StoreResult(plan=one) for one in plans]
-    for one in stores:
-        for span in one.plan.missing:
-            one.missing.add(span)
+    stores = [StoreResult(plan=plan) for plan in plans]
+    for store_result in stores:
+        for span in store_result.plan.missing:
+            store_result.missing.add(span)
     result = Result(out, stores)
     with Staging(out) as staging, Manifest(staging, spec) as manifest:
         folders: set[str] = set()
         work = cast(Callable[[Range[StoreFile]], Part],
                     partial(export_range, spec, staging.attempts))
-        pieces = (piece for one in plans for piece in one.pieces)
+        pieces = (piece for plan in plans for piece in plan.pieces)
         for _, part in in_order(work, pieces, progress=progress, pool=pool):
             stores[part.store].add(part)
             folders |= _keep(staging, manifest, spec, part, plans[part.store].name)
-        for one in stores:
-            one.finish()
-        unread = next((one for one in stores if one.nothing_read), None)
-        if unread is not None and all(one.nothing_read or not one.plan.bytes for one in stores):
+        for store_result in stores:
+            store_result.finish()
+        unread = next((store_result for store_result in stores if store_result.nothing_read), None)
+        if unread is not None and all(store_result.nothing_read or not store_result.plan.bytes
+                                      for store_result in stores):
             raise StoreIOError(f"nothing of it can be read: {unread.missing.spans[0].reason}")
         result.partitions = len(folders)
         manifest.write(result)

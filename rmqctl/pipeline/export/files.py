@@ -56,8 +56,8 @@ class ParquetFile:
         self._writer = parquet.ParquetWriter(
             target, spec.schema, compression=spec.compression.replace("none", "NONE"),
             compression_level=_ZSTD_LEVEL if spec.compression == "zstd" else None,
-            use_dictionary=[one for one in names if one in _DICTIONARY],
-            write_statistics=[one for one in names if one not in _NO_STATISTICS])
+            use_dictionary=[name for name in names if name in _DICTIONARY],
+            write_statistics=[name for name in names if name not in _NO_STATISTICS])
 
     def write(self, chunk: pa.Table) -> None:
         self._writer.write_table(chunk, row_group_size=max(1, len(chunk)))
@@ -71,15 +71,15 @@ class ParquetFile:
 
 def _leaves(schema: pa.Schema) -> list[str]:
     """The paths of the columns as Parquet has them."""
-    found = []
+    leaves = []
     for field in schema:
         if pa.types.is_map(field.type):
-            found += [f"{field.name}.key_value.key", f"{field.name}.key_value.value"]
+            leaves += [f"{field.name}.key_value.key", f"{field.name}.key_value.value"]
         elif pa.types.is_list(field.type):
-            found.append(f"{field.name}.list.element")
+            leaves.append(f"{field.name}.list.element")
         else:
-            found.append(field.name)
-    return found
+            leaves.append(field.name)
+    return leaves
 
 
 class AvroFile:
@@ -88,7 +88,7 @@ class AvroFile:
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
         from fastavro.write import Writer
 
-        self._maps = [one.name for one in spec.schema if pa.types.is_map(one.type)]
+        self._maps = [field.name for field in spec.schema if pa.types.is_map(field.type)]
         self._names = _avro_names(spec.schema.names)
         self._writer = Writer(target, avro_schema(spec.schema), _AVRO_CODECS[spec.compression],
                               _SYNC_INTERVAL)
@@ -109,15 +109,15 @@ class AvroFile:
 
 def dict_column(column: pa.ChunkedArray) -> list[dict[str, str | None] | None]:
     """Maps as Python's. Arrow's own way, a scalar for each pair, takes ten times as long."""
-    found: list[dict[str, str | None] | None] = []
+    values: list[dict[str, str | None] | None] = []
     for part in column.chunks:
-        edges, keys, items = (one.to_pylist() for one in (part.offsets, part.keys, part.items))
-        found += [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(edges)]
+        edges, keys, items = (array.to_pylist() for array in (part.offsets, part.keys, part.items))
+        values += [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(edges)]
         if part.null_count:
-            for at in range(len(part)):
-                if not part[at].is_valid:
-                    found[at - len(part)] = None
-    return found
+            for number in range(len(part)):
+                if not part[number].is_valid:
+                    values[number - len(part)] = None
+    return values
 
 
 _AVRO = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int", pa.bool_(): "boolean",
@@ -142,14 +142,14 @@ def _avro_type(kind: pa.DataType) -> Any:
 
 def _avro_names(names: Sequence[str]) -> list[str]:
     """Names as Avro takes them: letters, digits and ``_``, each one once (``property.X-1``)."""
-    found: dict[str, None] = {}
+    taken: dict[str, None] = {}
     for name in names:
-        made = "".join(one if one.isascii() and (one.isalnum() or one == "_") else "_"
-                       for one in name)
-        while made in found:
-            made += "_"
-        found[made] = None
-    return list(found)
+        avro_name = "".join(char if char.isascii() and (char.isalnum() or char == "_") else "_"
+                            for char in name)
+        while avro_name in taken:
+            avro_name += "_"
+        taken[avro_name] = None
+    return list(taken)
 
 
 class TextFile:

@@ -29,7 +29,7 @@ Values = tuple[Value, ...]
 _ESCAPED = frozenset([*map(chr, range(0x20)), *'"#%\'*/:=?\\\x7f{[]^'])
 _DAY = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST, _LAST = ((one - date(1970, 1, 1)).days for one in (date.min, date.max))
+_FIRST, _LAST = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _NO_DAY = _FIRST - 1
 """For times which no calendar has: damage makes them."""
 _DAYS = 1 << 23
@@ -38,7 +38,7 @@ _MARK = 16
 
 def escape(value: str) -> str:
     """A value as a part of a path, as Hive and Spark escape it."""
-    return "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in value)
+    return "".join(f"%{ord(byte):02X}" if byte in _ESCAPED else byte for byte in value)
 
 
 def folder(name: str, value: Value) -> str:
@@ -49,14 +49,14 @@ def folder(name: str, value: Value) -> str:
         return f"{name}={escape(value)}"
     mark = "~" + hashlib.sha256(value.encode()).hexdigest()[:_MARK]
     room = LONGEST - len(name) - 1 - len(mark)
-    kept, used = [], 0
-    for one in value:
-        text = escape(one)
+    parts, used = [], 0
+    for char in value:
+        text = escape(char)
         used += len(text.encode())
         if used > room:
             break
-        kept.append(text)
-    return f"{name}={''.join(kept)}{mark}"
+        parts.append(text)
+    return f"{name}={''.join(parts)}{mark}"
 
 
 def is_cut(name: str, value: str) -> bool:
@@ -72,11 +72,11 @@ def path(names: Sequence[str], values: Values) -> str:
 def days(times: Array, zone: tzinfo) -> Array:
     """The day (counted from 1970-01-01) of each epoch ms in a zone; `_NO_DAY` where it has none."""
     if zone is UTC:
-        found = times // _DAY
-        return np.where((found < _FIRST) | (found > _LAST), _NO_DAY, found)
+        day_numbers = times // _DAY
+        return np.where((day_numbers < _FIRST) | (day_numbers > _LAST), _NO_DAY, day_numbers)
     # The offset of a zone from UTC is a multiple of a quarter of an hour.
     slots, place = np.unique(times // QUARTER_HOUR, return_inverse=True)
-    known: Array = np.array([_day(one * QUARTER_HOUR, zone) for one in slots.tolist()], np.int64)
+    known: Array = np.array([_day(slot * QUARTER_HOUR, zone) for slot in slots.tolist()], np.int64)
     return known[place]
 
 
@@ -111,7 +111,7 @@ class Partitions:
         if (key == first).all():
             return np.full(len(key), self._number(first), np.int64)
         distinct, place = np.unique(key, return_inverse=True)
-        return np.array([self._number(one) for one in distinct.tolist()], np.int64)[place]
+        return np.array([self._number(day) for day in distinct.tolist()], np.int64)[place]
 
     def _number(self, key: int) -> int:
         known = self._numbers.get(key)

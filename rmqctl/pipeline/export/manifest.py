@@ -92,8 +92,9 @@ class Manifest:
             "body": spec.body,
             "partition_by": list(spec.partition_by),
             "time_zone": str(spec.zone),
-            "conditions": [f"{one.field} {one.operator} {one.value}" for one in spec.conditions],
-            "schema": [{"name": one.name, "type": str(one.type)} for one in spec.schema],
+            "conditions": [f"{condition.field} {condition.operator} {condition.value}"
+                           for condition in spec.conditions],
+            "schema": [{"name": field.name, "type": str(field.type)} for field in spec.schema],
             "cut_names": self._cut,
         }
 
@@ -111,38 +112,38 @@ def summary(result: Result, spec: Export) -> dict[str, Any]:
         "bytes": result.total("bytes"),
         "file_count": result.total("files"),
         "partition_count": result.partitions,
-        "stores": [_store(one) for one in result.stores],
+        "stores": [_store(store) for store in result.stores],
     }
 
 
-def _store(one: StoreResult) -> dict[str, Any]:
-    files = one.plan.files
+def _store(result: StoreResult) -> dict[str, Any]:
+    files = result.plan.files
     return {
-        "store": one.plan.name,
-        "complete": one.complete,
-        "messages": one.messages,
-        "rows": one.rows,
-        "bytes": one.bytes,
-        "file_count": one.files,
+        "store": result.plan.name,
+        "complete": result.complete,
+        "messages": result.messages,
+        "rows": result.rows,
+        "bytes": result.bytes,
+        "file_count": result.files,
         "log": {"from": files[0].base if files else None, "to": files[-1].end if files else None,
-                "files": len(files), "bytes": one.plan.bytes},
-        "first_physical_offset": one.first_offset,
-        "last_physical_offset": one.last_offset,
-        "first_store_timestamp": one.first_time,
-        "last_store_timestamp": one.last_time,
-        "bad_crc": {"count": one.bad_crc, "physical_offsets": one.bad_crc_at},
-        "damage": _faults(one.damage),
-        "missing": _faults(one.missing),
-        "in_progress": None if one.in_progress is None else _span(one.in_progress),
+                "files": len(files), "bytes": result.plan.bytes},
+        "first_physical_offset": result.first_offset,
+        "last_physical_offset": result.last_offset,
+        "first_store_timestamp": result.first_time,
+        "last_store_timestamp": result.last_time,
+        "bad_crc": {"count": result.bad_crc, "physical_offsets": result.bad_crc_at},
+        "damage": _faults(result.damage),
+        "missing": _faults(result.missing),
+        "in_progress": None if result.in_progress is None else _span(result.in_progress),
     }
 
 
-def _faults(found: Faults) -> dict[str, Any]:
-    return {"count": found.count, "bytes": found.bytes, "places": [_span(one) for one in
-                                                                   found.spans]}
+def _faults(faults: Faults) -> dict[str, Any]:
+    return {"count": faults.count, "bytes": faults.bytes, "places": [_span(span) for span in
+                                                                     faults.spans]}
 
 
 def _span(span: Span) -> dict[str, Any]:
-    made: dict[str, Any] = {"kind": span.kind, "physical_offset": span.offset,
-                            "length": span.length, "reason": span.reason or "zeros inside the log"}
-    return {**made, "field": span.field} if span.field else made
+    row: dict[str, Any] = {"kind": span.kind, "physical_offset": span.offset,
+                           "length": span.length, "reason": span.reason or "zeros inside the log"}
+    return {**row, "field": span.field} if span.field else row

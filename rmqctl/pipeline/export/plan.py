@@ -44,12 +44,12 @@ class StorePlan:
 
     @property
     def bytes(self) -> int:
-        return sum(one.size for one in self.files)
+        return sum(file.size for file in self.files)
 
     @property
     def used(self) -> int:
         """Bytes of the ranges: without the zeros at the ends of files."""
-        return sum(one.end - one.start for one in self.pieces)
+        return sum(piece.end - piece.start for piece in self.pieces)
 
 
 def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | None = None,
@@ -58,40 +58,40 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
 
     NotAStoreError, StoreIOError for a store that cannot be opened at all.
     """
-    found = []
+    plans = []
     for number, name in enumerate(names):
         # Workers may have another current folder.
         with Store.open(os.path.abspath(name), folders, sizes) as store:
-            found.append(_planned(store, number, name, wanted, jobs, count))
-    return found
+            plans.append(_planned(store, number, name, wanted, jobs, count))
+    return plans
 
 
 def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
              count: int | None) -> StorePlan:
-    made = StorePlan(name, store.root, held=store.lock.held)
+    planned = StorePlan(name, store.root, held=store.lock.held)
     for trouble in store.log_troubles:
         if trouble.unreadable:
-            made.missing.append(Span(UNREADABLE, 0, 0, f"{trouble.path}: {trouble.reason}"))
+            planned.missing.append(Span(UNREADABLE, 0, 0, f"{trouble.path}: {trouble.reason}"))
     before: int | None = None
-    for at in chosen_files(store.log, wanted):
-        file = store.log.files[at]
+    for place in chosen_files(store.log, wanted):
+        file = store.log.files[place]
         last = None if before is None else store.log.files[before]
-        if last is not None and before == at - 1 and last.end < file.base:
-            made.missing.append(Span(GAP, last.end, file.base - last.end, "no file holds them"))
-        before = at
-        made.files.append(file)
-    ends = _ends(made.files)
+        if last is not None and before == place - 1 and last.end < file.base:
+            planned.missing.append(Span(GAP, last.end, file.base - last.end, "no file holds them"))
+        before = place
+        planned.files.append(file)
+    ends = _ends(planned.files)
     if count is not None:
         size = max(1, -(-sum(ends) // count))
     else:
         size = min(max(sum(ends) // (4 * max(jobs, 1)), LEAST), MOST)
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    for file, used in zip(made.files, ends, strict=True):
+    for file, used in zip(planned.files, ends, strict=True):
         relative = os.path.relpath(file.path, store.root)
         for part in cuts(file, 0, used, file.size, size):
-            made.pieces.append(Piece(file, part.start, part.end, part.until, part.resync, number,
-                                     len(made.pieces), text, relative))
-    return made
+            planned.pieces.append(Piece(file, part.start, part.end, part.until, part.resync, number,
+                                        len(planned.pieces), text, relative))
+    return planned
 
 
 def _ends(files: Sequence[StoreFile]) -> list[int]:
@@ -100,11 +100,11 @@ def _ends(files: Sequence[StoreFile]) -> list[int]:
     Zeros at the end of an earlier file are: they are damage. A file which cannot be opened is
     left to the work, which says so.
     """
-    ends = [one.size for one in files]
-    for at in reversed(range(len(files))):
-        with contextlib.suppress(StoreIOError), files[at].open() as source:
-            ends[at] = used_size(source)
-        if ends[at]:
+    ends = [file.size for file in files]
+    for number in reversed(range(len(files))):
+        with contextlib.suppress(StoreIOError), files[number].open() as source:
+            ends[number] = used_size(source)
+        if ends[number]:
             break
     return ends
 
@@ -119,15 +119,15 @@ class Estimate:
 
 def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
     """Exports a few MiB of each of a few ranges into memory. Nothing is written."""
-    pieces = [one for each in plans for one in each.pieces]
-    total = sum(one.end - one.start for one in pieces)
+    pieces = [piece for each in plans for piece in each.pieces]
+    total = sum(piece.end - piece.start for piece in pieces)
     step = max(1, len(pieces) // _SAMPLES)
-    read = made = 0
-    for one in pieces[::step][:_SAMPLES]:
-        end = min(one.end, one.start + _SAMPLE)
-        covered, size = _sampled(spec, replace(one, end=end))
-        read, made = read + covered, made + size
-    return Estimate(made * total // read if read else 0, read)
+    read = sample_size = 0
+    for piece in pieces[::step][:_SAMPLES]:
+        end = min(piece.end, piece.start + _SAMPLE)
+        covered, size = _sampled(spec, replace(piece, end=end))
+        read, sample_size = read + covered, sample_size + size
+    return Estimate(sample_size * total // read if read else 0, read)
 
 
 def _sampled(spec: Export, part: Piece) -> tuple[int, int]:

@@ -73,7 +73,7 @@ class Columns:
 
     def __init__(self, spec: Export, store: str, file: str) -> None:
         self._schema = spec.schema
-        self._names = [one for one in spec.fields if one in MESSAGE_TYPES]
+        self._names = [name for name in spec.fields if name in MESSAGE_TYPES]
         self._origin = {"store": store, "file": file}
         self._parts: dict[int, list[pa.RecordBatch]] = {}
         self._is_mixed = False
@@ -82,24 +82,24 @@ class Columns:
         self.size = 0
 
     def add(self, batch: Batch, codes: Array) -> None:
-        made = self._made(batch)
-        self.size += made.nbytes
+        columns = self._made(batch)
+        self.size += columns.nbytes
         if not self._is_mixed:
             count = len(np.unique(codes))
             self._is_mixed = count > _FEW and count * _FEW > len(codes)
         if self._is_mixed:
-            self._mixed.append(made)
+            self._mixed.append(columns)
             self._codes.append(codes)
         else:
-            for code, part in _split(made, codes):
+            for code, part in _split(columns, codes):
                 self._parts.setdefault(code, []).append(part)
 
     def _made(self, batch: Batch) -> pa.RecordBatch:
-        found = message_columns(batch, self._names)
+        columns = message_columns(batch, self._names)
         if len(self._names) == len(self._schema):
-            return found
+            return columns
         count = len(batch)
-        known = dict(zip(self._names, found.columns, strict=True))
+        known = dict(zip(self._names, columns.columns, strict=True))
         parsed: Properties | None = None
         arrays = []
         for name in self._schema.names:
@@ -116,8 +116,8 @@ class Columns:
         parts, mixed, codes = self._parts, self._mixed, self._codes
         self._parts, self._mixed, self._codes, self.size = {}, [], [], 0
         for code in sorted(parts):
-            found = pa.Table.from_batches(parts.pop(code), self._schema)
-            yield code, found, len(found)
+            part_table = pa.Table.from_batches(parts.pop(code), self._schema)
+            yield code, part_table, len(part_table)
         if mixed:
             table = pa.Table.from_batches(mixed, self._schema)
             mixed.clear()
@@ -145,9 +145,9 @@ class Lines:
 
     def __init__(self, spec: Export, store: str, file: str) -> None:
         self._spec = spec
-        self._own = Projection([one for one in spec.fields if one not in ORIGIN], spec.body)
-        self._origin = {one: {"store": store, "file": file}[one] for one in spec.fields
-                        if one in ORIGIN}
+        self._own = Projection([name for name in spec.fields if name not in ORIGIN], spec.body)
+        self._origin = {name: {"store": store, "file": file}[name] for name in spec.fields
+                        if name in ORIGIN}
         self._lines: dict[int, list[Any]] = {}
         self.size = 0
 
@@ -157,16 +157,16 @@ class Lines:
         if self._origin:
             rows = ({name: {**row, **self._origin}[name] for name in self._spec.fields}
                     for row in rows)
-        made = json_line if self._spec.format == "json" else csv_line
-        for code, line in zip(codes.tolist(), map(made, rows), strict=True):
+        render = json_line if self._spec.format == "json" else csv_line
+        for code, line in zip(codes.tolist(), map(render, rows), strict=True):
             self._lines.setdefault(code, []).append(line)
             self.size += len(line)
 
     def take(self) -> Iterator[tuple[int, bytes, int]]:
         lines, self._lines, self.size = self._lines, {}, 0
         for code in sorted(lines):
-            found = lines.pop(code)
-            yield code, b"".join(found), len(found)
+            chunks = lines.pop(code)
+            yield code, b"".join(chunks), len(chunks)
 
 
 def buffer(spec: Export, store: str, file: str) -> Buffer:
@@ -209,17 +209,17 @@ class Sink:
 
     def abandon(self) -> None:
         """Removes what was written, after a failure."""
-        for one in self._open.values():
-            _drop(one.target, one.file)
+        for opened_file in self._open.values():
+            _drop(opened_file.target, opened_file.file)
         self._open.clear()
         shutil.rmtree(os.path.join(self._folder, self.attempt), ignore_errors=True)
 
     def _flush(self) -> None:
         for code, chunk, rows in self._buffer.take():
-            one = self._file(code)
-            with self._writing(one.name):
-                one.file.write(chunk)
-            one.rows += rows
+            opened_file = self._file(code)
+            with self._writing(opened_file.name):
+                opened_file.file.write(chunk)
+            opened_file.rows += rows
 
     def _file(self, code: int) -> _Open:
         known = self._open.get(code)
@@ -236,26 +236,26 @@ class Sink:
                 self._made = True
             target = open(path, "xb")  # noqa: SIM115  # open until its turn comes in _close_oldest
             try:
-                made = _Open(name, target, opened(self._spec, target))
+                opened_file = _Open(name, target, opened(self._spec, target))
             except BaseException:
                 _drop(target)
                 raise
-        self._open[code] = made
-        return made
+        self._open[code] = opened_file
+        return opened_file
 
     def _close_oldest(self) -> None:
-        code, one = self._open.popitem(last=False)
-        with self._writing(one.name):
+        code, opened_file = self._open.popitem(last=False)
+        with self._writing(opened_file.name):
             try:
-                one.file.close()
-                one.target.flush()
-                size = one.target.tell()
-                sync(one.target.fileno(), one.target.name, whole=True)
-                one.target.close()
+                opened_file.file.close()
+                opened_file.target.flush()
+                size = opened_file.target.tell()
+                sync(opened_file.target.fileno(), opened_file.target.name, whole=True)
+                opened_file.target.close()
             except BaseException:
-                _drop(one.target, one.file)
+                _drop(opened_file.target, opened_file.file)
                 raise
-        self._written.append(Written(one.name, code, one.rows, size))
+        self._written.append(Written(opened_file.name, code, opened_file.rows, size))
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:

@@ -53,22 +53,22 @@ class Export:
         """UsageError for what does not go together. ``stores``: how many will be exported."""
         if format not in COMPRESSIONS:
             raise UsageError(f"no format {format!r}; there are {', '.join(COMPRESSIONS)}")
-        for one in partition_by:
-            if one not in PARTS:
-                raise UsageError(f"nothing is partitioned by {one!r}; there are {', '.join(PARTS)}"
+        for part in partition_by:
+            if part not in PARTS:
+                raise UsageError(f"nothing is partitioned by {part!r}; there are {', '.join(PARTS)}"
                                  " and none")
         ways = COMPRESSIONS[format]
         if compression is not None and compression not in ways:
             raise UsageError(f"{format} is not compressed with {compression}; there are "
                              f"{', '.join(ways)}")
         parts = tuple(dict.fromkeys(partition_by))
-        found = (_text_fields if format in TEXTS else _column_fields)(fields, body, stores, parts)
+        names = (_text_fields if format in TEXTS else _column_fields)(fields, body, stores, parts)
         if format != "json":  # its lines are whole objects; elsewhere the folder has the value
-            found = [one for one in found if one not in parts]
-        if not found:
+            names = [name for name in names if name not in parts]
+        if not names:
             raise UsageError(f"no field is left besides those in the folders' names "
                              f"({', '.join(parts)}); name others, or --partition-by none")
-        return cls(format, tuple(found), body, parts, compression or ways[0], portable(zone),
+        return cls(format, tuple(names), body, parts, compression or ways[0], portable(zone),
                    tuple(conditions))
 
     @property
@@ -108,15 +108,15 @@ def portable(zone: tzinfo) -> tzinfo:
 def _text_fields(fields: Sequence[str] | None, body: str, stores: int,
                  parts: Sequence[str]) -> list[str]:
     if fields is None:
-        found = list(FIELDS)
+        names = list(FIELDS)
         if stores > 1 and "store" not in parts:
-            found.insert(0, "store")
+            names.insert(0, "store")
     else:
-        named = [one.strip() for one in fields]
-        others = [one for one in named if one not in ORIGIN]
+        named = [field.strip() for field in fields]
+        others = [name for name in named if name not in ORIGIN]
         known = set(checked_fields(others)) if others else set()
-        found = [one for one in dict.fromkeys(named) if one in known or one in ORIGIN]
-    return [one for one in found if body != "none" or one not in ("body", "body_encoding")]
+        names = [name for name in dict.fromkeys(named) if name in known or name in ORIGIN]
+    return [name for name in names if body != "none" or name not in ("body", "body_encoding")]
 
 
 def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
@@ -124,14 +124,14 @@ def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
     if body not in ("auto", "none"):
         raise UsageError(f"--body {body} is for json and csv; here bodies are bytes as stored")
     if fields is None:
-        found = [*ORIGIN, *(one for one in MESSAGE_TYPES if one != "record")]
+        names = [*ORIGIN, *(name for name in MESSAGE_TYPES if name != "record")]
     else:
-        found = list(dict.fromkeys(one.strip() for one in fields if one.strip()))
-        for name in found:
+        names = list(dict.fromkeys(name.strip() for name in fields if name.strip()))
+        for name in names:
             if name not in MESSAGE_TYPES and name not in ORIGIN and not (
                     name.startswith(PROPERTY) and name != PROPERTY):
                 raise UsageError(f"no field {name!r}; there are {', '.join(ORIGIN)}, "
                                  f"{', '.join(MESSAGE_TYPES)} and {PROPERTY}NAME for one property")
-        if not found:
+        if not names:
             raise UsageError(f"no field named; there are {', '.join(MESSAGE_TYPES)}")
-    return [one for one in found if body != "none" or one != "body"]
+    return [name for name in names if body != "none" or name != "body"]

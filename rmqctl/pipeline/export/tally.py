@@ -59,7 +59,7 @@ class Tally:
         if messages:
             self.messages += messages
             self._settle()
-        self._behind([one for one in spans if one.kind != BLANK])
+        self._behind([span for span in spans if span.kind != BLANK])
 
     def exported(self, batch: Batch) -> None:
         """Takes messages that are exported, in physical order."""

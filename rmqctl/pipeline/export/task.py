@@ -84,9 +84,9 @@ def chosen(spec: Export, batch: Batch) -> Batch:
     """The messages of a batch which are to be exported."""
     if not spec.conditions:
         return batch
-    found = filtered(BatchPage(batch), spec.conditions)
-    assert isinstance(found, BatchPage)
-    return found.batch
+    page = filtered(BatchPage(batch), spec.conditions)
+    assert isinstance(page, BatchPage)
+    return page.batch
 
 
 def export_range(spec: Export, folder: str, part: Any) -> Part:

@@ -68,36 +68,39 @@ class Splitter:
         topics = some[-1].topics
         for raw in topics[len(self._topics):]:
             self._topics.number(raw)
-        what = _joined(some)
-        rowed = np.flatnonzero(what.rowed)
-        group: Array = np.full(len(what), self._grouping.left_out, np.int64)
-        group[rowed] = self._groups.encode(what.topic[rowed], what.queue_id[rowed])
-        further = self._further(what)
+        derived = _joined(some)
+        rowed = np.flatnonzero(derived.rowed)
+        group: Array = np.full(len(derived), self._grouping.left_out, np.int64)
+        group[rowed] = self._groups.encode(derived.topic[rowed], derived.queue_id[rowed])
+        further = self._further(derived)
         order = np.argsort(group.astype(np.uint16), kind="stable")
         edges = np.searchsorted(group[order], np.arange(self._grouping.count + 1))
         for number in range(self._grouping.count):
             which = order[edges[number]:edges[number + 1]]
-            mine = None
+            further_rows = None
             if further is not None:
                 rows, of = further
-                mine = np.flatnonzero(of == number)
-                if len(mine):
-                    which = np.union1d(which, rows.message[mine])
+                further_rows = np.flatnonzero(of == number)
+                if len(further_rows):
+                    which = np.union1d(which, rows.message[further_rows])
             if len(which):
-                yield number, _columns(what, which, further[0] if further else None, mine)
+                yield number, _columns(derived, which, further[0] if further else None,
+                                       further_rows)
 
-    def _further(self, what: Derived) -> tuple[Further, Array] | None:
+    def _further(self, derived: Derived) -> tuple[Further, Array] | None:
         """The further rows that a dispatcher would look at, and the group of each."""
-        rows = what.further
+        rows = derived.further
         if rows is None:
             return None
         own = np.array([self._names.number(raw) for raw in rows.names], np.int64)
-        safe = np.array([is_queue_name(os.fsdecode(one)) for one in self._topics.texts], bool)
-        kept = np.flatnonzero(what.rowed[rows.message] & safe[what.topic[rows.message]])
-        rows = Further(rows.names, rows.message[kept], rows.name[kept], rows.offset[kept])
-        name, queue_id = own[rows.name], what.queue_id[rows.message]
+        safe = np.array([is_queue_name(os.fsdecode(topic_text))
+                         for topic_text in self._topics.texts], bool)
+        queued = np.flatnonzero(derived.rowed[rows.message] & safe[derived.topic[rows.message]])
+        rows = Further(rows.names, rows.message[queued], rows.name[queued], rows.offset[queued])
+        name, queue_id = own[rows.name], derived.queue_id[rows.message]
         if self._grouping.lmq:
-            light = np.array([one.startswith(_LMQ) for one in self._names.texts], bool)[name]
+            light = np.array([name_text.startswith(_LMQ) for name_text in self._names.texts],
+                             bool)[name]
             queue_id = np.where(light, 0, queue_id)
         return rows, self._further_groups.encode(name, queue_id)
 
@@ -106,23 +109,24 @@ def _joined(some: list[Derived]) -> Derived:
     """Several batches as one. The columns of the index are left out."""
     if len(some) == 1:
         return some[0]
-    starts = np.cumsum([0, *(len(one) for one in some)])
+    starts = np.cumsum([0, *(len(piece) for piece in some)])
 
     def all_of(name: str) -> Array:
-        found: Array = np.concatenate([getattr(one, name) for one in some])
-        return found
+        joined: Array = np.concatenate([getattr(piece, name) for piece in some])
+        return joined
 
     inner = None
-    if any(one.inner is not None for one in some):
-        single = [one.inner or (one.queue_offset, np.ones(len(one), np.int64)) for one in some]
+    if any(piece.inner is not None for piece in some):
+        single = [piece.inner or (piece.queue_offset, np.ones(len(piece), np.int64))
+                  for piece in some]
         inner = (np.concatenate([each[0] for each in single]),
                  np.concatenate([each[1] for each in single]))
     further, names = [], text.Dictionary()
-    for start, one in zip(starts.tolist(), some, strict=False):
-        if one.further is not None:
-            own = np.array([names.number(raw) for raw in one.further.names], np.int64)
-            further.append((one.further.message + start, own[one.further.name],
-                            one.further.offset))
+    for start, piece in zip(starts.tolist(), some, strict=False):
+        if piece.further is not None:
+            own = np.array([names.number(raw) for raw in piece.further.names], np.int64)
+            further.append((piece.further.message + start, own[piece.further.name],
+                            piece.further.offset))
     rows = Further(names.texts, *(np.concatenate(each) for each in zip(*further, strict=True))
                    ) if further else None
     return Derived(some[-1].topics, all_of("topic"), all_of("queue_id"), all_of("queue_offset"),
@@ -130,20 +134,23 @@ def _joined(some: list[Derived]) -> Derived:
                    all_of("rowed"), None, None, rows, inner)
 
 
-def _columns(what: Derived, which: Array, further: Further | None, mine: Array | None) -> Columns:
+def _columns(derived: Derived, which: Array, further: Further | None,
+             further_rows: Array | None) -> Columns:
     """The columns of the messages ``which`` (ascending), with the further rows ``mine``."""
-    topics, topic = _used(what.topics, what.topic[which])
-    first, count = (None, None) if what.inner is None else (
-        what.inner[0][which], what.inner[1][which])
-    found: list[Array | None] = [
-        *texts_to_columns(topics), topic, what.queue_id[which], what.queue_offset[which],
-        what.physical[which], what.size[which], what.store_timestamp[which], what.tags[which],
+    topics, topic = _used(derived.topics, derived.topic[which])
+    first, count = (None, None) if derived.inner is None else (
+        derived.inner[0][which], derived.inner[1][which])
+    columns: list[Array | None] = [
+        *texts_to_columns(topics), topic, derived.queue_id[which], derived.queue_offset[which],
+        derived.physical[which], derived.size[which], derived.store_timestamp[which],
+        derived.tags[which],
         first, count]
-    if further is None or mine is None or not len(mine):
-        return [*found, None, None, None, None, None]
-    names, name = _used(further.names, further.name[mine])
-    return [*found, *texts_to_columns(names), np.searchsorted(which, further.message[mine]), name,
-            further.offset[mine]]
+    if further is None or further_rows is None or not len(further_rows):
+        return [*columns, None, None, None, None, None]
+    names, name = _used(further.names, further.name[further_rows])
+    return [*columns, *texts_to_columns(names),
+            np.searchsorted(which, further.message[further_rows]), name,
+            further.offset[further_rows]]
 
 
 def rows_of(columns: list[Array | None]) -> Derived:
@@ -168,14 +175,14 @@ def there(column: Array | None) -> Array:
 
 def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | None:
     """(place, store time) of each message and (message, hash) of each key, in index order."""
-    starts = np.cumsum([0, *(len(one) for one in some)])
-    keys = [(one.key_row + start, one.key_hash)
-            for start, one in zip(starts.tolist(), some, strict=False)
-            if one.key_row is not None and one.key_hash is not None]
+    starts = np.cumsum([0, *(len(piece) for piece in some)])
+    keys = [(piece.key_row + start, piece.key_hash)
+            for start, piece in zip(starts.tolist(), some, strict=False)
+            if piece.key_row is not None and piece.key_hash is not None]
     if not keys:
         return None
-    return (np.concatenate([one.physical for one in some]),
-            np.concatenate([one.store_timestamp for one in some]),
+    return (np.concatenate([piece.physical for piece in some]),
+            np.concatenate([piece.store_timestamp for piece in some]),
             np.concatenate([each[0] for each in keys]), np.concatenate([each[1] for each in keys]))
 
 
@@ -185,4 +192,4 @@ def _used(texts: list[bytes], number: Array) -> tuple[list[bytes], Array]:
     used = np.flatnonzero(count)
     new: Array = np.zeros(len(texts), np.int64)
     new[used] = np.arange(len(used))
-    return [texts[at] for at in used.tolist()], new[number]
+    return [texts[index] for index in used.tolist()], new[number]

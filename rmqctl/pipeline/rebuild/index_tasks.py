@@ -52,22 +52,22 @@ def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list
     cuts: list[int] = []
     if capacity > 0:
         room = capacity - expired.entries
-        cuts = [one for one in range(room, entries, capacity) if one > 0]
+        cuts = [cut for cut in range(room, entries, capacity) if cut > 0]
     count = min(len(cuts) + 1, max(most, 1))
     starts = [0, *(cuts[number * (len(cuts) + 1) // count - 1] for number in range(1, count))]
     return [Index(expired if not start else Expired(), start, stop)
             for start, stop in zip(starts, [*starts[1:], None], strict=True)]
 
 
-def write_index(settings: Settings, log_min: int, one: Index, segments: Iterable[Segment],
-                at: int, scratch: Scratch) -> int:
+def write_index(settings: Settings, log_min: int, index_task: Index, segments: Iterable[Segment],
+                key_row: int, scratch: Scratch) -> int:
     """Writes the files of a task into ``scratch``; the index timestamp at their end.
 
     ``segments`` are those of the log in order, from the one on whose first entry is number ``at``:
     see `begin`. StoreIOError.
     """
     shape = shape_of(settings)
-    index.seed(one.expired, shape, log_min, scratch)
+    index.seed(index_task.expired, shape, log_min, scratch)
     now = 0
 
     def opened() -> IndexWriter:
@@ -77,21 +77,21 @@ def write_index(settings: Settings, log_min: int, one: Index, segments: Iterable
 
     with _pool(scratch) as pool:
         writer: IndexWriter | None = None
-        for before, (physical, when, row, key_hash) in within(segments, one, at):
+        for before, (physical, when, row, key_hash) in within(segments, index_task, key_row):
             if writer is None:
-                if one.start:
+                if index_task.start:
                     _lay_before(scratch, shape, before)
                 writer = opened()
             now = int(when[0])
             writer.put(physical, row, key_hash, when)
         writer = writer or opened()
         writer.close()
-    if one.start:
+    if index_task.start:
         _take_away(scratch.path(FOLDER, _BEFORE))
     return writer.index_timestamp
 
 
-def within(segments: Iterable[Segment], one: Index, at: int) -> Iterator[
+def within(segments: Iterable[Segment], index_task: Index, key_row: int) -> Iterator[
         tuple[tuple[int, int], Segment]]:
     """(place and store time of the entry before the task's first, segment) of what is its own.
 
@@ -100,35 +100,35 @@ def within(segments: Iterable[Segment], one: Index, at: int) -> Iterator[
     before = 0, 0
     for physical, when, row, key_hash in segments:
         count = len(row)
-        low = max(0, one.start - at)
-        high = count if one.stop is None else min(count, one.stop - at)
-        if at <= one.start - 1 < at + count:
-            message = int(row[one.start - 1 - at])
+        low = max(0, index_task.start - key_row)
+        high = count if index_task.stop is None else min(count, index_task.stop - key_row)
+        if key_row <= index_task.start - 1 < key_row + count:
+            message = int(row[index_task.start - 1 - key_row])
             before = int(physical[message]), int(when[message])
         first = 0
-        if at < one.start:
+        if key_row < index_task.start:
             first = int(row[low]) if low < count else len(physical)
         end = len(physical)
-        if one.stop is not None and one.stop - at <= count:
+        if index_task.stop is not None and index_task.stop - key_row <= count:
             end = int(row[high - 1]) + 1 if high > low else 0
         if first < end:
             yield before, (physical[first:end], when[first:end], row[low:high] - first,
                            key_hash[low:high])
-        at += count
-        if one.stop is not None and at >= one.stop:
+        key_row += count
+        if index_task.stop is not None and key_row >= index_task.stop:
             return
 
 
-def begin(keys: Sequence[int], one: Index) -> tuple[int, int]:
+def begin(keys: Sequence[int], index_task: Index) -> tuple[int, int]:
     """(how many of the leading spools, with so many keys each, a task does not need, the number
     of the first entry behind them).
     """
-    at = 0
+    key_row = 0
     for number, count in enumerate(keys):
-        if at + count >= one.start:
-            return number, at
-        at += count
-    return len(keys), at
+        if key_row + count >= index_task.start:
+            return number, key_row
+        key_row += count
+    return len(keys), key_row
 
 
 def _lay_before(scratch: Scratch, shape: Shape, before: tuple[int, int]) -> None:

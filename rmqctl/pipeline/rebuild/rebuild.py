@@ -139,8 +139,8 @@ class _Run:
                  scratch: Scratch, wanted: frozenset[str], topic: str | None, queue: int | None,
                  batch_topics: frozenset[str], log_end: int | None, groups: int | None) -> None:
         self._pool, self._scratch = pool, scratch
-        self._parts = [one if one.path is None else replace(one, path=os.path.abspath(one.path))
-                       for one in parts]
+        self._parts = [part if part.path is None else replace(part, path=os.path.abspath(part.path))
+                       for part in parts]
         self._root, self._settings = root, settings
         self._only, self._topic, self._queue = wanted, topic, queue
         self._log_end = log_end
@@ -167,14 +167,14 @@ class _Run:
                 expired = index.expired(self._job.root, shape_of(self._settings),
                                                 self._log_min)
             indexes = self._index_tasks(expired, read.keys)
-            made = self._write(indexes, share)
+            outcomes = self._write(indexes, share)
         finally:
             _remove(self._folder)
         # The log's figures from those who read it, the rows' from those who wrote queues.
         done = RebuildProgress(read.messages, read.last, read.end, read.newest, read.damage,
                                logics=read.logics)
         next_offsets: dict[QueueKey, int] = {}
-        for written in made:
+        for written in outcomes:
             done.gaps += written.gaps
             done.refused += written.refused
             done.unplaceable += written.unplaceable
@@ -183,7 +183,7 @@ class _Run:
             done, root=self._root, scratch=self._scratch, settings=self._job.settings,
             only=self._only, topic=self._topic, queue=self._queue, log_min=self._log_min,
             log_end=self._log_end, next_offsets=next_offsets, expired=expired,
-            index_timestamp=made[len(indexes) - 1].index_timestamp if indexes else 0)
+            index_timestamp=outcomes[len(indexes) - 1].index_timestamp if indexes else 0)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -196,24 +196,24 @@ class _Run:
         try:
             with open(self._job.manifest, "x", encoding="ascii") as manifest, closing(
                     in_order(partial(spool, self._job), ranges, pool=self._pool)) as results:
-                for part, found in results:
-                    _refuse_blind(found.refused)
-                    self._check_spool(found)
-                    manifest.write(f"{found.spool} {found.keys}\n")
-                    _add(total, found)
+                for part, spooled in results:
+                    _refuse_blind(spooled.refused)
+                    self._check_spool(spooled)
+                    manifest.write(f"{spooled.spool} {spooled.keys}\n")
+                    _add(total, spooled)
                     share.read(part.length)
         except OSError as error:
             raise failed(error, self._job.manifest, "write") from None
         return total
 
-    def _check_spool(self, found: Spooled) -> None:
+    def _check_spool(self, spooled: Spooled) -> None:
         """StoreIOError where the driver does not see what a worker wrote."""
-        path = os.path.join(self._folder, found.spool)
+        path = os.path.join(self._folder, spooled.spool)
         try:
             size = os.stat(path).st_size
         except OSError:
             size = -1
-        if size != found.size:
+        if size != spooled.size:
             raise StoreIOError(f"{path}: a worker wrote it and the driver does not see it; "
                                "workers and driver must see stores and scratch folder under the "
                                "same paths")
@@ -228,14 +228,14 @@ class _Run:
     def _write(self, indexes: list[Index], share: _Share) -> list[Made]:
         """What the tasks made, those of the index first."""
         tasks: list[Group | Index] = [*indexes, *self._group_tasks()]
-        made: list[Made] = []
+        outcomes: list[Made] = []
         with _closing(self._pool.run(partial(make, self._job), tasks)) as results:
-            for _, one in results:
-                _refuse_blind(one.troubles)
-                self._take(one)
-                made.append(one)
-                share.written(len(made), len(tasks))
-        return made
+            for _, outcome in results:
+                _refuse_blind(outcome.troubles)
+                self._take(outcome)
+                outcomes.append(outcome)
+                share.written(len(outcomes), len(tasks))
+        return outcomes
 
     def _group_tasks(self) -> Iterable[Group]:
         if CONSUMEQUEUE not in self._only:
@@ -249,10 +249,10 @@ class _Run:
         for number in range(self._grouping.count):
             yield Group(number, tuple(seeds.get(number, ())))
 
-    def _take(self, one: Made) -> None:
+    def _take(self, outcome: Made) -> None:
         """Moves what a task made to where a rebuild makes it: whole queues, or index files."""
         for kind in DERIVED:
-            top = os.path.join(self._folder, one.folder, kind)
+            top = os.path.join(self._folder, outcome.folder, kind)
             if kind == INDEX:
                 for file in listing(top, names.INDEX_DIGITS).files:
                     # Whatever the clock of a worker said, order of names is order of age.
@@ -268,11 +268,11 @@ class _Run:
                          durable=False)
 
 
-def _add(total: Spooled, found: Spooled) -> None:
+def _add(total: Spooled, spooled: Spooled) -> None:
     """Takes in what a later range gave."""
-    total.append(found)
-    total.logics = found.logics or total.logics
-    total.keys += found.keys
+    total.append(spooled)
+    total.logics = spooled.logics or total.logics
+    total.keys += spooled.keys
 
 
 def _refuse_blind(refused: Sequence[str]) -> None:

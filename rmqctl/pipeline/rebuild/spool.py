@@ -89,33 +89,33 @@ def segments(path: str, group: int, count: int) -> Iterator[list[Array | None]]:
 
 
 def _directory(source: FileSource, path: str) -> Array:
-    at = source.size - _END.size
-    raw = source.read(max(at, 0), _END.size)
-    if at < 0 or len(raw) != _END.size:
+    directory = source.size - _END.size
+    raw = source.read(max(directory, 0), _END.size)
+    if directory < 0 or len(raw) != _END.size:
         raise _broken(path)
     magic, entries, start = _END.unpack(raw)
-    if magic != _MAGIC or start + entries * 24 != at:
+    if magic != _MAGIC or start + entries * 24 != directory:
         raise _broken(path)
     return np.frombuffer(source.read(start, entries * 24), np.int64).reshape(-1, 3)
 
 
 def _columns(raw: bytes, count: int, path: str) -> list[Array | None]:
-    found: list[Array | None] = []
-    at = 0
+    columns: list[Array | None] = []
+    position = 0
     for _ in range(count):
-        if at + _COLUMN.size > len(raw):
+        if position + _COLUMN.size > len(raw):
             raise _broken(path)
-        kind, size = _COLUMN.unpack_from(raw, at)
-        at += _COLUMN.size
-        if kind > _NONE or at + size > len(raw):
+        kind, size = _COLUMN.unpack_from(raw, position)
+        position += _COLUMN.size
+        if kind > _NONE or position + size > len(raw):
             raise _broken(path)
         if kind == _NONE:
-            found.append(None)
+            columns.append(None)
             continue
-        column: Array = np.frombuffer(raw, np.uint8, size, at).view(_TYPES[kind])
-        found.append(column if kind == 0 else column.astype(np.int64))
-        at += size
-    return found
+        column: Array = np.frombuffer(raw, np.uint8, size, position).view(_TYPES[kind])
+        columns.append(column if kind == 0 else column.astype(np.int64))
+        position += size
+    return columns
 
 
 def _narrow(column: Array) -> Array:
@@ -135,15 +135,15 @@ def _broken(path: str) -> StoreIOError:
 def texts_to_columns(texts: Sequence[bytes]) -> tuple[Array, Array]:
     """(bytes, length of each) of some texts."""
     return (np.frombuffer(b"".join(texts), np.uint8),
-            np.array([len(one) for one in texts], np.int64))
+            np.array([len(text) for text in texts], np.int64))
 
 
 def texts_of(data: Array | None, lengths: Array | None) -> list[bytes]:
     """The texts again."""
     if data is None or lengths is None:
         return []
-    raw, found, at = data.tobytes(), [], 0
+    raw, texts, position = data.tobytes(), [], 0
     for length in lengths.tolist():
-        found.append(raw[at:at + length])
-        at += length
-    return found
+        texts.append(raw[position:position + length])
+        position += length
+    return texts

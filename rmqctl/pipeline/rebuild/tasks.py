@@ -109,12 +109,12 @@ class _Sink:
         self._size = 0
         self.logics = self.keys = 0
 
-    def take(self, what: Derived) -> None:
-        self._held.append(what)
-        self._size += sum(column.nbytes for column in _arrays(what))
-        rowed = what.rowed.nonzero()[0]
+    def take(self, derived: Derived) -> None:
+        self._held.append(derived)
+        self._size += sum(column.nbytes for column in _arrays(derived))
+        rowed = derived.rowed.nonzero()[0]
         if len(rowed):
-            self.logics = int(what.store_timestamp[rowed[-1]])
+            self.logics = int(derived.store_timestamp[rowed[-1]])
         if self._size >= MOST_HELD:
             self.flush()
 
@@ -130,15 +130,16 @@ class _Sink:
         self._held, self._size = [], 0
 
 
-def _arrays(what: Derived) -> Iterator[Array]:
-    yield from (what.topic, what.queue_id, what.queue_offset, what.physical, what.size,
-                what.store_timestamp, what.tags)
-    if what.key_row is not None and what.key_hash is not None:
-        yield from (what.key_row, what.key_hash)
-    if what.further is not None:
-        yield from (what.further.message, what.further.name, what.further.offset)
-    if what.inner is not None:
-        yield from what.inner
+def _arrays(derived: Derived) -> Iterator[Array]:
+    yield from (derived.topic, derived.queue_id, derived.queue_offset, derived.physical,
+                derived.size,
+                derived.store_timestamp, derived.tags)
+    if derived.key_row is not None and derived.key_hash is not None:
+        yield from (derived.key_row, derived.key_hash)
+    if derived.further is not None:
+        yield from (derived.further.message, derived.further.name, derived.further.offset)
+    if derived.inner is not None:
+        yield from derived.inner
 
 
 # -- writing queues and index ---------------------------------------------------------------------
@@ -165,7 +166,7 @@ class Made:
     troubles: list[str] = field(default_factory=list)
 
 
-def make(job: Job, one: Group | Index) -> Made:
+def make(job: Job, task: Group | Index) -> Made:
     """Writes the queues of a group, or the index, out of the spools in log order. StoreIOError."""
     refuse_unseen(job.manifest)
     name = uuid.uuid4().hex
@@ -174,40 +175,41 @@ def make(job: Job, one: Group | Index) -> Made:
     except OSError as error:
         raise failed(error, os.path.join(job.folder, name), "make the folder") from None
     with noting_refusals() as refused, Scratch(job.folder, name, keep=True) as scratch:
-        made = (_make_group(job, one, scratch) if isinstance(one, Group)
-                else _make_index(job, one, scratch))
-    made.folder, made.troubles = name, refused
-    return made
+        outcome = (_make_group(job, task, scratch) if isinstance(task, Group)
+                   else _make_index(job, task, scratch))
+    outcome.folder, outcome.troubles = name, refused
+    return outcome
 
 
-def _make_group(job: Job, one: Group, scratch: Scratch) -> Made:
-    for file, used in one.batches:
+def _make_group(job: Job, group: Group, scratch: Scratch) -> Made:
+    for file, used in group.batches:
         seed.seed_batch(job.root, file, used, scratch)
     recall = OldUnits(job.root) if job.settings.consumequeue_ext else None
     dispatcher = Dispatcher(
         scratch.root, replace(job.settings, message_index=False), lambda: 0,
-        job.batch_topics.__contains__, wanted=lambda key: job.grouping.of(key) == one.number,
+        job.batch_topics.__contains__, wanted=lambda key: job.grouping.of(key) == group.number,
         recall=recall)
     with ExitStack() as held:
         held.callback(dispatcher.close)
-        for columns in _segments(job, _spools(job), one.number, ROW_COLUMNS):
+        for columns in _segments(job, _spools(job), group.number, ROW_COLUMNS):
             dispatcher.apply(rows_of(columns))
-        made = Made("", dispatcher.gaps, dispatcher.refused, dispatcher.unplaceable, 0,
-                    dispatcher.next_offsets())
+        outcome = Made("", dispatcher.gaps, dispatcher.refused, dispatcher.unplaceable, 0,
+                       dispatcher.next_offsets())
     seed.take_over(job.root, scratch, job.settings.consumequeue_file_size, job.log_min)
-    return made
+    return outcome
 
 
-def _make_index(job: Job, one: Index, scratch: Scratch) -> Made:
+def _make_index(job: Job, index_task: Index, scratch: Scratch) -> Made:
     spools = _spools(job)
-    first, at = begin([keys for _, keys in spools], one)
+    first, key_row = begin([keys for _, keys in spools], index_task)
 
     def read() -> Iterator[Segment]:
         for columns in _segments(job, spools[first:], job.grouping.index, INDEX_COLUMNS):
             physical, when, row, key_hash = map(there, columns)
             yield physical, when, row, key_hash
 
-    return Made("", index_timestamp=write_index(job.settings, job.log_min, one, read(), at,
+    return Made("", index_timestamp=write_index(job.settings, job.log_min, index_task, read(),
+                                                key_row,
                                                 scratch))
 
 

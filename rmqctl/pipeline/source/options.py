@@ -58,47 +58,47 @@ class Options:
                              f"{', '.join(sorted(set(known.values()) - {'paths'}))}")
         values = {name.lower(): text for name, text in given.items()}
 
-        def one(name: str) -> str | None:
+        def option(name: str) -> str | None:
             return values.get(name.lower()) or None
 
-        table = (one("table") or MESSAGES).strip().lower()
+        table = (option("table") or MESSAGES).strip().lower()
         if table not in TABLES:
             raise UsageError(f"table={table}: there are {', '.join(TABLES)}")
-        body = (one("body") or _BODIES[0]).strip().lower()
+        body = (option("body") or _BODIES[0]).strip().lower()
         if body not in _BODIES:
             raise UsageError(f"body={body}: {' or '.join(_BODIES)}")
-        orphans = (one("orphans") or _ORPHANS[0]).strip().lower()
+        orphans = (option("orphans") or _ORPHANS[0]).strip().lower()
         if orphans not in _ORPHANS:
             raise UsageError(f"orphans={orphans}: {' or '.join(_ORPHANS)}")
         for name in ("startPhy", "endPhy", "commitlogDirs") if table == TIERED_MESSAGES else (
                 "orphans",):
-            if one(name) is not None:
+            if option(name) is not None:
                 raise UsageError(f"{name} says nothing of the table {table}")
-        size, count = one("splitSize"), one("numPartitions")
+        size, count = option("splitSize"), option("numPartitions")
         parts = None if count is None else _number("numPartitions", count, 1)
-        paths = _paths(one("path"), one("paths"), urls=table == TIERED_MESSAGES)
+        paths = _paths(option("path"), option("paths"), urls=table == TIERED_MESSAGES)
         return cls(paths, table, body == _BODIES[0],
-                   _filters(table, one), None if size is None else parse_size(size), parts,
-                   tuple(_words(one("commitlogDirs"))), orphans == _ORPHANS[1])
+                   _filters(table, option), None if size is None else parse_size(size), parts,
+                   tuple(_words(option("commitlogDirs"))), orphans == _ORPHANS[1])
 
     def stores(self) -> list[str]:
         """The store directories the paths name, in order, each once.
 
         NotAStoreError where a path names nothing.
         """
-        found: dict[str, None] = {}
+        stores: dict[str, None] = {}
         for path in self.paths:
             if is_url(path):
-                found[path] = None
+                stores[path] = None
                 continue
             if os.path.lexists(path) or not glob.has_magic(path):
                 some = [path]
             else:
-                some = sorted(one for one in glob.glob(path) if os.path.isdir(one))
+                some = sorted(path for path in glob.glob(path) if os.path.isdir(path))
                 if not some:
                     raise NotAStoreError(f"{path}: no directory has such a name")
-            found |= dict.fromkeys(os.path.normpath(one) for one in some)
-        return list(found)
+            stores |= dict.fromkeys(os.path.normpath(path) for path in some)
+        return list(stores)
 
 
 def _paths(path: str | None, paths: str | None, *, urls: bool) -> tuple[str, ...]:
@@ -106,16 +106,16 @@ def _paths(path: str | None, paths: str | None, *, urls: bool) -> tuple[str, ...
 
     ``urls``: those of object stores are taken as they are.
     """
-    found: list[str] = []
+    chosen: list[str] = []
     if paths is not None:
-        found += json.loads(paths)
+        chosen += json.loads(paths)
     if path is not None:
-        found += [path] if os.path.lexists(path) else _words(path)
-    if not found:
+        chosen += [path] if os.path.lexists(path) else _words(path)
+    if not chosen:
         raise UsageError("no path given: name a store (or several, or a glob) with "
                          ".load(PATH) or .option('path', PATH)")
-    return tuple(one if urls and is_url(one) and not one.startswith("file:") else local(one)
-                 for one in found)
+    return tuple(path if urls and is_url(path) and not path.startswith("file:") else local(path)
+                 for path in chosen)
 
 
 def local(path: str) -> str:
@@ -131,7 +131,7 @@ def local(path: str) -> str:
 
 
 def _words(text: str | None) -> list[str]:
-    return [] if text is None else [one.strip() for one in text.split(",") if one.strip()]
+    return [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _number(name: str, text: str, least: int) -> int:
@@ -151,8 +151,8 @@ def _filters(table: str, ask: Callable[[str], str | None]) -> Filters:
     if (topics or queues) and table == INDEX:
         raise UsageError("topic and queueId: an index has neither; read messages or consumequeue")
     return Filters(
-        topics=frozenset(os.fsencode(one) for one in topics) or None,
-        queue_ids=frozenset(_number("queueId", one, 0) for one in queues) or None,
+        topics=frozenset(os.fsencode(topic) for topic in topics) or None,
+        queue_ids=frozenset(_number("queueId", queue_id, 0) for queue_id in queues) or None,
         since=None if since is None else parse_time(since, clock=lambda: now),
         until=None if until is None else parse_time(until, clock=lambda: now),
         start=None if start is None else parse_offset(start),
@@ -188,14 +188,14 @@ def starting(text: str | None) -> Starting:
     if text is None or text.strip().lower() in _WORDS:
         return Starting(_WORDS[(text or "earliest").strip().lower()])
     try:
-        found = json.loads(text)
+        offsets = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        offsets = None
+    if not isinstance(offsets, dict):
         raise UsageError(f"startingOffsets={text}: earliest, latest, or a JSON object of stores "
                          "and physical offsets")
     return Starting(stores={os.path.normpath(store): _start(store, value)
-                            for store, value in found.items()})
+                            for store, value in offsets.items()})
 
 
 def _start(store: str, value: object) -> Start:

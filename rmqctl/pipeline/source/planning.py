@@ -83,7 +83,7 @@ def split_size(total: int, cores: int) -> int:
 
 def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
     """``count`` partitions of equal bytes; what weighs nothing goes with what is before it."""
-    found: list[list[Piece]] = [[] for _ in range(count)]
+    shares: list[list[Piece]] = [[] for _ in range(count)]
     edges = [total * number // count for number in range(count + 1)]
     number, before = 0, 0
     for item in items:
@@ -94,12 +94,12 @@ def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
             end = min(item.weight, edges[number + 1] - before)
             if number + 1 == count:
                 end = item.weight
-            found[number].append(item.cut(start, end))
+            shares[number].append(item.cut(start, end))
             if end == item.weight:
                 break
             start = end
         before += item.weight
-    return found
+    return shares
 
 
 def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
@@ -160,17 +160,17 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
     At most eight files are looked at: those that a broker has laid out ahead, and the last one it
     writes to.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for file in files[:-_LAST_FILES - 1:-1]:
         with file.open() as source:
             if source.size < file.size:
                 raise StoreIOError(f"{file.path}: the file shrank from {file.size} to "
                                    f"{source.size} bytes while it was looked at")
             source.size = file.size
-            found[file.path] = used_size(source)
-        if found[file.path]:
+            sizes[file.path] = used_size(source)
+        if sizes[file.path]:
             break
-    return found
+    return sizes
 
 
 # -- which files of a log may hold messages of a time ---------------------------------------------
@@ -188,17 +188,17 @@ def files_of_time(log: CommitLog, since: int | None, until: int | None,
     if (since is None and until is None) or len(log.files) < 2:
         return log.files
     starts = [_times(log, file) for file in log.files]
-    known = [one for one in starts if one is not None]
+    known = [start for start in starts if start is not None]
     if any(after[0] < before[1] - skew for before, after in pairwise(known)):
         return log.files
-    kept, after = [], None
+    chosen, after = [], None
     for file, start in zip(reversed(log.files), reversed(starts), strict=True):
         late = until is not None and start is not None and start[0] > until + skew
         early = since is not None and after is not None and after[1] < since - skew
         if not late and not early:
-            kept.append(file)
+            chosen.append(file)
         after = start or after
-    return kept[::-1]
+    return chosen[::-1]
 
 
 def _times(log: CommitLog, file: StoreFile) -> _Times | None:
@@ -223,16 +223,16 @@ def _queues(store: Store, name: str, filters: Filters) -> Iterator[Item]:
                 continue
             queues = listing(store.path(structure, topic))
             _readable(queues.troubles)
-            for one in sorted(queues.folders, key=lambda text: (len(text), text)):
-                if not (one.isascii() and one.isdigit() and int(one) <= MAX_QUEUE_ID
-                        and filters.takes_queue(int(one))):
+            for queue_id in sorted(queues.folders, key=lambda text: (len(text), text)):
+                if not (queue_id.isascii() and queue_id.isdigit() and int(queue_id) <= MAX_QUEUE_ID
+                        and filters.takes_queue(int(queue_id))):
                     continue
-                here = listing(store.path(structure, topic, one))
-                _readable(here.troubles)
-                for file in here.files:
-                    relative = os.path.join(structure, topic, one, file.name)
+                folder_listing = listing(store.path(structure, topic, queue_id))
+                _readable(folder_listing.troubles)
+                for file in folder_listing.files:
+                    relative = os.path.join(structure, topic, queue_id, file.name)
                     if file.size >= width:
-                        yield _queue_item(name, relative, file, topic, int(one), width)
+                        yield _queue_item(name, relative, file, topic, int(queue_id), width)
 
 
 def _queue_item(name: str, relative: str, file: StoreFile, topic: str, queue_id: int,
@@ -273,7 +273,7 @@ def _shape(store: Store, file: StoreFile) -> Shape | None:
 
 def _readable(troubles: Iterable[Trouble]) -> None:
     """StoreIOError for a folder or file that cannot be looked at: its rows would be missing."""
-    for one in troubles:
-        name = os.path.basename(one.path)
-        if one.unreadable and (os.path.isdir(one.path) or name.isdigit()):
-            raise StoreIOError(f"cannot look at {one.path}: {one.reason}")
+    for trouble in troubles:
+        name = os.path.basename(trouble.path)
+        if trouble.unreadable and (os.path.isdir(trouble.path) or name.isdigit()):
+            raise StoreIOError(f"cannot look at {trouble.path}: {trouble.reason}")

@@ -50,7 +50,8 @@ class Filters:
         asked = {"topic": self.topics, "queue_id": self.queue_ids,
                  "store_timestamp": (self.since, self.until),
                  "physical_offset": (self.start, self.end)}
-        return [name for name, one in asked.items() if one is not None and one != (None, None)]
+        return [name for name, limits in asked.items() if limits is not None
+                and limits != (None, None)]
 
     def of_messages(self, batch: Batch) -> Batch:
         """The messages of a batch that are asked for, found before any column is made."""
@@ -74,16 +75,17 @@ class Filters:
             values = rows.column(name)
             if name == "topic":
                 assert self.topics is not None
-                one = pc.is_in(values.cast(pa.binary()), pa.array(sorted(self.topics), pa.binary()))
+                condition = pc.is_in(values.cast(pa.binary()),
+                                     pa.array(sorted(self.topics), pa.binary()))
             elif name == "queue_id":
                 assert self.queue_ids is not None
                 ids = pa.array(sorted(self.queue_ids), pa.int64())
-                one = pc.is_in(values.cast(pa.int64()), ids)
+                condition = pc.is_in(values.cast(pa.int64()), ids)
             elif name == "store_timestamp":
-                one = _between(values, self.since, self.until)
+                condition = _between(values, self.since, self.until)
             else:
-                one = _between(values, self.start, _before(self.end))
-            keep = one if keep is None else pc.and_(keep, one)
+                condition = _between(values, self.start, _before(self.end))
+            keep = condition if keep is None else pc.and_(keep, condition)
         return rows if keep is None else rows.filter(keep)
 
     def takes_topic(self, topic: str) -> bool:
@@ -97,22 +99,22 @@ def split(filters: Iterable[Filter], columns: Iterable[str]) -> tuple[Filters, l
     """(what is applied here, what is left to Spark) of the filters on a table's columns."""
     known = {name.lower(): name for name in columns}
     taken, left = Filters(), []
-    for one in filters:
-        found = _taken(one, known)
-        if found is None:
-            left.append(one)
+    for condition in filters:
+        understood = _taken(condition, known)
+        if understood is None:
+            left.append(condition)
         else:
-            taken = taken & found
+            taken = taken & understood
     return taken, left
 
 
-def _taken(one: Filter, known: dict[str, str]) -> Filters | None:
+def _taken(condition: Filter, known: dict[str, str]) -> Filters | None:
     """The condition a filter makes; None where it is left to Spark."""
-    path = getattr(one, "attribute", None)
+    path = getattr(condition, "attribute", None)
     if path is None or len(path) != 1:
         return None
-    kind, name = type(one).__name__, known.get(path[0].lower())
-    value = getattr(one, "value", None)
+    kind, name = type(condition).__name__, known.get(path[0].lower())
+    value = getattr(condition, "value", None)
     if name == "topic":
         values = _values(kind, value)
         if values is None or not all(isinstance(text, str) and _is_plain(text) for text in values):
@@ -143,7 +145,7 @@ def _values(kind: str, value: Any) -> list[Any] | None:
     if kind in ("EqualTo", "EqualNullSafe"):
         return None if value is None else [value]
     if kind == "In":
-        return [one for one in value if one is not None]
+        return [item for item in value if item is not None]
     return None
 
 
@@ -181,12 +183,12 @@ def _topics(batch: Batch, topics: frozenset[bytes]) -> Array:
 
 
 def _within(values: Array, least: int | None, most: int | None) -> Array:
-    found: Array = np.ones(len(values), bool)
+    inside: Array = np.ones(len(values), bool)
     if least is not None:
-        found &= values >= least
+        inside &= values >= least
     if most is not None:
-        found &= values <= most
-    return found
+        inside &= values <= most
+    return inside
 
 
 def _between(values: pa.Array, least: int | None, most: int | None) -> Any:
@@ -202,25 +204,25 @@ def _clamped(value: int) -> int:
     return max(-(1 << 63), min(value, (1 << 63) - 1))
 
 
-def _and(one: Array | None, other: Array) -> Array:
-    return other if one is None else one & other
+def _and(mask: Array | None, other: Array) -> Array:
+    return other if mask is None else mask & other
 
 
 def _before(end: int | None) -> int | None:
     return None if end is None else end - 1
 
 
-def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset[Any] | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one & other
+def _both(values: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset[Any] | None:
+    if values is None or other is None:
+        return other if values is None else values
+    return values & other
 
 
-def _most(one: int | None, other: int | None) -> int | None:
-    return max((x for x in (one, other) if x is not None), default=None)
+def _most(limit: int | None, other: int | None) -> int | None:
+    return max((x for x in (limit, other) if x is not None), default=None)
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    return min((x for x in (one, other) if x is not None), default=None)
+def _least(limit: int | None, other: int | None) -> int | None:
+    return min((x for x in (limit, other) if x is not None), default=None)
 
 

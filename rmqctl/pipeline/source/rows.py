@@ -73,19 +73,19 @@ def put_schema(names: Sequence[str]) -> pa.Schema:
 
 def put_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
     """The columns of a batch in the types of a schema. RefusedError for a row that is none."""
-    found = []
+    arrays = []
     for field in schema:
         array = _cast(batch.column(field.name), field)
         if field.name in NEEDED and array.null_count:
             raise RefusedError(f"a row has no {field.name}")
-        found.append(array)
-    return found
+        arrays.append(array)
+    return arrays
 
 
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     try:
         if field.name == "keys" and pa.types.is_string(array.type):
-            array = pa.array([None if one is None else one.split() for one in array.to_pylist()],
+            array = pa.array([None if text is None else text.split() for text in array.to_pylist()],
                              field.type)
         return array.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -110,11 +110,11 @@ class RecordRows:
                                                       pa.Array]:
         """(recorded physical offsets, -1 where none is given; the records). RefusedError."""
         records = self._stored(batch) if self._raw else self._made(batch)
-        places, found = [], []
+        places, raws = [], []
         for record, raw in records:
             places.append(record.physical_offset)
-            found.append(raw)
-        return np.array(places, np.int64), pa.array(found, pa.binary())
+            raws.append(raw)
+        return np.array(places, np.int64), pa.array(raws, pa.binary())
 
     def _check(self, record: Record) -> None:
         refused = check_record(record, self._settings)
@@ -176,9 +176,9 @@ def _record(row: dict[str, Any]) -> Record:
 
 
 def _place(record: Record) -> str:
-    at = "" if record.physical_offset < 0 else f" at physical offset {record.physical_offset}"
+    place = "" if record.physical_offset < 0 else f" at physical offset {record.physical_offset}"
     topic = record.topic.decode("utf-8", "replace")
-    return f"the message{at} (topic {topic}, queue {record.queue_id}, {record.queue_offset})"
+    return f"the message{place} (topic {topic}, queue {record.queue_id}, {record.queue_offset})"
 
 
 def _damaged(record: Record) -> RefusedError:
@@ -215,7 +215,7 @@ def outgoing(batch: pa.RecordBatch, prepare: Callable[[dict[str, str] | str], st
     """
     names = [name for name in batch.schema.names if name in _PUT]
     columns = [batch.column(name).to_pylist() for name in names]
-    found = []
+    messages = []
     for values in zip(*columns, strict=True):
         row = dict(zip(names, values, strict=True))
         try:
@@ -224,12 +224,12 @@ def outgoing(batch: pa.RecordBatch, prepare: Callable[[dict[str, str] | str], st
             raise RefusedError(f"a message of topic {row['topic']}: properties: {error}"
                                ) from None
         born, store = row.get("born_host"), row.get("store_host")
-        found.append(Outgoing(
+        messages.append(Outgoing(
             row["topic"], row["body"], properties, row.get("queue_id") or 0,
             row.get("flag") or 0, row.get("sys_flag") or 0, row.get("born_timestamp"),
             None if born is None else _host(born), None,
             None if store is None else _host(store), row.get("reconsume_times") or 0))
-    return found
+    return messages
 
 
 def _properties(row: dict[str, Any]) -> dict[str, str] | str:

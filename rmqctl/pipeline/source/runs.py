@@ -72,8 +72,8 @@ class Spooler:
 
 
 def _numbers(rows: pa.Table | pa.RecordBatch, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    found: np.ndarray[Any, np.dtype[np.int64]] = rows.column(name).to_numpy()
-    return found
+    numbers: np.ndarray[Any, np.dtype[np.int64]] = rows.column(name).to_numpy()
+    return numbers
 
 
 def _cut(rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -149,11 +149,11 @@ class _Cursor:
             low = int(np.searchsorted(self._keys, bound[0], "left"))
             high = int(np.searchsorted(self._keys, bound[0], "right"))
             end = low + int(np.searchsorted(self._positions[low:high], bound[1]))
-        found = self._batch.slice(start, end - start)
+        rows = self._batch.slice(start, end - start)
         self._at = end
         if end == len(self._keys):
             self.advance()
-        return found
+        return rows
 
     def close(self) -> None:
         self._file.close()
@@ -161,28 +161,28 @@ class _Cursor:
 
 def merged(folder: str, runs: Sequence[Run], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of all runs in order of their places, in batches. StoreIOError."""
-    runs = sorted(runs, key=lambda one: (one.first, one.name))
+    runs = sorted(runs, key=lambda run: (run.first, run.name))
     while _most_open(runs) > FAN_IN:
-        groups = [runs[at:at + FAN_IN] for at in range(0, len(runs), FAN_IN)]
-        runs = [_joined(folder, one, schema) for one in groups]
+        groups = [runs[first:first + FAN_IN] for first in range(0, len(runs), FAN_IN)]
+        runs = [_joined(folder, group, schema) for group in groups]
     yield from _merge(folder, runs)
 
 
 def _joined(folder: str, runs: Sequence[Run], schema: pa.Schema) -> Run:
-    found = write_run(folder, schema, _merge(folder, runs))
-    for one in runs:  # of this job, and nobody reads them again
-        os.unlink(os.path.join(folder, one.name))
-    return found
+    joined = write_run(folder, schema, _merge(folder, runs))
+    for run in runs:  # of this job, and nobody reads them again
+        os.unlink(os.path.join(folder, run.name))
+    return joined
 
 
 def _most_open(runs: Sequence[Run]) -> int:
     """How many runs, sorted by their start, lie over each other at most."""
     ends: list[Place] = []
     most = 0
-    for one in runs:
-        while ends and ends[0] < one.first:
+    for run in runs:
+        while ends and ends[0] < run.first:
             heapq.heappop(ends)
-        heapq.heappush(ends, one.last)
+        heapq.heappush(ends, run.last)
         most = max(most, len(ends))
     return most
 
@@ -198,8 +198,8 @@ def _merge(folder: str, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
                 run = waiting.popleft()
                 heapq.heappush(opened, (run.first, number, _Cursor(folder, run)))
                 number += 1
-            _, mine, cursor = heapq.heappop(opened)
-            bounds = [one[0] for one in opened[:1]]
+            _, index, cursor = heapq.heappop(opened)
+            bounds = [entry[0] for entry in opened[:1]]
             if waiting:
                 bounds.append(waiting[0].first)
             try:
@@ -208,7 +208,7 @@ def _merge(folder: str, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
                 cursor.close()
                 raise
             if (place := cursor.place) is not None:
-                heapq.heappush(opened, (place, mine, cursor))
+                heapq.heappush(opened, (place, index, cursor))
     finally:
         for _, _, cursor in opened:
             cursor.close()

@@ -72,8 +72,9 @@ class QueueProof:
         if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
             return None
         folder = os.path.join(self._root, "consumequeue", topic, str(queue_id))
-        found = listing(folder)
-        return ConsumeQueue(topic, queue_id, folder, found.files, []) if found.files else None
+        queue_listing = listing(folder)
+        return ConsumeQueue(topic, queue_id, folder, queue_listing.files,
+                            []) if queue_listing.files else None
 
 
 class Seams:
@@ -92,22 +93,22 @@ class Seams:
         """
         if cut <= 0:
             return 0
-        found: list[int] = []
+        seams: list[int] = []
         for back in STEPS:
             start = cut - back
             if start <= 0:
                 return self._walked(0, cut)
-            one = self._anchored(start, cut)
-            if one is None:
+            anchor = self._anchored(start, cut)
+            if anchor is None:
                 continue
-            seam, proven = one
+            seam, proven = anchor
             if proven:
                 return seam
-            found.append(seam)
-            if found[0] != seam or (cut > CHEAP and len(found) >= _AGREEING):
+            seams.append(seam)
+            if seams[0] != seam or (cut > CHEAP and len(seams) >= _AGREEING):
                 break
-        if cut > CHEAP and len(found) > 1 and len(set(found)) == 1:
-            return found[0]
+        if cut > CHEAP and len(seams) > 1 and len(set(seams)) == 1:
+            return seams[0]
         return self._walked(0, cut)
 
     def _walked(self, start: int, cut: int) -> int:

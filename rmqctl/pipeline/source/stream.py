@@ -83,11 +83,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         """Where a query without a checkpoint starts: the option ``startingOffsets``."""
-        found = self._known(now=True)
-        if strange := sorted(self._start.named() - found.keys()):
+        logs = self._known(now=True)
+        if strange := sorted(self._start.named() - logs.keys()):
             raise UsageError(f"startingOffsets names {', '.join(strange)}, which is none of the "
-                             f"stores: {', '.join(found)}")
-        return {store: self._first(store, log) for store, log in sorted(found.items())}
+                             f"stores: {', '.join(logs)}")
+        return {store: self._first(store, log) for store, log in sorted(logs.items())}
 
     def _first(self, store: str, log: GrowingLog) -> int:
         asked: Start = self._start.of(store)
@@ -161,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The parts of a batch, cut at borders; they follow from the offsets and the logs."""
-        found: list[InputPartition] = []
+        parts: list[InputPartition] = []
         known = self._known()
         for store, stop in sorted(end.items()):
             log = known.get(store)
@@ -171,9 +171,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if log is None:
                 raise StoreIOError(f"{store}: the store is not there any more, and a batch that "
                                    f"was begun needs its physical offsets {first} to {stop}")
-            found += [Part(store, os.path.relpath(piece.file.path, store), piece)
+            parts += [Part(store, os.path.relpath(piece.file.path, store), piece)
                       for piece in log.pieces(first, stop, self._step)]
-        return found
+        return parts
 
     def commit(self, end: Offset) -> None:
         """Nothing is kept for a batch, so nothing has to be given up."""
@@ -185,7 +185,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         clock = time.monotonic()
         if now or self._looked is None or clock - self._looked >= LOOK_AGAIN:
             self._looked = clock
-            found: dict[str, GrowingLog] = {}
+            logs: dict[str, GrowingLog] = {}
             for path in self._options.stores():
                 try:
                     with Store.open(path, self._options.log_folders) as store:
@@ -194,8 +194,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     if path in self._options.paths or path in self._logs:
                         raise
                     continue  # a folder of a glob in which a store may be yet to come
-                found[path] = self._logs.get(path) or GrowingLog(folders, _log.warning)
-            self._logs = found
+                logs[path] = self._logs.get(path) or GrowingLog(folders, _log.warning)
+            self._logs = logs
         return self._logs
 
     # -- on executors -------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def has_tier(path: str) -> bool:
 
 def holding(table: str, paths: Sequence[str]) -> list[str]:
     """Of stores and tiers those that a table is read of: all, where none has a tier."""
-    return [one for one in paths if table != TIERED_MESSAGES or has_tier(one)] or list(paths)
+    return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 
 
 # -- pieces of a tier, at planning ----------------------------------------------------------------
@@ -109,9 +109,10 @@ def of_tier(path: str, filters: Filters, *, orphans: bool) -> Iterator[TierItem]
     at: its messages would be missing.
     """
     with Tier.open(path if is_url(path) else os.path.abspath(path)) as tier:
-        for one in tier.problems:
-            if one.unreadable:
-                raise StoreIOError(f"cannot look at {tier.reader.where(one.path)}: {one.reason}")
+        for problem in tier.problems:
+            if problem.unreadable:
+                raise StoreIOError(f"cannot look at {tier.reader.where(problem.path)}: "
+                                   f"{problem.reason}")
         for flat in tier.queues():
             if filters.takes_topic(flat.name.topic) and filters.takes_queue(flat.name.queue_id):
                 queue = _queue(path, tier.name, flat)
@@ -122,19 +123,20 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
     name, log = flat.name, flat.commit_log
     return TierQueue(path, root, name.cluster, name.broker, name.topic, name.queue_id,
                      log.folder, flat.consume_queue.folder,
-                     tuple((one.base, one.end) for one in log.segments if one.usable))
+                     tuple((segment.base, segment.end)
+                           for segment in log.segments if segment.usable))
 
 
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
     """The weight of units is that of their messages, if all were of one size."""
-    segments = [one for one in flat.consume_queue.segments if one.usable >= UNIT_SIZE]
-    of_log = sum(one.usable for one in flat.commit_log.segments)
-    of_rows = sum(one.usable for one in segments)
+    segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
+    of_log = sum(segment.usable for segment in flat.commit_log.segments)
+    of_rows = sum(segment.usable for segment in segments)
     rows = weight = 0
-    for one in segments:
-        rows += one.usable
+    for segment in segments:
+        rows += segment.usable
         before, weight = weight, of_log * rows // of_rows
-        yield _unit_item(queue, one, max(one.usable, weight - before))
+        yield _unit_item(queue, segment, max(segment.usable, weight - before))
 
 
 def _unit_item(queue: TierQueue, segment: Segment, weight: int) -> TierItem:
@@ -147,9 +149,9 @@ def _unit_item(queue: TierQueue, segment: Segment, weight: int) -> TierItem:
 
 
 def _records(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
-    for one in flat.commit_log.segments:
-        if one.usable:
-            yield _record_item(queue, one)
+    for segment in flat.commit_log.segments:
+        if segment.usable:
+            yield _record_item(queue, segment)
 
 
 def _record_item(queue: TierQueue, segment: Segment) -> TierItem:
@@ -168,8 +170,8 @@ def tier_batches(piece: TierPiece) -> Iterator[tuple[str, Batch]]:
     own = Filters(frozenset((queue.topic.encode("utf-8", "surrogateescape"),)),
                   frozenset((queue.queue_id,)))
     with closing(open_reader(queue.root)) as reader:
-        made = _led_to(reader, piece) if isinstance(piece, UnitPiece) else _walked(reader, piece)
-        for path, batch in made:
+        batches = _led_to(reader, piece) if isinstance(piece, UnitPiece) else _walked(reader, piece)
+        for path, batch in batches:
             if len(batch):
                 yield path, own.of_messages(batch)
 
@@ -177,16 +179,16 @@ def tier_batches(piece: TierPiece) -> Iterator[tuple[str, Batch]]:
 def _planned_log(reader: Reader, queue: TierQueue) -> FlatFile:
     """The commit log, which has all that it had at planning."""
     log = FlatFile.open(reader, queue.log_folder)
-    now = {one.base: one for one in log.segments if one.usable}
+    now = {segment.base: segment for segment in log.segments if segment.usable}
     for start, end in queue.log:
-        one = now.get(start)
-        if one is None:
+        segment = now.get(start)
+        if segment is None:
             raise StoreIOError(f"{reader.where(queue.log_folder)}: the segment of offset {start} "
                                "is not there any more: what it had when the job was planned is "
                                "missing")
-        if one.end < end:
-            raise StoreIOError(f"{reader.where(one.path)}: it ends at offset {one.end}, at {end} "
-                               "when the job was planned: what was there is missing")
+        if segment.end < end:
+            raise StoreIOError(f"{reader.where(segment.path)}: it ends at offset {segment.end}, at "
+                               f"{end} when the job was planned: what was there is missing")
     return log
 
 
@@ -211,7 +213,7 @@ class _Units:
 
     def __init__(self, reader: Reader, log: FlatFile, units: Array, first: int) -> None:
         self._reader, self._log = reader, log
-        self._segments = [one for one in log.segments if one.usable]
+        self._segments = [segment for segment in log.segments if segment.usable]
         self.offset = units["commit_log_offset"].astype(np.int64)
         self.size = units["size"].astype(np.int64)
         self.number: Array = first + np.arange(len(units), dtype=np.int64)
@@ -219,8 +221,8 @@ class _Units:
     def batches(self) -> Iterator[tuple[str, Batch]]:
         if not self._segments:
             return
-        base = np.array([one.base for one in self._segments], np.int64)
-        end = np.array([one.end for one in self._segments], np.int64)
+        base = np.array([segment.base for segment in self._segments], np.int64)
+        end = np.array([segment.end for segment in self._segments], np.int64)
         place = np.searchsorted(base, self.offset, "right") - 1
         inside = (place >= 0) & (self.size >= MIN_SIZE) & (self.size <= MAX_RECORD)
         inside &= self.offset < end[np.maximum(place, 0)]
@@ -251,26 +253,26 @@ class _Units:
             if row < len(rows):
                 yield self._behind_coda(segment, int(rows[row]))
 
-    def _promises(self, segment: Segment, at: int, size: int) -> bool:
+    def _promises(self, segment: Segment, physical_offset: int, size: int) -> bool:
         """Whether a message, or a coda, of which a unit says it is so large is worth reading."""
-        head = self._reader.read(segment.path, at - segment.base, CODA_SIZE)
+        head = self._reader.read(segment.path, physical_offset - segment.base, CODA_SIZE)
         return is_coda(head) or int.from_bytes(head[:_SIZE.size], "big", signed=True) == size
 
     def _proven(self, batch: Batch, good: Array, rows: Array) -> Batch:
         """The messages ``good`` of a batch whose size and queue offset are those of their units."""
-        found = batch.select(good)
+        records = batch.select(good)
         units = rows[good]
-        keep = found.column("total_size") == self.size[units]
-        keep &= found.column("queue_offset") == self.number[units]
-        return found if keep.all() else found.select(np.flatnonzero(keep))
+        keep = records.column("total_size") == self.size[units]
+        keep &= records.column("queue_offset") == self.number[units]
+        return records if keep.all() else records.select(np.flatnonzero(keep))
 
     def _behind_coda(self, segment: Segment, row: int) -> tuple[str, Batch]:
         """The message of a unit that leads to a coda: a broker passes over it (tiered.md §3)."""
-        at = int(self.offset[row]) + CODA_SIZE
-        data = self._log.read(at, int(self.size[row])) or bytes(1)
-        holder = self._log.segment_of(at) or segment
+        physical_offset = int(self.offset[row]) + CODA_SIZE
+        data = self._log.read(physical_offset, int(self.size[row])) or bytes(1)
+        holder = self._log.segment_of(physical_offset) or segment
         said = int.from_bytes(data[_PHYSICAL.offset:][:_PHYSICAL.size], "big", signed=True)
-        base = said if said == at - CODA_SIZE else at
+        base = said if said == physical_offset - CODA_SIZE else physical_offset
         batch, ok = examine(np.frombuffer(data, np.uint8), base, np.zeros(1, np.int64))
         return holder.path, self._proven(batch, np.flatnonzero(ok), np.array([row]))
 

@@ -122,10 +122,11 @@ class StoreWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when all tasks are done: makes the store and publishes it."""
-        spooled = [one for one in messages if isinstance(one, Spooled)]
-        make_store(self._target, self._staging, [run for one in spooled for run in one.runs],
+        spooled = [message for message in messages if isinstance(message, Spooled)]
+        make_store(self._target, self._staging,
+                   [run for message in spooled for run in message.runs],
                    self._schema, self._settings, keep_queue_offsets=self._keep,
-                   batch_topics=[topic for one in spooled for topic in one.batch_topics])
+                   batch_topics=[topic for message in spooled for topic in message.batch_topics])
         remove_folder(self._staging)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -163,9 +164,9 @@ def make_store(target: str, staging: str, runs: Sequence[Run], schema: pa.Schema
     """
     refuse_existing(target)
     root = os.path.join(staging, _STORE)
-    made = create_store(root, plan_store(root, settings).settings)
-    topics = made.settings.batch_topics | frozenset(batch_topics)
-    settings = replace(made.settings, batch_topics=topics)
+    new_store = create_store(root, plan_store(root, settings).settings)
+    topics = new_store.settings.batch_topics | frozenset(batch_topics)
+    settings = replace(new_store.settings, batch_topics=topics)
     count = 0
     with Engine.open(root, settings, keep_queue_offsets=keep_queue_offsets) as engine:
         for group in _groups(merged(staging, runs, schema), settings):
@@ -193,12 +194,12 @@ def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[l
     group: list[Message] = []
     size = 0
     for batch in batches:
-        found: Iterable[Message] = (
+        messages: Iterable[Message] = (
             map(decode, batch.column(RECORD).to_pylist()) if RECORD in batch.schema.names
             else outgoing(batch, prepare))
-        for one in found:
-            group.append(one)
-            size += len(one.body) if not hasattr(one, "messages") else 0
+        for message in messages:
+            group.append(message)
+            size += len(message.body) if not hasattr(message, "messages") else 0
             if size >= GROUP_BYTES or len(group) >= GROUP_MESSAGES:
                 yield group
                 group, size = [], 0
@@ -212,22 +213,22 @@ def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[l
 def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settings:
     """The settings of the store that the options describe. UsageError."""
     given = _lookup(options)
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if recorded:
         # A record that names its rows in other queues had them.
-        found |= {"lmq": True, "multi_dispatch": True}
+        fields |= {"lmq": True, "multi_dispatch": True}
     for name, field in {**_SIZES, **_COUNTS, **_SWITCHES, **_TEXTS}.items():
         text = given.get(name.lower())
         if text is None:
             continue
         if name in _SWITCHES:
-            found[field] = _switch(name, text)
+            fields[field] = _switch(name, text)
         else:
-            found[field] = parse_size(text) if name in _SIZES else (
+            fields[field] = parse_size(text) if name in _SIZES else (
                 _count(name, text) if name in _COUNTS else text.strip())
     if (share := given.get("diskwatermark")) is not None:
-        found["disk_watermark"] = _share(share)
-    settings = Settings(**found)
+        fields["disk_watermark"] = _share(share)
+    settings = Settings(**fields)
     _ = settings.profile
     return settings
 
