@@ -8,7 +8,6 @@ where it finds no provable record the broker's test is made singly.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from typing import NamedTuple
@@ -20,8 +19,6 @@ from rmqctl.broker.versions import BrokerVersion, is_release, version_for, versi
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.layout import reader
 from rmqctl.formats.local import checkpoint as page
-from rmqctl.formats.local import delay
-from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CHECKPOINT, CheckpointRecord
 from rmqctl.formats.local.message import (
     HOST_BITS,
@@ -34,6 +31,7 @@ from rmqctl.formats.local.message import (
     decode,
 )
 from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, shape
+from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
 from rmqctl.scan.text import Properties
@@ -44,11 +42,6 @@ from rmqctl.store.store import Store
 _NORMAL_FILES = 3
 _HEAD_SIZE = 256
 _HEAD = reader(Blank)
-_SCHEDULE = props.SCHEDULE_TOPIC.encode()
-_NUMBERS = (props.INNER_BASE, props.INNER_NUM)
-_DOUBTFUL = [re.compile(name.encode() + rb"\x01(?![0-9]{1,%d}\x02)" % digits)
-             for name, digits in ((props.DELAY, 9), (props.INNER_BASE, 18), (props.INNER_NUM, 4))]
-"""What may be no number, or is one at the end of its properties."""
 _LATEST: list[tuple[Batch, Properties]] = []
 
 
@@ -219,9 +212,8 @@ class RecoveryWalk:
             newer = np.flatnonzero(batch.column("magic") == MAGIC_V2)
             if len(newer):
                 reasons.setdefault(int(newer[0]), "it is a v2 record, unknown to this version")
-        for at in _bad_numbers(batch, self._version):
+        for at in bad_numbers(batch, self._version.generation)[:1].tolist():
             reasons.setdefault(at, "a property of it that must be a number is none")
-            break
         if not reasons:
             return len(batch), ""
         first = min(reasons)
@@ -237,40 +229,6 @@ def properties(batch: Batch) -> Properties:
     found = Properties(batch)
     _LATEST[:] = [(batch, found)]
     return found
-
-
-def _bad_numbers(batch: Batch, version: BrokerVersion) -> Iterator[int]:
-    """Records whose properties make a broker's test throw, ascending."""
-    last = len(batch) - 1
-    end = int(batch.start[last] + batch.column("total_size")[last])
-    raw = batch.data[int(batch.start[0]):end].tobytes()
-    if not any(one.search(raw) for one in _DOUBTFUL):
-        return  # as a rule: properties need not be taken apart
-    found = properties(batch)
-    bad: set[int] = set()
-    rows, levels = found.find(props.DELAY)
-    for row, level in zip(rows.tolist(), levels.tolist(), strict=True):
-        if not _is_number(level, 32) and _topic(batch, row) == _SCHEDULE:
-            bad.add(row)
-    if version.generation >= 5:
-        base, count = (dict(zip(at.tolist(), values.tolist(), strict=True))
-                       for at, values in map(found.find, _NUMBERS))
-        bad |= {row for row in base.keys() & count.keys()
-                if not (_is_number(base[row], 64) and _is_number(count[row], 16))}
-    yield from sorted(bad)
-
-
-def _topic(batch: Batch, row: int) -> bytes:
-    start = int(batch.column("topic_start")[row])
-    return batch.data[start:start + int(batch.column("topic_length")[row])].tobytes()
-
-
-def _is_number(raw: bytes, bits: int) -> bool:
-    try:
-        delay.java_int(raw.decode("utf-8", "replace"), bits)
-    except ValueError:
-        return False
-    return True
 
 
 def judge(source: Source, at: int, version: BrokerVersion, *, check_crc: bool = True) -> tuple[

@@ -197,6 +197,9 @@ CATEGORIES: dict[str, Category] = {
     "header-sys-flag": Category(
         ERROR, "system flags name a compression that no version knows: clients give up there",
         _recover_log),
+    "property-number": Category(
+        ERROR, "a property that brokers read as a number is none: they cut the log off there",
+        _recover_log),
     "header-reconsume-times": Category(
         WARNING, "a message that was consumed a negative number of times", _recover_log),
     "header-prepared-offset": Category(

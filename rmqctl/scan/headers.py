@@ -1,4 +1,4 @@
-"""Heads of records that no broker can have written, found along a walk.
+"""Fields of records that no broker can have written, found along a walk.
 
 The rules are those of `formats.local.header_rules`. Each record is judged once, between the message
 before it and the one behind it. So a walk may be cut anywhere: what the parts found merges to what
@@ -13,11 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local import properties as props
+from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 
 KEEP = 100_000
-_TIME, _HOST, _AT = len(rules.FIELDS), len(rules.FIELDS) + 1, rules.FIELDS.index("physical_offset")
-_WIDTH = _HOST + 1
+_AT = rules.FIELDS.index("physical_offset")
+_TIME, _HOST, _NUMBER = range(len(rules.FIELDS), len(rules.FIELDS) + 3)
+_WIDTH = _NUMBER + 1
+_SCHEDULE = props.SCHEDULE_TOPIC.encode()
+_INNER = props.INNER_NUM.encode() + b"\x01"
 
 
 class HeaderFault(NamedTuple):
@@ -46,13 +51,17 @@ class Headers:
     _first: Array = field(default_factory=_none)
     _last: Array = field(default_factory=_none)
 
-    def add(self, batch: Batch, which: Array | None = None) -> None:
-        """The messages of a batch (of them ``which``, bool), in log order."""
+    def add(self, batch: Batch, which: Array | None = None, numbers: Array | None = None) -> None:
+        """The messages of a batch (of them ``which``, bool), in log order; ``numbers`` of them
+        (row numbers) have a property that is no number (see `bad_numbers`).
+        """
         if not len(batch) or (which is not None and not which.any()):
             return
         columns = [*(batch.column(name) for name in rules.FIELDS[:_AT]), batch.offset,
-                   batch.column("store_timestamp"), batch.store_hosts()]
-        rows = np.stack(columns, axis=1)
+                   batch.column("store_timestamp"), batch.store_hosts(), np.zeros(len(batch))]
+        rows = np.stack(columns, axis=1, dtype=np.int64, casting="unsafe")
+        if numbers is not None and len(numbers):
+            rows[numbers, _NUMBER] = 1
         self._join(rows if which is None else rows[which])
 
     def merge(self, other: Headers) -> None:
@@ -70,7 +79,7 @@ class Headers:
             ends.append(self._last[-1:])
         for number, row in enumerate(ends):
             beside = (self._first[1:2] if number == 0 else self._last[-2:-1])
-            broken = rules.alone(_named(row))
+            broken = _alone(row)
             names = tuple(name for name, found in broken.items() if found[0])
             if names:
                 other = int(beside[0, _AT]) if len(beside) else None
@@ -90,7 +99,7 @@ class Headers:
         if len(rows) < 3:
             return
         before, mine, behind = rows[:-2], rows[1:-1], rows[2:]
-        broken = rules.alone(_named(mine))
+        broken = _alone(mine)
         broken[rules.STORE_TIME] = rules.stored_at_odd_time(
             before[:, _TIME], mine[:, _TIME], behind[:, _TIME])
         # A broker that listens on both families has a host in each.
@@ -115,5 +124,41 @@ def undecodable(batch: Batch) -> Array:
     return found
 
 
-def _named(rows: Array) -> dict[str, Array]:
-    return {name: rows[:, number] for number, name in enumerate(rules.FIELDS)}
+def bad_numbers(batch: Batch, generation: int, packed: text.Packed | None = None) -> Array:
+    """Row numbers of the records with a property that must be a number for a broker and is none:
+    it refuses them, and ends the log there. ``packed``: the batch's properties, where they are at
+    hand. spec: commitlog.md §9.
+    """
+    scheduled = text.topics(batch).equal(_SCHEDULE)
+    if not scheduled.any() and (generation < 5 or not _names_inner(batch, packed)):
+        return np.zeros(0, np.int64)  # as a rule: properties need not be taken apart
+    found = text.Properties(batch if packed is None else packed)
+    row, levels = found.find(props.DELAY)
+    which = scheduled[row]
+    bad = _no_numbers(row[which], levels.take(which), rules.DELAY_BITS)
+    if generation >= 5:
+        inner = [(*found.find(name), bits) for name, bits in rules.INNER.items()]
+        both = np.intersect1d(inner[0][0], inner[1][0])
+        for row, values, bits in inner:
+            bad |= _no_numbers(row, values, bits) & {*both.tolist()}
+    return np.array(sorted(bad), np.int64)
+
+
+def _names_inner(batch: Batch, packed: text.Packed | None) -> bool:
+    if packed is None:
+        last = len(batch) - 1
+        end = int(batch.start[last] + batch.column("total_size")[last]) if len(batch) else 0
+        return _INNER in batch.data[int(batch.start[0]) if end else 0:end].tobytes()
+    return _INNER in packed.data.tobytes()
+
+
+def _no_numbers(rows: Array, values: text.Texts, bits: int) -> set[int]:
+    known: dict[bytes, bool] = {}
+    return {row for row, raw in zip(rows.tolist(), values.tolist(), strict=True)
+            if not known.setdefault(
+                raw, rules.is_number(raw.decode("utf-8", "replace"), bits))}
+
+
+def _alone(rows: Array) -> dict[str, Array]:
+    broken = rules.alone({name: rows[:, number] for number, name in enumerate(rules.FIELDS)})
+    return {**broken, rules.NUMBER: rows[:, _NUMBER] != 0}

@@ -286,3 +286,53 @@ def test_reconsume_times_one_bit_off_come_back_and_others_stay(tmp_path: Path) -
         assert read[30]["body"] == "odd"
 
 
+
+
+# -- numbers among the properties -----------------------------------------------------------------
+
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+NUMBERS = {
+    # (topic, queue, properties, what is put right; None: nothing proves it)
+    "delay, one bit": (SCHEDULE, 2, {"DELAY": "s"}, {"DELAY": "3"}),
+    "delay, more": (SCHEDULE, 12, {"DELAY": "xy"}, {"DELAY": "13"}),
+    "delay, too long": (SCHEDULE, 2, {"DELAY": "3x"}, None),
+    "delay, beyond 32 bits": (SCHEDULE, 2, {"DELAY": "9999999999"}, None),
+    "inner count": ("orders", 0, {"INNER_BASE": "15", "INNER_NUM": "r"}, {"INNER_NUM": "2"}),
+    "inner count, two ways": ("orders", 0, {"INNER_BASE": "15", "INNER_NUM": ";"}, None),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_a_property_that_must_be_a_number_and_is_none(tmp_path: Path, kind: str) -> None:
+    topic, queue_id, properties, expected = NUMBERS[kind]
+    writer = Writer(Layout(), seed=2)
+    for number in range(60):
+        if number == 30:
+            odd = writer.put(topic, b"odd", queue_id=queue_id, properties=properties)
+        else:
+            writer.put("orders", b"body %d" % number, queue_id=number % 2, keys=f"k{number}")
+    store = writer.write(tmp_path / "s")
+    found = [one for one in findings(store) if one["structure"] == "commitlog"]
+    assert [(one["category"], one["offset"], one["severity"]) for one in found] == [
+        ("property-number", odd.physical, "error")]
+    preflight = run("preflight", store, *SIZES, *JSON).json()
+    assert preflight["messages_lost"] == 30
+    done, read = after_salvage(store)
+    assert findings(store) == [] or [one["category"] for one in findings(store)] == ["fillers"]
+    assert run("preflight", store, *SIZES, *JSON).json()["messages_lost"] == 0
+    assert len(read) == 60
+    if expected is None:
+        assert [one["queue_offset"] for one in done["messages_lost"]] == [odd.queue_offset]
+    else:
+        assert done["messages_lost"] == []
+        assert expected.items() <= read[30]["properties"].items()
+
+
+def test_what_must_not_be_a_number_is_none(tmp_path: Path) -> None:
+    writer = Writer(Layout(), seed=2)
+    for properties in ({"DELAY": "s"}, {"INNER_NUM": "x"}, {"INNER_BASE": "x"},
+                       {"XDELAY": "s", "DELAY": "3"}, {"MY_INNER_NUM": "x", "INNER_BASE": "1"}):
+        writer.put("orders", b"x", properties=properties)
+    writer.put(SCHEDULE, b"x", queue_id=2, properties={"DELAY": "+3"})
+    assert [one for one in findings(writer.write(tmp_path / "s"))
+            if one["structure"] == "commitlog"] == []

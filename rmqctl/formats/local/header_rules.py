@@ -1,4 +1,4 @@
-"""Fields of a record's head that no broker can have written (spec: commitlog.md §2 and §4).
+"""Fields of a record that no broker can have written (spec: commitlog.md §2, §4 and §9).
 
 The rules are plain comparisons, so they judge one record's numbers and columns of them alike. What
 a producer or an odd machine may have chosen is no fault: the born time, ports of 0, any host, a
@@ -11,17 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmqctl.formats.bodies import CODECS
-from rmqctl.formats.local import sysflag
+from rmqctl.formats.local import delay, sysflag
+from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 
 BORN_PORT, STORE_PORT = "header-born-port", "header-store-port"
 SYS_FLAG, RECONSUME = "header-sys-flag", "header-reconsume-times"
 PREPARED = "header-prepared-offset"
 STORE_TIME, STORE_HOST = "header-store-time", "header-store-host"
+NUMBER = "property-number"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED)
-"""What a record shows by itself; the other two need its neighbours."""
+"""What the head of a record shows by itself; the two behind them need its neighbours."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
 """With these a client's decoder gives up, and with it what follows in the same pull."""
+DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
+"""Bits of the properties that a broker parses as numbers when it tests a record."""
 FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
           "prepared_transaction_offset", "physical_offset")
 """The numbers that `alone` looks at, by their names as columns."""
@@ -59,6 +63,28 @@ def of_record(record: Record) -> list[str]:
         "prepared_transaction_offset": record.prepared_transaction_offset,
         "physical_offset": record.physical_offset})
     return [name for name, broken in found.items() if broken]
+
+
+def is_number(value: str, bits: int) -> bool:
+    """Whether a broker parses a property's value as a signed number of so many bits."""
+    try:
+        delay.java_int(value, bits)
+    except ValueError:
+        return False
+    return True
+
+
+def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
+    """The property of a record that makes a broker's test of it throw; "" for none.
+
+    DELAY counts in the schedule topic only; the two of an inner batch when both are there, for
+    5.x (spec: commitlog.md §9).
+    """
+    parsed = {props.DELAY: DELAY_BITS} if topic == props.SCHEDULE_TOPIC.encode() else {}
+    if generation >= 5 and all(name in values for name in INNER):
+        parsed |= INNER
+    return next((name for name, bits in parsed.items()
+                 if name in values and not is_number(values[name], bits)), "")
 
 
 def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:

@@ -4,8 +4,9 @@ A port that is none and a compression that no version knows make clients give up
 pull, so these do not stay: the store's own host stands in the neighbours, a compression shows in
 the body, and one turned bit above a port's sixteen leaves the port itself. What none of that tells
 is not invented: an unknown port becomes 0, which says just that and which every client reads; a
-message whose compression is not known gets a filler. Other fields do no harm, and stay unless one
-turned bit explains them.
+message whose compression is not known gets a filler. So does one with a number among its properties
+that is none, and not proved by other fields: a broker would cut the log off there. Other fields do
+no harm, and stay unless one turned bit explains them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import replace
 
 from rmqctl.formats.bodies import CODECS
 from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, build
 from rmqctl.repair.salvage.records import Records, unless_crc_differs
@@ -46,7 +48,7 @@ def _mend(survey: Survey, records: Records, fault: HeaderFault) -> None:
     raw = None if made is None else unless_crc_differs(build(made))
     if raw is None:
         # An appended CRC that contradicts it, or nothing that could stand there: a filler.
-        if any(name in rules.UNDECODABLE for name in fault.categories):
+        if any(name in (*rules.UNDECODABLE, rules.NUMBER) for name in fault.categories):
             records.rejected.add(fault.offset)
     elif made != record and records.replace(fault.offset, raw):
         records.reasons[fault.offset] = "; ".join(reasons)
@@ -119,6 +121,34 @@ def _reconsume(record: Record, _fault: HeaderFault, _survey: Survey, _records: R
         f"consumed {record.reconsume_times} times: {times} without one turned bit")
 
 
+def _number(record: Record, _fault: HeaderFault, survey: Survey, _records: Records) -> tuple[
+        Record | None, str]:
+    """The level of a delay is the queue's number and one; an inner batch's base its own offset."""
+    raw, reasons = record.properties, []
+    while name := rules.bad_number(_values(raw), record.topic, survey.generation):
+        said = _values(raw)[name].encode("utf-8", "surrogateescape")
+        proved = {props.DELAY: record.queue_id + 1, props.INNER_BASE: record.queue_offset}
+        numbers = [b"%d" % proved[name]] if name in proved else _digits_one_bit_off(said)
+        if len(numbers) != 1 or len(numbers[0]) != len(said):
+            return None, ""
+        wrong, right = (name.encode() + b"\x01" + value for value in (said, numbers[0]))
+        raw = b"\x02".join(right if one == wrong else one for one in raw.split(b"\x02"))
+        reasons.append(f"{name} was no number: {numbers[0].decode()}, which " + (
+            "its queue says" if name in proved else "one turned bit explains"))
+    return replace(record, properties=raw), "; ".join(reasons)
+
+
+def _values(raw: bytes) -> dict[str, str]:
+    return props.parse(raw.decode("utf-8", "surrogateescape"))
+
+
+def _digits_one_bit_off(said: bytes) -> list[bytes]:
+    """The numbers that one turned bit made this of."""
+    turned = (said[:at] + bytes([value ^ 1 << bit]) + said[at + 1:]
+              for at, value in enumerate(said) for bit in range(8))
+    return [one for one in turned if one.isdigit()]
+
+
 def _one_bit(port: int) -> int | None:
     """The port that one turned bit above its sixteen made this number of; None: it was more."""
     high = (port & 0xFFFFFFFF) >> 16
@@ -128,4 +158,4 @@ def _one_bit(port: int) -> int | None:
 _MENDED: dict[str, Callable[[Record, HeaderFault, Survey, Records],
                             tuple[Record | None, str]]] = {
     rules.BORN_PORT: _born_port, rules.STORE_PORT: _store_port, rules.SYS_FLAG: _sys_flag,
-    rules.RECONSUME: _reconsume}
+    rules.RECONSUME: _reconsume, rules.NUMBER: _number}

@@ -21,7 +21,7 @@ from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
 from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine, gather
-from rmqctl.scan.headers import Headers
+from rmqctl.scan.headers import Headers, bad_numbers
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.queue_reach import dispatched_rows
 from rmqctl.scan.source import Source
@@ -151,6 +151,7 @@ class Survey:
 
     regions: list[Region]
     runs: Runs
+    generation: int
     messages: int = 0
     last_end: int = -1
     last_time: int | None = None
@@ -210,7 +211,7 @@ class Surveyor:
         self._confirmed = confirmed or {}
         self._confirmed_places = sorted(self._confirmed)
         self._topics = text.Dictionary()
-        self.survey = Survey([], Runs())
+        self.survey = Survey([], Runs(), generation)
         self._table = QueueTable(self._topics, self.survey.runs.number)
         self._waiting: list[Region] = []
         self._time: int | None = None
@@ -302,8 +303,8 @@ class Surveyor:
             self._previous = int(offset[-1]), int(offset[-1] + size[-1])
         found.messages += len(good)
         found.used, found.last_end = number, int(offset[good[-1]] + size[good[-1]])
-        found.headers.add(batch, None if not bad.any() else ~bad)
-        found.headers.add(batch, ~bad if bad.any() else None)
+        found.headers.add(batch, ~bad if bad.any() else None,
+                          bad_numbers(batch, self._generation))
         self._oddities(batch, good)
         self._times(offset[good], when[good])
         self._rows(batch.select(good) if bad.any() else batch)

@@ -12,6 +12,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, host_text
 from rmqctl.scan.frames import BLANK, ZERO, Span
 from rmqctl.store.problems import ambiguity
@@ -117,6 +118,13 @@ def _bad_records(context: Context) -> Iterator[Finding]:
             **_place(context, bad.offset))
 
 
+def _bad_number(record: Record) -> str:
+    values = props.parse(record.properties.decode("utf-8", "surrogateescape"))
+    name = rules.bad_number(values, record.topic, _NEWEST)
+    return f"{name} ({values.get(name, '')[:40]!r})"
+
+
+_NEWEST = 5
 _DROPPED = "clients cannot decode it, and drop what follows in the same pull"
 _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
     rules.BORN_PORT: ("born port {}: " + _DROPPED, lambda one: one.born_host[1]),
@@ -130,6 +138,8 @@ _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
                        lambda one: one.store_timestamp),
     rules.STORE_HOST: ("stored by {}, and the messages before and behind it by another host",
                        lambda one: host_text(*one.store_host)),
+    rules.NUMBER: ("its property {} is no number: a broker refuses it, and cuts the log off there",
+                   _bad_number),
 }
 
 

@@ -28,6 +28,7 @@ from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys, QueueTable, TagsCodes, is_queue_name
 from rmqctl.scan.fillers import fillers
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gather, gather_int
+from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
 from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
@@ -126,7 +127,8 @@ class LogPass:
             found.bytes_damaged += int(size[~ok].sum())
         found.bytes_in_messages += int(size[ok].sum())
         found.messages += len(batch) - bad
-        found.headers.add(batch, ok)
+        properties = text.properties(batch).packed()
+        found.headers.add(batch, ok, bad_numbers(batch, self.store.generation, properties))
         # The newest time and the last record: where the log ends.
         when = batch.column("store_timestamp")[ok]
         if len(when):
@@ -141,7 +143,7 @@ class LogPass:
             self._keep_bad(batch, codes, ok)
         if self._batch_topics:
             self._batches(batch, codes, ok)
-        self._gathered.add(batch, codes, ok, sealed)
+        self._gathered.add(batch, codes, ok, sealed, properties)
         if self._gathered.count >= BLOCK:
             self._flush_block()
 
@@ -382,11 +384,12 @@ class Gatherer:
         self._packed: list[text.Packed] = []
         self.count = 0
 
-    def add(self, batch: Batch, topic: Array, ok: Array, sealed: Array) -> None:
+    def add(self, batch: Batch, topic: Array, ok: Array, sealed: Array,
+            properties: text.Packed) -> None:
         """Copies what a block needs of a batch whose data is about to go."""
         self._parts.append((batch.offset, topic, ok, sealed,
                             *(batch.column(name) for name in _COLUMNS)))
-        self._packed.append(text.properties(batch).packed())
+        self._packed.append(properties)
         self.count += len(batch)
 
     def take(self) -> Block | None:
