@@ -63,8 +63,8 @@ class BrokerConf:
 
         A folder below storePathRootDir is one below ``root``; another one is taken where it is.
         """
-        return tuple(one for one in (self._moved(path, root) for path in self.commitlog_paths)
-                     if os.path.isdir(os.path.join(root, one)))
+        return tuple(path for path in (self._moved(path, root) for path in self.commitlog_paths)
+                     if os.path.isdir(os.path.join(root, path)))
 
     def remarks(self, root: str) -> list[str]:
         """What is to be said of the file before a store at ``root`` is read by it."""
@@ -106,7 +106,7 @@ def read_conf(path: str) -> BrokerConf:
         entries = properties_file.parse(data)
     except FormatError as error:
         raise UsageError(f"{path}: {error.reason}") from None
-    if b"\0" in data or not any(one.value for one in entries):
+    if b"\0" in data or not any(entry.value for entry in entries):
         raise UsageError(f"{path}: no broker's configuration: it has no line NAME=VALUE")
     return _Reading(path, entries).conf()
 
@@ -118,12 +118,12 @@ class _Reading:
         self._path = path
         self._notes: list[str] = []
         self._texts: dict[str, str] = {}
-        for one in entries:
-            before = self._texts.get(one.key)
-            if one.key in _KNOWN and before is not None and before != one.value:
-                self._notes.append(f"{one.key} is there twice: line {one.line} ({one.value!r}) "
-                                   f"counts, not {before!r}")
-            self._texts[one.key] = one.value
+        for entry in entries:
+            before = self._texts.get(entry.key)
+            if entry.key in _KNOWN and before is not None and before != entry.value:
+                self._notes.append(f"{entry.key} is there twice: line {entry.line} "
+                                   f"({entry.value!r}) counts, not {before!r}")
+            self._texts[entry.key] = entry.value
 
     def conf(self) -> BrokerConf:
         values = {name: value for key, (name, read) in _SETTINGS.items()
@@ -144,7 +144,8 @@ class _Reading:
         return value if value and "\0" not in value else None
 
     def _folders(self, key: str) -> tuple[str, ...]:
-        return tuple(one.strip() for one in (self._text(key) or "").split(_SPLITTER) if one.strip())
+        return tuple(part.strip()
+                     for part in (self._text(key) or "").split(_SPLITTER) if part.strip())
 
     def _flag(self, key: str) -> bool | None:
         """As `Boolean.parseBoolean`: whatever is not ``true`` is false, a space behind it too."""
@@ -218,5 +219,5 @@ _KNOWN = frozenset(_SETTINGS) | {
     "storePathDLedgerCommitLog", "messageIndexSafe"}
 
 
-def _same(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+def _same(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)

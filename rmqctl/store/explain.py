@@ -30,9 +30,9 @@ def by_the_log(topic: str, *conditions: str) -> str:
 
 def near_names(name: str, known: Iterable[str]) -> str:
     """`` (did you mean A or B?)`` for a name that may be mistyped; empty where none is near."""
-    by_small: dict[str, str] = {one.lower(): one for one in known}
+    by_small: dict[str, str] = {name.lower(): name for name in known}
     near = get_close_matches(name.lower(), by_small, _NEAR)
-    return f" (did you mean {' or '.join(by_small[one] for one in near)}?)" if near else ""
+    return f" (did you mean {' or '.join(by_small[name] for name in near)}?)" if near else ""
 
 
 def configured_queues(store: Store, topic: str) -> int | None:
@@ -60,7 +60,7 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
     if not known or topic.startswith(_SYSTEM):  # a queue of a delay level comes with its first
         return None
     count = min(max(configured_queues(store, topic) or 0, max(known) + 1), _MOST_QUEUES)
-    missing = [str(one) for one in range(count) if one not in known]
+    missing = [str(queue_id) for queue_id in range(count) if queue_id not in known]
     if not missing:
         return None
     return (f"{topic}: no consumequeue for queue {named(missing)} of {count}; if the log "
@@ -80,5 +80,5 @@ def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
             + f"; `{by_the_log(topic)}` looks for it in the log")
     if queue_id is not None and queue_id not in known:
         return f"topic {topic} has no queue {queue_id} here; there are: " + named(
-            [str(one) for one in known])
+            [str(queue_id) for queue_id in known])
     return None

@@ -64,30 +64,30 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS) -> Listing:
 
     A folder that does not exist is an empty listing; one that cannot be read is a trouble.
     """
-    found = Listing()
+    contents = Listing()
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
-        return found
+        return contents
     except OSError as error:
-        found.troubles.append(Trouble(folder, str(StoreIOError.from_oserror(error, "")), True))
-        return found
+        contents.troubles.append(Trouble(folder, str(StoreIOError.from_oserror(error, "")), True))
+        return contents
     for entry in entries:
         try:
             info = entry.stat()
         except OSError as error:
             reason = str(StoreIOError.from_oserror(error, ""))
-            found.troubles.append(Trouble(entry.path, reason, True))
+            contents.troubles.append(Trouble(entry.path, reason, True))
             continue
         if stat.S_ISDIR(info.st_mode):
-            found.folders.append(entry.name)
+            contents.folders.append(entry.name)
         elif not stat.S_ISREG(info.st_mode):
-            found.troubles.append(Trouble(entry.path, "not a regular file"))
+            contents.troubles.append(Trouble(entry.path, "not a regular file"))
         elif not _is_name(entry.name, digits):
-            found.troubles.append(Trouble(entry.path, f"name is not {digits} digits"))
+            contents.troubles.append(Trouble(entry.path, f"name is not {digits} digits"))
         else:
-            found.files.append(StoreFile(entry.path, entry.name, int(entry.name), info.st_size))
-    return found
+            contents.files.append(StoreFile(entry.path, entry.name, int(entry.name), info.st_size))
+    return contents
 
 
 def _is_name(name: str, digits: int) -> bool:
@@ -108,8 +108,8 @@ def common_size(files: list[StoreFile]) -> int | None:
         # A missing file makes a step a multiple of the real one, never smaller.
         smallest = min(steps)
         if smallest > 0 and all(step % smallest == 0 for step in steps):
-            sizes = Counter(one.size for one in files)
+            sizes = Counter(file.size for file in files)
             best = sizes.most_common(1)[0][0]
             return best if best > 0 and all(s % best == 0 for s in steps) else smallest
-    sizes = Counter(one.size for one in files if one.size)
+    sizes = Counter(file.size for file in files if file.size)
     return sizes.most_common(1)[0][0] if sizes else None

@@ -90,18 +90,18 @@ def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:
 
 
 def select(index: IndexFile, key_hash: int, most: int, begin: int, end: int,
-           found: list[int]) -> None:
+           offsets: list[int]) -> None:
     """Appends the physical offsets of the chain's entries with this hash, newest first."""
     number = index.slot(index.shape.slot_of(key_hash))
     if number <= 0 or number > index.count or index.count <= 1:
         return
-    while len(found) < most:
+    while len(offsets) < most:
         entry = index.entry(number)
         if entry is None or entry.time_diff < 0:
             return
         when = layout.entry_time(index.header, entry)
         if entry.key_hash == key_hash and begin <= when <= end:
-            found.append(entry.physical_offset)
+            offsets.append(entry.physical_offset)
         previous = entry.previous
         # A legal link leads to an older entry: anything else would go round for ever.
         if previous <= 0 or previous >= number or when < begin:
@@ -114,13 +114,13 @@ def query_offsets(newest_first: Iterator[IndexFile], topic: str, key: str, most:
     """What a broker's queryOffset returns: physical offsets, hash collisions included."""
     most = min(most, MAX_BATCH)
     wanted = layout.key_hash(topic, key)
-    found: list[int] = []
+    offsets: list[int] = []
     for index in newest_first:
         if time_matched(index.header, begin, end):
-            select(index, wanted, most, begin, end, found)
-        if index.header.begin_timestamp < begin or len(found) >= most:
+            select(index, wanted, most, begin, end, offsets)
+        if index.header.begin_timestamp < begin or len(offsets) >= most:
             break
-    return found
+    return offsets
 
 
 def query_messages(offsets: Callable[[int, int], list[int]],

@@ -110,9 +110,9 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = ()) -> Decided:
     best = max(fits, key=lambda shape: fits[shape].share, default=None)
     if best is not None and fits[best].share > _ENOUGH:
         return Decided(best)
-    found = _explained(size, header, read)
-    if found is not None:
-        return Decided(found)
+    explained = _explained(size, header, read)
+    if explained is not None:
+        return Decided(explained)
     if likely:  # wrecked: what is wrong in it is named by the likeliest shape
         return Decided(likely[0], sure=bool(trusted))
     raise _unknown("its slots and entries fit no shape", header.entries, sound=False)
@@ -125,25 +125,25 @@ def _of_default_ratio(size: int) -> list[Shape]:
         return []
 
 
-def _unknown(what: str, entries: int, *, sound: bool) -> UnknownShapeError:
-    error = UnknownShapeError(f"{what}; {_UNKNOWN}", offset=0, path="size")
+def _unknown(reason: str, entries: int, *, sound: bool) -> UnknownShapeError:
+    error = UnknownShapeError(f"{reason}; {_UNKNOWN}", offset=0, path="size")
     error.sound, error.entries = sound, entries
     return error
 
 
 def _explained(size: int, header: HeaderRecord, read: Read) -> Shape | None:
     """The one shape of all that a file of this size can have which explains its content."""
-    found: list[tuple[_Fit, Shape]] = []
+    fitting: list[tuple[_Fit, Shape]] = []
     for shape in _promising(size, header, read):
         fit = _measure(shape, header, read)
         if fit.share > _ENOUGH:
-            found.append((fit, shape))
-    exact = [shape for fit, shape in found if fit.exact]
+            fitting.append((fit, shape))
+    exact = [shape for fit, shape in fitting if fit.exact]
     if len(exact) > 1:
         raise _unknown("its entries fit several shapes", header.entries, sound=True)
     if exact:
         return exact[0]
-    return max(found, key=lambda one: one[0].share)[1] if found else None
+    return max(fitting, key=lambda candidate: candidate[0].share)[1] if fitting else None
 
 
 def _promising(size: int, header: HeaderRecord, read: Read) -> Iterator[Shape]:
@@ -184,8 +184,8 @@ def _past_bad_places(read: Read) -> Read:
         except StoreIOError:
             if length <= _STEP:
                 return bytes(length)
-        return b"".join(given(at, min(_STEP, position + length - at))
-                        for at in range(position, position + length, _STEP))
+        return b"".join(given(start, min(_STEP, position + length - start))
+                        for start in range(position, position + length, _STEP))
     return given
 
 

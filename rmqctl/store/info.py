@@ -39,6 +39,7 @@ def collect(store: Store, view: View) -> Document:
     """Everything `info` shows of a store in one view."""
     items, troubles = inventory(store)
     layout = store.layout
+    # The ends of the log, then what its messages and files say.
     first, end, most = None, LogEnd(0, None), None
     if layout.reads("commitlog"):
         troubles += store.log_troubles
@@ -47,7 +48,7 @@ def collect(store: Store, view: View) -> Document:
         first = first_record(store.log)
         most = end.offset if view.log_end is None else view.log_end
     topics = _topics(store, view, troubles) if layout.reads("consumequeue") else []
-    found = hints(store, [one for one in (first, end.last) if one is not None])
+    version_hints = hints(store, [record for record in (first, end.last) if record is not None])
     lock = store.lock
     document: Document = {
         "store": store.root,
@@ -56,8 +57,9 @@ def collect(store: Store, view: View) -> Document:
         "layout_notes": list(layout.notes),
         "not_judged": [{"structure": name, "reason": reason}
                        for name, reason in layout.unread.items()],
-        "version": summary(found),
-        "version_hints": [{"versions": one.versions, "evidence": one.evidence} for one in found],
+        "version": summary(version_hints),
+        "version_hints": [{"versions": hint.versions, "evidence": hint.evidence}
+                          for hint in version_hints],
         "min_phy_offset": None if most is None else store.log.min_offset,
         "max_phy_offset": most,
         "first_store_timestamp": None if first is None else first.store_timestamp,
@@ -70,16 +72,17 @@ def collect(store: Store, view: View) -> Document:
         "abort_pid": _abort_pid(store),
         "lock": {"held": lock.held, "pid": lock.pid, "kind": lock.kind, "note": lock.note or None},
         "sizes": _sizes(store),
-        "structures": [{"kind": kind, "files": one.files, "size": one.size,
-                        "allocated": one.allocated} for kind, one in totals(items).items()],
-        "files": [{"path": one.path, "kind": one.kind, "size": one.size,
-                   "base_offset": one.base_offset, "allocated": one.allocated} for one in items],
+        "structures": [{"kind": kind, "files": total.files, "size": total.size,
+                        "allocated": total.allocated} for kind, total in totals(items).items()],
+        "files": [{"path": item.path, "kind": item.kind, "size": item.size,
+                   "base_offset": item.base_offset, "allocated": item.allocated} for item in items],
     }
+    # What was odd on the way, of all structures.
     troubles += _checkpoint_trouble(store)
     if layout.reads("commitlog"):
         troubles += _log_troubles(store, items)
-    troubles += [one for queue in store.known_queues.values() for one in queue.troubles]
-    troubles += [one for queue in store.batch_queues.values() for one in queue.troubles]
+    troubles += [trouble for queue in store.known_queues.values() for trouble in queue.troubles]
+    troubles += [trouble for queue in store.batch_queues.values() for trouble in queue.troubles]
     troubles += store.index_listing.troubles
     document["troubles"] = _summarised(store, troubles)
     return document
@@ -103,8 +106,8 @@ def _topics(store: Store, view: View, troubles: list[Trouble]) -> list[Document]
 
     def simple(queue: ConsumeQueue) -> tuple[int, int]:
         with closing(queue):  # a broker has more queues than a process may have files
-            found = view.bounds(queue)
-        return found.first, found.end
+            bounds = view.bounds(queue)
+        return bounds.first, bounds.end
 
     for key, queue in store.queues.items():
         add(*key, "simple", queue.folder, partial(simple, queue))
@@ -152,7 +155,7 @@ def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
                     f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
         troubles.append(Trouble(store.log_folders[0], "no commitlog file is there"))
-    known = {os.path.normpath(one.path) for one in store.log.files}
+    known = {os.path.normpath(file.path) for file in store.log.files}
     strange = {os.path.dirname(item.path) for item in items
                if item.kind == "commitlog" and item.base_offset is not None
                and os.path.normpath(store.path(item.path)) not in known}
@@ -219,14 +222,14 @@ def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
 
 def totals(items: list[Item]) -> dict[str, Total]:
     """The sums per kind, in the order of `formats.kinds`."""
-    found: dict[str, Total] = {}
+    by_kind: dict[str, Total] = {}
     for item in items:
-        total = found.setdefault(item.kind, Total())
+        total = by_kind.setdefault(item.kind, Total())
         total.files += 1
         total.size += item.size
         total.allocated += item.allocated
     order = {kind: place for place, kind in enumerate(kinds.KINDS)}
-    return dict(sorted(found.items(), key=lambda pair: (order.get(pair[0], len(order)), pair[0])))
+    return dict(sorted(by_kind.items(), key=lambda pair: (order.get(pair[0], len(order)), pair[0])))
 
 
 def _relative(store: Store, path: str) -> str:

@@ -45,9 +45,9 @@ def _is_store(folder: str) -> bool:
     cluster = parse_cluster(os.path.basename(folder))
     if cluster is not None and cluster[1]:
         return True
-    if not any(os.path.isdir(os.path.join(folder, one)) for one in _FOLDERS):
+    if not any(os.path.isdir(os.path.join(folder, name)) for name in _FOLDERS):
         return False
-    if sum(os.path.lexists(os.path.join(folder, one)) for one in _BESIDE) > 1:
+    if sum(os.path.lexists(os.path.join(folder, name)) for name in _BESIDE) > 1:
         return True
     try:
         with os.scandir(os.path.join(folder, _LOG)) as entries:

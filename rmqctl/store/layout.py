@@ -73,12 +73,12 @@ class Layout:
 def log_layout(root: str, folders: list[str]) -> tuple[CommitlogLayout, str]:
     """(layout, where DLedger's data lie) of the log whose plain files are in ``folders``."""
     nodes = [name for name in _names(root) if name.startswith("dledger-")
-             and any(names.parse_offset(one) is not None
-                     for one in _names(os.path.join(root, name, "data")))]
+             and any(names.parse_offset(file) is not None
+                     for file in _names(os.path.join(root, name, "data")))]
     plain = [os.path.join(folder, name) for folder in folders for name in _names(folder)
              if names.parse_offset(name) is not None]
     if nodes:
-        return ("mixed" if plain else "dledger"), ", ".join(f"{one}/data" for one in nodes)
+        return ("mixed" if plain else "dledger"), ", ".join(f"{node}/data" for node in nodes)
     framed = next((path for path in plain if _starts_with_entry(path)), None)
     if framed is not None:
         return "dledger", os.path.relpath(os.path.dirname(framed), root)
@@ -117,6 +117,7 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
     folder = os.path.join(root, "consumequeue")
     database, topics = is_database(folder), _has_folders(folder)
     lies = f"the consumequeues are a RocksDB data base (consumequeue/), {_NOT_READ}"
+    # One of the two is not there: the other is what a broker reads.
     if not database:
         if topics or config != "rocksdb-v1":
             return "file"
@@ -127,6 +128,7 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
     if not topics:
         unread.setdefault("consumequeue", lies)
         return "rocksdb"
+    # Both: files that reach the end of the log are good; else the configuration decides.
     both = "consumequeue/ holds files and a RocksDB data base"
     if reach_end():
         notes.append(f"{both}: the files hold all messages of the log and are what is judged; the "

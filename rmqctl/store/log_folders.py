@@ -49,7 +49,7 @@ class _Folder:
 
     @property
     def bases(self) -> set[int]:
-        return {one.base for one in self.files}
+        return {file.base for file in self.files}
 
 
 def find(root: str) -> list[str]:
@@ -61,8 +61,8 @@ def find(root: str) -> list[str]:
     candidates = _candidates(root)
     if not candidates:
         return [COMMITLOG]
-    size = Counter(one.size for folder in (own, *candidates)
-                   for one in folder.files).most_common(1)[0][0]
+    size = Counter(file.size for folder in (own, *candidates)
+                   for file in folder.files).most_common(1)[0][0]
     sound = [folder for folder in candidates if _proves_itself(folder, size)]
     chosen = _disjoint(own, sound)
     taken = _needed(root, own, chosen, size)
@@ -72,7 +72,7 @@ def find(root: str) -> list[str]:
 
 
 def _sized(folder: str) -> Iterator[StoreFile]:
-    return (one for one in listing(folder).files if one.size)
+    return (file for file in listing(folder).files if file.size)
 
 
 # -- where to look --------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _candidates(root: str) -> list[_Folder]:
     """Folders with files of a log's names, each once, the likeliest first."""
     root = os.path.abspath(root)
     seen = {_identity(os.path.join(root, COMMITLOG))}
-    found: list[_Folder] = []
+    folders: list[_Folder] = []
     for rank, path in (*((_CONFIGURED, path) for path in _configured(root)),
                        *((_BELOW, path) for path in _below(root)),
                        *((_BESIDE, path) for path in _beside(root))):
@@ -92,8 +92,8 @@ def _candidates(root: str) -> list[_Folder]:
         seen.add(identity)
         files = tuple(_sized(path))
         if files:
-            found.append(_Folder(path, files, rank))
-    return found
+            folders.append(_Folder(path, files, rank))
+    return folders
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -204,14 +204,14 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
 
 def _proves_itself(folder: _Folder, size: int) -> bool:
     """Whether all files have the size, names that fit it, and records of their own offsets."""
-    if any(one.size != size or one.base % size for one in folder.files):
+    if any(file.size != size or file.base % size for file in folder.files):
         return False
     if len(folder.bases) != len(folder.files):
         return False
     proven = 0
-    for one in folder.files:
-        said = _offset_of_first(one.path)
-        if said is not None and said != one.base:
+    for file in folder.files:
+        said = _offset_of_first(file.path)
+        if said is not None and said != file.base:
             return False
         proven += said is not None
     return proven > 0
@@ -274,7 +274,8 @@ def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
         return folders
     taken = []
     for folder in folders:
-        others = {base for one in every if one is not folder for base in one.bases}
+        others = {base for other_folder in every if other_folder is not folder
+                  for base in other_folder.bases}
         if any(base - size in others or base + size in others for base in folder.bases):
             taken.append(folder)
     return taken
@@ -287,25 +288,25 @@ def _sampled_rows(root: str) -> Iterator[tuple[int, int]]:
               for queue in _some_folders(os.path.join(top, topic)) if queue.isdigit())
     for folder in islice(queues, _QUEUES):
         files = listing(folder).files
-        rows = sum(one.size // UNIT_SIZE for one in files)
+        rows = sum(file.size // UNIT_SIZE for file in files)
         step = max(1, rows // _ROWS)
         number = 0
-        for one in files:
-            here = one.size // UNIT_SIZE
-            for at in range(-number % step, here, step):
-                raw = _read(one.path, at * UNIT_SIZE, _ROW.size)
+        for file in files:
+            rows_here = file.size // UNIT_SIZE
+            for row in range(-number % step, rows_here, step):
+                raw = _read(file.path, row * UNIT_SIZE, _ROW.size)
                 if len(raw) == _ROW.size:
                     physical, length = _ROW.unpack(raw)
                     if physical >= 0 and 0 < length < (1 << 31) - 1:
                         yield physical, length
-            number += here
+            number += rows_here
 
 
 def _led_to(folder: _Folder, rows: Iterable[tuple[int, int]]) -> bool | None:
     """Whether rows lead to records of a folder's files; None where none leads into them."""
     hits = misses = 0
     for physical, length in rows:
-        file = next((one for one in folder.files if one.base <= physical < one.end), None)
+        file = next((file for file in folder.files if file.base <= physical < file.end), None)
         if file is None:
             continue
         head = _read(file.path, physical - file.base, _HEAD.size).ljust(_HEAD.size, b"\0")

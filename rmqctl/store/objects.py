@@ -33,8 +33,8 @@ def message_object(record: Record, *, body: str = "auto", decompress: bool = Fal
     (replacing what is none), ``base64`` or ``none`` (left out).
     """
     raw = text(record.properties)
-    found = props.parse(raw)
-    keys = found.get(props.KEYS)
+    parsed = props.parse(raw)
+    keys = parsed.get(props.KEYS)
     out: dict[str, Any] = {
         "physical_offset": record.physical_offset,
         "total_size": record.total_size,
@@ -52,11 +52,11 @@ def message_object(record: Record, *, body: str = "auto", decompress: bool = Fal
         "store_host": _host_text(*record.store_host),
         "reconsume_times": record.reconsume_times,
         "prepared_transaction_offset": record.prepared_transaction_offset,
-        "properties": found,
+        "properties": parsed,
         "properties_raw": raw,
-        "tags": found.get(props.TAGS),
+        "tags": parsed.get(props.TAGS),
         "keys": props.split_keys(keys),
-        "unique_key": found.get(props.UNIQUE_KEY),
+        "unique_key": parsed.get(props.UNIQUE_KEY),
         "msg_id": record.message_id,
     }
     if bodies.FORMS[body] is not None:

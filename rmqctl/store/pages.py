@@ -83,30 +83,31 @@ class Page(ABC):
             numbers: list[Any] = self.numbers(name).tolist()
             return numbers
         if name == "magic":
-            return [VERSIONS[one] for one in self.numbers("magic").tolist()]
+            return [VERSIONS[magic] for magic in self.numbers("magic").tolist()]
         if name == "topic":
-            return [_known_text(one) for one in self.raw("topic")]
+            return [_known_text(topic) for topic in self.raw("topic")]
         if name in ("born_host", "store_host"):
-            return [_host(one) for one in self.hosts(name)]
+            return [_host(host) for host in self.hosts(name)]
         if name == "msg_id":
             digits = self.numbers("physical_offset").astype(">i8").tobytes().hex().upper()
-            return [_id_head(host) + digits[at:at + 16] for at, host in zip(
+            return [_id_head(host) + digits[digits_start:digits_start + 16]
+                    for digits_start, host in zip(
                 range(0, len(digits), 16), self.hosts("store_host"), strict=True)]
         if name == "properties_raw":
-            return [text(one) for one in self.raw("properties")]
+            return [text(raw) for raw in self.raw("properties")]
         if name == "properties":
-            return [props.parse(one) for one in self.column("properties_raw")]
-        found = self.column("properties")
+            return [props.parse(raw) for raw in self.column("properties_raw")]
+        properties = self.column("properties")
         if name == "tags":
-            return [one.get(props.TAGS) for one in found]
+            return [parsed.get(props.TAGS) for parsed in properties]
         if name == "unique_key":
-            return [one.get(props.UNIQUE_KEY) for one in found]
+            return [parsed.get(props.UNIQUE_KEY) for parsed in properties]
         if name == "keys":
-            return [props.split_keys(one.get(props.KEYS)) for one in found]
+            return [props.split_keys(parsed.get(props.KEYS)) for parsed in properties]
         if name == "body":  # as text, for conditions; a projection words it
-            return [text(one) for one in self.raw("body")]
+            return [text(body) for body in self.raw("body")]
         if name == "body_encoding":
-            return ["utf-8" if _is_utf8(one) else "base64" for one in self.raw("body")]
+            return ["utf-8" if _is_utf8(body) else "base64" for body in self.raw("body")]
         raise KeyError(name)
 
 
@@ -139,8 +140,8 @@ def _is_utf8(raw: bytes) -> bool:
 def limited(pages: Iterable[Page], count: int | None) -> Iterator[Page]:
     """The first ``count`` messages of pages (None: all); empty pages are left out."""
     left = count
-    for whole in pages if left != 0 else ():
-        page = whole
+    for full_page in pages if left != 0 else ():
+        page = full_page
         if left is not None:
             if len(page) > left:
                 page = page.select(np.arange(left))
@@ -171,32 +172,33 @@ class BatchPage(Page):
         if self._bytes is None:  # one copy of the records, from which slices are cheap
             end = int(self.batch.start[-1] + self.batch.column("total_size")[-1])
             self._bytes = self.batch.data[int(self.batch.start[0]):end].tobytes()
-        whole = self._bytes
+        data = self._bytes
         start = self.batch.column(f"{name}_start") - self.batch.start[0]
         end_of = start + self.batch.column(f"{name}_length")
-        return [whole[a:b] for a, b in zip(start.tolist(), end_of.tolist(), strict=True)]
+        return [data[a:b] for a, b in zip(start.tolist(), end_of.tolist(), strict=True)]
 
     def hosts(self, name: str) -> list[bytes]:
         kinds = self.batch.column("sys_flag") & HOST_BITS
-        found: Array = np.empty(len(kinds), object)
+        hosts_of_rows: Array = np.empty(len(kinds), object)
         for bits in np.unique(kinds).tolist():
             rows = np.flatnonzero(kinds == bits)
             address = fixed_field(f"{name}.address", bits)
             width = address.size + _PORT_SIZE
-            here = gather(self.batch.data, self.batch.start[rows] + address.offset, width).tolist()
+            addresses = gather(self.batch.data, self.batch.start[rows] + address.offset,
+                               width).tolist()
             if len(rows) == len(kinds):
-                return list(here)
-            found[rows] = here
-        hosts: list[bytes] = found.tolist()
+                return list(addresses)
+            hosts_of_rows[rows] = addresses
+        hosts: list[bytes] = hosts_of_rows.tolist()
         return hosts
 
     def is_topic(self, topic: bytes) -> Array:
-        found: Array = self.batch.column("topic_length") == len(topic)
-        rows = np.flatnonzero(found)
+        matching: Array = self.batch.column("topic_length") == len(topic)
+        rows = np.flatnonzero(matching)
         if len(rows) and topic:
             texts = gather(self.batch.data, self.batch.column("topic_start")[rows], len(topic))
-            found[rows] = texts == np.void(topic)
-        return found
+            matching[rows] = texts == np.void(topic)
+        return matching
 
     def candidates(self, needles: Sequence[bytes]) -> Array:
         size = self.batch.column("total_size")
@@ -205,16 +207,16 @@ class BatchPage(Page):
             view = self.batch.data.data
             return np.array([row for row, (a, b) in enumerate(zip(starts, ends, strict=True))
                              if _has_any(bytes(view[a:b]), needles)], np.int64)
-        whole = self.batch.data.tobytes()
+        data = self.batch.data.tobytes()
         rows: set[int] = set()
         for needle in needles:
-            at = whole.find(needle, starts[0])
-            while at >= 0:
-                row = bisect_right(starts, at) - 1
-                if at + len(needle) <= ends[row]:
+            hit = data.find(needle, starts[0])
+            while hit >= 0:
+                row = bisect_right(starts, hit) - 1
+                if hit + len(needle) <= ends[row]:
                     rows.add(row)
                 # One hit is enough, and behind its end a record cannot have another.
-                at = whole.find(needle, starts[row + 1]) if row + 1 < len(starts) else -1
+                hit = data.find(needle, starts[row + 1]) if row + 1 < len(starts) else -1
         return np.array(sorted(rows), np.int64)
 
     def select(self, rows: Array) -> Page:
@@ -236,24 +238,24 @@ class RecordPage(Page):
         return len(self._records)
 
     def numbers(self, name: str) -> Array:
-        found: Array = np.array([getattr(one, name) for one in self._records],
-                                bool if name == "crc_ok" else np.int64)
-        return found
+        numbers: Array = np.array([getattr(record, name) for record in self._records],
+                                  bool if name == "crc_ok" else np.int64)
+        return numbers
 
     def raw(self, name: str) -> Sequence[bytes]:
-        return [getattr(one, name) for one in self._records]
+        return [getattr(record, name) for record in self._records]
 
     def hosts(self, name: str) -> list[bytes]:
         return [address + port.to_bytes(_PORT_SIZE, signed=True)
-                for address, port in (getattr(one, name) for one in self._records)]
+                for address, port in (getattr(record, name) for record in self._records)]
 
     def is_topic(self, topic: bytes) -> Array:
-        found: Array = np.array([one.topic == topic for one in self._records], bool)
-        return found
+        matching: Array = np.array([record.topic == topic for record in self._records], bool)
+        return matching
 
     def candidates(self, needles: Sequence[bytes]) -> Array:
-        return np.array([number for number, one in enumerate(self._records)
-                         if _has_any(one.properties, needles)], np.int64)
+        return np.array([number for number, record in enumerate(self._records)
+                         if _has_any(record.properties, needles)], np.int64)
 
     def select(self, rows: Array) -> Page:
         return RecordPage([self._records[number] for number in rows.tolist()])

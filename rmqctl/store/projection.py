@@ -26,15 +26,15 @@ def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
 
     ``more``: names beside those of the message object.
     """
-    found = [name.strip() for name in names if name.strip()]
+    fields = [name.strip() for name in names if name.strip()]
     known = (*FIELDS, *more)
-    for name in found:
+    for name in fields:
         if name not in known and not (name.startswith(PROPERTY) and name != PROPERTY):
             raise UsageError(f"no field {name!r}; there are {', '.join(known)} and "
                              f"{PROPERTY}NAME for one property")
-    if not found:
+    if not fields:
         raise UsageError(f"no field named; there are {', '.join(known)}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +65,38 @@ class Projection:
         if any(name in _BODY for name in names):
             bodies = self._bodies(page)
         columns = [bodies[name] if name in _BODY else self._column(page, name) for name in names]
-        made = map(dict, map(zip, repeat(names), zip(*columns, strict=True)))
+        dicts = map(dict, map(zip, repeat(names), zip(*columns, strict=True)))
         problems = bodies.get("body_problem")
         if problems is None or not any(problems):
-            return made
+            return dicts
         return (row | {"body_problem": problem} if problem else row
-                for row, problem in zip(made, problems, strict=True))
+                for row, problem in zip(dicts, problems, strict=True))
 
     @staticmethod
     def _column(page: Page, name: str) -> list[Any]:
         if name.startswith(PROPERTY):
             wanted = name.removeprefix(PROPERTY)
-            return [found.get(wanted) for found in page.column("properties")]
+            return [properties.get(wanted) for properties in page.column("properties")]
         return page.column(name)
 
     def _bodies(self, page: Page) -> dict[str, list[Any]]:
         problems: list[str | None] | None = None
         contents = page.raw("body")
         if self.decompress:
-            made = [plain_body(flag, one)
-                    for flag, one in zip(page.column("sys_flag"), contents, strict=True)]
-            contents, problems = [one for one, _ in made], [problem for _, problem in made]
+            decoded = [plain_body(flag, body)
+                       for flag, body in zip(page.column("sys_flag"), contents, strict=True)]
+            contents, problems = [content for content, _ in decoded], [problem
+                                                                       for _, problem in decoded]
         if self.preview:
-            shown = [_preview(one, ok, self.preview)
-                     for one, ok in zip(contents, page.column("crc_ok"), strict=True)]
+            shown = [_preview(content, ok, self.preview)
+                     for content, ok in zip(contents, page.column("crc_ok"), strict=True)]
             return {"body": shown, "body_encoding": ["utf-8"] * len(shown)}
-        pairs = [encode(one, self.body) for one in contents]
-        found: dict[str, list[Any]] = {"body": [one for one, _ in pairs],
-                                       "body_encoding": [how for _, how in pairs]}
+        pairs = [encode(content, self.body) for content in contents]
+        bodies: dict[str, list[Any]] = {"body": [text for text, _ in pairs],
+                                        "body_encoding": [how for _, how in pairs]}
         if problems is not None:
-            found["body_problem"] = problems
-        return found
+            bodies["body_problem"] = problems
+        return bodies
 
 
 def _preview(content: bytes, crc_ok: bool, length: int) -> str:

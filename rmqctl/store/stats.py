@@ -106,13 +106,13 @@ def collect_many(logs: Sequence[Sequence[StoreFile]], query: Query, jobs: int = 
     def sums(some: Sequence[Sequence[StoreFile]], only: Sequence[Key] | None) -> list[Aggregate]:
         return _sums(some, query, only, jobs, range_size, progress, pool)
 
-    found = sums(logs, None)
-    for number, one in enumerate(found):
-        if one.is_full:
+    aggregates = sums(logs, None)
+    for number, aggregate in enumerate(aggregates):
+        if aggregate.is_full:
             if again is not None:
                 again(sum(file.size for file in logs[number]))
-            found[number] = sums([logs[number]], one.candidates)[0]
-    return found
+            aggregates[number] = sums([logs[number]], aggregate.candidates)[0]
+    return aggregates
 
 
 def _sums(logs: Sequence[Sequence[StoreFile]], query: Query, only: Sequence[Key] | None,
@@ -123,9 +123,9 @@ def _sums(logs: Sequence[Sequence[StoreFile]], query: Query, only: Sequence[Key]
 
     def tasks() -> Iterator[ranges.Range[StoreFile]]:
         for number, files in enumerate(logs):
-            for one in ranges.split(files, range_size):
+            for part in ranges.split(files, range_size):
                 log_of.append(number)
-                yield one
+                yield part
 
     work = partial(_work, query, only)
     for number, (_, part) in enumerate(ranges.in_order(work, tasks(), jobs, progress, pool)):
@@ -174,18 +174,18 @@ def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[Sto
     for file in log.files:
         record = log.record_at(file.base)
         starts.append(None if record is None else record.store_timestamp)
-    known = [one for one in starts if one is not None]
+    known = [start for start in starts if start is not None]
     if known != sorted(known):
         return log.files
-    kept = []
+    chosen = []
     for number, file in enumerate(log.files):
         start = starts[number]
-        after = next((one for one in starts[number + 1:] if one is not None), None)
+        after = next((start for start in starts[number + 1:] if start is not None), None)
         late = query.until is not None and start is not None and start > query.until + skew
         early = query.since is not None and after is not None and after < query.since - skew
         if not late and not early:
-            kept.append(file)
-    return kept
+            chosen.append(file)
+    return chosen
 
 
 def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row]:
@@ -204,22 +204,24 @@ def rows_of_stores(sums: Sequence[tuple[str, Aggregate]], tz: tzinfo = UTC,
 
     ``share`` is of all messages of all stores. In the order of keys stores come first.
     """
-    return _rows([({"store": name}, one) for name, one in sums], sums[0][1].by, tz, sort)
+    return _rows([({"store": name}, aggregate) for name, aggregate in sums], sums[0][1].by, tz,
+                 sort)
 
 
 def _rows(sums: Sequence[tuple[Row, Aggregate]], by: str, tz: tzinfo,
           sort: str | None) -> list[Row]:
-    everything = sum(one.total.messages for _, one in sums if one.total is not None)
-    made: list[tuple[tuple[Any, ...], Row]] = []
-    for lead, one in sums:
-        for key, group in _groups(one, tz).items():
+    everything = sum(aggregate.total.messages
+                     for _, aggregate in sums if aggregate.total is not None)
+    keyed: list[tuple[tuple[Any, ...], Row]] = []
+    for lead, aggregate in sums:
+        for key, group in _groups(aggregate, tz).items():
             row = lead | _key(by, key) | _values(group, everything, TIME_STEPS.get(by))
-            made.append(((*lead.values(), *_sortable(key)), row))
-    made.sort(key=lambda pair: pair[0])
+            keyed.append(((*lead.values(), *_sortable(key)), row))
+    keyed.sort(key=lambda pair: pair[0])
     order = sort or ("key" if by in TIME_STEPS or by == "size" else "messages")
     if order != "key":
-        made.sort(key=lambda pair: (not pair[0][-3], pair[1][order] or 0), reverse=True)
-    return [row for _, row in made]
+        keyed.sort(key=lambda pair: (not pair[0][-3], pair[1][order] or 0), reverse=True)
+    return [row for _, row in keyed]
 
 
 def _groups(sums: Aggregate, tz: tzinfo) -> dict[Key, Sums]:
@@ -227,39 +229,39 @@ def _groups(sums: Aggregate, tz: tzinfo) -> dict[Key, Sums]:
     if sums.by in ("hour", "day"):
         return _local(groups, TIME_STEPS[sums.by], tz)
     if sums.by == "minute":
-        return {key if key == OTHER else key * MINUTE: one for key, one in groups.items()}
+        return {key if key == OTHER else key * MINUTE: group for key, group in groups.items()}
     return groups
 
 
 def total(*sums: Aggregate) -> Row:
     """The row of all messages together."""
-    found = [one.total for one in sums if one.total is not None]
-    if not found:
+    totals = [aggregate.total for aggregate in sums if aggregate.total is not None]
+    if not totals:
         return dict.fromkeys(VALUE_COLUMNS) | dict.fromkeys(VALUE_COLUMNS[:4], 0)
-    one = _joined(found)
-    return _values(one, one.messages, None)
+    sums_of_all = _joined(totals)
+    return _values(sums_of_all, sums_of_all.messages, None)
 
 
-def _joined(found: Iterable[Sums]) -> Sums:
-    columns = list(zip(*found, strict=True))
+def _joined(parts: Iterable[Sums]) -> Sums:
+    columns = list(zip(*parts, strict=True))
     return Sums(sum(columns[0]), sum(columns[1]), sum(columns[2]), min(columns[3]),
                 max(columns[4]))
 
 
-def _values(one: Sums, everything: int, span: int | None) -> Row:
+def _values(sums: Sums, everything: int, span: int | None) -> Row:
     """The figures of a row; rates are over ``span`` ms, or over the group's own time."""
-    seconds = (one.last - one.first if span is None else span) / 1000
-    rates = (None, None) if seconds <= 0 else (one.messages / seconds, one.bytes / seconds)
+    seconds = (sums.last - sums.first if span is None else span) / 1000
+    rates = (None, None) if seconds <= 0 else (sums.messages / seconds, sums.bytes / seconds)
     return {
-        "messages": one.messages,
-        "share": round(one.messages / everything, 6) if everything else 0,
-        "bytes": one.bytes,
-        "body_bytes": one.body_bytes,
-        "average_size": round(one.bytes / one.messages, 1) if one.messages else 0,
+        "messages": sums.messages,
+        "share": round(sums.messages / everything, 6) if everything else 0,
+        "bytes": sums.bytes,
+        "body_bytes": sums.body_bytes,
+        "average_size": round(sums.bytes / sums.messages, 1) if sums.messages else 0,
         "messages_per_second": None if rates[0] is None else round(rates[0], 3),
         "bytes_per_second": None if rates[1] is None else round(rates[1], 3),
-        "first_store_timestamp": one.first,
-        "last_store_timestamp": one.last,
+        "first_store_timestamp": sums.first,
+        "last_store_timestamp": sums.last,
     }
 
 
@@ -284,17 +286,17 @@ def _sortable(key: Key) -> tuple[bool, bool, Any]:
     if key == OTHER or key is None:
         return key == OTHER, True, 0
     if isinstance(key, tuple):
-        return False, False, tuple((isinstance(one, str), one) for one in key)
+        return False, False, tuple((isinstance(part, str), part) for part in key)
     return False, False, key
 
 
 def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
     """Quarters of an hour (counted from the epoch) joined to hours or days of a zone (ms)."""
-    found: dict[Key, list[Sums]] = {}
-    for key, one in groups.items():
+    by_start: dict[Key, list[Sums]] = {}
+    for key, group in groups.items():
         start = key if key == OTHER else _start_of(key * QUARTER_HOUR, step, tz)
-        found.setdefault(start, []).append(one)
-    return {key: _joined(some) for key, some in found.items()}
+        by_start.setdefault(start, []).append(group)
+    return {key: _joined(some) for key, some in by_start.items()}
 
 
 def _start_of(moment: int, step: int, tz: tzinfo) -> int:

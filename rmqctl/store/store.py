@@ -76,8 +76,8 @@ def _remembered_folders(root: str) -> list[str]:
                 return []
     except (OSError, ValueError):
         pass
-    found: list[str] = recall(root).values.get(LOG_FOLDERS, [])
-    return found
+    folders: list[str] = recall(root).values.get(LOG_FOLDERS, [])
+    return folders
 
 
 class Store:
@@ -117,10 +117,10 @@ class Store:
                                  "by `rmqctl dump`)")
         named = list(commitlog_dirs)
         where = named or _remembered_folders(root) or log_folders.find(root)
-        folders = [os.path.join(root, one) for one in where]
-        for one in folders if named else ():
-            if not os.path.isdir(one):
-                raise NotAStoreError(f"{one}: no such commitlog directory")
+        folders = [os.path.join(root, name) for name in where]
+        for folder in folders if named else ():
+            if not os.path.isdir(folder):
+                raise NotAStoreError(f"{folder}: no such commitlog directory")
         try:
             os.scandir(root).close()
         except OSError as error:
@@ -215,8 +215,8 @@ class Store:
     @cached_property
     def _plain_log(self) -> CommitLog:
         witness = StoreWitness(partial(Store, self.root, self.log_folders, self.sizes))
-        files = [replace(one, witness=witness)
-                 for found in self._log_listings for one in found.files]
+        files = [replace(file, witness=witness)
+                 for listed in self._log_listings for file in listed.files]
         size = self.sizes.commitlog_file
         if size is None and not files:
             size = self.remembered.get("commitlog_file_size")
@@ -226,7 +226,7 @@ class Store:
 
     @property
     def log_troubles(self) -> list[Trouble]:
-        return [one for found in self._log_listings for one in found.troubles]
+        return [trouble for listed in self._log_listings for trouble in listed.troubles]
 
     # -- consumequeues ------------------------------------------------------------------------
 
@@ -241,8 +241,8 @@ class Store:
             folder = os.path.join(top, topic)
             for name in sorted(listing(folder).folders, key=lambda n: (len(n), n)):
                 if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID:
-                    here = os.path.join(folder, name)
-                    yield topic, int(name), listing(here), here
+                    queue_folder = os.path.join(folder, name)
+                    yield topic, int(name), listing(queue_folder), queue_folder
 
     @property
     def queues(self) -> dict[tuple[str, int], ConsumeQueue]:
@@ -263,9 +263,9 @@ class Store:
         size = self.sizes.consumequeue_file
         unit = consume_queue.dtype()
         return {(topic, queue): ConsumeQueue(topic, queue, folder,
-                                             self._queue_files(found.files, unit),
-                                             found.troubles, size)
-                for topic, queue, found, folder in self._queue_folders("consumequeue")}
+                                             self._queue_files(listed.files, unit),
+                                             listed.troubles, size)
+                for topic, queue, listed, folder in self._queue_folders("consumequeue")}
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """One queue, listed alone: a look-up does not read every topic's folder.
@@ -278,9 +278,9 @@ class Store:
             folder = self.path("consumequeue", topic, str(queue_id))
             if not topic or "/" in topic or "\0" in topic or not os.path.isdir(folder):
                 return None
-            found = listing(folder)
-            files = self._queue_files(found.files, consume_queue.dtype())
-            self._queues[key] = ConsumeQueue(topic, queue_id, folder, files, found.troubles,
+            listed = listing(folder)
+            files = self._queue_files(listed.files, consume_queue.dtype())
+            self._queues[key] = ConsumeQueue(topic, queue_id, folder, files, listed.troubles,
                                              self.sizes.consumequeue_file)
         return self._queues[key]
 
@@ -293,17 +293,17 @@ class Store:
         """All batch consumequeues (5.x) by (topic, queue id)."""
         unit = batch_consume_queue.dtype()
         return {(topic, queue): BatchQueue(topic, queue, folder,
-                                           self._queue_files(found.files, unit), found.troubles)
-                for topic, queue, found, folder in self._queue_folders("batchconsumequeue")}
+                                           self._queue_files(listed.files, unit), listed.troubles)
+                for topic, queue, listed, folder in self._queue_folders("batchconsumequeue")}
 
     # -- index --------------------------------------------------------------------------------
 
     @cached_property
     def index_listing(self) -> Listing:
-        found = listing(self.path("index"), INDEX_DIGITS)
+        listed = listing(self.path("index"), INDEX_DIGITS)
         if self.snapshot is not None:
-            found.files = [file for file in found.files if file.name in self.snapshot.index_names]
-        return found
+            listed.files = [file for file in listed.files if file.name in self.snapshot.index_names]
+        return listed
 
     def open_index(self, file: StoreFile) -> IndexFile:
         """FormatError when the file's shape cannot be told, StoreIOError when unreadable."""
@@ -410,8 +410,9 @@ class Store:
         """5 if anything only a 5.x broker writes lies there, else 4."""
         if any(os.path.lexists(self.path(*mark.split("/"))) for mark in _FIVE_MARKS):
             return 5
-        found = self.checkpoint
-        newer = found is not None and (found.master_flushed_offset or found.confirm_phy_offset)
+        checkpoint = self.checkpoint
+        newer = checkpoint is not None and (checkpoint.master_flushed_offset
+                                            or checkpoint.confirm_phy_offset)
         return 5 if newer else 4
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ def _levels(value: Any) -> bool:
 
 def _folders(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(
-        isinstance(one, str) and one and "\0" not in one for one in value)
+        isinstance(folder, str) and folder and "\0" not in folder for folder in value)
 
 
 KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -94,26 +94,26 @@ def recall(root: str) -> Remembered:
         with FileSource(path) as source:
             if source.size > MAX_SIZE:
                 return _useless(path, f"has {source.size} bytes, at most {MAX_SIZE} are read")
-            found = config_json.parse(source.read(0, source.size)).value
+            document = config_json.parse(source.read(0, source.size)).value
     except StoreIOError as error:
         return Remembered(notes=(str(error),))
     except FormatError as error:
-        at = "" if error.offset is None else f" at {error.offset}"
-        return _useless(path, f"{error.reason}{at}")
-    if not isinstance(found, dict):
+        place = "" if error.offset is None else f" at {error.offset}"
+        return _useless(path, f"{error.reason}{place}")
+    if not isinstance(document, dict):
         return _useless(path, "no JSON object")
-    if found.get(FORMAT) != CURRENT_FORMAT:
-        return _useless(path, f"its format is {found.get(FORMAT)!r}, this rmqctl knows "
+    if document.get(FORMAT) != CURRENT_FORMAT:
+        return _useless(path, f"its format is {document.get(FORMAT)!r}, this rmqctl knows "
                         f"{CURRENT_FORMAT}")
     values: dict[str, Any] = {}
     notes: list[str] = []
-    for name, (sound, what) in KEYS.items():
-        if name not in found:
+    for name, (sound, meaning) in KEYS.items():
+        if name not in document:
             continue
-        if sound(found[name]):
-            values[name] = found[name]
+        if sound(document[name]):
+            values[name] = document[name]
         else:
-            notes.append(f"{path}: {name} is not {what}")
+            notes.append(f"{path}: {name} is not {meaning}")
     return Remembered(values, tuple(notes))
 
 

@@ -48,17 +48,17 @@ class Hint:
 
 def hints(store: Store, records: Iterable[Record]) -> list[Hint]:
     """Every hint in a store; ``records`` are a few of its messages (the first, the last)."""
-    found = [*_marks(store), *_small_files(store)]
+    known_hints = [*_marks(store), *_small_files(store)]
     for record in records:
-        found += [one for one in _record(record)
-                  if one.versions not in {known.versions for known in found
-                                          if known.evidence == one.evidence}]
-    return found
+        known_hints += [hint for hint in _record(record)
+                        if hint.versions not in {known.versions for known in known_hints
+                                                 if known.evidence == hint.evidence}]
+    return known_hints
 
 
-def summary(found: Iterable[Hint]) -> str:
+def summary(found_hints: Iterable[Hint]) -> str:
     """One phrase: ``5.2.0 or later``, ``4.2.0 or later; no mark of 5.x``."""
-    since = max((one.since for one in found), default=(4, 0, 0))
+    since = max((hint.since for hint in found_hints), default=(4, 0, 0))
     text = f"{_text(since)} or later"
     return text if since >= (5,) else f"{text}; no mark of 5.x"
 

@@ -76,7 +76,7 @@ class ConfigFile:
     @property
     def used(self) -> Copy | None:
         """The copy a broker would take; None when neither can be read."""
-        return next((one for one in (self.main, self.backup) if one.usable), None)
+        return next((copy for copy in (self.main, self.backup) if copy.usable), None)
 
     @property
     def fell_back(self) -> bool:
@@ -107,11 +107,11 @@ class ConfigFile:
     @property
     def data_version(self) -> dict[str, int] | None:
         """``counter``, ``timestamp`` (ms) and ``state_version`` where the file has them."""
-        found = self.value
-        if isinstance(found, timer_check.TimerCheckRecord):
-            return {"counter": found.counter, "timestamp": found.timestamp,
-                    "state_version": found.state_version}
-        version = found.get("dataVersion") if isinstance(found, dict) else None
+        value = self.value
+        if isinstance(value, timer_check.TimerCheckRecord):
+            return {"counter": value.counter, "timestamp": value.timestamp,
+                    "state_version": value.state_version}
+        version = value.get("dataVersion") if isinstance(value, dict) else None
         if not isinstance(version, dict):
             return None
         names = {"counter": "counter", "timestamp": "timestamp", "stateVersion": "state_version"}
@@ -137,8 +137,8 @@ class ConfigFile:
                 said.append(f"and the backup is no better: {backup.fault()}; "
                             "a broker does not start on this")
         elif main.damaged:
-            there = "loads its backup" if backup.usable else "has no good backup of it"
-            said.append(f"{main.fault()}; a broker does not take this file and {there}")
+            instead = "loads its backup" if backup.usable else "has no good backup of it"
+            said.append(f"{main.fault()}; a broker does not take this file and {instead}")
         used = self.used
         said += [f"{used.path} {fault}" for fault in self.faults] if used else []
         return said
@@ -150,25 +150,26 @@ def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], li
     A missing folder is an empty list. StoreIOError when the folder cannot be listed.
     """
     names, troubles = _names(store)
-    found = []
+    files = []
     for name in names:
-        one = load_one(store, name)
-        if section is None or one.kind in SECTIONS[section]:
-            found.append(one)
-    return found, troubles
+        file = load_one(store, name)
+        if section is None or file.kind in SECTIONS[section]:
+            files.append(file)
+    return files, troubles
 
 
 def load_one(store: Store, name: str) -> ConfigFile:
     """One file, whether it is there or not: ``load_one(store, "topics.json")``. Never raises."""
     kind = _kind(name)
     read = _read_timercheck if name == TIMERCHECK else _read_json
-    found = ConfigFile(name, kind, read(store, name), read(store, name + BACKUP))
+    config_file = ConfigFile(name, kind, read(store, name), read(store, name + BACKUP))
     if name in SUPERSEDED and not store.layout.reads("config"):
-        for copy in (found.main, found.backup):
+        for copy in (config_file.main, config_file.backup):
             _supersede(copy)
-    if found.used is not None:
-        found.entries = sum(1 for _ in rows_of(kind, found.used.value, found.faults))
-    return found
+    if config_file.used is not None:
+        config_file.entries = sum(1 for _ in rows_of(kind, config_file.used.value,
+                                                     config_file.faults))
+    return config_file
 
 
 def _supersede(copy: Copy) -> None:
@@ -271,7 +272,7 @@ def _read_json(store: Store, name: str) -> Copy:
     copy.value = parsed.value or {}
     if parsed.oddities:
         # The one that keeps a broker from loading the file is the one to tell.
-        worst = next((one for one in parsed.oddities if one.kind in _NOT_LOADED),
+        worst = next((oddity for oddity in parsed.oddities if oddity.kind in _NOT_LOADED),
                      parsed.oddities[0])
         copy.state, copy.reason, copy.offset = ODDITY, worst.detail, worst.offset
         copy.damaged = worst.kind in _NOT_LOADED

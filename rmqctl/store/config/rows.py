@@ -154,9 +154,9 @@ def _queue_offsets(value: Any, name: str, faults: Faults) -> Iterator[Row]:
         topic, group = split_key(key)
         for queue, offset in entry.items():
             queue_id = number(queue, f"{path}.{queue}", faults)
-            found = number(offset, f"{path}.{queue}", faults)
-            if queue_id is not None and found is not None:
-                yield {"group": group, "topic": topic, "queue_id": queue_id, "offset": found}
+            consumed = number(offset, f"{path}.{queue}", faults)
+            if queue_id is not None and consumed is not None:
+                yield {"group": group, "topic": topic, "queue_id": queue_id, "offset": consumed}
 
 
 def _offsets(value: Any, faults: Faults) -> Iterator[Row]:
@@ -167,18 +167,18 @@ def _lmq_offsets(value: Any, faults: Faults) -> Iterator[Row]:
     yield from _queue_offsets(value, "offsetTable", faults)
     for key, offset in table(value.get("lmqOffsetTable"), "$.lmqOffsetTable", faults).items():
         topic, group = split_key(key)
-        found = number(offset, f"$.lmqOffsetTable.{key}", faults)
-        if found is not None:
-            yield {"group": group, "topic": topic, "queue_id": 0, "offset": found}
+        consumed = number(offset, f"$.lmqOffsetTable.{key}", faults)
+        if consumed is not None:
+            yield {"group": group, "topic": topic, "queue_id": 0, "offset": consumed}
 
 
 def _delay(value: Any, faults: Faults) -> Iterator[Row]:
     for key, offset in table(value.get("offsetTable"), "$.offsetTable", faults).items():
         level = number(key, f"$.offsetTable.{key}", faults)
-        found = number(offset, f"$.offsetTable.{key}", faults)
-        if level is not None and found is not None:
+        level_offset = number(offset, f"$.offsetTable.{key}", faults)
+        if level is not None and level_offset is not None:
             yield {"level": level, "queue_id": level - 1,
-                   "delay_ms": delay.DEFAULT_LEVELS.get(level), "offset": found}
+                   "delay_ms": delay.DEFAULT_LEVELS.get(level), "offset": level_offset}
 
 
 def _filters(value: Any, faults: Faults) -> Iterator[Row]:
@@ -202,8 +202,8 @@ def _orders(value: Any, faults: Faults) -> Iterator[Row]:
             # The first offset is absolute, the others count from it.
             steps = info.get("o")
             offsets = None
-            if isinstance(steps, list) and all(type(one) is int for one in steps):
-                offsets = [steps[0] + (one if at else 0) for at, one in enumerate(steps)]
+            if isinstance(steps, list) and all(type(step) is int for step in steps):
+                offsets = [steps[0] + (step if index else 0) for index, step in enumerate(steps)]
             yield {"topic": topic, "group": group,
                    "queue_id": number(queue, f"{path}.{queue}", faults), "offsets": offsets,
                    "pop_time": info.get("popTime"), "invisible_time": info.get("i"),
@@ -220,11 +220,11 @@ def _mappings(value: Any, faults: Faults) -> Iterator[Row]:
             if not isinstance(segments, list):
                 _fault(faults, f"{path}.hostedQueues.{queue}", segments, "a list")
                 continue
-            for at, segment in enumerate(segments):
-                where = f"{path}.hostedQueues.{queue}[{at}]"
+            for segment_number, segment in enumerate(segments):
+                where = f"{path}.hostedQueues.{queue}[{segment_number}]"
                 yield {"topic": topic, "total_queues": entry.get("totalQueues"),
                        "global_queue_id": number(queue, where, faults),
-                       "current": at == len(segments) - 1 and queue in current,
+                       "current": segment_number == len(segments) - 1 and queue in current,
                        **_bean(table(segment, where, faults)),
                        "epoch": entry.get("epoch"), "scope": entry.get("scope")}
 
@@ -252,7 +252,7 @@ def _tiered(value: Any, faults: Faults) -> Iterator[Row]:
         if not isinstance(tables, dict) or name == "dataVersion":
             continue
         for _, key, entry in _inner(value, name, faults):
-            nested = [one for one in entry.values() if isinstance(one, dict)]
+            nested = [value for value in entry.values() if isinstance(value, dict)]
             if nested and len(nested) == len(entry):
                 for part in nested:
                     yield {"table": name, "key": key, **_bean(part)}

@@ -138,19 +138,19 @@ class Dump:
                                  f"give --kind, one of: {', '.join(kinds.KINDS)}")
         return kind
 
-    def _placed(self, options: DumpOptions, at: int) -> DumpOptions:
+    def _placed(self, options: DumpOptions, position: int) -> DumpOptions:
         """The options with ``at`` as a position in the file: a stream offset is taken as well."""
         from dataclasses import replace
 
         base, size = self._target.base, self._source.size
         if self.kind in texts.READERS or self.kind == kinds.TIERED_METADATA:
             raise UsageError(f"--at is for files of records, this is {self.kind}")
-        if not 0 <= at < size and base is not None:
-            at -= base
-        if not 0 <= at < size:
+        if not 0 <= position < size and base is not None:
+            position -= base
+        if not 0 <= position < size:
             where = f"0 to {size - 1}" if size else "nowhere: it is empty"
             raise UsageError(f"--at {options.at} is outside the file ({where})")
-        return replace(options, at=at, count=1 if options.count is None else options.count)
+        return replace(options, at=position, count=1 if options.count is None else options.count)
 
     @property
     def kind(self) -> str:

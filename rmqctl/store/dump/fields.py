@@ -82,10 +82,10 @@ class Target:
 
     def _next_data(self, position: int) -> int:
         """The next position that may hold something; at the end, whether the file still is."""
-        found = self.source.next_data(position)
-        if position < found == self.source.size:
-            self.read(found - 1, 1)
-        return min(found, self.source.size)
+        next_used = self.source.next_data(position)
+        if position < next_used == self.source.size:
+            self.read(next_used - 1, 1)
+        return min(next_used, self.source.size)
 
     def shrunk(self, size: int) -> None:
         """Notes that the file has only ``size`` bytes now."""

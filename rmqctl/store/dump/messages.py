@@ -21,15 +21,15 @@ _START = layout.reader(message.Message, "total_size", "magic", "physical_offset"
 _PEEK = 1 << 16
 
 
-def _implied_base(source: FileSource, at: int) -> int | None:
+def _implied_base(source: FileSource, position: int) -> int | None:
     """The offset of the file's first byte as the record at ``at`` has it, if its sizes agree."""
-    raw = source.read(at, message.START_SIZE)
+    raw = source.read(position, message.START_SIZE)
     if len(raw) < message.START_SIZE:
         return None
     total, magic, physical = _START.unpack_from(raw)
-    if not message.is_magic(magic) or physical < at or extent(source, at) != total:
+    if not message.is_magic(magic) or physical < position or extent(source, position) != total:
         return None
-    return int(physical - at)
+    return int(physical - position)
 
 
 def find_base(source: FileSource) -> int | None:
@@ -52,43 +52,43 @@ def settle_base(target: Target) -> int:
     """The base the walk uses: the name's, unless the first record has another one."""
     named = target.base
     if named is None or _implied_base(target.source, 0) not in (None, named):
-        found = find_base(target.source)
-        if found is not None and named not in (None, found):
+        base = find_base(target.source)
+        if base is not None and named not in (None, base):
             target.notes.append(
-                f"the records say this file begins at {found}, its name says {named}")
+                f"the records say this file begins at {base}, its name says {named}")
             target.faults += 1
-        target.base = named if found is None else found
+        target.base = named if base is None else base
     target.source.base = target.base or 0
     return target.source.base
 
 
-def message_row(target: Target, raw: bytes, at: int, number: int) -> Row:
+def message_row(target: Target, raw: bytes, position: int, number: int) -> Row:
     """The row of a record whose lengths add up."""
     record = message.decode(raw)
-    row = {**target.place(at, number), "type": "message", "size": len(raw),
+    row = {**target.place(position, number), "type": "message", "size": len(raw),
            **message_object(record, body=target.options.body)}
     crc = append_crc.verify(raw)
     if crc is not None:
         row["appended_crc_ok"] = crc
-    if target.base is not None and record.physical_offset != target.base + at:
-        row["error"] = target.fault(f"says it lies at {record.physical_offset}", at,
+    if target.base is not None and record.physical_offset != target.base + position:
+        row["error"] = target.fault(f"says it lies at {record.physical_offset}", position,
                                     "physical_offset")
     elif not record.crc_ok:
-        row["error"] = target.fault("the body does not match its CRC", at, "body_crc")
-    target.add_fields(row, message.Message, raw, at)
+        row["error"] = target.fault("the body does not match its CRC", position, "body_crc")
+    target.add_fields(row, message.Message, raw, position)
     return row
 
 
 def _span_row(target: Target, span: Span, base: int, number: int) -> Row:
-    at = span.offset - base
-    row = {**target.place(at, number), "type": span.kind, "size": span.length}
+    position = span.offset - base
+    row = {**target.place(position, number), "type": span.kind, "size": span.length}
     if span.kind == DAMAGED:
-        row["error"] = target.fault(span.reason, at, span.field)
+        row["error"] = target.fault(span.reason, position, span.field)
     if span.kind == BLANK:
-        target.add_fields(row, message.Blank, target.read(at, message.BLANK_SIZE), at)
+        target.add_fields(row, message.Blank, target.read(position, message.BLANK_SIZE), position)
     elif span.kind == DAMAGED and target.options.hex:
-        raw = target.read(at, min(span.length, _PEEK))
-        target.add_fields(row, message.Message, raw, at)
+        raw = target.read(position, min(span.length, _PEEK))
+        target.add_fields(row, message.Message, raw, position)
         row["hex"] = shown_hex(raw, full=target.options.full)
     return row
 
@@ -121,100 +121,100 @@ def log_rows(target: Target) -> Iterator[Row]:
 
 def dledger_rows(target: Target) -> Iterator[Row]:
     """Entry heads and the messages inside them; plain records and the end mark where they are."""
-    source, options, at, number = target.source, target.options, 0, 0
-    while at < source.size:
-        raw = target.read(at, dledger.HEAD_SIZE)
-        rows, after = _entry(target, raw, at, number)
+    source, options, position, number = target.source, target.options, 0, 0
+    while position < source.size:
+        raw = target.read(position, dledger.HEAD_SIZE)
+        rows, after = _entry(target, raw, position, number)
         if after > options.at if options.at is not None else number >= (options.start or 0):
             yield from rows
         number += 1
-        at = after
+        position = after
 
 
-def _entry(target: Target, raw: bytes, at: int, number: int) -> tuple[Iterator[Row], int]:
+def _entry(target: Target, raw: bytes, position: int, number: int) -> tuple[Iterator[Row], int]:
     """The rows of what lies at ``at`` of DLedger data, and where it ends (always further on)."""
     source = target.source
     framing = dledger.detect(raw)
     if framing == dledger.END_OF_FILE:
-        return _end_row(target, raw, at, number), source.size
+        return _end_row(target, raw, position, number), source.size
     if framing == dledger.PLAIN:
-        size = extent(source, at)
+        size = extent(source, position)
         if size is not None and size == message.total_size_at(raw):
-            return _inner(target, at, at + size, number), at + size
+            return _inner(target, position, position + size, number), position + size
     try:
-        head = dledger.parse(raw, 0, at)
-        if head.size > source.size - at:
-            raise FormatError(TOO_SHORT, offset=at, path="size")
+        head = dledger.parse(raw, 0, position)
+        if head.size > source.size - position:
+            raise FormatError(TOO_SHORT, offset=position, path="size")
     except FormatError as error:
-        end = _next_entry(target, at + 1)
-        return _lost_rows(target, raw, at, number, error, end), end
+        end = _next_entry(target, position + 1)
+        return _lost_rows(target, raw, position, number, error, end), end
     if target.base is None:
-        target.base = head.pos - at
-    return _entry_rows(target, head, raw, at, number), at + head.size
+        target.base = head.pos - position
+    return _entry_rows(target, head, raw, position, number), position + head.size
 
 
-def _end_row(target: Target, raw: bytes, at: int, number: int) -> Iterator[Row]:
+def _end_row(target: Target, raw: bytes, position: int, number: int) -> Iterator[Row]:
     end = dledger.END.decode(raw)
-    row = {**target.place(at, number), "type": "end", **end._asdict()}
-    target.add_fields(row, dledger.End, raw, at)
-    if end.size != target.size - at:
+    row = {**target.place(position, number), "type": "end", **end._asdict()}
+    target.add_fields(row, dledger.End, raw, position)
+    if end.size != target.size - position:
         row["error"] = target.fault(
-            f"says {end.size} bytes are left, there are {target.size - at}", at, "size")
+            f"says {end.size} bytes are left, there are {target.size - position}", position, "size")
     yield row
 
 
-def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, at: int,
+def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, position: int,
                 number: int) -> Iterator[Row]:
-    row = {**target.place(at, number), "type": "entry", **head._asdict()}
-    if target.base is not None and head.pos != target.base + at:
-        row["error"] = target.fault(f"says it lies at {head.pos}", at, "pos")
-    target.add_fields(row, dledger.EntryHead, raw, at)
+    row = {**target.place(position, number), "type": "entry", **head._asdict()}
+    if target.base is not None and head.pos != target.base + position:
+        row["error"] = target.fault(f"says it lies at {head.pos}", position, "pos")
+    target.add_fields(row, dledger.EntryHead, raw, position)
     yield row
-    yield from _inner(target, at + dledger.HEAD_SIZE, at + head.size, number)
+    yield from _inner(target, position + dledger.HEAD_SIZE, position + head.size, number)
 
 
-def _inner(target: Target, at: int, end: int, number: int) -> Iterator[Row]:
+def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row]:
     """The messages of ``[at, end)``: those inside one entry (several for a batch), or one."""
-    while at < end:
-        size = extent(target.source, at)
+    while position < end:
+        size = extent(target.source, position)
         try:
-            if size is None or at + size > end:
+            if size is None or position + size > end:
                 raise FormatError("no whole message is here", path="total_size")
-            yield message_row(target, target.read(at, size), at, number)
+            yield message_row(target, target.read(position, size), position, number)
         except FormatError as error:
-            yield {**target.place(at, number), "type": DAMAGED, "size": end - at,
-                   "error": target.fault_of(error, at)}
+            yield {**target.place(position, number), "type": DAMAGED, "size": end - position,
+                   "error": target.fault_of(error, position)}
             return
-        at += size
+        position += size
 
 
-def _lost_rows(target: Target, raw: bytes, at: int, number: int, error: FormatError,
+def _lost_rows(target: Target, raw: bytes, position: int, number: int, error: FormatError,
                end: int) -> Iterator[Row]:
     """Bytes that are no entry: unused space, or damage up to the next provable entry."""
-    row = {**target.place(at, number), "type": "zero", "size": end - at}
-    if end < target.size or not target.unused_from(at):
-        row |= {"type": DAMAGED, "error": target.fault_of(error, at)}
-        target.add_fields(row, dledger.EntryHead, raw, at)
+    row = {**target.place(position, number), "type": "zero", "size": end - position}
+    if end < target.size or not target.unused_from(position):
+        row |= {"type": DAMAGED, "error": target.fault_of(error, position)}
+        target.add_fields(row, dledger.EntryHead, raw, position)
     yield row
 
 
-def _next_entry(target: Target, at: int) -> int:
+def _next_entry(target: Target, position: int) -> int:
     """The next position whose entry head knows its own place, or the end of the file."""
     source, base = target.source, target.base
     magic = dledger.MAGIC_ENTRY.to_bytes(4, "big")
-    while at < source.size:
-        at = source.next_data(at)
-        data = target.read(at, CHUNK + dledger.HEAD_SIZE)
-        found = data.find(magic)
-        while 0 <= found < CHUNK and found + dledger.HEAD_SIZE <= len(data):
-            head = dledger.ENTRY_HEAD.decode(data, found)
-            if (dledger.judge(head, 0) is None and head.size <= source.size - at - found
-                    and head.pos >= 0 and base in (None, head.pos - at - found)):
-                return at + found
-            found = data.find(magic, found + 1)
+    while position < source.size:
+        position = source.next_data(position)
+        data = target.read(position, CHUNK + dledger.HEAD_SIZE)
+        hit = data.find(magic)
+        while 0 <= hit < CHUNK and hit + dledger.HEAD_SIZE <= len(data):
+            head = dledger.ENTRY_HEAD.decode(data, hit)
+            if (dledger.judge(head, 0) is None and head.size <= source.size - position - hit
+                    and head.pos >= 0 and base in (None, head.pos - position - hit)):
+                return position + hit
+            hit = data.find(magic, hit + 1)
         if len(data) <= dledger.HEAD_SIZE:
             break
-        at += len(data) - dledger.HEAD_SIZE
+        position += len(data) - dledger.HEAD_SIZE
     return source.size
 
 

@@ -88,7 +88,7 @@ def _text_rows(target: Target, parse: Callable[[bytes], Any],
     """Rows of a text file with the places of their parts."""
     try:
         data = _whole(target, _MAX_PAGE)
-        found = parse(data)
+        parsed = parse(data)
     except FormatError as error:
         row = _refused(target, error)
         if target.options.hex:
@@ -96,13 +96,13 @@ def _text_rows(target: Target, parse: Callable[[bytes], Any],
             row["fields"] = [field_row("text", 0, raw, raw, full=target.options.full)]
         yield row
         return
-    for number, (content, parts) in enumerate(rows(data, found)):
+    for number, (content, parts) in enumerate(rows(data, parsed)):
         if number < (target.options.start or 0):
             continue
         row = {**target.place(parts[0][1] if parts else 0, number), **content}
         if target.options.hex:
-            row["fields"] = [field_row(name, at, raw, raw, full=target.options.full)
-                             for name, at, raw in parts]
+            row["fields"] = [field_row(name, position, raw, raw, full=target.options.full)
+                             for name, position, raw in parts]
         yield row
 
 
@@ -120,13 +120,13 @@ def lock_rows(target: Target) -> Iterator[Row]:
 
 def epoch_rows(target: Target) -> Iterator[Row]:
     """One row per epoch; ``end_offset`` is where the next one starts."""
-    def rows(data: bytes, found: list[epoch.Epoch]) -> list[tuple[Row, list[Any]]]:
+    def rows(data: bytes, epochs: list[epoch.Epoch]) -> list[tuple[Row, list[Any]]]:
         lines = epoch.lines(data)
-        ends = [one.start_offset for one in found[1:]] + [None]
-        return [({"type": "epoch", **one._asdict(), "end_offset": end},
+        ends = [entry.start_offset for entry in epochs[1:]] + [None]
+        return [({"type": "epoch", **entry._asdict(), "end_offset": end},
                  [(f"entries[{number}]", line.at, line.raw)])
-                for number, (one, end, line) in enumerate(
-                    zip(found, ends, lines[2:], strict=True))]
+                for number, (entry, end, line) in enumerate(
+                    zip(epochs, ends, lines[2:], strict=True))]
 
     return _text_rows(target, epoch.parse, rows)
 
@@ -139,8 +139,8 @@ def identity_rows(target: Target) -> Iterator[Row]:
 
 def dledger_checkpoint_rows(target: Target) -> Iterator[Row]:
     """The two indexes."""
-    return _text_rows(target, dledger.parse_checkpoint, lambda data, found: [
-        ({"type": "dledger_checkpoint", **found}, [("text", 0, data)])])
+    return _text_rows(target, dledger.parse_checkpoint, lambda data, values: [
+        ({"type": "dledger_checkpoint", **values}, [("text", 0, data)])])
 
 
 READERS: dict[str, Callable[[Target], Iterator[Row]]] = {

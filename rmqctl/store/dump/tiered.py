@@ -151,8 +151,8 @@ def _items(target: Target, header: fmt.HeaderRecord, shape: fmt.Shape, *,
     end = min(origin + (first + max(header.item_count, 0)) * unit.size, target.size)
     start = origin + ((target.options.start or 0) + first) * unit.size
     if target.options.at is not None:
-        at = target.options.at
-        start = max(origin + first * unit.size, at - (at - origin) % unit.size)
+        position = target.options.at
+        start = max(origin + first * unit.size, position - (position - origin) % unit.size)
     step = 1 if shape.old else 1000
 
     def judge(item: fmt.ItemRecord, number: int, _target: Target) -> Judged:
@@ -175,27 +175,27 @@ def metadata_rows(target: Target) -> Iterator[Row]:
         if target.size > MAX_TEXT:
             raise FormatError(f"{target.size} bytes are more than such a file can have",
                               offset=MAX_TEXT, path="size")
-        found = read_metadata(target.read(0, target.size))
+        metadata = read_metadata(target.read(0, target.size))
     except FormatError as error:
         yield {**target.place(error.offset or 0), "type": "damaged", "size": target.size,
                "error": target.fault_of(error)}
         return
-    for number, row in enumerate(_entries(found)):
+    for number, row in enumerate(_entries(metadata)):
         if number >= (target.options.start or 0):
             yield {**target.place(0, number), **row}
-    for fault in found.faults:
+    for fault in metadata.faults:
         yield {**target.place(0), "type": "damaged", "name": fault.path,
                "error": target.fault(fault.reason, 0, fault.path)}
 
 
-def _entries(found: meta.Metadata) -> Iterator[Row]:
-    yield {"type": "metadata", "serial": found.serial}
-    for topic in sorted(found.topics.values(), key=lambda one: one.topic_id):
+def _entries(metadata: meta.Metadata) -> Iterator[Row]:
+    yield {"type": "metadata", "serial": metadata.serial}
+    for topic in sorted(metadata.topics.values(), key=lambda topic: topic.topic_id):
         yield {"type": "topic", **asdict(topic)}
-    for _, queues in sorted(found.queues.items()):
+    for _, queues in sorted(metadata.queues.items()):
         for _, queue in sorted(queues.items()):
             yield {"type": "queue", **asdict(queue)}
-    for kind, table in found.segments.items():
+    for kind, table in metadata.segments.items():
         for _, segments in sorted(table.items()):
             for _, entry in sorted(segments.items()):
                 row = asdict(entry)

@@ -93,8 +93,8 @@ def used_numbers(data: bytes, unit: int, *, every: bool) -> list[int]:
     import numpy as np
 
     units = np.frombuffer(data, np.uint8, count * unit).reshape(count, unit)
-    found: list[int] = np.flatnonzero(units.any(axis=1)).tolist()
-    return found
+    numbers: list[int] = np.flatnonzero(units.any(axis=1)).tolist()
+    return numbers
 
 
 def _first(target: Target, unit: int) -> int:
@@ -120,29 +120,29 @@ def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0
     unit = array.unit
     for position, data in target.chunks(start, end, unit.size):
         for index in used_numbers(data, unit.size, every=target.options.every):
-            at = position + index * unit.size
-            number = first + (at - origin) // unit.size
+            place = position + index * unit.size
+            number = first + (place - origin) // unit.size
             record = unit.decode(data, index * unit.size)
             kind, extra, wrong = ("unused", {}, None) if not any(record) else array.judge(
                 record, number, target)
-            row = {**target.place(at, number), "type": kind if name is None else name,
+            row = {**target.place(place, number), "type": kind if name is None else name,
                    **record._asdict(), **extra}
             if wrong is not None:
-                row["error"] = target.fault(wrong[1], at, wrong[0])
+                row["error"] = target.fault(wrong[1], place, wrong[0])
             target.add_fields(row, unit.declaration,
-                              data[index * unit.size:(index + 1) * unit.size], at)
+                              data[index * unit.size:(index + 1) * unit.size], place)
             yield row
         rest = len(data) % unit.size
         if rest:
-            at = position + len(data) - rest
-            yield _remainder(target, at, data[-rest:], unit.declaration)
+            place = position + len(data) - rest
+            yield _remainder(target, place, data[-rest:], unit.declaration)
 
 
-def _remainder(target: Target, at: int, raw: bytes, declaration: Any) -> Row:
+def _remainder(target: Target, position: int, raw: bytes, declaration: Any) -> Row:
     """Bytes at the end of a file that make no whole unit."""
-    row = {**target.place(at), "type": "damaged", "size": len(raw),
-           "error": target.fault(f"{len(raw)} bytes are left, no whole unit", at)}
-    target.add_fields(row, declaration, raw, at)
+    row = {**target.place(position), "type": "damaged", "size": len(raw),
+           "error": target.fault(f"{len(raw)} bytes are left, no whole unit", position)}
+    target.add_fields(row, declaration, raw, position)
     return row
 
 
@@ -151,15 +151,15 @@ def timerlog_rows(target: Target) -> Iterator[Row]:
     size = timer_log.UNIT_SIZE
     for position, data in target.chunks(_first(target, size) * size, target.size, size):
         for step in timer_log.walk(data, 0, position):
-            at = position + step.at
-            row = target.place(at, at // size)
+            place = position + step.at
+            row = target.place(place, place // size)
             if step.tail is not None:
                 row |= {"type": "end", **step.tail._asdict()}
                 declaration = timer_log.Tail
-                if step.tail.size != target.size - at:
+                if step.tail.size != target.size - place:
                     row["error"] = target.fault(
-                        f"says {step.tail.size} bytes are left, there are {target.size - at}",
-                        at, "size")
+                        f"says {step.tail.size} bytes are left, there are {target.size - place}",
+                        place, "size")
             elif step.unit is not None:
                 row |= {"type": "unit" if step.error is None else "damaged",
                         **step.unit._asdict(), "slot_time": step.unit.slot_time,
@@ -169,8 +169,8 @@ def timerlog_rows(target: Target) -> Iterator[Row]:
                 row |= {"type": "damaged", "size": step.size}
                 declaration = timer_log.Unit
             if step.error is not None:
-                row["error"] = target.fault_of(step.error, at)
-            target.add_fields(row, declaration, data[step.at:step.at + step.size], at)
+                row["error"] = target.fault_of(step.error, place)
+            target.add_fields(row, declaration, data[step.at:step.at + step.size], place)
             yield row
             if step.tail is not None:
                 return
@@ -200,27 +200,27 @@ def ext_rows(target: Target) -> Iterator[Row]:
         yield {**target.place(position), "type": "rest", "size": target.size - position}
 
 
-def _wanted(target: Target, at: int, size: int, number: int) -> bool:
+def _wanted(target: Target, position: int, size: int, number: int) -> bool:
     if target.options.at is not None:
-        return at + size > target.options.at
+        return position + size > target.options.at
     return number >= (target.options.start or 0)
 
 
 def _ext_row(target: Target, step: consume_queue_ext.Step, data: bytes, origin: int,
              number: int) -> Row:
-    at = origin + step.at
-    row = target.place(at, number)
+    place = origin + step.at
+    row = target.place(place, number)
     if step.unit is not None:
         row |= {"type": "unit", **step.unit._asdict(), "bit_map": step.unit.bit_map.hex()}
         if target.base is not None:
             with contextlib.suppress(ValueError):  # no file a broker made starts so high
-                row["address"] = consume_queue_ext.address(target.base + at)
+                row["address"] = consume_queue_ext.address(target.base + place)
     elif step.error is None:
         row |= {"type": "end", "size": step.size}
     else:
-        row |= {"type": "damaged", "size": target.size - at if step.end else step.size,
-                "error": target.fault_of(step.error, at)}
-    target.add_fields(row, consume_queue_ext.Unit, data[step.at:step.at + step.size], at)
+        row |= {"type": "damaged", "size": target.size - place if step.end else step.size,
+                "error": target.fault_of(step.error, place)}
+    target.add_fields(row, consume_queue_ext.Unit, data[step.at:step.at + step.size], place)
     return row
 
 

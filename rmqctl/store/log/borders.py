@@ -101,14 +101,14 @@ def cuts(file: StoreFile, start: int, end: int, step: int) -> list[int]:
     """The first messages at or behind each multiple of ``step`` in the file, between the two."""
     first = file.base + ((start - file.base) // step + 1) * step
     wanted = np.arange(first, max(first, end), step)
-    found: list[int] = []
+    places: list[int] = []
     if not len(wanted):
-        return found
+        return places
     with file.open() as source:
         for batch in Walk(source, start - file.base, end - file.base):
             if len(batch):
                 offset = batch.offset
-                here = wanted[wanted <= offset[-1]]
-                found += offset[np.searchsorted(offset, here)].tolist()
-                wanted = wanted[len(here):]
-    return sorted({one for one in found if one > start})
+                reached = wanted[wanted <= offset[-1]]
+                places += offset[np.searchsorted(offset, reached)].tolist()
+                wanted = wanted[len(reached):]
+    return sorted({place for place in places if place > start})

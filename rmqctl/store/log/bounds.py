@@ -83,10 +83,10 @@ def _first_at_or_after(queue: ConsumeQueue, first: int, end: int, log_min: int,
     if generation >= 5 and last is not None and last.physical_offset < log_min:
         return end
     limit = min(queue.files[0].end // UNIT_SIZE, end)
-    for at, rows in queue.pages(first, limit):
-        kept = (rows["physical_offset"] >= log_min).nonzero()[0]
-        if len(kept):
-            return at + int(kept[0])
+    for number, rows in queue.pages(first, limit):
+        inside = (rows["physical_offset"] >= log_min).nonzero()[0]
+        if len(inside):
+            return number + int(inside[0])
     return first
 
 
@@ -98,18 +98,18 @@ def readable_end(queue: ConsumeQueue, log: CommitLog) -> int:
     """
     end, first = queue.written, queue.first_index
 
-    def there(index: int) -> bool:
+    def is_readable(index: int) -> bool:
         unit = queue.unit(index)
         if unit is None:
             return False
         return unit == FILLER or log.record_at(unit.physical_offset, unit.size) is not None
 
-    if end <= first or there(end - 1):
+    if end <= first or is_readable(end - 1):
         return end
     low, high = first, end - 1
     while low < high:
         middle = (low + high) // 2
-        if there(middle):
+        if is_readable(middle):
             low = middle + 1
         else:
             high = middle
@@ -130,5 +130,5 @@ def _behind_the_log(physical: int, log: CommitLog) -> bool:
     if place is None:
         return False
     return log.record_border(physical) is None and all(
-        one.base <= physical or not any(len(batch) for batch in Walk(log.source(number)))
-        for number, one in enumerate(log.files))
+        file.base <= physical or not any(len(batch) for batch in Walk(log.source(number)))
+        for number, file in enumerate(log.files))

@@ -39,9 +39,9 @@ class CommitLog:
     """Read-only stream over the commitlog files. Files are opened when first touched."""
 
     def __init__(self, files: list[StoreFile], file_size: int | None = None) -> None:
-        self.files = sorted(files, key=lambda one: (one.name, one.path))
+        self.files = sorted(files, key=lambda file: (file.name, file.path))
         self.file_size = file_size or common_size(self.files) or 1 << 30
-        self._bases = [one.base for one in self.files]
+        self._bases = [file.base for file in self.files]
         self._open: dict[int, FileSource] = {}
 
     @property
@@ -52,12 +52,12 @@ class CommitLog:
     @property
     def end(self) -> int:
         """The end of the last file, used or not."""
-        return max((one.end for one in self.files), default=0)
+        return max((file.end for file in self.files), default=0)
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
-        return sum(one.size for one in self.files)
+        return sum(file.size for file in self.files)
 
     def gaps(self) -> list[Gap]:
         return [Gap(a.end, b.base) for a, b in zip(self.files, self.files[1:], strict=False)
@@ -65,13 +65,13 @@ class CommitLog:
 
     def source(self, number: int) -> FileSource:
         """The opened source of file ``number``; kept open, at most 16 at a time."""
-        found = self._open.pop(number, None)
-        if found is None:
+        source = self._open.pop(number, None)
+        if source is None:
             if len(self._open) >= 16:
                 self._open.pop(next(iter(self._open))).close()
-            found = self.files[number].open()
-        self._open[number] = found
-        return found
+            source = self.files[number].open()
+        self._open[number] = source
+        return source
 
     def locate(self, physical: int) -> tuple[FileSource, int] | None:
         """(source, position in it) of a physical offset; None in holes and outside."""
@@ -110,14 +110,14 @@ class CommitLog:
             place = self.locate(physical) if physical >= 0 else None
             if place is None:
                 return None
-            source, at = place
-            head = source.read(at, size if size and MIN_SIZE <= size <= MAX_RECORD else 1024)
+            source, position = place
+            head = source.read(position, size if size and MIN_SIZE <= size <= MAX_RECORD else 1024)
             if len(head) < START_SIZE:
                 return None
             total = total_size_at(head)
-            if not MIN_SIZE <= total <= min(MAX_RECORD, source.size - at):
+            if not MIN_SIZE <= total <= min(MAX_RECORD, source.size - position):
                 return None
-            return head[:total] if total <= len(head) else source.read(at, total)
+            return head[:total] if total <= len(head) else source.read(position, total)
         except StoreIOError:
             return None
 
@@ -146,8 +146,8 @@ class CommitLog:
         place = self.locate(physical)
         if place is None:
             return None
-        source, at = place
-        for batch in Walk(source, 0, at + 1):
+        source, position = place
+        for batch in Walk(source, 0, position + 1):
             if len(batch):
                 last = len(batch) - 1
                 start = int(batch.offset[last])
@@ -161,12 +161,12 @@ class CommitLog:
         ``start`` may be anywhere: the walk begins with the first frame at or behind it. Files that
         vanish or cannot be opened raise StoreIOError.
         """
-        for number, one in enumerate(self.files):
-            if one.end <= start or (end is not None and one.base >= end):
+        for number, file in enumerate(self.files):
+            if file.end <= start or (end is not None and file.base >= end):
                 continue
             source = self.source(number)
-            inside = max(start - one.base, 0)
-            limit = None if end is None else end - one.base
+            inside = max(start - file.base, 0)
+            limit = None if end is None else end - file.base
             yield from Walk(source, start_of(source, inside), limit)
 
     def record_border(self, physical: int) -> int | None:
@@ -174,8 +174,8 @@ class CommitLog:
         place = self.locate(physical)
         if place is None:
             return None
-        source, at = place
-        for batch in Walk(source, start_of(source, at)):
+        source, position = place
+        for batch in Walk(source, start_of(source, position)):
             if len(batch):
                 return int(batch.offset[0])
             for span in batch.spans:
@@ -213,8 +213,8 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
     """
     if not len(offset):
         return
-    bases = np.array([one.base for one in log.files], np.int64)
-    ends = np.array([min(one.end, _LONG_MAX) for one in log.files] or [0], np.int64)
+    bases = np.array([file.base for file in log.files], np.int64)
+    ends = np.array([min(file.end, _LONG_MAX) for file in log.files] or [0], np.int64)
     number = np.searchsorted(bases, offset, "right") - 1
     number[offset >= ends[number]] = -1
     cuts = np.flatnonzero(np.diff(number)) + 1
@@ -234,11 +234,11 @@ def _in_file(source: FileSource, rows: Array, start: Array, size: Array) -> Iter
     end = np.minimum(start + np.clip(size, MIN_SIZE, _WINDOW), source.size)
     first = 0
     starts, ends = start.tolist(), end.tolist()
-    for at in range(1, len(starts) + 1):
-        if (at == len(starts) or starts[at] > ends[at - 1] + _NEAR
-                or ends[at] - starts[first] > _WINDOW):
-            yield _window(source, rows[first:at], start[first:at], max(ends[first:at]))
-            first = at
+    for row in range(1, len(starts) + 1):
+        if (row == len(starts) or starts[row] > ends[row - 1] + _NEAR
+                or ends[row] - starts[first] > _WINDOW):
+            yield _window(source, rows[first:row], start[first:row], max(ends[first:row]))
+            first = row
 
 
 def _window(source: FileSource, rows: Array, start: Array, end: int) -> Window:

@@ -84,18 +84,18 @@ def find_end(store: LogAndQueues) -> LogEnd:
     hint = last_dispatched(store) or 0
     troubles = []
     for number in range(len(log.files) - 1, -1, -1):
-        one = log.files[number]
-        start = hint - one.base if one.base <= hint < one.end else 0
+        file = log.files[number]
+        start = hint - file.base if file.base <= hint < file.end else 0
         try:
-            found = _last_of(log, number, start)
+            last_record = _last_of(log, number, start)
         except StoreIOError as error:
-            troubles.append(Trouble(one.path, str(error), True))
+            troubles.append(Trouble(file.path, str(error), True))
             continue
-        if found is None:
+        if last_record is None:
             continue
-        physical, end, blank = found
-        if blank and number + 1 < len(log.files) and log.files[number + 1].base == one.end:
-            end = one.end  # the file is closed: what comes next goes into the next one
+        physical, end, blank = last_record
+        if blank and number + 1 < len(log.files) and log.files[number + 1].base == file.end:
+            end = file.end  # the file is closed: what comes next goes into the next one
         return LogEnd(end, log.record_at(physical), tuple(troubles))
     return LogEnd(log.min_offset, None, tuple(troubles))
 

@@ -77,12 +77,12 @@ class GrowingLog:
 
     def files(self) -> list[StoreFile]:
         """The files of the log, in order. StoreIOError if a folder cannot be listed."""
-        found = [listing(folder) for folder in self._folders]
-        for one in found:
-            for trouble in one.troubles:
+        listings = [listing(folder) for folder in self._folders]
+        for folder in listings:
+            for trouble in folder.troubles:
                 if trouble.unreadable:
                     raise StoreIOError(trouble.reason)
-        return sorted((file for one in found for file in one.files),
+        return sorted((file for folder in listings for file in folder.files),
                       key=lambda file: (file.name, file.path))
 
     def first(self) -> int:
@@ -159,7 +159,7 @@ class GrowingLog:
         last, start = last_in_use(files), position
         self.torn = self.stuck = False
         while limit is None or position < limit:
-            number = bisect_right(files, position, key=lambda one: one.base) - 1
+            number = bisect_right(files, position, key=lambda file: file.base) - 1
             if number >= 0 and position < files[number].end:
                 file = files[number]
                 first = least and position == start
@@ -232,19 +232,19 @@ class GrowingLog:
         The parts follow from the two borders and the log alone. What is no longer there is said.
         """
         files = self.files()
-        at = start
+        position = start
         for file in files:
             if file.end <= start or file.base >= end:
                 continue
             first, stop = max(start, file.base), min(end, file.end)
-            if first > at:
-                self._missing(at, first, expired=file is files[0])
-            at = stop
+            if first > position:
+                self._missing(position, first, expired=file is files[0])
+            position = stop
             inner = [] if end - start > _WHOLE_FILES * step else cuts(file, first, stop, step)
-            for one, other in zip([first, *inner], [*inner, stop], strict=True):
-                yield Piece(file, one, other)
-        if at < end:
-            self._missing(at, end, expired=bool(files) and files[0].base >= end)
+            for piece_start, other in zip([first, *inner], [*inner, stop], strict=True):
+                yield Piece(file, piece_start, other)
+        if position < end:
+            self._missing(position, end, expired=bool(files) and files[0].base >= end)
 
     def _missing(self, start: int, end: int, *, expired: bool) -> None:
         why = "have expired" if expired else "are in no file"

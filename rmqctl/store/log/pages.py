@@ -45,11 +45,11 @@ def chosen_files(log: CommitLog, wanted: Range) -> list[int]:
     away from the times asked for; within the files every message is looked at.
     """
     start, end = wanted.from_phy or 0, wanted.to_phy
-    found = [number for number, one in enumerate(log.files)
-             if one.end > start and (end is None or one.base < end)]
+    numbers = [number for number, file in enumerate(log.files)
+               if file.end > start and (end is None or file.base < end)]
     if wanted.since is None and wanted.until is None:
-        return found
-    first = {number: _first_time(log, number) for number in {*found, *(n + 1 for n in found)}}
+        return numbers
+    first = {number: _first_time(log, number) for number in {*numbers, *(n + 1 for n in numbers)}}
 
     def may_hold(number: int) -> bool:
         opens, closes = first[number], first[number + 1]
@@ -59,7 +59,7 @@ def chosen_files(log: CommitLog, wanted: Range) -> list[int]:
                    and opens > wanted.until + CLOCK_SLACK)
         return not too_old and not too_new
 
-    return [number for number in found if may_hold(number)]
+    return [number for number in numbers if may_hold(number)]
 
 
 def _first_time(log: CommitLog, number: int) -> int | None:
@@ -136,13 +136,13 @@ class _Spans:
     def passed(self, messages: int, spans: Sequence[Span]) -> None:
         if messages:
             self._flush()
-        self._open += [one for one in spans if one.kind != BLANK]
+        self._open += [span for span in spans if span.kind != BLANK]
         if len(self._open) > 1000:  # hopeless damage must not be collected for ever
             self._flush()
 
     def _flush(self) -> None:
-        for one in self._open:
-            self._report(damage(one))
+        for span in self._open:
+            self._report(damage(span))
         self._open.clear()
 
     def gap(self, start: int, end: int) -> None:
@@ -151,12 +151,12 @@ class _Spans:
 
     def finish(self) -> None:
         """What is still open has no message behind it."""
-        damaged = [one for one in self._open if one.kind == DAMAGED]
+        damaged = [span for span in self._open if span.kind == DAMAGED]
         lock = self._view.store.lock if damaged else None
-        for one in damaged:
-            if one is damaged[-1] and lock is not None and lock.held:
+        for span in damaged:
+            if span is damaged[-1] and lock is not None and lock.held:
                 self._report(Problem(
-                    "in-progress", f"the record at physical offset {one.offset} is being written "
-                    "by the process that holds the store", one.offset, one.length))
+                    "in-progress", f"the record at physical offset {span.offset} is being written "
+                    "by the process that holds the store", span.offset, span.length))
             else:
-                self._report(damage(one))
+                self._report(damage(span))

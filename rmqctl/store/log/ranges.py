@@ -210,9 +210,9 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int, *,
             # The first result is not there yet: a task for this process.
             if caller_works and more and len(waiting) < most and not waiting[0][1].done():
                 if more := (taken := next(rest, None)) is not None:
-                    mine: Future[R] = Future()
-                    mine.set_result(work(taken[0]))
-                    waiting.append((taken[0], mine))
+                    done: Future[R] = Future()
+                    done.set_result(work(taken[0]))
+                    waiting.append((taken[0], done))
                 continue
             task, future = waiting.popleft()
             yield task, future.result()

@@ -34,18 +34,18 @@ _REMEMBERED = 64
 
 def conditions_of(selection: Selection) -> list[Condition]:
     """A selection as conditions on records alone, for readers that do not follow queues."""
-    found = []
+    conditions = []
     topic = selection.topic
     if topic is not None and topic.startswith(props.LMQ_PREFIX):
         # A message of a light queue carries another topic, and this name in a list.
-        found.append(Condition(PROPERTY + props.MULTI_DISPATCH, "~",
-                               f"(^|,){re.escape(topic)}(,|$)"))
+        conditions.append(Condition(PROPERTY + props.MULTI_DISPATCH, "~",
+                                    f"(^|,){re.escape(topic)}(,|$)"))
         selection = replace(selection, queue_id=None)
     elif topic is not None:
-        found.append(Condition("topic", "=", topic))
+        conditions.append(Condition("topic", "=", topic))
     if selection.queue_id is not None:
-        found.append(Condition("queue_id", "=", selection.queue_id))
-    return found + selection.conditions()
+        conditions.append(Condition("queue_id", "=", selection.queue_id))
+    return conditions + selection.conditions()
 
 
 class Tail:
@@ -67,24 +67,24 @@ class Tail:
         newest_first: list[list[Record]] = []
         left = count
         for records in self._windows():
-            kept = records[max(len(records) - left, 0):]
-            newest_first.append(kept)
-            left -= len(kept)
+            last_records = records[max(len(records) - left, 0):]
+            newest_first.append(last_records)
+            left -= len(last_records)
             if left <= 0:
                 break
             if self._log.end - self._reached > _ENOUGH and self.selection.topic is not None:
-                found = self._through_queues(left)
-                if found is not None:
-                    newest_first.append(found)
+                by_queue = self._through_queues(left)
+                if by_queue is not None:
+                    newest_first.append(by_queue)
                     break
         return [record for records in reversed(newest_first) for record in records]
 
     def follower(self, report: Report) -> Follower:
         """Goes on where the last messages ended. Call it after `last`."""
-        found = Follower(self._view.store.log_folders, self.end, report)
+        follower = Follower(self._view.store.log_folders, self.end, report)
         newest = Tail(self._view, Selection(to_phy=self.end), lambda _problem: None)
-        found.remember(newest.last(_REMEMBERED))
-        return found
+        follower.remember(newest.last(_REMEMBERED))
+        return follower
 
     # -- through the log ----------------------------------------------------------------------
 
@@ -106,11 +106,11 @@ class Tail:
             if walk.first >= stop and start > 0:  # inside one large record, or damage
                 window *= 4
                 continue
-            found = self._walked(walk)
+            records = self._walked(walk)
             stop = walk.first if start > 0 else 0
             self._reached = source.base + stop
             window = min(window * 2, _WINDOW)
-            yield found
+            yield records
 
     def _walked(self, walk: Walk) -> list[Record]:
         records: list[Record] = []

@@ -104,9 +104,9 @@ class _IndexPages:
             return _NOTHING
         if self.pages is None:
             self.pages = _Pages()
-            for at in range(0, self.count, _PAGE):
-                self.pages.add(partial(_entries, store, self.file, self.first + at * ENTRY.size,
-                                       min(_PAGE, self.count - at)))
+            for number in range(0, self.count, _PAGE):
+                self.pages.add(partial(_entries, store, self.file, self.first + number * ENTRY.size,
+                                       min(_PAGE, self.count - number)))
         return self.pages.within(start, end)
 
 
@@ -136,8 +136,8 @@ class StoreWitness:
 
     def keys(self, start: int, end: int) -> Pair:
         if self._keys is None:
-            self._keys = [_IndexPages(*one) for one in self._index_files()]
-        parts = [one.within(self._opened(), start, end) for one in self._keys]
+            self._keys = [_IndexPages(*file) for file in self._index_files()]
+        parts = [index.within(self._opened(), start, end) for index in self._keys]
         places, hashes = (np.concatenate([np.zeros(0, np.int64), *column])
                           for column in (zip(*parts, strict=True) if parts else ((), ())))
         order = np.argsort(places, kind="stable")
@@ -177,9 +177,9 @@ class StoreWitness:
                         count = last_used(source, file.size) // UNIT_SIZE
                 except StoreIOError:
                     continue
-                for at in range(0, count, _PAGE):
-                    yield partial(_plain, queue, file.base // UNIT_SIZE + at,
-                                  min(_PAGE, count - at))
+                for first in range(0, count, _PAGE):
+                    yield partial(_plain, queue, file.base // UNIT_SIZE + first,
+                                  min(_PAGE, count - first))
         for batch in store.batch_queues.values():
             for number in range(len(batch.files)):
                 yield partial(_batched, batch, number)
@@ -221,10 +221,10 @@ def _batched(queue: BatchQueue, number: int) -> Pair:
     return rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
 
 
-def _entries(store: Opened, file: StoreFile, at: int, count: int) -> Pair:
+def _entries(store: Opened, file: StoreFile, position: int, count: int) -> Pair:
     try:
         with closing(store.open_index(file)) as index:
-            data = index.source.read(at, count * ENTRY.size)
+            data = index.source.read(position, count * ENTRY.size)
     except (FormatError, StoreIOError):
         return _NOTHING
     rows = np.frombuffer(data[:len(data) - len(data) % ENTRY.size], dtype())

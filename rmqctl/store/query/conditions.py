@@ -77,8 +77,8 @@ class Condition:
     def holds(self, page: Page) -> Array:
         """For each message of the page whether the condition holds (bool)."""
         if self.operator in _COMPARE and (self.field in INTEGERS or self.field == "crc_ok"):
-            found: Array = _COMPARE[self.operator](page.numbers(self.field), self.value)
-            return found
+            mask: Array = _COMPARE[self.operator](page.numbers(self.field), self.value)
+            return mask
         if self.field == "topic" and self.operator == "=":
             return page.is_topic(str(self.value).encode("utf-8", "surrogateescape"))
         out: Array = np.zeros(len(page), bool)
@@ -94,8 +94,8 @@ class Condition:
         wanted = self.any_of or (str(self.value),)
         if (self.operator == "=" and self.field in _STORED_TEXTS) or (
                 self.operator == "=" and self.field.startswith(PROPERTY)):
-            needles = [one.encode("utf-8", "surrogateescape") for one in wanted]
-            if all(len(one) >= _LEAST_NEEDLE for one in needles):
+            needles = [needle.encode("utf-8", "surrogateescape") for needle in wanted]
+            if all(len(text) >= _LEAST_NEEDLE for text in needles):
                 return page.candidates(needles)
         return np.arange(len(page))
 
@@ -105,7 +105,7 @@ class Condition:
                 page.column("keys"), page.column("unique_key"), strict=True)]
         if self.field.startswith(PROPERTY):
             name = self.field.removeprefix(PROPERTY)
-            return [found.get(name) for found in page.column("properties")]
+            return [properties.get(name) for properties in page.column("properties")]
         return page.column(self.field)
 
     def _test(self, value: Any) -> bool:
@@ -113,8 +113,8 @@ class Condition:
             if not value:
                 return self._test(None)
             if self.operator in ("!=", "!~"):
-                return all(self._test(one) for one in value)
-            return any(self._test(one) for one in value)
+                return all(self._test(item) for item in value)
+            return any(self._test(item) for item in value)
         if self.any_of:
             return value in self.any_of
         text = "" if value is None else str(value)
@@ -146,11 +146,11 @@ def _number(field: str, value: int | str) -> int:
     return number
 
 
-def _comparable(one: str, other: str) -> tuple[Any, Any]:
+def _comparable(text: str, other: str) -> tuple[Any, Any]:
     """Two texts as numbers if both are whole numbers, else as they are."""
-    if all(re.fullmatch("-?[0-9]{1,40}", text) for text in (one, other)):
-        return int(one), int(other)
-    return one, other
+    if all(re.fullmatch("-?[0-9]{1,40}", text) for text in (text, other)):
+        return int(text), int(other)
+    return text, other
 
 
 def tags_of(expression: str) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def filtered(page: Page, conditions: Iterable[Condition]) -> Page:
     for condition in conditions:
         if not len(page):
             break
-        kept = condition.holds(page)
-        if not kept.all():
-            page = page.select(np.flatnonzero(kept))
+        matching = condition.holds(page)
+        if not matching.all():
+            page = page.select(np.flatnonzero(matching))
     return page

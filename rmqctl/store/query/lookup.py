@@ -116,10 +116,10 @@ def is_lagging(store: Store) -> bool:
     for batch in Walk(source, start, min(source.size, start + _WINDOW)):
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         later = (batch.offset > last) & (kind != sysflag.TRANSACTION_ROLLBACK)
-        if any(b"%s\1" % name.encode() in batch.data[at:at + length].tobytes()
-               for at, length in zip(batch.column("properties_start")[later].tolist(),
-                                     batch.column("properties_length")[later].tolist(),
-                                     strict=True)
+        if any(b"%s\1" % name.encode() in batch.data[start:start + length].tobytes()
+               for start, length in zip(batch.column("properties_start")[later].tolist(),
+                                        batch.column("properties_length")[later].tolist(),
+                                        strict=True)
                for name in (props.KEYS, props.UNIQUE_KEY)):
             return True
     return False
@@ -127,9 +127,9 @@ def is_lagging(store: Store) -> bool:
 
 def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
     """Whether a message carries the key, as a broker reads its properties."""
-    found = props.parse(java_text(record.properties))
-    return ((kind != "unique" and key in props.split_keys(found.get(props.KEYS)))
-            or (kind != "key" and found.get(props.UNIQUE_KEY) == key))
+    parsed = props.parse(java_text(record.properties))
+    return ((kind != "unique" and key in props.split_keys(parsed.get(props.KEYS)))
+            or (kind != "key" and parsed.get(props.UNIQUE_KEY) == key))
 
 
 def by_unique_key(store: Store, unique: str, topics: Sequence[str],
@@ -142,11 +142,12 @@ def by_unique_key(store: Store, unique: str, topics: Sequence[str],
     places: set[int] = set()
     for index in opened_indexes(store, report):
         for wanted in hashes:
-            found: list[int] = []
-            index_files.select(index, wanted, _MOST_OF_ONE_ID, 0, FOR_EVER, found)
-            places.update(found)
+            offsets: list[int] = []
+            index_files.select(index, wanted, _MOST_OF_ONE_ID, 0, FOR_EVER, offsets)
+            places.update(offsets)
     records = (store.log.record_at(place) for place in sorted(places))
-    return [one for one in records if one is not None and has_key(one, unique, "unique")]
+    return [record for record in records if record is not None
+            and has_key(record, unique, "unique")]
 
 
 def known_topics(store: Store) -> list[str]:

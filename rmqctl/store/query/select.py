@@ -57,15 +57,17 @@ class Selection:
 
     def conditions(self) -> list[Condition]:
         """Everything but topic, queue and count, the cheapest first."""
-        found = [Condition(field, sign, value) for field, sign, value in (  # type: ignore[arg-type]
-            ("physical_offset", ">=", self.from_phy), ("physical_offset", "<", self.to_phy),
-            ("store_timestamp", ">=", self.since), ("store_timestamp", "<=", self.until),
-        ) if value is not None]
+        conditions = [
+            Condition(field, sign, value)  # type: ignore[arg-type]
+            for field, sign, value in (
+                ("physical_offset", ">=", self.from_phy), ("physical_offset", "<", self.to_phy),
+                ("store_timestamp", ">=", self.since), ("store_timestamp", "<=", self.until),
+            ) if value is not None]
         if self.tag is not None:
-            found.append(tag_condition(self.tag))
+            conditions.append(tag_condition(self.tag))
         if self.key is not None:
-            found.append(Condition(KEY, "=", self.key))
-        return found + sorted(self.where, key=lambda one: not one.is_cheap)
+            conditions.append(Condition(KEY, "=", self.key))
+        return conditions + sorted(self.where, key=lambda condition: not condition.is_cheap)
 
     def in_log(self) -> list[Condition]:
         """All conditions for messages in log order: those on topic and queue, too."""
@@ -123,8 +125,8 @@ class Selector:
 
     def _may_lack_queues(self, topic: str) -> bool:
         """Whether the log may hold a topic that has no queue: not if others have theirs."""
-        found = topics_on_disk(self.store)
-        return not found or (topic in found and not has_queue_files(self.store, topic))
+        topics = topics_on_disk(self.store)
+        return not topics or (topic in topics and not has_queue_files(self.store, topic))
 
     def _range(self, queue: QueueRows) -> tuple[int, int]:
         """The queue offsets to look at, narrowed by the times asked for."""
@@ -174,13 +176,13 @@ class Selector:
         try:
             start, end = self._range(queue)
             for offsets, physical, sizes in queue.pages(start, end):
-                kept = np.ones(len(physical), bool)
+                mask = np.ones(len(physical), bool)
                 if wanted.from_phy is not None:
-                    kept &= physical >= wanted.from_phy
+                    mask &= physical >= wanted.from_phy
                 if wanted.to_phy is not None:
-                    kept &= physical < wanted.to_phy
-                for row in zip(physical[kept].tolist(), offsets[kept].tolist(),
-                               sizes[kept].tolist(), strict=True):
+                    mask &= physical < wanted.to_phy
+                for row in zip(physical[mask].tolist(), offsets[mask].tolist(),
+                               sizes[mask].tolist(), strict=True):
                     yield *row, number
         except StoreIOError as error:
             self._report(Problem("unreadable", f"{error}: the rest of {queue.topic}/"

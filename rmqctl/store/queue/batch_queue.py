@@ -56,15 +56,15 @@ class BatchQueue:
         if not len(rows):
             return 0, 0
         most = int(rows[-1]["msg_base_offset"]) + int(rows[-1]["batch_size"])
-        kept = np.flatnonzero(rows["physical_offset"] >= log_min)
-        least = int(rows[kept[0]]["msg_base_offset"]) if len(kept) else most
+        inside = np.flatnonzero(rows["physical_offset"] >= log_min)
+        least = int(rows[inside[0]]["msg_base_offset"]) if len(inside) else most
         return least, most
 
     def find(self, queue_offset: int, log_end: int | None = None) -> UnitRecord | None:
         """The row that covers a queue offset; None outside."""
         rows = self.all_used(log_end)
-        at = int(np.searchsorted(rows["msg_base_offset"], queue_offset, "right")) - 1
-        if at < 0:
+        number = int(np.searchsorted(rows["msg_base_offset"], queue_offset, "right")) - 1
+        if number < 0:
             return None
-        row = UnitRecord(*(int(value) for value in rows[at]))
+        row = UnitRecord(*(int(value) for value in rows[number]))
         return row if queue_offset < row.next_offset else None

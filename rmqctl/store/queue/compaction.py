@@ -37,7 +37,7 @@ class CompactionQueue:
         log = listing(store.path(_FOLDER, _LOG, *parts)).files
         if not index and not log:
             return None
-        return cls([_units(one.path) for one in index], CommitLog(log))
+        return cls([_units(file.path) for file in index], CommitLog(log))
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -50,9 +50,9 @@ class CompactionQueue:
     def file_units_from(self, offset: int) -> list[UnitRecord]:
         """The units with queue offset ``offset`` and above in the first file that has any."""
         for units in self.files:
-            found = [unit for unit in units if unit.msg_base_offset >= offset]
-            if found:
-                return found
+            units_from = [unit for unit in units if unit.msg_base_offset >= offset]
+            if units_from:
+                return units_from
         return []
 
     def record(self, unit: UnitRecord) -> Record | None:
@@ -74,10 +74,10 @@ def _units(path: str) -> list[UnitRecord]:
     """The used units of an index file, up to its end unit."""
     with FileSource(path) as source:
         data = source.read(0, source.size)
-    found = []
-    for at in range(0, len(data) - UNIT_SIZE + 1, UNIT_SIZE):
-        unit = layout.decode(data, at)
+    units = []
+    for position in range(0, len(data) - UNIT_SIZE + 1, UNIT_SIZE):
+        unit = layout.decode(data, position)
         if layout.is_end(unit) or not unit.is_valid:
             break
-        found.append(unit)
-    return found
+        units.append(unit)
+    return units

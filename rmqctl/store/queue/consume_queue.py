@@ -33,7 +33,7 @@ class ConsumeQueue:
         self.topic, self.queue_id, self.folder = topic, queue_id, folder
         self.files, self.troubles = files, troubles
         self.file_size = file_size or common_size(files) or layout.DEFAULT_FILE_SIZE
-        self._bases = [one.base for one in files]
+        self._bases = [file.base for file in files]
         self._source: tuple[int, FileSource] | None = None
         self._written: int | None = None
 
@@ -42,8 +42,8 @@ class ConsumeQueue:
     def _open(self, number: int) -> FileSource:
         if self._source is None or self._source[0] != number:
             self.close()
-            one = self.files[number]
-            self._source = number, one.open()
+            file = self.files[number]
+            self._source = number, file.open()
         return self._source[1]
 
     def close(self) -> None:
@@ -54,18 +54,18 @@ class ConsumeQueue:
     def units(self, first: int, count: int) -> Array:
         """Rows ``[first, first + count)`` as a structured array; stops at a hole or the end."""
         parts: list[Array] = []
-        at, end = first * UNIT_SIZE, (first + count) * UNIT_SIZE
-        while at < end:
-            number = bisect_right(self._bases, at) - 1
-            if number < 0 or at >= self.files[number].end:
+        position, end = first * UNIT_SIZE, (first + count) * UNIT_SIZE
+        while position < end:
+            number = bisect_right(self._bases, position) - 1
+            if number < 0 or position >= self.files[number].end:
                 break
-            one = self.files[number]
-            data = self._open(number).read(at - one.base, min(end, one.end) - at)
-            whole = len(data) - len(data) % UNIT_SIZE
-            parts.append(np.frombuffer(data[:whole], layout.dtype()))
-            if whole < min(end, one.end) - at:
+            file = self.files[number]
+            data = self._open(number).read(position - file.base, min(end, file.end) - position)
+            used = len(data) - len(data) % UNIT_SIZE
+            parts.append(np.frombuffer(data[:used], layout.dtype()))
+            if used < min(end, file.end) - position:
                 break
-            at = one.end
+            position = file.end
         if not parts:
             return np.zeros(0, layout.dtype())
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -74,21 +74,21 @@ class ConsumeQueue:
         """One row; None outside the files."""
         if queue_offset < 0:
             return None
-        found = self.units(queue_offset, 1)
-        if not len(found):
+        rows = self.units(queue_offset, 1)
+        if not len(rows):
             return None
-        return UnitRecord(*(int(value) for value in found[0]))
+        return UnitRecord(*(int(value) for value in rows[0]))
 
     def pages(self, first: int, end: int, page: int = _PAGE // UNIT_SIZE) -> Iterator[
             tuple[int, Array]]:
         """(queue offset of the first, rows) over ``[first, end)``, a bounded page at a time."""
-        at = first
-        while at < end:
-            rows = self.units(at, min(page, end - at))
+        number = first
+        while number < end:
+            rows = self.units(number, min(page, end - number))
             if not len(rows):
                 return
-            yield at, rows
-            at += len(rows)
+            yield number, rows
+            number += len(rows)
 
     # -- where the rows end and begin ---------------------------------------------------------
 
@@ -110,11 +110,11 @@ class ConsumeQueue:
     def _find_written(self) -> int:
         end = 0
         for number in range(max(0, len(self.files) - 3), len(self.files)):
-            one = self.files[number]
+            file = self.files[number]
             source = self._open(number)
-            used = valid_prefix(source, one.size)
-            end = one.base + used
-            if used < min(one.size, self.file_size):
+            used = valid_prefix(source, file.size)
+            end = file.base + used
+            if used < min(file.size, self.file_size):
                 break
         return end // UNIT_SIZE
 
@@ -122,19 +122,19 @@ class ConsumeQueue:
     def disk_end(self) -> int:
         """The queue offset behind the last unit on disk that is not zero, gaps or not."""
         for number in range(len(self.files) - 1, -1, -1):
-            one = self.files[number]
-            used = last_used(self._open(number), one.size)
+            file = self.files[number]
+            used = last_used(self._open(number), file.size)
             if used:
-                return (one.base + used) // UNIT_SIZE
+                return (file.base + used) // UNIT_SIZE
         return self.first_index
 
     def filler_end(self) -> int:
         """The first row that is no filler (fillers keep the place of rows never written)."""
         filler = np.array([tuple(FILLER)], layout.dtype())[0]
-        for at, rows in self.pages(self.first_index, self.written):
+        for first, rows in self.pages(self.first_index, self.written):
             other = np.flatnonzero(rows != filler)
             if len(other):
-                return at + int(other[0])
+                return first + int(other[0])
         return self.written
 
     def truncated(self, log_end: int) -> int:
@@ -144,15 +144,15 @@ class ConsumeQueue:
         first unit of a file without looking at its size.
         """
         for number in range(len(self.files) - 1, -1, -1):
-            one = self.files[number]
-            data = self._open(number).read(0, one.size)
+            file = self.files[number]
+            data = self._open(number).read(0, file.size)
             rows = np.frombuffer(data[:len(data) - len(data) % UNIT_SIZE], layout.dtype())
             if not len(rows) or int(rows[0]["physical_offset"]) >= log_end:
                 continue
             good = valid(rows) & (rows["physical_offset"] < log_end)
             good[0] = True
-            kept = len(rows) if good.all() else int(good.argmin())
-            return (one.base // UNIT_SIZE) + kept
+            good_rows = len(rows) if good.all() else int(good.argmin())
+            return (file.base // UNIT_SIZE) + good_rows
         return 0
 
     def max_physical(self, end: int) -> int:
@@ -163,25 +163,25 @@ class ConsumeQueue:
 
 def valid(rows: Array) -> Array:
     """The broker's test of a unit, by column."""
-    found: Array = (rows["physical_offset"] >= 0) & (rows["size"] > 0)
-    return found
+    mask: Array = (rows["physical_offset"] >= 0) & (rows["size"] > 0)
+    return mask
 
 
 def valid_prefix(source: FileSource, size: int) -> int:
     """Bytes of the leading run of valid units in a consumequeue file."""
-    at = 0
-    while at < size:
-        if source.next_data(at) >= size:
-            return at
-        data = source.read(at, min(_PAGE - _PAGE % UNIT_SIZE, size - at))
-        whole = len(data) - len(data) % UNIT_SIZE
-        if not whole:
-            return at
-        good = valid(np.frombuffer(data[:whole], UNIT.dtype()))
+    position = 0
+    while position < size:
+        if source.next_data(position) >= size:
+            return position
+        data = source.read(position, min(_PAGE - _PAGE % UNIT_SIZE, size - position))
+        used = len(data) - len(data) % UNIT_SIZE
+        if not used:
+            return position
+        good = valid(np.frombuffer(data[:used], UNIT.dtype()))
         if not good.all():
-            return at + int(good.argmin()) * UNIT_SIZE
-        at += whole
-    return at
+            return position + int(good.argmin()) * UNIT_SIZE
+        position += used
+    return position
 
 
 def last_used(source: FileSource, size: int) -> int:
@@ -189,14 +189,14 @@ def last_used(source: FileSource, size: int) -> int:
     end = size - size % UNIT_SIZE
     page = _PAGE - _PAGE % UNIT_SIZE
     starts = []
-    at = 0
-    while at < end:
-        here = source.next_data(at)
-        if here >= end:
+    position = 0
+    while position < end:
+        next_used = source.next_data(position)
+        if next_used >= end:
             break
-        at = here - here % UNIT_SIZE
-        starts.append(at)
-        at += page
+        position = next_used - next_used % UNIT_SIZE
+        starts.append(position)
+        position += page
     for start in reversed(starts):
         used = used_length(source.read(start, min(page, end - start)))
         if used:

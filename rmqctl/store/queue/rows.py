@@ -62,25 +62,25 @@ class PlainRows:
     def __init__(self, queue: ConsumeQueue, view: View) -> None:
         self.topic, self.queue_id = queue.topic, queue.queue_id
         self._queue, self._log = queue, view.store.log
-        found = view.bounds(queue)
-        self.first, self.end, self.behind = found.first, found.end, 0
+        bounds = view.bounds(queue)
+        self.first, self.end, self.behind = bounds.first, bounds.end, 0
         self.unused: list[int] = []
         if view.log_end is None:
-            self.behind = max(queue.written - found.end, 0)
+            self.behind = max(queue.written - bounds.end, 0)
             if not self.behind:  # rows behind a hole are not lost for who looks at the disk
                 self.end = max(self.end, queue.disk_end)
 
     def pages(self, start: int, end: int) -> Iterator[tuple[Array, Array, Array]]:
         filler = np.array(tuple(FILLER), self._queue.units(0, 0).dtype)
         start = max(start, self.first)
-        for at, rows in self._queue.pages(start, min(end, self.end), PAGE_ROWS):
+        for first, rows in self._queue.pages(start, min(end, self.end), PAGE_ROWS):
             self._queue.close()  # a topic may have more queues than a process may have files
             empty = rows == np.zeros(1, rows.dtype)
             if empty.any():
-                self.unused += (np.flatnonzero(empty) + at).tolist()
-            kept = np.flatnonzero((rows != filler) & ~empty)
-            yield (kept + at, rows["physical_offset"][kept].astype(np.int64),
-                   rows["size"][kept].astype(np.int64))
+                self.unused += (np.flatnonzero(empty) + first).tolist()
+            messages = np.flatnonzero((rows != filler) & ~empty)
+            yield (messages + first, rows["physical_offset"][messages].astype(np.int64),
+                   rows["size"][messages].astype(np.int64))
 
     def backward(self) -> Iterator[tuple[int, int]]:
         for start in range(self.end - PAGE_ROWS, self.first - PAGE_ROWS, -PAGE_ROWS):
@@ -112,8 +112,8 @@ class BatchRows:
         base = self._rows["msg_base_offset"].astype(np.int64)
         # The row that covers ``start`` counts although it may begin before.
         wanted = np.flatnonzero((base + self._rows["batch_size"] > start) & (base < end))
-        for at in range(0, len(wanted), PAGE_ROWS):
-            rows = self._rows[wanted[at:at + PAGE_ROWS]]
+        for first in range(0, len(wanted), PAGE_ROWS):
+            rows = self._rows[wanted[first:first + PAGE_ROWS]]
             yield (rows["msg_base_offset"].astype(np.int64),
                    rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64))
 
@@ -130,8 +130,8 @@ def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
     """The queue ids that have a folder for ``topic`` in a structure, ascending."""
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return []
-    found = listing(store.path(structure, topic)).folders
-    return sorted(int(name) for name in found
+    names = listing(store.path(structure, topic)).folders
+    return sorted(int(name) for name in names
                   if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID)
 
 
@@ -140,8 +140,8 @@ def batch_queue(store: Store, topic: str, queue_id: int) -> BatchQueue | None:
     if queue_id not in queue_ids(store, "batchconsumequeue", topic):
         return None
     folder = store.path("batchconsumequeue", topic, str(queue_id))
-    found = listing(folder)
-    return BatchQueue(topic, queue_id, folder, found.files, found.troubles)
+    folder_listing = listing(folder)
+    return BatchQueue(topic, queue_id, folder, folder_listing.files, folder_listing.troubles)
 
 
 def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
@@ -150,14 +150,14 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
     A queue that cannot be read is reported and left out.
     """
-    found: list[QueueRows] = []
+    queues: list[QueueRows] = []
 
     def add(queue: ConsumeQueue | BatchQueue | None) -> None:
         if queue is None or not queue.files:
             return
         try:
-            found.append(PlainRows(queue, view) if isinstance(queue, ConsumeQueue)
-                         else BatchRows(queue, view))
+            queues.append(PlainRows(queue, view) if isinstance(queue, ConsumeQueue)
+                          else BatchRows(queue, view))
         except StoreIOError as error:
             report(Problem("unreadable", f"{error}: queue {topic}/{queue.queue_id} is left out"))
         if isinstance(queue, ConsumeQueue):
@@ -169,7 +169,7 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
     for each in queue_ids(store, "batchconsumequeue", topic):
         if queue_id in (None, each):
             add(batch_queue(store, topic, each))
-    return found
+    return queues
 
 
 def has_queue_files(store: Store, topic: str) -> bool:
@@ -181,11 +181,11 @@ def has_queue_files(store: Store, topic: str) -> bool:
 
 def topics_on_disk(store: Store) -> list[str]:
     """Every topic that has a folder of queues, in any structure, sorted."""
-    found: set[str] = set()
+    topics: set[str] = set()
     for structure in ("consumequeue", "batchconsumequeue", os.path.join("compaction",
                                                                        "compactionLog")):
-        found.update(listing(store.path(structure)).folders)
-    return sorted(found)
+        topics.update(listing(store.path(structure)).folders)
+    return sorted(topics)
 
 
 class MissingRows:
@@ -218,8 +218,8 @@ class MissingRows:
         where = "" if count == 1 else ", the first one"
         reason = self._log.explain(physical)
         if reason == "a record is there":
-            found = self._log.record_at(physical)
-            reason = f"the record there has {found.total_size} bytes, not {size}" if found else ""
+            record = self._log.record_at(physical)
+            reason = f"the record there has {record.total_size} bytes, not {size}" if record else ""
         self._report(Problem(
             "row", f"{queue.topic}/{queue.queue_id}: {rows} to no message{where} at physical "
             f"offset {physical}: {reason}", physical, size))

@@ -66,7 +66,7 @@ class TableRow:
         if source == "consumequeue":
             return self.from_consumequeue
         if source == "both":
-            known = [one for one in (self.from_log, self.from_consumequeue) if one is not None]
+            known = [end for end in (self.from_log, self.from_consumequeue) if end is not None]
             return max(known, default=None)
         return self.from_consumequeue if self.from_log is None else self.from_log
 
@@ -88,13 +88,14 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
     by_rows = consumequeue_ends(store, view, said)
     by_log: dict[Key, int] = {}
     if source != "consumequeue":
-        found = log_reach(store, view, jobs=jobs, progress=progress, report=said,
-                          range_size=range_size)
-        by_log = {key: reach.end for key, reach in found.items()}
+        reached = log_reach(store, view, jobs=jobs, progress=progress, report=said,
+                            range_size=range_size)
+        by_log = {key: reach.end for key, reach in reached.items()}
     expired = store.log.min_offset > 0
-    made = (TableRow(*key, by_log.get(key), by_rows.get(key), source != "consumequeue", expired)
-            for key in sorted({*by_log, *by_rows}))
-    return [row for row in made if row.from_log or row.from_consumequeue]
+    table_rows = (TableRow(*key, by_log.get(key), by_rows.get(key), source != "consumequeue",
+                           expired)
+                  for key in sorted({*by_log, *by_rows}))
+    return [row for row in table_rows if row.from_log or row.from_consumequeue]
 
 
 def disagreements(rows: Collection[TableRow]) -> list[str]:
@@ -118,19 +119,19 @@ def _said(offset: int | None) -> str:
 
 def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int]:
     """The max offset of every queue that has a folder, as `bounds` has it; 0 for an empty one."""
-    found: dict[Key, int] = {}
+    ends: dict[Key, int] = {}
     for key, queue in store.known_queues.items():
         with closing(queue):  # a broker has more queues than a process may have files
             try:
-                found[key] = view.bounds(queue).end
+                ends[key] = view.bounds(queue).end
             except (StoreIOError, FormatError) as error:
                 report(Problem("unreadable", str(error)))
     for key, batches in store.batch_queues.items():
         try:
-            found[key] = batches.bounds(store.log.min_offset, view.log_end)[1]
+            ends[key] = batches.bounds(store.log.min_offset, view.log_end)[1]
         except (StoreIOError, FormatError) as error:
             report(Problem("unreadable", str(error)))
-    return found
+    return ends
 
 
 # -- from the log ---------------------------------------------------------------------------------
@@ -195,10 +196,10 @@ class _Spans:
         self.last: Span | None = None
 
     def add(self, spans: list[Span]) -> None:
-        for one in spans:
+        for span in spans:
             self.count += 1
-            self.length += one.length
-            self.first, self.last = self.first or one, one
+            self.length += span.length
+            self.first, self.last = self.first or span, span
 
 
 def _tell(store: Store, view: View, spans: _Spans, last_record: int, report: Report) -> None:
@@ -219,8 +220,8 @@ def _tell(store: Store, view: View, spans: _Spans, last_record: int, report: Rep
             report(Problem("gap", f"no file covers the physical offsets {gap.start} to {gap.end}",
                            gap.start, gap.end - gap.start))
     if view.log_end is not None:
-        there = find_end(store).offset
-        if there > view.log_end:
+        log_end = find_end(store).offset
+        if log_end > view.log_end:
             report(Problem("note", f"a broker ends the log at physical offset {view.log_end}; "
-                           f"what lies beyond it, up to {there}, is left out", view.log_end,
-                           there - view.log_end))
+                           f"what lies beyond it, up to {log_end}, is left out", view.log_end,
+                           log_end - view.log_end))

@@ -60,11 +60,11 @@ def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: in
     """
     first = file.base // consume_queue.UNIT_SIZE
     with file.open() as source:
-        for at, units in _pages(source, consume_queue.dtype(), start, end, rows):
+        for first_unit, units in _pages(source, consume_queue.dtype(), start, end, rows):
             keep = _used(units)
             keep &= ((units["size"] != FILLER.size) | (units["tags_code"] != FILLER.tags_code)
                      | (units["physical_offset"] != FILLER.physical_offset))
-            number = at + np.flatnonzero(keep)
+            number = first_unit + np.flatnonzero(keep)
             yield from _queue_rows(units[keep], number, first + number, names)
 
 
@@ -75,9 +75,9 @@ def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
     One for each batch: its ``queue_offset`` is the first the batch covers. Columns: `QUEUE_TYPES`.
     """
     with file.open() as source:
-        for at, units in _pages(source, batch_consume_queue.dtype(), start, end, rows):
+        for first_unit, units in _pages(source, batch_consume_queue.dtype(), start, end, rows):
             keep = _used(units)
-            yield from _queue_rows(units[keep], at + np.flatnonzero(keep),
+            yield from _queue_rows(units[keep], first_unit + np.flatnonzero(keep),
                                    units["msg_base_offset"][keep], names)
 
 
@@ -105,10 +105,10 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
         return
     with index.source:
         last = _entries(index) + 1
-        for at, units in _pages(index.source, index_file.dtype(), max(start, 1),
-                                last if end is None else min(end, last), rows,
-                                index.shape.entry_position(0)):
-            arrays = [_of_entries(index, units, at, name) for name in names]
+        for first_unit, units in _pages(index.source, index_file.dtype(), max(start, 1),
+                                        last if end is None else min(end, last), rows,
+                                        index.shape.entry_position(0)):
+            arrays = [_of_entries(index, units, first_unit, name) for name in names]
             yield record_batch(arrays, names, INDEX_TYPES, len(units))
 
 
@@ -117,24 +117,24 @@ def _pages(source: FileSource, kind: np.dtype[Any], start: int, end: int | None,
     """(number of the first, units) of ``[start, end)``; unit 0 lies at ``origin``."""
     width = kind.itemsize
     most = max(source.size - origin, 0) // width
-    at, end = max(start, 0), most if end is None else min(end, most)
-    while at < end:
+    number, end = max(start, 0), most if end is None else min(end, most)
+    while number < end:
         if not origin:  # where zeros are no rows, holes need no reading
-            at = max(at, source.next_data(at * width) // width)
-        data = source.read(origin + at * width, max(min(rows, end - at), 0) * width)
+            number = max(number, source.next_data(number * width) // width)
+        data = source.read(origin + number * width, max(min(rows, end - number), 0) * width)
         count = len(data) // width
         if not count:
             return
-        yield at, np.frombuffer(data, kind, count)
-        at += count
+        yield number, np.frombuffer(data, kind, count)
+        number += count
 
 
 def _used(units: Array) -> Array:
     """Which units are not all zero."""
-    found: Array = np.zeros(len(units), bool)
+    mask: Array = np.zeros(len(units), bool)
     for name in units.dtype.names or ():
-        found |= units[name] != 0
-    return found
+        mask |= units[name] != 0
+    return mask
 
 
 def _queue_rows(units: Array, number: Array, queue_offset: Array, names: Sequence[str]) -> Iterator[
