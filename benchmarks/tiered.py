@@ -85,13 +85,13 @@ def loop(store: Path, target: Path) -> tuple[int, int]:
 
 def dispatch(store: Path, target: Path, *, index: bool) -> tuple[int, int]:
     """What `rmqctl tiered dispatch` does, without the start of a process."""
-    from rmqctl.parse_values import wall_clock
+    from rmqctl.parse_values import now_ms
     from rmqctl.tiered.dispatch.request import Request
     from rmqctl.tiered.dispatch.session import dispatch as upload
 
     done = upload(Request(str(store), str(target / "tier"), broker="b", index=index,
                           metadata=str(target / "config" / "tieredStoreMetadata.json")),
-                  wall_clock)
+                  now_ms)
     assert not done.is_fault
     return (sum(one.messages for one in done.outcomes), sum(one.bytes for one in done.outcomes))
 

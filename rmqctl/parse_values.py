@@ -83,12 +83,12 @@ def parse_offset(text: str | int) -> int:
     return value
 
 
-def wall_clock() -> int:
+def now_ms() -> int:
     """Epoch milliseconds of now."""
     return time.time_ns() // 1_000_000
 
 
-def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = wall_clock) -> int:
+def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = now_ms) -> int:
     """Epoch milliseconds of a point in time.
 
     ``2023-11-14T22:13:20.004+08:00`` or with ``Z`` is exact; ``2023-11-14 22:13``, ``2023-11-14
@@ -163,6 +163,16 @@ def parse_percent(text: str | float) -> float:
     if not 0 < share <= 1:
         raise UsageError(f"{text!r} is not above 0% and at most 100%")
     return share
+
+
+def parse_watermark(text: str | float) -> float:
+    """The share of a disk above which puts are refused: ``90%`` up to ``100%`` (never)."""
+    if isinstance(text, int | float):
+        return float(text)
+    number = text.strip().removesuffix("%").strip()
+    if number.isascii() and number.replace(".", "", 1).isdigit() and 0 < float(number) <= 100:
+        return float(number) / 100
+    raise UsageError(f"{text!r} is not a share of the disk; write 90%, or 100% for no limit")
 
 
 def parse_field_value(text: str | FieldValue) -> FieldValue:
@@ -253,7 +263,7 @@ def _local_zone() -> tzinfo:
 
 
 def parse_time_range(since: str | None, until: str | None, *, tz: tzinfo = UTC,
-                     clock: Callable[[], int] = wall_clock) -> tuple[int | None, int | None]:
+                     clock: Callable[[], int] = now_ms) -> tuple[int | None, int | None]:
     """``--since`` and ``--until`` as epoch milliseconds, None where not given.
 
     Both are read against the same "now". Raises UsageError when the range is empty.

@@ -200,12 +200,12 @@ def _sizes_of_files(store: Store, known: Container[str]) -> dict[str, int]:
     """The sizes which the files of a store say, but for those that are ``known``."""
     looks: dict[str, Callable[[], int | None]] = {
         "commitlog_file_size": lambda: common_size(store.log.files),
-        "consumequeue_file_size": lambda: _queue_size(
+        "consumequeue_file_size": lambda: queue_size(
             (queue.files for queue in store.queues.values()), consume_queue.UNIT_SIZE),
-        "batch_consumequeue_file_size": lambda: _queue_size(
+        "batch_consumequeue_file_size": lambda: queue_size(
             (queue.files for queue in store.batch_queues.values()),
             batch_consume_queue.UNIT_SIZE),
-        "consumequeue_ext_file_size": lambda: _queue_size(ext_files(store), 1)}
+        "consumequeue_ext_file_size": lambda: queue_size(ext_files(store), 1)}
     sizes = {name: look() for name, look in looks.items() if name not in known}
     return {name: size for name, size in sizes.items() if size is not None}
 
@@ -253,7 +253,7 @@ def contradictions(store: Store, conf: BrokerConf) -> list[str]:
     return [f"{conf.path} and the store differ: {text}" for text in texts]
 
 
-def _queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:
+def queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:
     """The size most queues have; those of several files tell it for certain, and so go first."""
     sure: Counter[int] = Counter()
     likely: Counter[int] = Counter()

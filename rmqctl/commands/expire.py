@@ -44,8 +44,8 @@ def command(
         rmqctl expire STORE --older-than 7d --keep-bytes 100GiB --apply --yes
     """
     from rmqctl.commands.shared import applying
-    from rmqctl.engine.clock import now_ms
     from rmqctl.output.units import count_text, size_text
+    from rmqctl.parse_values import now_ms
     from rmqctl.repair.expire import Limits, expire
 
     if older_than is None and keep_bytes is None:

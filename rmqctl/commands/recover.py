@@ -104,7 +104,7 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
                apply: ApplyOptions) -> None:
     from rmqctl.checks.preflight.preflight import preflight
     from rmqctl.commands.shared import applying
-    from rmqctl.engine.clock import now_ms
+    from rmqctl.parse_values import now_ms
     from rmqctl.repair.broker import plan_broker
 
     def propose(scratch: Scratch) -> applying.Proposal:

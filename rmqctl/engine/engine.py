@@ -14,12 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine import small_files
-from rmqctl.engine.clock import now_ms
 from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.engine.log.flush import FlushService, GroupCommit
@@ -42,13 +39,15 @@ from rmqctl.errors import RefusedError, RmqctlError
 from rmqctl.files import disk_usage
 from rmqctl.files.aside import AsideFolder
 from rmqctl.files.lock import StoreLock
+from rmqctl.parse_values import now_ms
+from rmqctl.scan.source import Closing
 from rmqctl.store.store import Store
 
 GROUP_MESSAGES = 1024
 GROUP_BYTES = 1 << 20
 
 
-class Engine:
+class Engine(Closing):
     """One store, open for appending. Safe to use from several threads. Use `open`."""
 
     def __init__(self, root: str, settings: Settings, lock: StoreLock, state: LogState,
@@ -119,13 +118,6 @@ class Engine:
         except BaseException:
             lock.release()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
     def is_batch_topic(self, topic: str) -> bool:
         """Whether a topic has ``queue.type=BatchCQ``."""

@@ -15,7 +15,7 @@ from rmqctl.broker.settings import Settings
 from rmqctl.engine.opening import examine, recorded_runs, refuse_held, sizes_of
 from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
-from rmqctl.files.durable import open_file, sync, sync_folder
+from rmqctl.files.durable import sync_file, sync_folder
 from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.store.store import Store
@@ -73,7 +73,7 @@ def _flush(store: Store, settings: Settings, dirs: list[str], progress: Callable
                 if is_folder:
                     sync_folder(path)
                 else:
-                    _force(path)
+                    sync_file(path)
     checkpoint = CheckpointFile(store.root, settings.profile.generation)
     done.before = checkpoint.record
     with Store.open(store.root, dirs, sizes_of(settings)) as opened:
@@ -98,15 +98,6 @@ def _below(folder: str) -> Iterator[tuple[str, bool]]:
         elif entry.is_file():
             yield entry.path, False
     yield folder, True
-
-
-def _force(path: str) -> None:
-    # A descriptor opened for reading is enough to force a file.
-    fd = open_file(path, os.O_RDONLY)
-    try:
-        sync(fd, path, whole=True)
-    finally:
-        os.close(fd)
 
 
 def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,

@@ -11,8 +11,7 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from rmqctl.scan.frames import Array
 
 
 class RowFile:

@@ -96,18 +96,19 @@ def compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain_value)
 
 
+def simple(value: Any) -> int | float | str:
+    """What is no text as text formats show it: a finite number stays one, others are empty."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if value is not None and math.isfinite(value) else ""
+
+
 def cell_text(value: Any) -> str:
     """The text of a value in a table for people, safe for a terminal, on one line."""
     if isinstance(value, str):
         return visible(value)
-    if value is None:
-        return ""
-    if value is True:
-        return "true"
-    if value is False:
-        return "false"
-    if isinstance(value, int | float):
-        return str(value) if math.isfinite(value) else ""
+    if value is None or isinstance(value, int | float):
+        return str(simple(value))
     if isinstance(value, list | tuple) and all(isinstance(v, str | int) for v in value):
         return visible(", ".join(map(str, value)))
     refuse_bytes(value)

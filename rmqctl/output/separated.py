@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rmqctl.output.cells import Layout, Row, columns_of, compact_json, pages, peek, refuse_bytes
+from rmqctl.output.cells import (
+    Layout,
+    Row,
+    columns_of,
+    compact_json,
+    pages,
+    peek,
+    refuse_bytes,
+    simple,
+)
 from rmqctl.output.escape import spreadsheet_safe, visible
 from rmqctl.output.streams import Target
 
@@ -36,14 +44,8 @@ def _field(value: Any) -> Any:
     """A value as the csv module takes it; numbers stay numbers."""
     if isinstance(value, str):
         return spreadsheet_safe(value)
-    if value is None:
-        return ""
-    if value is True:
-        return "true"
-    if value is False:
-        return "false"
-    if isinstance(value, int | float):
-        return value if math.isfinite(value) else ""
+    if value is None or isinstance(value, int | float):
+        return simple(value)
     refuse_bytes(value)
     return compact_json(value)
 

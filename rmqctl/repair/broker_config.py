@@ -12,9 +12,9 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings, ext_files, resolve
 from rmqctl.broker.versions import version_for
-from rmqctl.engine.clock import now_ms
 from rmqctl.engine.config.topics import Topics
 from rmqctl.errors import RefusedError
+from rmqctl.parse_values import now_ms
 from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rmqctl.errors import StoreIOError
@@ -64,6 +63,21 @@ class Source(Protocol):
     def next_data(self, position: int) -> int: ...
 
 
+class Closing:
+    """What is closed at the end of a ``with`` block."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class BytesSource:
     """A source over bytes in memory (tests, single records)."""
 
@@ -102,7 +116,7 @@ def open_regular(path: str) -> int:
     return fd
 
 
-class FileSource:
+class FileSource(Closing):
     """A regular file, read by position. Use as a context manager or call `close`.
 
     ``size`` is taken at opening; what is appended later is not seen through this object. Bytes
@@ -178,13 +192,6 @@ class FileSource:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

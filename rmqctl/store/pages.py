@@ -24,10 +24,9 @@ from rmqctl.formats.local.message import (
     fixed_field,
     host_text,
 )
-from rmqctl.scan.frames import Batch, gather
+from rmqctl.scan.frames import Array, Batch, gather
 from rmqctl.store.objects import text
 
-Array = np.ndarray[Any, np.dtype[Any]]
 INTEGERS = ("physical_offset", "total_size", "body_crc", "queue_id", "queue_offset", "flag",
             "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times",
             "prepared_transaction_offset")

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
 from rmqctl.files.lock_probe import LockState, probe
@@ -30,7 +29,7 @@ from rmqctl.formats.local.sysflag import (
     TRANSACTION_MASK,
     TRANSACTION_NONE,
 )
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
@@ -80,7 +79,7 @@ def _remembered_folders(root: str) -> list[str]:
     return folders
 
 
-class Store:
+class Store(Closing):
     """The read-only view of one store root. Use `open`; it is a context manager.
 
     ``moment``: the end that another view of the store has fixed; ``current``: fix none, see the
@@ -420,10 +419,3 @@ class Store:
             self._plain_log.close()
         for queue in (*self._queues.values(), *self.__dict__.get("_plain_queues", {}).values()):
             queue.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()

@@ -10,26 +10,17 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import read as read_metadata
+from rmqctl.scan.source import Closing
+from rmqctl.store.files import Trouble
 from rmqctl.tiered.files.metadata_file import broker_root_of, exists, find_metadata, tier_root
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.files.reader import Reader, is_url
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something of the tier that cannot be read, or does not belong there."""
-
-    path: str
-    reason: str
-    unreadable: bool = False
 
 
 @dataclass(slots=True)
@@ -38,10 +29,10 @@ class Found:
 
     queues: dict[QueueName, FlatQueue] = field(default_factory=dict)
     indexes: dict[tuple[str, str], FlatFile] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Trouble] = field(default_factory=list)
 
 
-class Tier:
+class Tier(Closing):
     """A tier root. Use as a context manager.
 
     ``metadata_path``: the file that is used, None where none was found; ``metadata`` its content,
@@ -102,7 +93,7 @@ class Tier:
         return self._found
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[Trouble]:
         return self.found.problems
 
     def unreadable(self, topic: str | None = None) -> Iterator[str]:
@@ -157,13 +148,6 @@ class Tier:
     def close(self) -> None:
         self.reader.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
 
 def _whole(path: str) -> bytes:
     """A file, or one behind a URL. OSError, StoreIOError."""
@@ -181,10 +165,10 @@ def _look(reader: Reader) -> Found:
         parsed = names.parse_cluster(cluster)
         if parsed is None:
             if cluster not in (".rmqctl", "config", names.LOCAL_INDEX_FOLDER):
-                found.problems.append(Problem(path, "no cluster's folder"))
+                found.problems.append(Trouble(path, "no cluster's folder"))
             continue
         if not parsed[1]:
-            found.problems.append(Problem(path, "the hash in the cluster's folder is wrong"))
+            found.problems.append(Trouble(path, "the hash in the cluster's folder is wrong"))
         for broker, below in _folders(reader, path, found):
             for topic, under in _folders(reader, below, found):
                 _queues_of(reader, (parsed[0], broker, topic), under, found)
@@ -195,19 +179,19 @@ def _queues_of(reader: Reader, owner: tuple[str, str, str], path: str, found: Fo
     cluster, broker, topic = owner
     for number, folder in _folders(reader, path, found):
         if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
-            found.problems.append(Problem(folder, "no queue's folder"))
+            found.problems.append(Trouble(folder, "no queue's folder"))
             continue
         flat = {}
         for kind, place in _folders(reader, folder, found):
             if kind not in names.KINDS:
-                found.problems.append(Problem(place, "no kind of file a tier has"))
+                found.problems.append(Trouble(place, "no kind of file a tier has"))
                 continue
             try:
                 flat[kind] = FlatFile.open(reader, place)
             except StoreIOError as error:
-                found.problems.append(Problem(place, str(error), unreadable=True))
+                found.problems.append(Trouble(place, str(error), unreadable=True))
                 continue
-            found.problems.extend(Problem(f"{place}/{name}", "no segment's name")
+            found.problems.extend(Trouble(f"{place}/{name}", "no segment's name")
                                   for name in flat[kind].strange)
         if names.INDEX in flat:
             found.indexes[cluster, broker] = flat.pop(names.INDEX)
@@ -222,7 +206,7 @@ def _folders(reader: Reader, path: str, found: Found) -> Iterator[tuple[str, str
     try:
         entries = reader.list(path)
     except StoreIOError as error:
-        found.problems.append(Problem(path, str(error), unreadable=True))
+        found.problems.append(Trouble(path, str(error), unreadable=True))
         return
     for one in entries:
         below = f"{path}/{one.name}" if path else one.name
@@ -230,4 +214,4 @@ def _folders(reader: Reader, path: str, found: Found) -> Iterator[tuple[str, str
             yield one.name, below
         elif path or one.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak",
                                          "lock"):
-            found.problems.append(Problem(below, "a file where folders belong"))
+            found.problems.append(Trouble(below, "a file where folders belong"))

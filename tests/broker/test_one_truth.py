@@ -16,9 +16,9 @@ from rmqctl.broker.settings import resolve
 from rmqctl.broker.versions import VERSIONS, BrokerVersion
 from rmqctl.broker.view import broker_view
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.engine.clock import now_ms
 from rmqctl.engine.input.append_stream import DryRunEngine
 from rmqctl.errors import RefusedError
+from rmqctl.parse_values import now_ms
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 from tests.repair import damage

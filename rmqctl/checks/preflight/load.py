@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rmqctl.actions import Action
 from rmqctl.broker.consume_queue import batch_topics
+from rmqctl.broker.settings import queue_size
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.verify.context import known_topics
 from rmqctl.errors import StoreIOError
+from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.store.config.config import UNREADABLE, load_one
-from rmqctl.store.files import StoreFile, Trouble, common_size, listing
+from rmqctl.store.files import StoreFile, Trouble, listing
 from rmqctl.store.store import Store
 
 _CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
@@ -47,7 +48,8 @@ def load(store: Store, version: BrokerVersion) -> Load:
     for queue in store.queues.values():
         _folder(store, version, found, queue.folder, queue.files, queue.troubles, expected)
     if version.generation >= 5:
-        size = _common(file.size for one in store.batch_queues.values() for file in one.files)
+        size = queue_size((batch.files for batch in store.batch_queues.values()),
+                          batch_consume_queue.UNIT_SIZE)
         for batch in store.batch_queues.values():
             _folder(store, version, found, batch.folder, batch.files, batch.troubles, size)
         _batch_types(store, found)
@@ -63,19 +65,8 @@ def relative(store: Store, path: str) -> str:
 def queue_file_size(store: Store) -> int | None:
     """The size a broker's consumequeue files have; None where nothing tells it."""
     known = store.sizes.consumequeue_file or store.remembered.get("consumequeue_file_size")
-    if known:
-        return layout.file_size(known)
-    sure = _common(size for one in store.queues.values() if len(one.files) > 1
-                   and (size := common_size(one.files)))
-    return sure or _common(file.size for one in store.queues.values() for file in one.files
-                           if file.size)
-
-
-def _common(sizes: Iterator[int]) -> int | None:
-    counted: dict[int, int] = {}
-    for size in sizes:
-        counted[size] = counted.get(size, 0) + 1
-    return max(counted, key=lambda size: counted[size]) if counted else None
+    return layout.file_size(known) if known else queue_size(
+        (queue.files for queue in store.queues.values()), layout.UNIT_SIZE)
 
 
 def _config(store: Store, found: Load) -> None:

@@ -150,7 +150,7 @@ def _warn(out: Output, one: StoreResult) -> None:
                      else "")
             out.warn(f"{name}: {what}{where}: {span.reason or 'zeros inside the log'}")
         if found.count > _NAMED:
-            out.warn(f"{name}: {what}: {found.count - _NAMED:,} more places, {found.bytes:,} "
+            out.warn(f"{name}: {what}: {found.count - _NAMED:,} more places, {found.length:,} "
                      "bytes in all")
     if one.bad_crc:
         more = "" if one.bad_crc <= _NAMED else f" and {one.bad_crc - _NAMED:,} more"

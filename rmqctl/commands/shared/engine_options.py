@@ -15,23 +15,14 @@ import typer
 from rmqctl.broker.versions import profile_note, release_of
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import StoreOptions
-from rmqctl.errors import RefusedError, UsageError
-from rmqctl.parse_values import parse_size
+from rmqctl.errors import RefusedError
+from rmqctl.parse_values import parse_size, parse_watermark
 
 if TYPE_CHECKING:
     from rmqctl.broker.settings import Settings
 
 _BROKER = "The broker's configuration"
 _WRITING = "How the commitlog is written"
-
-def parse_watermark(text: str | float) -> float:
-    """The share of a disk above which puts are refused: ``90%`` up to ``100%`` (never)."""
-    if isinstance(text, int | float):
-        return float(text)
-    number = text.strip().removesuffix("%").strip()
-    if number.isascii() and number.replace(".", "", 1).isdigit() and 0 < float(number) <= 100:
-        return float(number) / 100
-    raise UsageError(f"{text!r} is not a share of the disk; write 90%, or 100% for no limit")
 
 
 @dataclass(frozen=True, kw_only=True)

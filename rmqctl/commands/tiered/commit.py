@@ -11,7 +11,7 @@ from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.options import DryRun, Out
 from rmqctl.commands.shared.tiered_options import TierOptions
 from rmqctl.errors import ExitCode
-from rmqctl.parse_values import wall_clock
+from rmqctl.parse_values import now_ms
 
 NAME = ("tiered", "commit")
 EFFECT = "mutates"
@@ -45,7 +45,7 @@ def command(
         return ExitCode.OK
     found: list[Committed] = []
     with DeferredSignals() as signals, closing(
-            commit_tier(tier.root, tier.metadata, wall_clock, dry_run=dry_run)) as queues:
+            commit_tier(tier.root, tier.metadata, now_ms, dry_run=dry_run)) as queues:
         for one in queues:
             if one.done.changed or one.done.fault:
                 found.append(one)

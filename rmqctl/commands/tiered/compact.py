@@ -87,7 +87,7 @@ def command(
 
 
 def _rows(out: Output, request: CompactRequest, *, dry_run: bool) -> Iterator[dict[str, Any]]:
-    from rmqctl.engine.clock import now_ms
+    from rmqctl.parse_values import now_ms
     from rmqctl.tiered.index.compaction import plan_local, upload_local
 
     with out.progress("rearranging", unit="files") as progress:

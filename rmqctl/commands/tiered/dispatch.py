@@ -11,7 +11,7 @@ from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.options import DryRun, Out, StoreQueues
 from rmqctl.commands.shared.tiered_options import TieredIndexMax, TieredIndexSlots, TierRoot
 from rmqctl.errors import ExitCode, UsageError
-from rmqctl.parse_values import parse_duration, parse_size, parse_time, wall_clock
+from rmqctl.parse_values import now_ms, parse_duration, parse_size, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +125,7 @@ def command(
     fixed = None if now is None else parse_time(now)
 
     def clock() -> int:
-        return wall_clock() if fixed is None else fixed
+        return now_ms() if fixed is None else fixed
 
     request = Request(
         store.root, root, metadata, cluster, broker, tuple(topic or ()), _start(start, clock),

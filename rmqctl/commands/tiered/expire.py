@@ -46,9 +46,9 @@ def command(
         rmqctl tiered expire STORE/tieredstore --older-than 7d --topic Orders --apply --yes
     """
     from rmqctl.commands.shared import applying
-    from rmqctl.engine.clock import now_ms
     from rmqctl.errors import UsageError
     from rmqctl.output.units import count_text, size_text
+    from rmqctl.parse_values import now_ms
     from rmqctl.tiered.expire import expire
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 

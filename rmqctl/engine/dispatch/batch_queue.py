@@ -14,11 +14,11 @@ from rmqctl.errors import UsageError
 from rmqctl.formats.local import batch_consume_queue as layout
 from rmqctl.formats.local.batch_consume_queue import NOT_COMPACTED, UNIT_SIZE
 from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
 from rmqctl.store.files import Listing
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.store import Sizes, Store
 
-Array = np.ndarray[Any, np.dtype[Any]]
 FOLDER = "batchconsumequeue"
 _LAST_FILES = 3
 """A broker's recovery looks at so many files of a queue."""

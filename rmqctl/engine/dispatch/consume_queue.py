@@ -18,11 +18,11 @@ from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
 from rmqctl.formats.local.consume_queue_ext import MAX_ADDRESS
 from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
 from rmqctl.store.files import Listing, listing
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Sizes, Store
 
-Array = np.ndarray[Any, np.dtype[Any]]
 FOLDER = "consumequeue"
 _LONG_MAX = (1 << 63) - 1
 _SMALL = 1 << 16

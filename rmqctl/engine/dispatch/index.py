@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import MAXYEAR, datetime, timedelta
-from typing import Any
 
 import numpy as np
 
@@ -21,10 +20,10 @@ from rmqctl.files.durable import lay_out, make_folders, open_file, write_all
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord, Shape
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import listing
 
-Array = np.ndarray[Any, np.dtype[Any]]
 FOLDER = "index"
 MOST_PENDING = 1 << 18
 """Entries added before the slots are written without being asked."""

@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from rmqctl.broker.settings import Settings
 from rmqctl.broker.view import broker_view
-from rmqctl.engine.clock import now_ms
 from rmqctl.engine.config.topics import Topics
 from rmqctl.engine.engine import Engine
 from rmqctl.engine.input import objects
@@ -37,7 +35,9 @@ from rmqctl.engine.put.ingest import MAX_BATCH, batches
 from rmqctl.engine.put.message import MESSAGE_ILLEGAL, Outgoing, OutgoingBatch, PutResult, refused
 from rmqctl.engine.put.put import Message, PutPath
 from rmqctl.formats.local.message import BLANK_SIZE
+from rmqctl.parse_values import now_ms
 from rmqctl.scan.queue_reach import QueueReach
+from rmqctl.scan.source import Closing
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.topic_queue_table import consumequeue_ends
 from rmqctl.store.store import Store
@@ -364,7 +364,7 @@ class DryRunLog:
         self.position = physical
 
 
-class DryRunEngine:
+class DryRunEngine(Closing):
     """What `Engine` is, without effect. Use `open`."""
 
     recovered = 0
@@ -393,13 +393,6 @@ class DryRunEngine:
         refuse_held(store, path)
         state = examine(store, settings.profile)
         return cls(path, settings, store, state, clock, keep_queue_offsets)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
         """The results a real run would give."""

@@ -18,7 +18,6 @@ from struct import Struct
 from typing import NamedTuple, TypeVar
 
 from rmqctl.broker.settings import LOCALHOST, Settings
-from rmqctl.engine.clock import now_ms
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
 from rmqctl.engine.put.rewrite import WAIT
 from rmqctl.formats.config.java_map import ordered
@@ -27,6 +26,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import delay_level_of
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.local.sysflag import INNER_BATCH, NEED_UNWRAP, TRANSACTION_MASK
+from rmqctl.parse_values import now_ms
 
 MAX_BATCH = 4 << 20
 """Bytes of records that `batches` puts together: what every version takes as one batch."""

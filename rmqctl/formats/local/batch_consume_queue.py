@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from construct import Int16sb, Int32sb, Int64sb, Struct
 
 from rmqctl.formats.fixed import Fixed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Unit = Struct(
     "physical_offset" / Int64sb,
@@ -57,8 +54,4 @@ DEFAULT_FILE_SIZE = 300_000 * UNIT_SIZE
 parse = UNIT.parse
 decode = UNIT.decode
 build = UNIT.build
-
-
-def dtype() -> np.dtype[Any]:
-    """The numpy dtype of a batch consumequeue file."""
-    return UNIT.dtype()
+dtype = UNIT.dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from construct import Int32sb, Int64sb, Struct
 
@@ -13,7 +13,6 @@ from rmqctl.formats.local import properties as props
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
 
 Unit = Struct(
     "physical_offset" / Int64sb,
@@ -50,11 +49,7 @@ DEFAULT_FILE_SIZE = 300_000 * UNIT_SIZE
 parse = UNIT.parse
 decode = UNIT.decode
 build = UNIT.build
-
-
-def dtype() -> np.dtype[Any]:
-    """The numpy dtype of a consumequeue file."""
-    return UNIT.dtype()
+dtype = UNIT.dtype
 
 
 def file_size(configured: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from construct import Int32sb, Int64sb, Struct
 
@@ -21,7 +21,6 @@ from rmqctl.formats.local import properties as props
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
 
 
 Header = Struct(
@@ -86,16 +85,7 @@ DEFAULT_RATIO = 4
 parse_header, build_header = HEADER.parse, HEADER.build
 parse_slot, build_slot = SLOT.parse, SLOT.build
 parse_entry, build_entry = ENTRY.parse, ENTRY.build
-
-
-def dtype() -> np.dtype[Any]:
-    """The numpy dtype of the entry array."""
-    return ENTRY.dtype()
-
-
-def slot_dtype() -> np.dtype[Any]:
-    """The numpy dtype of the slot array."""
-    return SLOT.dtype()
+dtype, slot_dtype = ENTRY.dtype, SLOT.dtype
 
 
 class Shape(NamedTuple):

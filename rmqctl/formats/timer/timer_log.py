@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from construct import Int32sb, Int32ub, Int64sb, Struct
 
 from rmqctl.errors import FormatError
 from rmqctl.formats.fixed import TOO_SHORT, Fixed
 from rmqctl.formats.local.message import MAGIC_BLANK
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Unit = Struct(
     "size" / Int32sb,
@@ -79,11 +76,7 @@ UNIT_SIZE = UNIT.size
 parse = UNIT.parse
 decode = UNIT.decode
 build = UNIT.build
-
-
-def dtype() -> np.dtype[Any]:
-    """The numpy dtype of an array of units (a file's tail is none)."""
-    return UNIT.dtype()
+dtype = UNIT.dtype
 
 
 def parse_tail(data: bytes, at: int = 0, base: int = 0) -> TailRecord:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from construct import Int32sb, Int64sb, Struct
 
 from rmqctl.formats.fixed import Fixed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Slot = Struct(
     "time" / Int64sb,
@@ -50,11 +47,7 @@ UNUSED = SlotRecord(0, 0, 0, 0, 0)
 parse = SLOT.parse
 decode = SLOT.decode
 build = SLOT.build
-
-
-def dtype() -> np.dtype[Any]:
-    """The numpy dtype of the wheel."""
-    return SLOT.dtype()
+dtype = SLOT.dtype
 
 
 def slot_of(time_ms: int, precision: int = DEFAULT_PRECISION) -> int:

@@ -139,7 +139,7 @@ def _store(result: StoreResult) -> dict[str, Any]:
 
 
 def _faults(faults: Faults) -> dict[str, Any]:
-    return {"count": faults.count, "bytes": faults.bytes, "places": [_span(span) for span in
+    return {"count": faults.count, "bytes": faults.length, "places": [_span(span) for span in
                                                                      faults.spans]}
 
 

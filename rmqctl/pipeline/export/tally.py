@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from rmqctl.repair.rebuild.derived_range import Damage
 from rmqctl.scan.frames import BLANK, Batch, Span
 
 MOST_NAMED = 200
@@ -14,23 +16,10 @@ UNREADABLE, GAP = "unreadable", "gap"
 
 
 @dataclass(slots=True)
-class Faults:
+class Faults(Damage):
     """Places of the log that gave no message, in order: the first ones named, all counted."""
 
-    spans: list[Span] = field(default_factory=list)
-    count: int = 0
-    bytes: int = 0
-
-    def add(self, span: Span) -> None:
-        self.count += 1
-        self.bytes += span.length
-        if len(self.spans) < MOST_NAMED:
-            self.spans.append(span)
-
-    def merge(self, other: Faults) -> None:
-        self.count += other.count
-        self.bytes += other.bytes
-        self.spans += other.spans[:max(MOST_NAMED - len(self.spans), 0)]
+    most: ClassVar[int] = MOST_NAMED
 
 
 @dataclass(slots=True)

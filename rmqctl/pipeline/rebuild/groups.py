@@ -17,10 +17,11 @@ import numpy as np
 from rmqctl.engine.dispatch.derive import Derived, Further
 from rmqctl.errors import InternalError
 from rmqctl.formats.local import properties as props
-from rmqctl.pipeline.rebuild.spool import Array, Columns, texts_of, texts_to_columns
+from rmqctl.pipeline.rebuild.spool import Columns, texts_of, texts_to_columns
 from rmqctl.repair.rebuild.rebuild import wants
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
+from rmqctl.scan.frames import Array
 
 ROW_COLUMNS = 16
 INDEX_COLUMNS = 4

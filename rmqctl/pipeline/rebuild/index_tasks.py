@@ -17,10 +17,10 @@ from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.files.aside import AsideFolder
 from rmqctl.files.durable import failed
 from rmqctl.formats.local.index_file import HeaderRecord, Shape, build_header
-from rmqctl.pipeline.rebuild.spool import Array
 from rmqctl.repair.rebuild import index
 from rmqctl.repair.rebuild.index import FOLDER, Expired
 from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.frames import Array
 
 MOST_PENDING = 1 << 21
 _BEFORE = "0" * 17

@@ -11,16 +11,15 @@ import os
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import open_file, write_parts
 from rmqctl.pipeline.staging import refuse_unseen
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Columns = Sequence[Array | None]
 """One-dimensional columns of int64 or uint8; None for one that is left out."""
 

@@ -27,13 +27,14 @@ from rmqctl.pipeline.rebuild.groups import (
     there,
 )
 from rmqctl.pipeline.rebuild.index_tasks import Index, Segment, begin, write_index
-from rmqctl.pipeline.rebuild.spool import Array, SpoolWriter, segments
+from rmqctl.pipeline.rebuild.spool import SpoolWriter, segments
 from rmqctl.pipeline.staging import refuse_unseen
 from rmqctl.repair.rebuild import seed
 from rmqctl.repair.rebuild.derived_range import LogSummary, derive
 from rmqctl.repair.rebuild.seed import OldUnits
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import Range

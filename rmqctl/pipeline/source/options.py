@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rmqctl.errors import NotAStoreError, UsageError
-from rmqctl.parse_values import parse_offset, parse_size, parse_time, wall_clock
+from rmqctl.parse_values import now_ms, parse_offset, parse_size, parse_time
 from rmqctl.pipeline.source.pushdown import Filters
 from rmqctl.pipeline.source.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESSAGES
 from rmqctl.tiered.files.reader import is_url
@@ -48,15 +48,9 @@ class Options:
     def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> Options:
         """From a data source's options (names without regard to case).
 
-        ``more`` are names that somebody else reads. UsageError for unknown ones: a condition
-        with a slip of the pen must not be left out silently.
+        ``more`` are names that somebody else reads.
         """
-        known = {name.lower(): name for name in (*NAMES, *more)}
-        unknown = [name for name in given if name.lower() not in known and "." not in name]
-        if unknown:
-            raise UsageError(f"unknown option {', '.join(unknown)}; there are "
-                             f"{', '.join(sorted(set(known.values()) - {'paths'}))}")
-        values = {name.lower(): text for name, text in given.items()}
+        values = by_name(given, (*NAMES, *more))
 
         def option(name: str) -> str | None:
             return values.get(name.lower()) or None
@@ -75,7 +69,7 @@ class Options:
             if option(name) is not None:
                 raise UsageError(f"{name} says nothing of the table {table}")
         size, count = option("splitSize"), option("numPartitions")
-        parts = None if count is None else _number("numPartitions", count, 1)
+        parts = None if count is None else number("numPartitions", count, 1)
         paths = _paths(option("path"), option("paths"), urls=table == TIERED_MESSAGES)
         return cls(paths, table, body == _BODIES[0],
                    _filters(table, option), None if size is None else parse_size(size), parts,
@@ -130,11 +124,24 @@ def local(path: str) -> str:
     return path
 
 
+def by_name(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Options by their names in lower case. UsageError for one that is not among ``names``: a
+    condition with a slip of the pen must not be left out silently.
+    """
+    known = {name.lower(): name for name in names}
+    unknown = [name for name in given if name.lower() not in known and "." not in name]
+    if unknown:
+        raise UsageError(f"unknown option {', '.join(unknown)}; there are "
+                         f"{', '.join(sorted(set(known.values()) - {'paths'}))}")
+    return {name.lower(): text for name, text in given.items()}
+
+
 def _words(text: str | None) -> list[str]:
     return [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _number(name: str, text: str, least: int) -> int:
+def number(name: str, text: str, least: int) -> int:
+    """A whole number from ``least`` on that an int of Java holds. UsageError names the option."""
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) <= _INT_MAX:
         raise UsageError(f"{name}={text}: a number from {least} on is wanted")
@@ -142,7 +149,7 @@ def _number(name: str, text: str, least: int) -> int:
 
 
 def _filters(table: str, ask: Callable[[str], str | None]) -> Filters:
-    now = wall_clock()
+    now = now_ms()
     start, end = ask("startPhy"), ask("endPhy")
     since, until = ask("since"), ask("until")
     topics, queues = _words(ask("topic")), _words(ask("queueId"))
@@ -152,7 +159,7 @@ def _filters(table: str, ask: Callable[[str], str | None]) -> Filters:
         raise UsageError("topic and queueId: an index has neither; read messages or consumequeue")
     return Filters(
         topics=frozenset(os.fsencode(topic) for topic in topics) or None,
-        queue_ids=frozenset(_number("queueId", queue_id, 0) for queue_id in queues) or None,
+        queue_ids=frozenset(number("queueId", queue_id, 0) for queue_id in queues) or None,
         since=None if since is None else parse_time(since, clock=lambda: now),
         until=None if until is None else parse_time(until, clock=lambda: now),
         start=None if start is None else parse_offset(start),

@@ -29,8 +29,8 @@ from rmqctl.engine.put.put import Message
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.files.durable import make_folders, publish_folder, remove_folder
 from rmqctl.formats.local.message import decode
-from rmqctl.parse_values import parse_size
-from rmqctl.pipeline.source.options import local
+from rmqctl.parse_values import parse_size, parse_watermark
+from rmqctl.pipeline.source.options import by_name, local, number
 from rmqctl.pipeline.source.rows import (
     RECORD,
     RECORD_SCHEMA,
@@ -78,11 +78,7 @@ class StoreWriter(DataSourceArrowWriter):
     """
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
-        given = _lookup(options)
-        known = {name.lower() for name in OPTIONS}
-        if unknown := [name for name in options if name.lower() not in known and "." not in name]:
-            raise UsageError(f"unknown option {', '.join(unknown)}; there are "
-                             f"{', '.join(sorted(OPTIONS))}")
+        given = by_name(options, OPTIONS)
         if not given.get("path"):
             raise UsageError("no path given: name the new store with .save(PATH)")
         self._target = os.path.abspath(local(given["path"]))
@@ -212,7 +208,7 @@ def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[l
 
 def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settings:
     """The settings of the store that the options describe. UsageError."""
-    given = _lookup(options)
+    given = {name.lower(): text for name, text in options.items()}
     fields: dict[str, Any] = {}
     if recorded:
         # A record that names its rows in other queues had them.
@@ -225,34 +221,15 @@ def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settin
             fields[field] = _switch(name, text)
         else:
             fields[field] = parse_size(text) if name in _SIZES else (
-                _count(name, text) if name in _COUNTS else text.strip())
+                number(name, text, 0) if name in _COUNTS else text.strip())
     if (share := given.get("diskwatermark")) is not None:
-        fields["disk_watermark"] = _share(share)
+        fields["disk_watermark"] = parse_watermark(share)
     settings = Settings(**fields)
     _ = settings.profile
     return settings
-
-
-def _lookup(options: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): text for name, text in options.items()}
 
 
 def _switch(name: str, text: str) -> bool:
     if text.strip().lower() not in ("true", "false"):
         raise UsageError(f"{name}={text}: true or false")
     return text.strip().lower() == "true"
-
-
-def _count(name: str, text: str) -> int:
-    if not (text.strip().isascii() and text.strip().isdigit()):
-        raise UsageError(f"{name}={text}: a number is wanted")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    number = text.strip().removesuffix("%").strip()
-    if not (number.isascii() and number.replace(".", "", 1).isdigit()
-            and 0 < float(number) <= 100):
-        raise UsageError(f"diskWatermark={text}: a share of the disk such as 90%, or 100% for no "
-                         "limit")
-    return float(number) / 100

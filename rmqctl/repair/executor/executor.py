@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from rmqctl.engine.clock import now_ms
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
 from rmqctl.files.durable import STAGING, make_folders, open_file, publish
 from rmqctl.files.lock import StoreLock
+from rmqctl.parse_values import now_ms
 from rmqctl.repair.executor import undo as undoing
 from rmqctl.repair.executor.apply_step import ChangedError, StepApplier
 from rmqctl.repair.executor.check_plan import is_fulfilled

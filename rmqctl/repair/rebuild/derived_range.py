@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class Damage:
     A whole record with a wrong body CRC is a span too.
     """
 
+    most: ClassVar[int] = MOST_SPANS
     count: int = 0
     length: int = 0
     spans: list[Span] = field(default_factory=list)
@@ -34,13 +36,13 @@ class Damage:
     def add(self, span: Span) -> None:
         self.count += 1
         self.length += span.length
-        if len(self.spans) < MOST_SPANS:
+        if len(self.spans) < self.most:
             self.spans.append(span)
 
     def merge(self, other: Damage) -> None:
         self.count += other.count
         self.length += other.length
-        self.spans += other.spans[:MOST_SPANS - len(self.spans)]
+        self.spans += other.spans[:max(self.most - len(self.spans), 0)]
 
 
 @dataclass(slots=True)

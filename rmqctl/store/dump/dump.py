@@ -10,8 +10,6 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 from rmqctl.errors import NotAStoreError, UsageError
 from rmqctl.formats import dledger, kinds
@@ -23,7 +21,7 @@ from rmqctl.formats.tiered import index
 from rmqctl.formats.tiered import units as tiered_units
 from rmqctl.formats.timer import timer_log
 from rmqctl.formats.timer.timer_check import TimerCheckRecord
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store.dump import messages, texts, tiered, units
 from rmqctl.store.dump.fields import DumpOptions, Row, Target
 from rmqctl.store.objects import FIELDS
@@ -108,7 +106,7 @@ def _parts(path: str) -> list[str]:
     return path.split(os.sep)
 
 
-class Dump:
+class Dump(Closing):
     """One opened file: its ``kind``, its rows, and what was found on the way.
 
     ``faults`` counts damage in the rows given so far, ``notes`` holds remarks in words.
@@ -195,10 +193,3 @@ class Dump:
 
     def close(self) -> None:
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()

@@ -17,8 +17,9 @@ import numpy as np
 
 from rmqctl.errors import UsageError
 from rmqctl.parse_values import ungrouped
+from rmqctl.scan.frames import Array
 from rmqctl.store.objects import FIELDS
-from rmqctl.store.pages import INTEGERS, Array, Page
+from rmqctl.store.pages import INTEGERS, Page
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~"]
 OPERATORS: tuple[Operator, ...] = ("=", "!=", "<", "<=", ">", ">=", "~", "!~")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rmqctl.formats.local import batch_consume_queue as layout
 from rmqctl.formats.local.batch_consume_queue import UNIT_SIZE, UnitRecord
+from rmqctl.scan.frames import Array
 from rmqctl.store.files import StoreFile, Trouble, common_size
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class BatchQueue:

@@ -6,13 +6,10 @@ their messages too, until it expires.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from rmqctl.formats.local import compaction as layout
 from rmqctl.formats.local.compaction import UNIT_SIZE, UnitRecord
 from rmqctl.formats.local.message import Record
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store.files import listing
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store
@@ -21,7 +18,7 @@ _FOLDER = "compaction"
 _LOG, _QUEUE = "compactionLog", "compactionCq"
 
 
-class CompactionQueue:
+class CompactionQueue(Closing):
     """The kept messages of one queue, by queue offset. Read-only; a context manager."""
 
     def __init__(self, files: list[list[UnitRecord]], log: CommitLog) -> None:
@@ -61,13 +58,6 @@ class CompactionQueue:
 
     def close(self) -> None:
         self.log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _units(path: str) -> list[UnitRecord]:

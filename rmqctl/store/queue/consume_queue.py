@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT, UNIT_SIZE, UnitRecord
-from rmqctl.scan.frames import used_length
+from rmqctl.scan.frames import Array, used_length
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, common_size
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _PAGE = 1 << 20
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.scan.frames import Array
 from rmqctl.store.files import listing
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
@@ -24,7 +25,6 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.search import first_stored
 from rmqctl.store.store import MAX_QUEUE_ID, Store
 
-Array = np.ndarray[Any, np.dtype[Any]]
 PAGE_ROWS = 4096
 CLOCK_SLACK = 60_000
 """Milliseconds a broker's clock may have been set back: so much further a search by time looks,

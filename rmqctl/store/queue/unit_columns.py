@@ -19,11 +19,11 @@ from rmqctl.formats.local import batch_consume_queue, consume_queue, index_file
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import HEADER, Shape
 from rmqctl.scan.columns import record_batch
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.index_files import IndexFile, open_index
 
-Array = np.ndarray[Any, np.dtype[Any]]
 ROWS = 100_000
 """The most rows that are read for one record batch."""
 

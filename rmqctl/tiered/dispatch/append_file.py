@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -16,10 +15,9 @@ from rmqctl.files.durable import Part
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.formats.tiered.units import NEVER
+from rmqctl.scan.frames import Array
 from rmqctl.tiered.files.writer import TierWriter
 from rmqctl.tiered.flat_file import FlatFile, QueueName, Segment
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class AppendFile:

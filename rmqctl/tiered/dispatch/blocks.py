@@ -10,20 +10,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.scan.buffer_pool import BufferPool
-from rmqctl.scan.frames import Batch, examine, gather, gather_int
+from rmqctl.scan.frames import Array, Batch, examine, gather, gather_int
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.tiered.dispatch.local import LocalQueue, computed_tags
 
-Array = np.ndarray[Any, np.dtype[Any]]
 WINDOW = 32 << 20
 """Bytes of the log that are gone through at a time."""
 _NEAR = 1 << 17

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 import numpy as np
 
 from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata
-from rmqctl.scan.frames import Batch, examine
+from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.tiered.dispatch.plan import Blocks
 from rmqctl.tiered.dispatch.request import Target
 from rmqctl.tiered.files import metadata_file
@@ -29,7 +28,6 @@ from rmqctl.tiered.index.keys import keys_of_all
 from rmqctl.tiered.index.progress import IndexProgress, Key
 from rmqctl.tiered.index.writer import IndexWriter
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _INDEX_BYTES = 1 << 30
 """So much of commit log is uploaded between two commits of the index: one may write all slots."""
 _PIECE = 16 << 20

@@ -7,7 +7,6 @@ offset, so that all queues together go through the log once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,12 +16,12 @@ from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import message, properties
 from rmqctl.formats.local.consume_queue import FILLER, UnitRecord
+from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.search import LAST, first_from
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _PAGE = 1024
 """Rows of a queue that are held at a time."""
 

@@ -15,6 +15,7 @@ from rmqctl.formats import layout
 from rmqctl.formats.config import broker_identity
 from rmqctl.formats.local import consume_queue, message
 from rmqctl.formats.tiered import names
+from rmqctl.scan.frames import Array
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 from rmqctl.tiered.dispatch.append_file import AppendFile
@@ -25,8 +26,6 @@ from rmqctl.tiered.files.reader import Reader
 from rmqctl.tiered.files.settings import TierSettings
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
 from rmqctl.tiered.tier import Tier
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 DEFAULT_CLUSTER = "DefaultCluster"
 _IDENTITY = "brokerIdentity"

@@ -21,7 +21,7 @@ from rmqctl.formats.local import message
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
 from rmqctl.formats.tiered.units import NEVER, UNIT, UNIT_SIZE
-from rmqctl.scan.frames import BLANK, Batch
+from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.store.queue.search import LAST, first_from
 from rmqctl.tiered.dispatch.append_file import AppendFile
 from rmqctl.tiered.dispatch.local import computed_tags
@@ -33,7 +33,6 @@ from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.recover.survey import ROW, MessageRows
 from rmqctl.tiered.tier import Tier
 
-Array = np.ndarray[Any, np.dtype[Any]]
 TagsOf = Callable[[int, bytes], int | None]
 """(queue offset, record as the tier has it) -> tags code; None: not this queue's message."""
 

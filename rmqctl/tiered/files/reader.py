@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from rmqctl.errors import StoreIOError
-from rmqctl.scan.source import FileSource, Source
+from rmqctl.scan.source import Closing, FileSource, Source
 
 ASIDE = ".rmqctl/tiered"
 """Below the tier root: where this program keeps what it replaces, and its own notes."""
@@ -67,7 +66,7 @@ def close_source(source: Source) -> None:
         close()
 
 
-class PosixReader:
+class PosixReader(Closing):
     """A folder, opened for reading. Holds no descriptors but a few recently used ones."""
 
     _KEPT = 32
@@ -130,13 +129,6 @@ class PosixReader:
         for one in self._open.values():
             one.close()
         self._open.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
 
 def failed(error: Exception, where: str, doing: str) -> StoreIOError:

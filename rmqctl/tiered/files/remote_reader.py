@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, require
-from rmqctl.scan.source import Source, Witness
+from rmqctl.scan.source import Closing, Source, Witness
 from rmqctl.tiered.files.reader import Entry, failed
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
@@ -27,7 +26,7 @@ _ERRNO: tuple[tuple[type[OSError], int], ...] = (
     (NotADirectoryError, errno.ENOTDIR))
 
 
-class RemoteReader:
+class RemoteReader(Closing):
     """A URL, opened for reading. UsageError where there is no driver for it."""
 
     def __init__(self, url: str) -> None:
@@ -113,13 +112,6 @@ class RemoteReader:
 
     def close(self) -> None:
         self._sizes.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
 
 class RemoteSource:

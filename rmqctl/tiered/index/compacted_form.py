@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -27,11 +26,10 @@ from rmqctl.errors import FormatError, RefusedError
 from rmqctl.files import durable
 from rmqctl.files.odirect import DirectWriter
 from rmqctl.formats.tiered import index as fmt
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.tiered.index.index_file import COMPACTED, IndexFile, examine
 from rmqctl.tiered.index.open_file import link, raw, slots_of
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 PART_ITEMS = 20_000_000
 """Items of the result that are in memory at once, 534 MiB; the file is read once for each part."""

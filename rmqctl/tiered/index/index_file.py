@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.index import open_shape_of
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import Closing, FileSource
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.tier import Tier
 
@@ -199,7 +199,7 @@ def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]
             yield error
 
 
-class LocalIndex:
+class LocalIndex(Closing):
     """The index files of a broker that are not uploaded, opened together. Context manager.
 
     ``files`` are those that can be read, oldest first; ``errors`` what the others are.
@@ -218,12 +218,6 @@ class LocalIndex:
 
     def close(self) -> None:
         self._sources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,

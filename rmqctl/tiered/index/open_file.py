@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rmqctl.errors import FormatError, RefusedError
 from rmqctl.files import durable
 from rmqctl.formats.tiered import index as fmt
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 LOST_HASH = -(1 << 31)
 """The one hash code that negating leaves negative."""

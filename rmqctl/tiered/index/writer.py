@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
 
 import numpy as np
 
@@ -17,18 +15,16 @@ from rmqctl.files import durable
 from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
-from rmqctl.scan.frames import Batch
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.source import Closing, FileSource
 from rmqctl.tiered.index.index_file import local_names
 from rmqctl.tiered.index.keys import Keys, keys_of
 from rmqctl.tiered.index.open_file import BLOCK, LOST_HASH, OpenIndexFile, has_slot
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 _SECOND = 1000
 
 
-class IndexWriter:
+class IndexWriter(Closing):
     """The folder ``tiered_index_file`` of a broker's local root, written to. A context manager.
 
     ``shape`` is what is configured; ``clock`` gives the ms that name new files, which are made
@@ -198,13 +194,6 @@ class IndexWriter:
     def close(self) -> None:
         """Gives the files back; what was not committed is lost."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _seconds(times: Array, begin: int) -> Array:

@@ -29,6 +29,7 @@ from rmqctl.formats.tiered.names import (
 )
 from rmqctl.formats.tiered.units import NEVER
 from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.source import Closing
 from rmqctl.store.objects import java_text
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.lookup import KeyType
@@ -53,7 +54,7 @@ class Keyed:
 
 
 @dataclass(slots=True)
-class IndexFiles:
+class IndexFiles(Closing):
     """The index files of a tier that can be read, by ascending key. Context manager.
 
     ``errors`` are the others.
@@ -123,12 +124,6 @@ class IndexFiles:
     def close(self) -> None:
         if self._local is not None:
             self._local.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _local_owner(tier: Tier) -> str:

@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 
 from rmqctl.actions import Action
-from rmqctl.engine.clock import now_ms
 from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.files.durable import make_folders
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
+from rmqctl.parse_values import now_ms
 from rmqctl.repair.plan import Create, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
 from rmqctl.tiered.files.metadata_file import load

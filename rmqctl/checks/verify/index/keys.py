@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import ENTRY, HeaderRecord, Shape, dtype
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.index_shape import UnknownShapeError
 from rmqctl.store.store import Store
 
-Array = np.ndarray[Any, np.dtype[Any]]
 KEEP = 200_000
 _PAIR = np.dtype([("physical_offset", np.int64), ("key_hash", np.int64)])
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Self
 
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.common import unreadable
@@ -15,7 +14,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import layout as layouts
 from rmqctl.formats.local import consume_queue_ext as layout
 from rmqctl.formats.local.consume_queue_ext import HEAD_SIZE, MAX_SIZE, Unit, UnitRecord
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.store import MAX_QUEUE_ID, Store
 
@@ -28,7 +27,7 @@ _SIZES = layouts.reader(Unit, "size", "bit_map_size")
 _MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
 
 
-class ExtReader:
+class ExtReader(Closing):
     """The extension units of one queue, by the address in a row's tags code.
 
     Reads a page at a time and keeps the last one, which serves neighbouring rows.
@@ -81,12 +80,6 @@ class ExtReader:
         if self._source is not None:
             self._source.close()
             self._source = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check(store: Store) -> Iterator[Finding]:

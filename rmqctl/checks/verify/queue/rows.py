@@ -17,10 +17,10 @@ from rmqctl.checks.verify.queue.ext_units import ExtReader
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import properties as props
+from rmqctl.scan.frames import Array
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
-Array = np.ndarray[Any, np.dtype[Any]]
 QueueKey = tuple[str, int]
 KEEP = 100_000
 """Differences kept singly for one run; the rest is only counted."""
