@@ -50,7 +50,7 @@ def command(
 
     Damaged parts of the log become filler messages, in place, so that every intact message
     stays and no queue has a gap; what is lost is listed with all that is known of it. A consumer
-    receives for each lost message a body of zero bytes with the property RMQCTL=lost. Then
+    receives for each lost message a body of NUL bytes with the property RMQCTL=lost. Then
     consumequeues, index and checkpoint are made anew from the log where they differ. With
     --topic and --queue only these consumequeues. Nothing is deleted: what is replaced is kept,
     and `rmqctl undo` brings it back. The exit code is 1 where messages are lost, of a plan too.

@@ -36,7 +36,7 @@ _APPLYING = "Carrying it out"
 _SHOWN = 40
 _LOST_SHOWN = 5
 _COLUMNS = ("action", "target", "from", "to", "reason")
-_FILLED = ("A filler takes the place of each: a consumer receives a message of zero bytes with the "
+_FILLED = ("A filler takes the place of each: a consumer receives a message of NUL bytes with the "
            "property RMQCTL=lost, without tag and keys.")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 
