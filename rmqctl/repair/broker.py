@@ -54,26 +54,28 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     StoreIOError, RefusedError as `preflight` and `configured` raise them.
     """
     store.layout.require_writable(store.root)
-    made = prediction or preflight(store, version, progress=progress)
-    rules = version_of(made.broker_version)
-    actions = tuple(made.actions)
-    notes = list(made.notes)
-    if not made.starts:
-        said = "; ".join(made.refusals)
+    predicted = prediction or preflight(store, version, progress=progress)
+    rules = version_of(predicted.broker_version)
+    actions = tuple(predicted.actions)
+    notes = list(predicted.notes)
+    if not predicted.starts:
+        said = "; ".join(predicted.refusals)
         return Plan(COMMAND, store.root, actions,
                     notes=(*notes, f"a {rules.name} broker does not start on it: {said}"))
     known = configured(store, {**(given or {}), "version": rules.name})
     notes += known.notes
-    log = [MoveAside(one) for one in made.doomed if not _derived(one)]
-    queues, index = _Derived(store, made, rules, known.settings, known.batch_topics.__contains__,
+    log = [MoveAside(path) for path in predicted.doomed if not _derived(path)]
+    queues, index = _Derived(store, predicted, rules, known.settings,
+                             known.batch_topics.__contains__,
                             scratch, wall_clock).steps()
-    steps: list[Step] = [*log, *queues, *index, *_checkpoint(store, made, known.settings)]
+    steps: list[Step] = [*log, *queues, *index, *_checkpoint(store, predicted, known.settings)]
     if store.has_abort:
         steps.append(MoveAside("abort"))
-    more = made.messages_lost - len(made.lost_first)
+    more = predicted.messages_lost - len(predicted.lost_first)
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
-    return Plan(COMMAND, store.root, actions, tuple(steps), _lost(made), made.table, tuple(notes))
+    return Plan(COMMAND, store.root, actions, tuple(steps), _lost(predicted), predicted.table,
+                tuple(notes))
 
 
 def _derived(target: str) -> bool:
@@ -81,24 +83,25 @@ def _derived(target: str) -> bool:
                                           "batchconsumequeue", "index"}
 
 
-def _lost(made: Prediction) -> tuple[Lost, ...]:
-    return tuple(Lost(one.topic, one.queue_id, one.queue_offset, one.physical_offset, one.size,
-                      one.store_timestamp, one.store_timestamp, by=_KNOWN_BY)
-                 for one in made.lost_first)
+def _lost(prediction: Prediction) -> tuple[Lost, ...]:
+    return tuple(Lost(message.topic, message.queue_id, message.queue_offset,
+                      message.physical_offset, message.size,
+                      message.store_timestamp, message.store_timestamp, by=_KNOWN_BY)
+                 for message in prediction.lost_first)
 
 
-def _checkpoint(store: Store, made: Prediction, settings: Settings) -> list[Step]:
+def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> list[Step]:
     """The checkpoint's page, if it changes; bytes that the version does not know stay."""
-    assert made.checkpoint is not None
+    assert prediction.checkpoint is not None
     size = page.CLASSIC_SIZE if settings.profile.generation < 5 else CHECKPOINT.size
-    there = os.path.lexists(store.path("checkpoint"))
+    exists = os.path.lexists(store.path("checkpoint"))
     try:
-        old = store.read_small("checkpoint", most=1 << 20) if there else b""
+        old = store.read_small("checkpoint", most=1 << 20) if exists else b""
     except StoreIOError:
         old = b""
-    whole = old.ljust(page.PAGE_SIZE, b"\0")
-    new = page.build(made.checkpoint)[:size] + whole[size:]
-    if not there:
+    full_page = old.ljust(page.PAGE_SIZE, b"\0")
+    new = page.build(prediction.checkpoint)[:size] + full_page[size:]
+    if not exists:
         return [Create("checkpoint", new)]
     return [] if new == old else [Replace("checkpoint", new)]
 
@@ -106,44 +109,45 @@ def _checkpoint(store: Store, made: Prediction, settings: Settings) -> list[Step
 class _Derived:
     """Carries out in ``scratch`` what ``made`` says of the derived files of ``store``."""
 
-    def __init__(self, store: Store, made: Prediction, version: BrokerVersion, settings: Settings,
+    def __init__(self, store: Store, prediction: Prediction, version: BrokerVersion,
+                 settings: Settings,
                  is_batch: Callable[[str], bool], scratch: Scratch,
                  wall_clock: Callable[[], int]) -> None:
-        self._store, self._made, self._version, self._scratch = store, made, version, scratch
+        self._store, self._made, self._version, self._scratch = store, prediction, version, scratch
         self._is_batch, self._clock = is_batch, wall_clock
-        self._indexes = bool(made.index_entries) or any(
-            one.action == "add entries" for one in made.actions)
+        self._indexes = bool(prediction.index_entries) or any(
+            action.action == "add entries" for action in prediction.actions)
         self._settings = replace(settings, message_index=self._indexes)
         self._ext = settings.consumequeue_ext
-        self._doomed = set(made.doomed)
+        self._doomed = set(prediction.doomed)
         self._keys: set[QueueKey] = set()
 
     def steps(self) -> tuple[list[Step], list[Step]]:
         """(steps for the queues, steps for the index). StoreIOError, RefusedError."""
-        changed = [one for one in self._made.queues if one.added or self._ext]
+        changed = [change for change in self._made.queues if change.added or self._ext]
         if changed or self._indexes:
-            self._keys = {(one.topic, one.queue_id) for one in changed}
+            self._keys = {(change.topic, change.queue_id) for change in changed}
             self._prepare(changed)
             self._dispatch()
         queues: list[Step] = []
         compared: set[str] = set()
-        for one in changed:
-            for folder in self._folders(one):
+        for change in changed:
+            for folder in self._folders(change):
                 compared.add(folder)
                 queues += self._compare(folder)
         # In what was compared, a file that goes away may have been made anew.
-        queues += [MoveAside(one) for one in self._made.doomed
-                   if one.startswith(_QUEUES) and os.path.dirname(one) not in compared]
+        queues += [MoveAside(path) for path in self._made.doomed
+                   if path.startswith(_QUEUES) and os.path.dirname(path) not in compared]
         if self._indexes:
             return queues, self._compare(_INDEX)
-        return queues, [MoveAside(one) for one in self._made.doomed
-                        if one.startswith(_INDEX + os.sep)]
+        return queues, [MoveAside(path) for path in self._made.doomed
+                        if path.startswith(_INDEX + os.sep)]
 
-    def _folders(self, one: QueueChange) -> list[str]:
-        found = [os.path.join(one.kind, one.topic, str(one.queue_id))]
-        if self._ext and one.kind == "consumequeue":
-            found.append(os.path.join(_EXT, one.topic, str(one.queue_id)))
-        return found
+    def _folders(self, change: QueueChange) -> list[str]:
+        folders = [os.path.join(change.kind, change.topic, str(change.queue_id))]
+        if self._ext and change.kind == "consumequeue":
+            folders.append(os.path.join(_EXT, change.topic, str(change.queue_id)))
+        return folders
 
     def _compare(self, folder: str) -> list[Step]:
         # Older files were not copied: what is not said to go stays.
@@ -154,17 +158,17 @@ class _Derived:
         """Copies in what the dispatcher goes on from, without files that go away before."""
         root = self._store.root
         make_folders(self._scratch.path("consumequeue"), durable=False)
-        for one in changed:
-            folder, *ext = self._folders(one)
+        for change in changed:
+            folder, *ext = self._folders(change)
             make_folders(self._scratch.path(folder), durable=False)
-            for name in one.kept:
+            for name in change.kept:
                 self._scratch.copy_in(root, os.path.join(folder, name))
             for further in ext:
                 self._scratch.copy_in(root, further)
-        kept = [file.name for file in self._store.index_listing.files
+        left = [file.name for file in self._store.index_listing.files
                 if os.path.join(_INDEX, file.name) not in self._doomed]
-        if self._indexes and kept:
-            self._scratch.copy_in(root, os.path.join(_INDEX, kept[-1]))
+        if self._indexes and left:
+            self._scratch.copy_in(root, os.path.join(_INDEX, left[-1]))
 
     def _dispatch(self) -> None:
         log = CommitLog(self._made.loaded_log, self._store.log.file_size)
@@ -184,11 +188,11 @@ class _Derived:
             positions=stretch.positions)
         try:
             for batch in dispatched(log, stretch, self._version):
-                made = deriver.derive(batch)
+                derived = deriver.derive(batch)
                 if codes is not None and _SCHEDULE in deriver.topics.texts:
-                    made.tags = codes.codes(text.Properties(batch), made.topic,
-                                            made.store_timestamp)[0]
-                dispatcher.apply(made)
+                    derived.tags = codes.codes(text.Properties(batch), derived.topic,
+                                               derived.store_timestamp)[0]
+                dispatcher.apply(derived)
         finally:
             dispatcher.close()
 

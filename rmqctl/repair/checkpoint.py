@@ -48,15 +48,15 @@ class LogFacts:
 
 def facts_of(store: Store) -> LogFacts:
     """The facts of a store as it is, without reading its whole log. StoreIOError."""
-    found = find_end(store)
+    log_end = find_end(store)
     index = 0
     for file in store.indexes_newest_first():
         if file.header.index_count >= file.shape.max_entries:
             index = file.header.end_timestamp
             break
-    last = found.last
+    last = log_end.last
     return LogFacts(last.store_timestamp if last is not None else 0, _last_row(store), index,
-                    last.physical_offset if last is not None else -1, found.offset)
+                    last.physical_offset if last is not None else -1, log_end.offset)
 
 
 def _last_row(store: Store) -> int:
@@ -68,7 +68,7 @@ def _last_row(store: Store) -> int:
             if len(rows):
                 places.append(int(rows[-1]["physical_offset"]))
                 break
-    for place in sorted((one for one in places if one is not None), reverse=True):
+    for place in sorted((place for place in places if place is not None), reverse=True):
         record = store.log.record_at(place)
         if record is not None:
             return record.store_timestamp
@@ -84,7 +84,7 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFact
     if INDEX not in rebuilt.only:
         folder = os.path.join(rebuilt.root, INDEX)
         settings = rebuilt.settings
-        paths = [one.path for one in listing(folder, names.INDEX_DIGITS).files]
+        paths = [file.path for file in listing(folder, names.INDEX_DIGITS).files]
         index = newest_full_end(paths, Shape(settings.index_slots, settings.index_max))
     return LogFacts(rebuilt.newest, logics, index, rebuilt.last, rebuilt.log_end)
 
@@ -97,10 +97,10 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
     message, as after a 5.x broker's recovery. StoreIOError when the file cannot be read.
     """
     path = os.path.join(root, NAME)
-    found = kind_of(root, path)
-    there, strange = found == "file", found in ("folder", "other")
+    kind = kind_of(root, path)
+    is_file, strange = kind == "file", kind in ("folder", "other")
     data = b""
-    if there:
+    if is_file:
         with FileSource(path) as source:
             data = source.read(0, _MOST)
     elif facts.last < 0 and not strange:
@@ -110,7 +110,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
         reason = ""
     except FormatError:
         old = layout.parse(data.ljust(layout.PAGE_SIZE, b"\0"))
-        reason = "checkpoint is too short" if there else "checkpoint is missing"
+        reason = "checkpoint is too short" if is_file else "checkpoint is missing"
     new, wrong = _right(old, facts, generation, fresh=bool(reason))
     reason = reason or wrong
     if not reason and (len(data) != layout.PAGE_SIZE or not layout.rest_is_zero(data)):
@@ -118,11 +118,11 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
     if not reason:
         return [], []
     page = layout.build(new)
-    steps: list[Step] = [Replace(NAME, page) if there else Create(NAME, page)]
+    steps: list[Step] = [Replace(NAME, page) if is_file else Create(NAME, page)]
     if strange:
         steps.insert(0, MoveAside(NAME))
         reason = "checkpoint is no regular file"
-    before = _in_words(old) if there else "no regular file" if strange else "missing"
+    before = _in_words(old) if is_file else "no regular file" if strange else "missing"
     return steps, [Action("rebuild", NAME, before, _in_words(new), reason)]
 
 

@@ -84,10 +84,10 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     gone = list(_expired_files(store, now, limits))
     rest = log.files[len(gone):]
     after = rest[0].base if rest else before
-    steps: list[Step] = [MoveAside(target(store, one.path)) for one, _ in gone]
-    actions = [Action("move aside", target(store, one.path), one.size, None, reason)
-               for one, reason in gone]
-    size = sum(one.size for one, _ in gone)
+    steps: list[Step] = [MoveAside(target(store, file.path)) for file, _ in gone]
+    actions = [Action("move aside", target(store, file.path), file.size, None, reason)
+               for file, reason in gone]
+    size = sum(file.size for file, _ in gone)
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
     queues = QueuesExpired()
     if after > 0:
@@ -95,10 +95,10 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
         queues = expire_queues(store, before, after)
         timer = expire_timer(store, before, after, progress.timer_read)
         follow = [*queues.files, *timer.files, *_expired_index(store, after)]
-        size += sum(one.size for one in follow)
-        steps += [MoveAside(target(store, one.path)) for one in follow]
-        actions += [Action("move aside", target(store, one.path), one.size, None,
-                           "all its messages have expired") for one in follow]
+        size += sum(file.size for file in follow)
+        steps += [MoveAside(target(store, file.path)) for file in follow]
+        actions += [Action("move aside", target(store, file.path), file.size, None,
+                           "all its messages have expired") for file in follow]
         notes += [*queues.notes, *_unread(queues, progress), *timer.notes]
     if not gone and limits.older_than is not None:
         notes += _younger_than_messages(store, now, limits.older_than)
@@ -113,20 +113,20 @@ def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[Sto
     # Files laid out ahead hold nothing yet: a running broker's last file is the one in use.
     while last > 0 and not used_size(store.log.source(last)):
         last -= 1
-    left = sum(one.size for one in files)
-    for one in files[:max(last, 0)]:
+    left = sum(file.size for file in files)
+    for file in files[:max(last, 0)]:
         try:
-            written = os.stat(one.path).st_mtime_ns // 1_000_000
+            written = os.stat(file.path).st_mtime_ns // 1_000_000
         except OSError as error:
-            raise StoreIOError.from_oserror(error, one.path, "look at") from None
+            raise StoreIOError.from_oserror(error, file.path, "look at") from None
         if limits.older_than is not None and written + limits.older_than <= now:
             reason = f"last written {_hours(now - written)} ago"
         elif limits.keep_bytes is not None and left > limits.keep_bytes:
             reason = f"more than {limits.keep_bytes} bytes of log"
         else:
             return
-        left -= one.size
-        yield one, reason
+        left -= file.size
+        yield file, reason
 
 
 def _hours(span: int) -> str:
@@ -135,30 +135,30 @@ def _hours(span: int) -> str:
 
 def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
     """Index files all of whose messages have expired, never the last one (index.md §9)."""
-    for one in store.index_listing.files[:-1]:
-        with FileSource(one.path) as source:
+    for file in store.index_listing.files[:-1]:
+        with FileSource(file.path) as source:
             raw = source.read(0, HEADER.size)
         if len(raw) < HEADER.size or HEADER.decode(raw).end_phy_offset >= after:
             return
-        yield one
+        yield file
 
 
 def _unread(queues: QueuesExpired, progress: ConsumerProgress) -> Iterator[str]:
     """Messages that expire before those who wait for them have seen them."""
     unread: dict[tuple[str, str], list[str]] = {}
     total: dict[tuple[str, str], int] = {}
-    for one in progress.everybody():
-        span = queues.rows.get((one.topic, one.queue_id))
+    for commit in progress.everybody():
+        span = queues.rows.get((commit.topic, commit.queue_id))
         if span is None:
             continue
-        lost = span.after - max(span.before, one.offset)
+        lost = span.after - max(span.before, commit.offset)
         if lost > 0:
-            key = one.group, one.topic
-            unread.setdefault(key, []).append(f"queue {one.queue_id}: {lost}")
+            key = commit.group, commit.topic
+            unread.setdefault(key, []).append(f"queue {commit.queue_id}: {lost}")
             total[key] = total.get(key, 0) + lost
     for (group, topic), places in sorted(unread.items()):
-        what = _WAITING.get(topic, "messages not yet consumed")
-        yield f"{total[group, topic]} {what} expire: {group}, {topic} ({named(places)})"
+        waiting = _WAITING.get(topic, "messages not yet consumed")
+        yield f"{total[group, topic]} {waiting} expire: {group}, {topic} ({named(places)})"
     for queue_id, span in sorted(queues.of_topic(SCHEDULE_TOPIC)):
         if queue_id not in progress.delayed and span.after > span.before:
             yield (plural(span.after - span.before, "delayed message expires",
@@ -206,7 +206,7 @@ class QueuesExpired:
         for (topic, _), span in self.rows.items():
             if span.after > span.before:
                 out[topic] = out.get(topic, 0) + span.after - span.before
-        return dict(sorted(out.items(), key=lambda one: -one[1]))
+        return dict(sorted(out.items(), key=lambda item: -item[1]))
 
     def of_topic(self, topic: str) -> Iterator[tuple[int, QueueStart]]:
         """(queue id, span) of a topic's queues."""
@@ -239,14 +239,15 @@ def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, dtype: np.
           after: int) -> list[StoreFile]:
     last = _last_used(files)
     gone: list[StoreFile] = []
-    for one in files[:max(last, 0)]:
-        if one.size < file_size or not _ends_before(one, file_size, dtype, after):
+    for file in files[:max(last, 0)]:
+        if file.size < file_size or not _ends_before(file, file_size, dtype, after):
             break
-        if _leads_behind(one, dtype, after):
-            out.notes.append(f"{one.path}: its last row leads to an expired message, but others do "
+        if _leads_behind(file, dtype, after):
+            out.notes.append(f"{file.path}: its last row leads to an expired message, but others "
+                             "do "
                              "not; it stays (a broker would delete it), see `rmqctl verify`")
             break
-        gone.append(one)
+        gone.append(file)
     return gone
 
 
@@ -270,15 +271,16 @@ def _leads_behind(file: StoreFile, dtype: np.dtype[Any], after: int) -> bool:
     """Whether any row of the file leads to a message that stays (only in a damaged one)."""
     size = dtype.itemsize
     with FileSource(file.path) as source:
-        at, end = 0, source.size - source.size % size
-        while at < end:
-            at = max(at, source.next_data(at) // size * size)
-            rows = np.frombuffer(source.read(at, min(_PAGE_ROWS * size, max(end - at, 0))), dtype)
+        position, end = 0, source.size - source.size % size
+        while position < end:
+            position = max(position, source.next_data(position) // size * size)
+            rows = np.frombuffer(source.read(position,
+                                             min(_PAGE_ROWS * size, max(end - position, 0))), dtype)
             if not len(rows):
                 return False
             if ((rows["physical_offset"] >= after) & (rows["size"] > 0)).any():
                 return True
-            at += len(rows) * size
+            position += len(rows) * size
     return False
 
 
@@ -303,9 +305,9 @@ def _first_of_batch(batch: BatchQueue, physical: int) -> int:
     end = 0
     for number in range(len(batch.files)):
         rows = batch.used(number)
-        kept = np.flatnonzero(rows["physical_offset"] >= physical)
-        if len(kept):
-            return int(rows[kept[0]]["msg_base_offset"])
+        alive = np.flatnonzero(rows["physical_offset"] >= physical)
+        if len(alive):
+            return int(rows[alive[0]]["msg_base_offset"])
         if len(rows):
             end = int(rows[-1]["msg_base_offset"]) + int(rows[-1]["batch_size"])
     return end
@@ -326,24 +328,24 @@ def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
         return []
     offset = consume_queue_ext.byte_offset(code)
     size = common_size(files) or files[0].size
-    return [one for one in files[:-1] if one.base + size < offset]
+    return [file for file in files[:-1] if file.base + size < offset]
 
 
 def _first_code(file: StoreFile, after: int) -> int | None:
     """The tags code of the file's first row that leads to ``after`` or behind."""
     dtype = consume_queue.dtype()
     with FileSource(file.path) as source:
-        at = 0
+        position = 0
         end = min(source.size, -(-used_size(source) // ROW_SIZE) * ROW_SIZE)
-        while at < end:
-            data = source.read(at, min(_PAGE_ROWS * ROW_SIZE, end - at))
+        while position < end:
+            data = source.read(position, min(_PAGE_ROWS * ROW_SIZE, end - position))
             rows = np.frombuffer(data[:len(data) - len(data) % ROW_SIZE], dtype)
             if not len(rows):
                 return None
-            found = np.flatnonzero((rows["physical_offset"] >= after) & (rows["size"] > 0))
-            if len(found):
-                return int(rows[found[0]]["tags_code"])
-            at += len(rows) * ROW_SIZE
+            alive = np.flatnonzero((rows["physical_offset"] >= after) & (rows["size"] > 0))
+            if len(alive):
+                return int(rows[alive[0]]["tags_code"])
+            position += len(rows) * ROW_SIZE
     return None
 
 
@@ -374,13 +376,13 @@ def expire_timer(store: Store, before: int, after: int, read_until: int | None) 
             if used_size(source):
                 break
         last -= 1
-    for one in files[:max(last, 0)]:
-        unit = _last_unit(one, size)
+    for file in files[:max(last, 0)]:
+        unit = _last_unit(file, size)
         if unit is None or not unit.is_valid or unit.physical_offset >= after:
             break
-        out.files.append(one)
+        out.files.append(file)
     if after > before and read_until is not None:
-        pending = sum(_pending(one, before, after, read_until) for one in files)
+        pending = sum(_pending(file, before, after, read_until) for file in files)
         if pending:
             out.notes.append(f"{pending} timer message{'s' if pending != 1 else ''} not yet "
                              f"delivered expire: {TIMER_TOPIC}")
@@ -389,11 +391,11 @@ def expire_timer(store: Store, before: int, after: int, read_until: int | None) 
 
 def _last_unit(file: StoreFile, size: int) -> timer_log.UnitRecord | None:
     """The unit in the last place of a full file, as a broker looks for it."""
-    at = (size - TAIL.size) // UNIT_SIZE * UNIT_SIZE - UNIT_SIZE
-    if at < 0:
+    position = (size - TAIL.size) // UNIT_SIZE * UNIT_SIZE - UNIT_SIZE
+    if position < 0:
         return None
     with FileSource(file.path) as source:
-        raw = source.read(at, UNIT_SIZE)
+        raw = source.read(position, UNIT_SIZE)
     return timer_log.decode(raw) if len(raw) == UNIT_SIZE else None
 
 
@@ -401,9 +403,9 @@ def _pending(file: StoreFile, before: int, after: int, read_until: int) -> int:
     """Units in a file for messages that expire now and whose time is still to come."""
     count = 0
     with FileSource(file.path) as source:
-        at, end = 0, used_size(source)
-        while at < end:
-            data = source.read(at, min(_PAGE_UNITS * UNIT_SIZE, source.size - at))
+        position, end = 0, used_size(source)
+        while position < end:
+            data = source.read(position, min(_PAGE_UNITS * UNIT_SIZE, source.size - position))
             units = np.frombuffer(data[:len(data) - len(data) % UNIT_SIZE], timer_log.dtype())
             if not len(units):
                 break
@@ -413,5 +415,5 @@ def _pending(file: StoreFile, before: int, after: int, read_until: int) -> int:
                 (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
                 & ((units["magic"] & timer_log.MAGIC_DELETE) == 0)
                 & (physical >= before) & (physical < after) & (due > read_until)))
-            at += len(units) * UNIT_SIZE
+            position += len(units) * UNIT_SIZE
     return count

@@ -21,7 +21,7 @@ def fillers_left(store: Store) -> int:
     Those of a store that was copied without its ``.rmqctl`` are not known; `verify` and `stats`,
     which read the log, count these too. A journal or file that cannot be read counts for nothing.
     """
-    by_path = {os.path.realpath(one.path): one for one in store.log.files}
+    by_path = {os.path.realpath(file.path): file for file in store.log.files}
     places: dict[str, set[tuple[int, int]]] = {}
     with suppress(RmqctlError):
         for entry in history(store.root):
@@ -34,11 +34,11 @@ def fillers_left(store: Store) -> int:
                         spans = record.spans or ((0, by_path[path].size),)
                         places.setdefault(path, set()).update(spans)
     count = 0
-    for path, mine in places.items():
+    for path, file_spans in places.items():
         file = by_path[path]
         with suppress(RmqctlError), FileSource(path, file.base) as source:
             reach = 0
-            for start, size in sorted(mine):
+            for start, size in sorted(file_spans):
                 first = max(start, reach)
                 reach = max(reach, start + size)
                 for batch in Walk(source, first, min(start + size, source.size)):

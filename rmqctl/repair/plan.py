@@ -134,9 +134,9 @@ class Plan:
         return not self.steps
 
     def as_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"actions": [one.as_dict() for one in self.actions],
-                 "messages_lost": [one.as_dict() for one in self.messages_lost],
+        values: dict[str, Any] = {"actions": [action.as_dict() for action in self.actions],
+                 "messages_lost": [lost.as_dict() for lost in self.messages_lost],
                  "topic_queue_table": dict(self.topic_queue_table)}
         if self.messages_lost_total is not None:
-            found["messages_lost_total"] = self.messages_lost_total
-        return found
+            values["messages_lost_total"] = self.messages_lost_total
+        return values

@@ -113,17 +113,17 @@ class _Planner:
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
                     table, tuple(self._notes), total)
 
-    def _take(self, found: tuple[Iterable[Step], Iterable[Action]]) -> None:
-        steps, actions = found
+    def _take(self, planned: tuple[Iterable[Step], Iterable[Action]]) -> None:
+        steps, actions = planned
         self._steps += steps
         self._actions += actions
 
     def _refuse_without_log(self) -> None:
         """Made anew from no log at all, everything derived would be emptied."""
         store = self._store
-        if any(one.size for one in store.log.files):
+        if any(file.size for file in store.log.files):
             return
-        queue = next((one for one in store.known_queues.values() if one.files), None)
+        queue = next((queue for queue in store.known_queues.values() if queue.files), None)
         if queue is not None or store.batch_queues or store.index_listing.files:
             raise RefusedError(
                 f"{self._root}: there is no commitlog file, and nothing else is taken away for "
@@ -135,7 +135,7 @@ class _Planner:
             parts = tuple(log_as_it_is(self._store))
             self._known = self._known.with_batches(self._store, self._inner_batch_topics(parts))
             return Salvage(parts, log_end=parts[-1].end if parts else 0)
-        total = sum(one.size for one in self._store.log.files)
+        total = sum(file.size for file in self._store.log.files)
         with self._watch("looking for damage", total) as done:
             saved = salvage(self._store, self._generation,
                             missing_file=self._options.missing_file,
@@ -152,7 +152,7 @@ class _Planner:
         """What only the log tells, where it is asked for without salvage."""
         if CONSUMEQUEUE not in self._options.only or self._known.topics_told:
             return set()
-        with self._watch("looking for batch queues", sum(one.size for one in parts)) as done:
+        with self._watch("looking for batch queues", sum(part.size for part in parts)) as done:
             survey = Surveyor(self._generation, self._known.batch_topics, progress=done).run(parts)
         return survey.inner_batch_topics
 
@@ -165,32 +165,33 @@ class _Planner:
             return None
         self._notes += self._known.notes
         with self._watch("rebuilding", log_size(saved.parts)) as done:
-            made = self._make(
+            rebuilt = self._make(
                 saved.parts, self._root, self._known.settings, self._scratch, only=wanted,
                 topic=self._options.topic, queue=self._options.queue, jobs=self._options.jobs,
                 progress=done, batch_topics=self._known.batch_topics,
                 log_end=saved.log_end if COMMITLOG in self._options.only
                 and self._options.topic is None else None)
-        self._notes += made.notes
-        steps, actions = derived_steps(made)
+        self._notes += rebuilt.notes
+        steps, actions = derived_steps(rebuilt)
         foreign: Planned = [], []
         if self._options.topic is None:
             for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
                                (INDEX, foreign_index_entries(self._store))):
-                if name in made.only:
+                if name in rebuilt.only:
                     foreign = [*foreign[0], *some[0]], [*foreign[1], *some[1]]
         self._take(joined(steps, actions, foreign))
-        return made
+        return rebuilt
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:
         if rebuilt is not None and CONSUMEQUEUE in rebuilt.only:
             return topic_queue_table(rebuilt)
         if TABLE not in self._options.only:
             return {}
-        total = sum(one.size for one in self._store.log.files)
+        total = sum(file.size for file in self._store.log.files)
         with self._watch("counting", total) as done:
             rows = count_table(self._store, View(self._store), jobs=self._options.jobs,
-                               progress=done, report=lambda one: self._notes.append(one.text))
+                               progress=done,
+                               report=lambda problem: self._notes.append(problem.text))
         self._notes += disagreements(rows)
         table = {row.key: row.next_offset() for row in rows}
         return {key: offset for key, offset in table.items() if offset is not None}
@@ -198,5 +199,5 @@ class _Planner:
 
 def log_as_it_is(store: Store) -> list[LogPart]:
     """The files of the log without any change."""
-    return [LogPart(one.base, one.size, one.path, witness=one.witness)
-            for one in store.log.files if one.size]
+    return [LogPart(file.base, file.size, file.path, witness=file.witness)
+            for file in store.log.files if file.size]

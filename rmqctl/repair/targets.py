@@ -62,17 +62,17 @@ def refuse_foreign_links(root: str, target: str) -> None:
     """
     if os.geteuid() != 0:
         return
-    at = root
+    path = root
     for part in target.split(os.sep):
-        at = os.path.join(at, part)
-        if not os.path.islink(at):
+        path = os.path.join(path, part)
+        if not os.path.islink(path):
             continue
         try:
-            maker, owner = os.lstat(at).st_uid, os.stat(at).st_uid
+            maker, owner = os.lstat(path).st_uid, os.stat(path).st_uid
         except OSError:
             continue  # it leads nowhere
         if maker not in (0, owner):
-            raise RefusedError(f"{target}: {at} is a link that user {maker} made to what user "
+            raise RefusedError(f"{target}: {path} is a link that user {maker} made to what user "
                                f"{owner} owns; it is not followed")
 
 
@@ -83,11 +83,11 @@ def below(target: str) -> str:
 
 def up(path: str) -> list[str]:
     """The path and all that are above it."""
-    found = [path]
+    folders = [path]
     while (above := os.path.dirname(path)) != path:
-        found.append(above)
+        folders.append(above)
         path = above
-    return found
+    return folders
 
 
 def nearest_folder(path: str) -> str:

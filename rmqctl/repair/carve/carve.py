@@ -127,15 +127,15 @@ class Carving:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for one in (self._misplaced, self._embedded, self._damaged, self._undecided):
-            one.close()
+        for spool in (self._misplaced, self._embedded, self._damaged, self._undecided):
+            spool.close()
 
     def found(self) -> Iterator[CarvedPage]:
         """All that is wanted, page by page. StoreIOError where no source could be read at all."""
         last: StoreIOError | None = None
-        for number, one in enumerate(self.inputs):
+        for number, source_input in enumerate(self.inputs):
             try:
-                yield from self._source(number, one)
+                yield from self._source(number, source_input)
                 self.tally.sources += 1
             except StoreIOError as error:
                 last = error
@@ -147,17 +147,17 @@ class Carving:
         yield from self._spooled(self._embedded, EMBEDDED, shown=self._wanted.embedded)
         self.tally.damaged = len(self._damaged)
         if self._wanted.damaged:
-            for found in self._pages(self._damaged):
-                yield from self._chosen(found.page, found.source, found.offset, DAMAGED)
+            for damaged in self._pages(self._damaged):
+                yield from self._chosen(damaged.page, damaged.source, damaged.offset, DAMAGED)
 
     # -- the sources --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _open(self, one: Input) -> Iterator[CarveSource]:
+    def _open(self, source_input: Input) -> Iterator[CarveSource]:
         self._unreadable = []
-        with CarveSource(one.path, self._cannot_read) as source:
+        with CarveSource(source_input.path, self._cannot_read) as source:
             yield source
-            self._report_unreadable(one)
+            self._report_unreadable(source_input)
 
     def _cannot_read(self, position: int, length: int) -> None:
         known = self._unreadable
@@ -169,16 +169,18 @@ class Carving:
             known.append((position, position + length))
         self.tally.unreadable_bytes += length
 
-    def _report_unreadable(self, one: Input) -> None:
+    def _report_unreadable(self, source_input: Input) -> None:
         for start, end in self._unreadable[:5]:
-            self._report(f"{one.path}: {end - start} bytes at {start} cannot be read; the rest "
+            self._report(f"{source_input.path}: {end - start} bytes at {start} cannot be read; the "
+                         "rest "
                          "was")
         if len(self._unreadable) > 5:
-            self._report(f"{one.path}: and {len(self._unreadable) - 5} more such places")
+            self._report(f"{source_input.path}: and {len(self._unreadable) - 5} more such places")
 
-    def _source(self, number: int, one: Input) -> Iterator[CarvedPage]:
-        with self._open(one) as source:
-            scan = Scan(source, number, one.base, witness=one.witness, undecided=self._undecided,
+    def _source(self, number: int, source_input: Input) -> Iterator[CarvedPage]:
+        with self._open(source_input) as source:
+            scan = Scan(source, number, source_input.base, witness=source_input.witness,
+                        undecided=self._undecided,
                         embedded=self._embedded, damaged=self._damaged, advance=self._advance)
             try:
                 for batch, shift in scan.batches():
@@ -202,11 +204,11 @@ class Carving:
         log_shift = Spool()
         try:
             for rows in self._undecided.chunks():
-                mine = np.isin(rows["physical"] - rows["position"], own)
-                if mine.any():
-                    log_shift.append(rows[mine])
-                if not mine.all():
-                    self._misplaced.append(rows[~mine])
+                in_place = np.isin(rows["physical"] - rows["position"], own)
+                if in_place.any():
+                    log_shift.append(rows[in_place])
+                if not in_place.all():
+                    self._misplaced.append(rows[~in_place])
             self._undecided.close()
             yield from self._spooled(log_shift, IN_PLACE)
         finally:
@@ -215,8 +217,8 @@ class Carving:
     # -- what was kept for later --------------------------------------------------------------
 
     def _spooled(self, spool: Spool, placement: str, *, shown: bool = True) -> Iterator[CarvedPage]:
-        for found in self._pages(spool):
-            yield from self._once(found.page, found.source, found.offset, placement, shown=shown)
+        for carved in self._pages(spool):
+            yield from self._once(carved.page, carved.source, carved.offset, placement, shown=shown)
 
     def _pages(self, spool: Spool) -> Iterator[CarvedPage]:
         """The records of a spool, read again."""

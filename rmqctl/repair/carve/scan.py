@@ -104,10 +104,10 @@ class Scan:
         self._progress()
 
     def _progress(self) -> None:
-        at = min(self._at, self.size)
-        if at > self._reported:
-            self._advance(at - self._reported)
-            self._reported = at
+        position = min(self._at, self.size)
+        if position > self._reported:
+            self._advance(position - self._reported)
+            self._reported = position
 
     # -- along a log --------------------------------------------------------------------------
 
@@ -116,8 +116,8 @@ class Scan:
         burst, window, last = _BURST, self._window, -1
         while self._at < self.size:
             window.hold(self._at, START_SIZE)
-            at, held = self._at - window.start, window.end
-            start = hop(window.buffer, at, window.end - window.start, burst)
+            position, held = self._at - window.start, window.end
+            start = hop(window.buffer, position, window.end - window.start, burst)
             batch, ok = examine(window.data, shift + window.start, start)
             good = len(start) if ok.all() else int(ok.argmin())
             if good:
@@ -176,11 +176,11 @@ class Scan:
             self._at += BLANK_SIZE
             return False
         head = self._window.read(self._at, START_SIZE)
-        found = self._judge.record(self._at) if head else None
-        if not head or (found is not None and (found[2] or not self._of_store(shift))):
+        record = self._judge.record(self._at) if head else None
+        if not head or (record is not None and (record[2] or not self._of_store(shift))):
             return False
-        if found is not None:  # its place and its body are hit, its lengths are not
-            self._damaged.add(self._number, self._at, self._at + found[1], found[0])
+        if record is not None:  # its place and its body are hit, its lengths are not
+            self._damaged.add(self._number, self._at, self._at + record[1], record[0])
         end = self._behind_damage(shift) if any(head) or self._of_store(shift) else None
         if chained:
             self._broken_at = self._at
@@ -201,34 +201,35 @@ class Scan:
         """Where the log goes on behind a damaged record; None where nothing tells."""
         log = AsLog(self._window, shift, self._witness if self._of_store(shift) else None)
         if log.witness is not None:
-            found = judge(log, self._at, self._at + 1)
-            return self.size if found.resume is None else found.resume
+            verdict = judge(log, self._at, self._at + 1)
+            return self.size if verdict.resume is None else verdict.resume
         own = own_extent(log, self._at, Known(log))
         return self._judge.own_end(self._at, shift) if own is None else own.end
 
     def _mend(self) -> None:
         """The log goes on behind a gap: if nothing told of the gap, zeros do now."""
-        at, self._broken_at = self._broken_at, None
-        if at is not None and at != self._at and not any(self._window.read(at, START_SIZE)):
+        broken_at, self._broken_at = self._broken_at, None
+        if broken_at is not None and broken_at != self._at and not any(
+                self._window.read(broken_at, START_SIZE)):
             self.breaks += 1
 
     # -- elsewhere ----------------------------------------------------------------------------
 
     def _search(self) -> None:
         """Goes to the next record: one of the log is left to `_follow`, others are noted."""
-        for at in self._candidates.within(self._at, self.size):
-            found = self._judge.record(at)
-            if found is None:
+        for position in self._candidates.within(self._at, self.size):
+            record = self._judge.record(position)
+            if record is None:
                 continue
-            size, shift, sound = found
-            self._at = at
+            size, shift, sound = record
+            self._at = position
             if shift == self._log_shift:
                 return
             if sound:
                 self._take(size, shift)
             else:
-                self._damaged.add(self._number, at, at + shift, size)
-                self._at = self._inside(at, at + size, shift)
+                self._damaged.add(self._number, position, position + shift, size)
+                self._at = self._inside(position, position + size, shift)
             return
         self._at = self.size
 
@@ -285,17 +286,17 @@ class Scan:
 
         That is its end, or the start of a record of the log inside of one that is not.
         """
-        at = start + 1
-        while at < end:
-            for candidate in self._candidates.within(at, end):
-                found = self._judge.record(candidate)
-                if found is None:
+        position = start + 1
+        while position < end:
+            for candidate in self._candidates.within(position, end):
+                record = self._judge.record(candidate)
+                if record is None:
                     continue
-                if found[1] == self._log_shift != shift:
+                if record[1] == self._log_shift != shift:
                     return candidate
-                if found[2] and candidate + found[0] <= end:
-                    self._embedded.add(self._number, candidate, candidate + found[1], found[0])
-                    at = candidate + found[0]
+                if record[2] and candidate + record[0] <= end:
+                    self._embedded.add(self._number, candidate, candidate + record[1], record[0])
+                    position = candidate + record[0]
                     break
             else:
                 break
@@ -314,73 +315,73 @@ class Judge:
         self._searched = 0, 0, 0, False
         """(shift, from, to, whether one stands there): see `_next_followed`."""
 
-    def record(self, at: int) -> tuple[int, int, bool] | None:
+    def record(self, position: int) -> tuple[int, int, bool] | None:
         """(size, shift, whether the CRC is right) of the record at a position, if there is one."""
         window = self._window
-        head = window.read(at, START_SIZE)
+        head = window.read(position, START_SIZE)
         if len(head) < START_SIZE:
             return None
         total, magic, crc, physical, sys_flag = HEAD.unpack_from(head)
         if magic not in VERSIONS or physical < 0 or not (
-                MIN_SIZE <= total <= min(MAX_RECORD, self._window.size - at)):
+                MIN_SIZE <= total <= min(MAX_RECORD, self._window.size - position)):
             return None
-        if extent(window, at) != total:
+        if extent(window, position) != total:
             return None
         shape = variant(sys_flag & HOST_BITS, magic)
-        body_at = at + shape.head_size
-        whole = window.read(at, shape.head_size)
-        if len(whole) < shape.head_size:
+        body_at = position + shape.head_size
+        head_bytes = window.read(position, shape.head_size)
+        if len(head_bytes) < shape.head_size:
             return None
-        length = shape.head.unpack(whole)[-1]
-        return total, physical - at, self._sums.crc(body_at, body_at + length) == crc
+        length = shape.head.unpack(head_bytes)[-1]
+        return total, physical - position, self._sums.crc(body_at, body_at + length) == crc
 
-    def starts(self, at: int, shift: int) -> bool:
+    def starts(self, position: int, shift: int) -> bool:
         """Whether magic and physical offset say that a record with this shift starts here."""
-        head = self._window.read(at, START_SIZE)
+        head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:
             return False
         _, magic, _, physical, _ = HEAD.unpack_from(head)
-        return magic in VERSIONS and bool(physical == at + shift)
+        return magic in VERSIONS and bool(physical == position + shift)
 
-    def is_blank(self, at: int) -> bool:
+    def is_blank(self, position: int) -> bool:
         """Whether the head of an END_OF_FILE record stands here, of whatever size."""
-        head = self._window.read(at, BLANK_SIZE)
+        head = self._window.read(position, BLANK_SIZE)
         if len(head) < BLANK_SIZE:
             return False
         total, magic = _BLANK.unpack(head)
         return magic == MAGIC_BLANK and bool(total >= BLANK_SIZE)
 
-    def own_end(self, at: int, shift: int, *, strict: bool = False) -> int | None:
+    def own_end(self, position: int, shift: int, *, strict: bool = False) -> int | None:
         """Where a record with a damaged head ends, if one of its sizes leads to the next record.
 
         Unless ``strict``, the end of the log will do as well.
         """
-        head = self._window.read(at, START_SIZE)
+        head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:
             return None
         total, magic, _, physical, _ = HEAD.unpack_from(head)
         # Lengths may add up by chance (a few bytes before a record, taken for a wider host), and
         # the end of the log tells less than another record: then the head has to fit a little.
-        is_own = magic in VERSIONS or physical == at + shift
+        is_own = magic in VERSIONS or physical == position + shift
         sizes: list[int] = [total]
         if is_own:
-            sizes += [one for magic in VERSIONS
-                      if (one := extent(self._window, at, magic)) is not None]
-        most = min(MAX_RECORD, self._window.size - at)
-        ends = sorted(at + size for size in sizes if MIN_SIZE <= size <= most)
+            sizes += [size for magic in VERSIONS
+                      if (size := extent(self._window, position, magic)) is not None]
+        most = min(MAX_RECORD, self._window.size - position)
+        ends = sorted(position + size for size in sizes if MIN_SIZE <= size <= most)
         for end in ends:
             if self.starts(end, shift):
                 return end
         if is_own and not strict:
             for end in ends:
-                if (end - at <= _LAST_RECORD and self._is_end(end)
-                        and self._next_followed(at + 1, end, shift) >= end):
+                if (end - position <= _LAST_RECORD and self._is_end(end)
+                        and self._next_followed(position + 1, end, shift) >= end):
                     return end
         return None
 
-    def _is_end(self, at: int) -> bool:
+    def _is_end(self, position: int) -> bool:
         """Whether a log may end here: a blank, zeros, or the end of the source."""
-        return self.is_blank(at) or not any(self._window.read(at, START_SIZE))
+        return self.is_blank(position) or not any(self._window.read(position, START_SIZE))
 
     def _next_followed(self, start: int, end: int, shift: int) -> int:
         """Where from ``start`` on an intact record stands that another one or an end follows.
@@ -393,32 +394,32 @@ class Judge:
             low = high = start
         elif stands:
             return high
-        for at in self._candidates.within(high, end):
-            found = self.record(at)
-            if not (found and found[2] and found[1] == shift):
+        for position in self._candidates.within(high, end):
+            record = self.record(position)
+            if not (record and record[2] and record[1] == shift):
                 continue
-            if self.starts(at + found[0], shift) or self._is_end(at + found[0]):
-                self._searched = shift, low, at, True
-                return at
+            if self.starts(position + record[0], shift) or self._is_end(position + record[0]):
+                self._searched = shift, low, position, True
+                return position
         self._searched = shift, low, max(high, end), False
         return end
 
-    def behind(self, at: int, end: int) -> int:
+    def behind(self, position: int, end: int) -> int:
         """Where the search goes on behind the last record of a chain.
 
         No CRC covers topic and properties. Where they are no text, other bytes have been written
         over them, and a record may start there.
         """
-        head = self._window.read(at, START_SIZE)
+        head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:
             return end
         _, magic, _, _, sys_flag = HEAD.unpack_from(head)
         shape = variant(sys_flag & HOST_BITS, magic)
-        whole = self._window.read(at, shape.head_size)
-        if len(whole) < shape.head_size:
+        head_bytes = self._window.read(position, shape.head_size)
+        if len(head_bytes) < shape.head_size:
             return end
-        body: int = shape.head.unpack(whole)[-1]
-        tail = at + shape.head_size + body + shape.topic_length.size
+        body: int = shape.head.unpack(head_bytes)[-1]
+        tail = position + shape.head_size + body + shape.topic_length.size
         raw = self._window.read(tail, end - tail)
         length = int.from_bytes(self._window.read(tail - shape.topic_length.size,
                                                   shape.topic_length.size))

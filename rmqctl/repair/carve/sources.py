@@ -138,10 +138,10 @@ def _below(folder: str, known: set[tuple[int, int]],
     def failed(error: OSError) -> None:
         skip(os.fsdecode(error.filename), str(StoreIOError.from_oserror(error)))
 
-    for here, folders, names in os.walk(folder, onerror=failed):
+    for below, folders, names in os.walk(folder, onerror=failed):
         folders.sort()
         for name in sorted(names):
-            path = os.path.join(here, name)
+            path = os.path.join(below, name)
             try:
                 about = os.lstat(path)
             except OSError as error:
@@ -162,6 +162,6 @@ def _input(path: str, size: int) -> Input:
         return Input(path, size)
     folder = os.path.dirname(os.path.abspath(path))
     root = os.path.dirname(folder)
-    is_store = any(os.path.lexists(os.path.join(root, one)) for one in _STORE_MARKS)
+    is_store = any(os.path.lexists(os.path.join(root, name)) for name in _STORE_MARKS)
     return Input(path, size, base, StoreWitness(partial(Store, root, [folder], Sizes()))
                  if is_store else None)

@@ -79,7 +79,7 @@ class Majority:
             counts[key] = counts.get(key, 0) + weight
             return
         least = min(weight, *counts.values())
-        self._counts = {one: count - least for one, count in counts.items() if count > least}
+        self._counts = {key: count - least for key, count in counts.items() if count > least}
         if weight > least:
             self._counts[key] = weight - least
 
@@ -98,25 +98,25 @@ class Majority:
 
 def identity(page: Page) -> Array:
     """One number (uint64) for all of each record's identity but the physical offset."""
-    found: Array = np.full(len(page), _OTHER, np.uint64)
+    identities: Array = np.full(len(page), _OTHER, np.uint64)
     for column in (_hosts(page), *map(page.numbers, _IDENTITY)):
-        found = (found ^ column.astype(np.int64, copy=False).view(np.uint64)) * _PRIME
-        found ^= found >> _SHIFT
-    return found
+        identities = (identities ^ column.astype(np.int64, copy=False).view(np.uint64)) * _PRIME
+        identities ^= identities >> _SHIFT
+    return identities
 
 
 def _hosts(page: Page) -> Array:
     """A number (int64) for each store host, the same from whatever kind of page."""
     if not isinstance(page, BatchPage):
-        joined = b"".join(one.ljust(_WIDTH, b"\0") for one in page.hosts("store_host"))
+        joined = b"".join(host.ljust(_WIDTH, b"\0") for host in page.hosts("store_host"))
         return _folded(np.frombuffer(joined, np.uint8).reshape(-1, _WIDTH))
     batch = page.batch
     kinds = batch.column("sys_flag") & HOST_BITS
     out: Array = np.zeros(len(page), np.int64)
     for bits in np.unique(kinds).tolist() if len(page) and kinds.any() else [0]:
         rows: Any = slice(None) if (kinds == bits).all() else np.flatnonzero(kinds == bits)
-        at = fixed_field("store_host.address", bits)
-        raw = gather(batch.data, batch.start[rows] + at.offset, at.size + _PORT)
+        address = fixed_field("store_host.address", bits)
+        raw = gather(batch.data, batch.start[rows] + address.offset, address.size + _PORT)
         table: Array = np.zeros((len(raw), _WIDTH), np.uint8)
         table[:, :raw.itemsize] = raw.view(np.uint8).reshape(-1, raw.itemsize)
         out[rows] = _folded(table)
@@ -126,8 +126,8 @@ def _hosts(page: Page) -> Array:
 def _folded(table: Array) -> Array:
     """One number for each row of bytes."""
     words = table.view("<u8")
-    found: Array = (words[:, 0] + words[:, 1] * _PRIME + words[:, 2] * _OTHER).view(np.int64)
-    return found
+    folded: Array = (words[:, 0] + words[:, 1] * _PRIME + words[:, 2] * _OTHER).view(np.int64)
+    return folded
 
 
 @dataclass(slots=True)
@@ -198,7 +198,7 @@ class Seen:
         runs.append(run)
         if self._in_memory > self._limit:
             largest = max(runs, key=len)
-            self._runs = [one for one in runs if one is not largest]
+            self._runs = [run for run in runs if run is not largest]
             self._stored.append(_Run(on_disk(largest.physical, _KNOWN),
                                      on_disk(largest.rest, _KNOWN)))
             self._in_memory -= len(largest)
@@ -208,27 +208,27 @@ def _inside(run: _Run, physical: Array, rest: Array) -> Array:
     """Which records are in a run (bool)."""
     left = np.searchsorted(run.physical, physical, "left")
     right = np.searchsorted(run.physical, physical, "right")
-    found: Array = np.zeros(len(physical), bool)
+    known: Array = np.zeros(len(physical), bool)
     width = right - left
     rows = np.flatnonzero(width)
     for step in range(_FEW):
         if not len(rows):
-            return found
-        found[rows] |= run.rest[left[rows] + step] == rest[rows]
+            return known
+        known[rows] |= run.rest[left[rows] + step] == rest[rows]
         rows = rows[width[rows] > step + 1]
     for row in rows.tolist():  # hostile: many records that say they lie at the same place
         part = run.rest[left[row]:right[row]]
-        at = int(np.searchsorted(part, rest[row]))
-        found[row] |= at < len(part) and bool(part[at] == rest[row])
-    return found
+        place = int(np.searchsorted(part, rest[row]))
+        known[row] |= place < len(part) and bool(part[place] == rest[row])
+    return known
 
 
-def _joined(one: _Run, other: _Run) -> _Run:
-    if other.high < one.low:
-        one, other = other, one
-    physical = np.concatenate([one.physical, other.physical])
-    rest = np.concatenate([one.rest, other.rest])
-    if one.high < other.low:
+def _joined(first: _Run, other: _Run) -> _Run:
+    if other.high < first.low:
+        first, other = other, first
+    physical = np.concatenate([first.physical, other.physical])
+    rest = np.concatenate([first.rest, other.rest])
+    if first.high < other.low:
         return _Run(physical, rest)
     order = np.lexsort((rest, physical))
     return _Run(physical[order], rest[order])

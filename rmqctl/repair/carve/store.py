@@ -75,8 +75,9 @@ class Written:
 
 def log_file_size(inputs: Sequence[Input]) -> int | None:
     """The size of a log's file which most inputs named like one have; None: nothing tells."""
-    sizes = Counter(one.size for one in inputs if one.base is not None and one.size >= _LEAST_FILE
-                    and one.size % _LEAST_FILE == 0 and one.base % one.size == 0)
+    sizes = Counter(source.size
+                    for source in inputs if source.base is not None and source.size >= _LEAST_FILE
+                    and source.size % _LEAST_FILE == 0 and source.base % source.size == 0)
     return max(sizes, key=lambda size: (sizes[size], size)) if sizes else None
 
 
@@ -107,12 +108,12 @@ class StoreMaker:
         """Bytes of the records taken."""
         return self._order.size
 
-    def take(self, found: CarvedPage) -> None:
+    def take(self, carved: CarvedPage) -> None:
         """Remembers where messages lie: 32 bytes each, on disk."""
-        self._order.add(found)
-        inner = found.page.numbers("sys_flag") & INNER_BATCH
+        self._order.add(carved)
+        inner = carved.page.numbers("sys_flag") & INNER_BATCH
         if inner.any() and len(self._batch_topics) < _MOST_TOPICS:
-            part = found.page.select(np.flatnonzero(inner))
+            part = carved.page.select(np.flatnonzero(inner))
             self._batch_topics.update(part.column("topic"))
 
     def write(self, carving: Carving, advance: Callable[[int], None] = lambda _bytes: None,
@@ -128,8 +129,8 @@ class StoreMaker:
         with Engine.open(done.store, settings) as engine, _Reader(carving.inputs) as reader:
             for group in self._groups(reader):
                 check()
-                before = [one.physical_offset for one in group]
-                size = sum(one.total_size for one in group)
+                before = [record.physical_offset for record in group]
+                size = sum(record.total_size for record in group)
                 results = engine.put_many(group)
                 for offset, result in zip(before, results, strict=True):
                     if result.physical_offset is None:
@@ -214,8 +215,8 @@ class _Reader:
 
     def __exit__(self, *_error: object) -> None:
         with ExitStack() as stack:
-            for one in self._open.values():
-                stack.callback(one.close)
+            for source in self._open.values():
+                stack.callback(source.close)
 
     def record(self, source: int, position: int, length: int) -> Record | None:
         """The record; None if it is no longer there."""
@@ -257,28 +258,28 @@ class Order:
     def __len__(self) -> int:
         return len(self._spool)
 
-    def add(self, found: CarvedPage) -> None:
-        page = found.page
+    def add(self, carved: CarvedPage) -> None:
+        page = carved.page
         sizes = page.numbers("total_size")
         host: Array = np.fromiter(map(self._number, page.hosts("store_host")), np.int64, len(page))
         times = page.numbers("store_timestamp")
-        for one in np.unique(host).tolist():
-            self._earliest[one] = min(self._earliest[one], int(times[host == one].min()))
+        for broker in np.unique(host).tolist():
+            self._earliest[broker] = min(self._earliest[broker], int(times[host == broker].min()))
         physical = page.numbers("physical_offset")
-        if found.placement == IN_PLACE:
-            self._bring_together(found.source, physical - found.offset, host)
-        self._spool.add(found.source, found.offset, physical, sizes, host)
+        if carved.placement == IN_PLACE:
+            self._bring_together(carved.source, physical - carved.offset, host)
+        self._spool.add(carved.source, carved.offset, physical, sizes, host)
         self.size += int(sizes.sum())
 
     def _bring_together(self, source: int, shift: Array, host: Array) -> None:
         changes = (shift[1:] != shift[:-1]) | (host[1:] != host[:-1])
         for row in [0, *(np.flatnonzero(changes) + 1).tolist()]:
-            key, one = (source, int(shift[row])), int(host[row])
+            key, broker = (source, int(shift[row])), int(host[row])
             other = self._logs.get(key)
             if other is not None:
-                self._broker[self._first(one)] = self._first(other)
+                self._broker[self._first(broker)] = self._first(other)
             elif len(self._logs) < MOST_LOGS:
-                self._logs[key] = one
+                self._logs[key] = broker
 
     def _first(self, host: int) -> int:
         """The host that stands for a host's broker."""
@@ -319,15 +320,16 @@ class Order:
 
     def _ranks(self) -> Array:
         """For each host the number of its broker, in the order in which they are written."""
-        first: Array = np.array([self._first(one) for one in range(len(self._broker))], np.int64)
+        first: Array = np.array([self._first(broker) for broker in range(len(self._broker))],
+                                np.int64)
         earliest: dict[int, int] = {}
-        for one, time in zip(first.tolist(), self._earliest, strict=True):
-            earliest[one] = min(time, earliest.get(one, time))
-        ordered = sorted(earliest, key=lambda one: (earliest[one], one))
+        for broker, time in zip(first.tolist(), self._earliest, strict=True):
+            earliest[broker] = min(time, earliest.get(broker, time))
+        ordered = sorted(earliest, key=lambda broker: (earliest[broker], broker))
         numbers: Array = np.zeros(len(first), np.int64)
         numbers[ordered] = np.arange(len(ordered))
-        found: Array = numbers[first]
-        return found
+        ranks: Array = numbers[first]
+        return ranks
 
     def close(self) -> None:
         self._spool.close()

@@ -114,8 +114,8 @@ class Checksums:
             return crc32(view) & CRC_MASK
         first, last = -(-start // _GRID) * _GRID, end // _GRID * _GRID
         if last <= first:
-            whole = self._direct(start, end)
-            return None if whole is None else whole & CRC_MASK
+            checksum = self._direct(start, end)
+            return None if checksum is None else checksum & CRC_MASK
         head, tail = self._direct(start, first), self._direct(last, end)
         middle = self._grid(first, last)
         if head is None or tail is None or middle is None:
@@ -127,8 +127,8 @@ class Checksums:
         return crc32(data) if len(data) == end - start else None
 
     @staticmethod
-    def _join(one: int, other: int, length: int) -> int:
-        return crc32_combine(one, other, length) if length else one
+    def _join(first: int, other: int, length: int) -> int:
+        return crc32_combine(first, other, length) if length else first
 
     def _grid(self, first: int, last: int) -> int | None:
         covered = self._anchor + (len(self._sums) - 1) * _GRID
@@ -139,22 +139,22 @@ class Checksums:
             drop = max(0, (first - self._anchor) // _GRID - 1)
             before = self._sums[drop]
             self._anchor += drop * _GRID
-            self._sums = [self._apart(one, before, number * _GRID)
-                          for number, one in enumerate(self._sums[drop:])]
+            self._sums = [self._apart(checksum, before, number * _GRID)
+                          for number, checksum in enumerate(self._sums[drop:])]
         while (covered := self._anchor + (len(self._sums) - 1) * _GRID) < last:
             data = self._window.read(covered, min(_BLOCK, last - covered))
             if not data or len(data) % _GRID:
                 return None
             view = memoryview(data)
-            for at in range(0, len(data), _GRID):
-                self._sums.append(crc32(view[at:at + _GRID], self._sums[-1]))
+            for position in range(0, len(data), _GRID):
+                self._sums.append(crc32(view[position:position + _GRID], self._sums[-1]))
         before = self._sums[(first - self._anchor) // _GRID]
         return self._apart(self._sums[(last - self._anchor) // _GRID], before, last - first)
 
     @classmethod
-    def _apart(cls, whole: int, before: int, length: int) -> int:
+    def _apart(cls, checksum: int, before: int, length: int) -> int:
         """The CRC of the last ``length`` bytes of ``whole``, from that of what lies before."""
-        return whole ^ cls._join(before, 0, length) if length else 0
+        return checksum ^ cls._join(before, 0, length) if length else 0
 
 
 # -- where a record might start -------------------------------------------------------------------
@@ -174,34 +174,34 @@ class Candidates:
     def within(self, start: int, end: int) -> Iterator[int]:
         """Candidates from ``start`` to before ``end``, ascending."""
         end = min(end, self._window.size - MIN_SIZE + 1)
-        at = start
-        while at < end:
-            if not self._from <= at < self._to:
-                at = self._look(at)
+        position = start
+        while position < end:
+            if not self._from <= position < self._to:
+                position = self._look(position)
             upto = self._to
-            for candidate in self._found[bisect_left(self._found, at):]:
+            for candidate in self._found[bisect_left(self._found, position):]:
                 if candidate >= end:
                     return
                 yield candidate
-            at = max(at, upto)
+            position = max(position, upto)
 
-    def _look(self, at: int) -> int:
+    def _look(self, position: int) -> int:
         """Searches the next range; the position where it begins, behind a hole perhaps."""
         window = self._window
         # A record's size may begin with the last zeros of a hole.
-        at = max(at, window.next_data(at) - MAGIC_OFFSET)
-        self._found, self._from, self._to = [], at, min(at + _STEP, window.size)
-        if at >= window.size:
-            self._to = at + 1
-            return at
-        window.hold(at, min(_STEP + _HEAD_SIZE, window.size - at))
-        low = at - window.start
+        position = max(position, window.next_data(position) - MAGIC_OFFSET)
+        self._found, self._from, self._to = [], position, min(position + _STEP, window.size)
+        if position >= window.size:
+            self._to = position + 1
+            return position
+        window.hold(position, min(_STEP + _HEAD_SIZE, window.size - position))
+        low = position - window.start
         high = min(self._to - window.start + MAGIC_OFFSET + 3, window.end - window.start)
-        hits = [one.start() - MAGIC_OFFSET for one in MAGIC_PATTERN.finditer(
+        hits = [match.start() - MAGIC_OFFSET for match in MAGIC_PATTERN.finditer(
             window.buffer, low + MAGIC_OFFSET, high)]
         if hits:
             self._found = self._plausible(hits)
-        return at
+        return position
 
     def _plausible(self, hits: list[int]) -> list[int]:
         """Those whose size and length of body could be; positions in the source."""
@@ -209,18 +209,18 @@ class Candidates:
         places = np.array(hits, np.int64)
         left = window.end - window.start - places
         # Near to the end of the source the short head has to do; the judge looks again.
-        kept = places[left >= MIN_SIZE]
+        plausible = places[left >= MIN_SIZE]
         near = left[left >= MIN_SIZE] < _HEAD_SIZE
-        total = _field(window, kept, "total_size")
+        total = _field(window, plausible, "total_size")
         good = (total >= MIN_SIZE) & (total <= np.minimum(
-            MAX_RECORD, window.size - window.start - kept))
-        bits = _field(window, kept, "sys_flag") & HOST_BITS
-        for one in np.unique(bits).tolist():
-            rows = np.flatnonzero((bits == one) & good & ~near)
-            length = _field(window, kept[rows], "body_length", one)
+            MAX_RECORD, window.size - window.start - plausible))
+        bits = _field(window, plausible, "sys_flag") & HOST_BITS
+        for host_bits in np.unique(bits).tolist():
+            rows = np.flatnonzero((bits == host_bits) & good & ~near)
+            length = _field(window, plausible[rows], "body_length", host_bits)
             good[rows] = (length >= 0) & (length <= total[rows] - MIN_SIZE)
-        found: list[int] = (kept[good] + window.start).tolist()
-        return found
+        candidates: list[int] = (plausible[good] + window.start).tolist()
+        return candidates
 
 
 def _field(window: Window, places: Array, name: str, host_bits: int = 0) -> Array:

@@ -52,18 +52,18 @@ class StepStates:
     def _backup(self, record: Record) -> str:
         return self._in_dir(record, record.backup)
 
-    def _fits(self, stamp: FileStamp | None, found: FileStamp | None) -> bool:
-        return stamp is not None and stamp.fits(found, inodes=self._inodes and stamp.is_folder)
+    def _fits(self, stamp: FileStamp | None, current: FileStamp | None) -> bool:
+        return stamp is not None and stamp.fits(current, inodes=self._inodes and stamp.is_folder)
 
-    def _is_new(self, record: Record, found: FileStamp) -> bool:
+    def _is_new(self, record: Record, current: FileStamp) -> bool:
         """Whether what the target's name leads to is what the step put there: by its stamp, or, as
         a copy of a store may have other times and inodes, by its content.
         """
-        if self._fits(record.new, found):
+        if self._fits(record.new, current):
             return True
         path = self.path(record)
         return bool(record.digest) and record.new is not None and (
-            record.new.size == found.size) and is_regular(path) and (
+            record.new.size == current.size) and is_regular(path) and (
             content_digest(path) == record.digest)
 
     # -- how far is it? -------------------------------------------------------------------------
@@ -124,18 +124,18 @@ class StepStates:
         """The numbers of the steps whose place is still, or again, taken by what an earlier step
         moves aside: nothing of theirs is there.
         """
-        found: set[int] = set()
-        there: set[str] = set()
+        numbers: set[int] = set()
+        moved: set[str] = set()
         for number, record in enumerate(self.journal.records):
             path = self.path(record)
-            if there and not there.isdisjoint(up(path)):
-                found.add(number)
+            if moved and not moved.isdisjoint(up(path)):
+                numbers.add(number)
             elif record.kind == "move" and record.again:
                 target = stat_file(path)
                 if target is not None and (stat_file(self._backup(record)) is None
                                            or self._old_name_restored(record, target)):
-                    there.add(path)
-        return found
+                    moved.add(path)
+        return numbers
 
     def _old_name_restored(self, record: Record, target: FileStamp) -> bool:
         """Whether the old name of what was moved is there again beside the new one."""
@@ -156,25 +156,25 @@ class StepStates:
             size = os.fstat(fd).st_size
             if size < record.old.size:
                 raise self._changed(record, "is shorter than it was")
-            found = compare(fd, path, self._in_dir(record, record.staged), self._backup(record),
+            state = compare(fd, path, self._in_dir(record, record.staged), self._backup(record),
                             record.spans)
         finally:
             os.close(fd)
-        if found == "other":
+        if state == "other":
             raise self._changed(record, "has other bytes where the repair put its own")
-        if found == "new" and size >= record.new.size:
+        if state == "new" and size >= record.new.size:
             return "done"
-        return "todo" if found == "old" and size == record.old.size else "half"
+        return "todo" if state == "old" and size == record.old.size else "half"
 
     @staticmethod
-    def _same_files(one: str, other: str) -> bool:
+    def _same_files(first: str, other: str) -> bool:
         """Whether both names are of the same content: after a power failure an old name may be
         there again beside the new one.
         """
-        return is_regular(one) and is_regular(other) and same_content(one, other)
+        return is_regular(first) and is_regular(other) and same_content(first, other)
 
-    def _changed(self, record: Record, what: str) -> ChangedError:
-        return ChangedError(f"{record.target}: {what} since repair {self.journal.id}")
+    def _changed(self, record: Record, change: str) -> ChangedError:
+        return ChangedError(f"{record.target}: {change} since repair {self.journal.id}")
 
 
 class StepApplier(StepStates):
@@ -264,10 +264,10 @@ class StepApplier(StepStates):
             raise self._changed(record, "what was kept of it is gone")
         if record.kind != "patch" or not applied or phase == "half":
             return None
-        found = stat_file(self.path(record))
-        if found is None or record.old is None or found.mtime_ns == record.old.mtime_ns:
+        current = stat_file(self.path(record))
+        if current is None or record.old is None or current.mtime_ns == record.old.mtime_ns:
             return None
-        return found.mtime_ns
+        return current.mtime_ns
 
     def backward(self, record: Record, *, force: bool = False, mtime_ns: int | None = None) -> None:
         """Takes back what was done of the step. Nothing goes: what the repair made, and with
@@ -295,11 +295,12 @@ class StepApplier(StepStates):
 
     def _put_back(self, record: Record, path: str, *, force: bool) -> None:
         backup, undone = self._backup(record), self._in_dir(record, record.undone)
-        old, found = stat_file(backup), stat_file(path)
+        old, current = stat_file(backup), stat_file(path)
         if old is None or (self._is_old(path, backup) and (
-                found is None or found.inode == old.inode or not self._is_new(record, found))):
+                current is None or current.inode == old.inode
+                or not self._is_new(record, current))):
             return  # never done, or taken back already
-        if found is not None:
+        if current is not None:
             if record.kind == "move" and not force:
                 raise self._changed(record, "is there again")
             if is_regular(path) and not os.path.lexists(undone):
@@ -354,10 +355,10 @@ class StepApplier(StepStates):
 
     def _remove_folders(self, record: Record, path: str) -> None:
         """Folders the repair made go if nothing is in them."""
-        made = [os.path.join(self.root, name) for name in record.folders]
+        folders = [os.path.join(self.root, name) for name in record.folders]
         if record.kind == "folder":
-            made.append(path)
-        for folder in reversed(made):
+            folders.append(path)
+        for folder in reversed(folders):
             try:
                 os.rmdir(folder)
             except OSError as error:
@@ -376,8 +377,8 @@ class StepApplier(StepStates):
         below = os.path.relpath(folder, base)
         for name in [] if below == os.curdir else below.split(os.sep):
             if (inner := os.path.join(base, name)) not in self._synced:
-                for made in make_folders(inner):
-                    self._as_before(made)
+                for new_folder in make_folders(inner):
+                    self._as_before(new_folder)
                 sync_folder(base)
                 self._synced.add(inner)
             base = inner
@@ -423,8 +424,8 @@ class StepApplier(StepStates):
 
 def _free(path: str) -> str:
     """A name that is free: ``path``, ``path.2``, …"""
-    number, found = 1, path
-    while os.path.lexists(found):
+    number, free = 1, path
+    while os.path.lexists(free):
         number += 1
-        found = f"{path}.{number}"
-    return found
+        free = f"{path}.{number}"
+    return free

@@ -42,15 +42,16 @@ def check(root: str, steps: Sequence[Step]) -> list[Checked]:
     contradicts itself.
     """
     picture = _Picture()
-    found = [one for step in _merged(root, steps) if (one := picture.add(root, step)) is not None]
-    made: set[str] = set()
+    in_order = [item for step in _merged(root, steps)
+                if (item := picture.add(root, step)) is not None]
+    created: set[str] = set()
     out = []
-    for one in reversed(found):
-        if isinstance(one.step, MoveAside):
-            out.append(replace(one, again=one.path in made))
+    for item in reversed(in_order):
+        if isinstance(item.step, MoveAside):
+            out.append(replace(item, again=item.path in created))
         else:
-            out.append(one)
-            made.update(up(one.path))
+            out.append(item)
+            created.update(up(item.path))
     return out[::-1]
 
 
@@ -160,8 +161,8 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
 
 def _fits(target: str, pieces: Sequence[Piece]) -> None:
     """InternalError for pieces that lie over each other, or whose parts do."""
-    if any(one.end > two.at for one, two in pairwise(pieces)) or any(
-            one.at < 0 or one.size < 0 for one in pieces):
+    if any(first.end > two.at for first, two in pairwise(pieces)) or any(
+            piece.at < 0 or piece.size < 0 for piece in pieces):
         raise InternalError(f"{target}: pieces of a patch lie over each other")
     for piece in pieces:
         end = 0
@@ -175,13 +176,13 @@ def _fits(target: str, pieces: Sequence[Piece]) -> None:
 
 def shared(root: str, steps: Iterable[Step]) -> list[str]:
     """Targets that are changed in place and have further names: hard links, as some backups are."""
-    found = []
+    targets = []
     for step in steps:
         if isinstance(step, Patch):
             with contextlib.suppress(OSError):
                 if os.stat(os.path.join(root, step.target)).st_nlink > 1:
-                    found.append(step.target)
-    return found
+                    targets.append(step.target)
+    return targets
 
 
 # -- is it done already? --------------------------------------------------------------------------
@@ -189,13 +190,13 @@ def shared(root: str, steps: Iterable[Step]) -> list[str]:
 
 def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
     """Whether the store is as the steps would leave it: then a plan was applied before."""
-    made: set[str] = set()
+    created: set[str] = set()
     for step in reversed(_merged(root, steps)):
         path = real_path(root, step.target, follow=isinstance(step, Replace | Patch))
         if isinstance(step, MakeFolder):
             done = os.path.isdir(path)
         elif isinstance(step, MoveAside):
-            done = _only(path, made)
+            done = _only(path, created)
         elif isinstance(step, Patch):
             done = all(_has(path, piece, whole=False) for piece in step.pieces)
         else:
@@ -204,20 +205,20 @@ def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
         if not done:
             return False
         if not isinstance(step, MoveAside):
-            made.update(up(path))
+            created.update(up(path))
     return True
 
 
-def _only(path: str, made: set[str]) -> bool:
+def _only(path: str, created: set[str]) -> bool:
     """Whether nothing is at ``path`` and below but what has been made."""
     if not os.path.lexists(path):
         return True
-    if path not in made:
+    if path not in created:
         return False
     if not os.path.isdir(path) or os.path.islink(path):
         return True
     try:
-        return all(_only(os.path.join(path, name), made) for name in os.listdir(path))
+        return all(_only(os.path.join(path, name), created) for name in os.listdir(path))
     except OSError as error:
         raise failed(error, path, "list") from None
 

@@ -166,8 +166,8 @@ class Repair:
                 for _, phase in applier.phases():
                     if isinstance(phase, ChangedError):
                         raise phase
-            for one in journal.records:
-                applier.forward(one)
+            for record in journal.records:
+                applier.forward(record)
                 self._progress(1)
             note_actions(self.root, journal, "applied", self._clock(), maybe=maybe)
             set_state(self.root, journal.id, "applied", self._clock())
@@ -208,18 +208,19 @@ class Repair:
 
     def _load(self, repair_id: str) -> Journal:
         try:
-            found = load(self.root, repair_id)
+            journal = load(self.root, repair_id)
         except StoreIOError as problem:
             if "damaged" in str(problem):
                 raise refuse_damaged(self._named, repair_id) from None
             raise
         if self._lock.broker_roots:
-            self._refuse_copy(found)
-        return found
+            self._refuse_copy(journal)
+        return journal
 
     def _refuse_copy(self, journal: Journal) -> None:
         """In a copy of a tier, a repair's files outside of it are still those of the original."""
-        outside = next((one.target for one in journal.records if os.path.isabs(one.target)), None)
+        outside = next((record.target
+                        for record in journal.records if os.path.isabs(record.target)), None)
         if outside is not None and os.stat(repair_folder(
                 self.root, journal.id)).st_ino != journal.inode:
             raise RefusedError(f"this is a copy: repair {journal.id} also changed {outside}, "
@@ -294,9 +295,9 @@ class RootLocks:
     def broker_roots(self) -> list[str]:
         """The further roots, as real paths; a folder that is not there is nobody's root."""
         wanted = noted_roots(self.root) if self._given is None else self._given
-        here = os.path.realpath(self.root)
-        return [one for one in dict.fromkeys(map(os.path.realpath, wanted))
-                if one != here and os.path.isdir(one)]
+        own_root = os.path.realpath(self.root)
+        return [root for root in dict.fromkeys(map(os.path.realpath, wanted))
+                if root != own_root and os.path.isdir(root)]
 
     def acquire(self) -> None:
         """Takes all locks or none. StoreHeldError, StoreIOError."""
@@ -320,7 +321,8 @@ class RootLocks:
             return
         root = os.path.realpath(self.root)
         named = [_named(root, broker_root) for broker_root in self.broker_roots]
-        if noted_roots(self.root) == [os.path.realpath(os.path.join(root, one)) for one in named]:
+        if noted_roots(self.root) == [os.path.realpath(os.path.join(root, named_root))
+                                      for named_root in named]:
             return
         folder = os.path.join(root, STAGING)
         make_folders(folder)
@@ -339,9 +341,9 @@ def noted_roots(root: str) -> list[str]:
     path = os.path.join(root, STAGING, ROOTS_NOTE)
     try:
         with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
-            found = json.load(file)["homes"]
+            names = json.load(file)["homes"]
     except (StoreIOError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
-    here = os.path.realpath(root)
-    return [os.path.realpath(os.path.join(here, one)) for one in found
-            if isinstance(one, str) and "\0" not in one] if isinstance(found, list) else []
+    own_root = os.path.realpath(root)
+    return [os.path.realpath(os.path.join(own_root, name)) for name in names
+            if isinstance(name, str) and "\0" not in name] if isinstance(names, list) else []

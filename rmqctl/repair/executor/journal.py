@@ -75,13 +75,13 @@ class Record:
     digest: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        found = {_ON_DISK.get(name, name): value for name, value in asdict(self).items()
-                 if value or name == "kind"}
+        values = {_ON_DISK.get(name, name): value for name, value in asdict(self).items()
+                  if value or name == "kind"}
         for name in ("old", "new"):
             stamp = getattr(self, name)
             if stamp is not None:
-                found[name] = [stamp.size, stamp.mtime_ns, stamp.inode]
-        return found
+                values[name] = [stamp.size, stamp.mtime_ns, stamp.inode]
+        return values
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> Record:
@@ -91,7 +91,8 @@ class Record:
             if name in given:
                 size, mtime, inode = map(int, given[name])
                 given[name] = FileStamp(size, mtime, inode)
-        given["spans"] = tuple((int(at), int(size)) for at, size in given.get("spans", ()))
+        given["spans"] = tuple((int(position), int(size))
+                               for position, size in given.get("spans", ()))
         given["folders"] = tuple(map(str, given.get("folders", ())))
         return cls(**given)
 
@@ -113,8 +114,8 @@ class Journal:
     times: Mapping[str, int] = field(default_factory=dict)
 
     def build(self) -> bytes:
-        rest = b"".join(_line(one) for one in self.actions)
-        rest += b"".join(_line(one.as_dict()) for one in self.records)
+        rest = b"".join(_line(action) for action in self.actions)
+        rest += b"".join(_line(record.as_dict()) for record in self.records)
         head = {"format": _FORMAT, "id": self.id, "time": self.time, "command": self.command,
                 "actions": len(self.actions), "steps": len(self.records),
                 "homes": list(self.staging_dirs), "inode": self.inode, "times": dict(self.times),
@@ -135,9 +136,9 @@ class Journal:
                 raise ValueError("lines are missing")
             return cls(str(head["id"]), int(head["time"]), str(head["command"]),
                        tuple(map(str, head["homes"])), int(head["inode"]),
-                       tuple(json.loads(one) for one in lines[:count]),
-                       tuple(Record.of(json.loads(one)) for one in lines[count:]),
-                       {str(name): int(at) for name, at in head["times"].items()})
+                       tuple(json.loads(line) for line in lines[:count]),
+                       tuple(Record.of(json.loads(line)) for line in lines[count:]),
+                       {str(name): int(mtime) for name, mtime in head["times"].items()})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreIOError(f"{path}: the journal is damaged ({error})") from None
 
@@ -174,9 +175,9 @@ def backup_folder(repair_id: str) -> str:
 
 def order(repair_id: str) -> tuple[str, int]:
     """Sorts ids by age: they never go back, even when the clock does."""
-    found = _ID.fullmatch(repair_id)
-    assert found is not None
-    return found[1], int(found[2])
+    match = _ID.fullmatch(repair_id)
+    assert match is not None
+    return match[1], int(match[2])
 
 
 def ids(root: str) -> list[str]:
@@ -287,7 +288,7 @@ def entry(root: str, repair_id: str) -> Entry:
 
 def history(root: str) -> list[Entry]:
     """All committed repairs of a store, oldest first. Opens nothing for writing. StoreIOError."""
-    return [entry(root, one) for one in ids(root) if is_committed(root, one)]
+    return [entry(root, repair_id) for repair_id in ids(root) if is_committed(root, repair_id)]
 
 
 def put_aside(root: str) -> list[Entry]:
@@ -300,30 +301,31 @@ def put_aside(root: str) -> list[Entry]:
 
 def pending(root: str) -> str | None:
     """The id of a repair, or of its undoing, that was committed and is not finished. Read-only."""
-    for one in reversed(ids(root)):
-        if is_committed(root, one) and state_of(root, one)[0] in PENDING:
-            return one
+    for earlier in reversed(ids(root)):
+        if is_committed(root, earlier) and state_of(root, earlier)[0] in PENDING:
+            return earlier
     return None
 
 
 def overlapping(root: str, journal: Journal, later: Iterable[str]) -> str | None:
     """The newest of the repairs ``later`` which touched what ``journal`` did, unless undone."""
-    mine = {one.target for one in journal.records}
-    above = {folder for one in mine for folder in _above(one)}
+    targets = {record.target for record in journal.records}
+    above = {folder for target in targets for folder in _above(target)}
     for other in sorted(later, key=order, reverse=True):
         if state_of(root, other)[0] == "undone":
             continue
-        for one in load(root, other).records:
-            if one.target in mine or one.target in above or mine.intersection(_above(one.target)):
+        for record in load(root, other).records:
+            if (record.target in targets or record.target in above
+                    or targets.intersection(_above(record.target))):
                 return other
     return None
 
 
 def _above(target: str) -> list[str]:
-    found = []
+    above = []
     while (target := os.path.dirname(target)) not in ("", os.sep):
-        found.append(target)
-    return found
+        above.append(target)
+    return above
 
 
 def refuse_damaged(root: str, repair_id: str) -> RefusedError:

@@ -46,9 +46,9 @@ def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
                    stat.S_IMODE(about.st_mode) | stat.S_IRUSR | stat.S_IWUSR)
     try:
         length, base = about.st_size, 0
-        for at, size in spans:
-            for low, high in data_ranges(source, at, min(at + size, length)):
-                _copy(source, low, high, name, fd, base + low - at, path)
+        for position, size in spans:
+            for low, high in data_ranges(source, position, min(position + size, length)):
+                _copy(source, low, high, name, fd, base + low - position, path)
             base += size
         set_length(fd, base, path)
         sync(fd, path, whole=True)
@@ -61,16 +61,16 @@ def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
     source = open_file(source_path, os.O_RDONLY)
     try:
         base = 0
-        for at, size in spans:
+        for position, size in spans:
             done = base
             for low, high in data_ranges(source, base, base + size):
-                _wipe(target, at + done - base, at + low - base, name)
+                _wipe(target, position + done - base, position + low - base, name)
                 for place, data in _blocks(source, low, high, source_path):
-                    to = at + place - base
+                    to = position + place - base
                     if os.pread(target, len(data), to) != data:
                         write_all(target, data, to, name)
                 done = high
-            _wipe(target, at + done - base, at + size, name)
+            _wipe(target, position + done - base, position + size, name)
             base += size
     except OSError as error:
         raise failed(error, name, "read") from None
@@ -96,15 +96,15 @@ def compare(target: int, name: str, new: str, old: str, spans: Spans) -> Found:
                 before = os.pread(second, count, base + start)
                 if len(wanted) != count or len(before) != count:
                     raise StoreIOError(f"{new}: bytes that the repair kept are missing")
-                here = os.pread(target, count, position + start).ljust(count, b"\0")
-                if here == wanted:
+                current = os.pread(target, count, position + start).ljust(count, b"\0")
+                if current == wanted:
                     is_old = is_old and before == wanted
-                elif here == before:
+                elif current == before:
                     is_new = False
                 else:
                     is_old = is_new = False
                     present, new_bytes, old_bytes = (np.frombuffer(data, np.uint8)
-                                       for data in (here, wanted, before))
+                                       for data in (current, wanted, before))
                     if not ((present == new_bytes) | (present == old_bytes)).all():
                         return "other"
             base += size

@@ -87,13 +87,14 @@ class Staging:
         # Look: may it be done, is there room?
         make_folders(self.folder)
         todo = check(self.root, self._plan.steps)
-        staging_dirs = [self._staging_dirs.of(one.step.target, one.path) for one in todo]
-        for one in todo:
-            self._note_times(one)
+        staging_dirs = [self._staging_dirs.of(checked.step.target, checked.path)
+                        for checked in todo]
+        for checked in todo:
+            self._note_times(checked)
         self._check_writable(todo)
         self._check_room(zip(todo, staging_dirs, strict=True))
         # Write, then force the names: files are forced one by one as they are written.
-        records = [self._record(number, one, staging_dir) for number, (one, staging_dir) in
+        records = [self._record(number, checked, staging_dir) for number, (checked, staging_dir) in
                    enumerate(zip(todo, staging_dirs, strict=True), 1)]
         for folder in sorted(self._touched, key=len, reverse=True):
             sync_folder(folder)
@@ -103,24 +104,24 @@ class Staging:
                 sync_folder(folder)
         return Journal(self.id, self._now, self._plan.command,
                        tuple(self._staging_dirs.folders[1:]), os.stat(self.folder).st_ino,
-                       tuple(one.as_dict() for one in self._plan.actions), tuple(records),
+                       tuple(action.as_dict() for action in self._plan.actions), tuple(records),
                        self._times)
 
     # -- checks ---------------------------------------------------------------------------------
 
-    def _note_times(self, one: Checked) -> None:
+    def _note_times(self, checked: Checked) -> None:
         """The times of the folders in which names come and go, for undo."""
-        for folder in {nearest_folder(one.path), os.path.dirname(one.path)}:
+        for folder in {nearest_folder(checked.path), os.path.dirname(checked.path)}:
             with contextlib.suppress(OSError):
                 self._times.setdefault(self._named(folder), os.stat(folder).st_mtime_ns)
 
     def _check_writable(self, todo: Iterable[Checked]) -> None:
         """Better refused now than half done later."""
-        for one in todo:
-            if isinstance(one.step, Patch):
-                os.close(open_file(one.path, os.O_RDWR))
+        for checked in todo:
+            if isinstance(checked.step, Patch):
+                os.close(open_file(checked.path, os.O_RDWR))
                 continue
-            folder = nearest_folder(one.path)
+            folder = nearest_folder(checked.path)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise StoreIOError(f"cannot change names in {folder}: permission denied, or the "
                                    "file system is read-only")
@@ -128,14 +129,14 @@ class Staging:
     def _check_room(self, todo: Iterable[tuple[Checked, int]]) -> None:
         wanted: dict[int, int] = defaultdict(lambda: _RESERVE)
         where: dict[int, str] = {}
-        for one, staging_dir in todo:
+        for checked, staging_dir in todo:
             folder = self._staging_dirs.folders[staging_dir]
             device = os.stat(folder).st_dev
             where.setdefault(device, folder)
-            if isinstance(one.step, Create | Replace):
-                wanted[device] += self._room(one.step.content, device)
-            elif isinstance(one.step, Patch):
-                wanted[device] += _patch_room(one.path, one.step)
+            if isinstance(checked.step, Create | Replace):
+                wanted[device] += self._room(checked.step.content, device)
+            elif isinstance(checked.step, Patch):
+                wanted[device] += _patch_room(checked.path, checked.step)
         for device, folder in where.items():
             free = free_bytes(folder)
             if free is not None and free < wanted[device]:
@@ -158,29 +159,30 @@ class Staging:
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def _record(self, number: int, one: Checked, staging_dir: int) -> Record:
-        step, target = one.step, one.step.target
-        folders = tuple(self._named(folder) for folder in one.folders)
+    def _record(self, number: int, checked: Checked, staging_dir: int) -> Record:
+        step, target = checked.step, checked.step.target
+        folders = tuple(self._named(folder) for folder in checked.folders)
         if isinstance(step, MakeFolder):
             return Record("folder", target, folders=folders)
         if isinstance(step, MoveAside):
             backup = self._free_backup_name(staging_dir, target)
             return Record("move", target, staging_dir, backup=backup,
-                          undone=_undone_name(target), old=stat_file(one.path), again=one.again)
+                          undone=_undone_name(target), old=stat_file(checked.path),
+                          again=checked.again)
         if isinstance(step, Patch):
-            return self._patch(number, one, step, staging_dir)
+            return self._patch(number, checked, step, staging_dir)
         staged = os.path.join(NEW, f"{number:06d}")
         self._folder(staging_dir, NEW)
         undone = _undone_name(target)
         if isinstance(step, Replace):
-            old = stat_file(one.path)
-            new = self._stage(staging_dir, staged, step, like=one.path)
+            old = stat_file(checked.path)
+            new = self._stage(staging_dir, staged, step, like=checked.path)
             return Record("replace", target, staging_dir, staged,
                           self._free_backup_name(staging_dir, target), undone, old, new,
                           digest=content_digest(self._path(staging_dir, staged)))
         # What is made where an earlier step moves something aside is as open as that was.
-        like = one.path if is_regular(one.path) else None
-        new = self._stage(staging_dir, staged, step, like=like, near=nearest_folder(one.path))
+        like = checked.path if is_regular(checked.path) else None
+        new = self._stage(staging_dir, staged, step, like=like, near=nearest_folder(checked.path))
         return Record("create", target, staging_dir, staged, undone=undone, new=new,
                       folders=folders, digest=content_digest(self._path(staging_dir, staged)))
 
@@ -190,21 +192,21 @@ class Staging:
         inside = path == root or path.startswith(root + os.sep)
         return os.path.relpath(path, root) if inside else path
 
-    def _patch(self, number: int, one: Checked, step: Patch, staging_dir: int) -> Record:
+    def _patch(self, number: int, checked: Checked, step: Patch, staging_dir: int) -> Record:
         staged = os.path.join(BYTES, f"{number:06d}.new")
         backup = os.path.join(BYTES, f"{number:06d}.old")
         self._folder(staging_dir, BYTES)
         spans = tuple((piece.at, piece.size) for piece in step.pieces)
-        fd = open_file(one.path, os.O_RDONLY)
+        fd = open_file(checked.path, os.O_RDONLY)
         try:
             about = os.fstat(fd)
             old = stamp_of(about)
             write_pieces(self._path(staging_dir, staged), step.pieces,
                          stat.S_IMODE(about.st_mode) | stat.S_IRUSR | stat.S_IWUSR)
-            save_spans(self._path(staging_dir, backup), fd, one.path, spans)
+            save_spans(self._path(staging_dir, backup), fd, checked.path, spans)
         finally:
             os.close(fd)
-        end = max(at + size for at, size in spans)
+        end = max(position + size for position, size in spans)
         new = FileStamp(max(old.size, end), old.mtime_ns, old.inode)
         return Record("patch", step.target, staging_dir, staged, backup,
                       _undone_name(step.target), old, new, spans)
@@ -283,10 +285,10 @@ class Staging:
         while self._taken(f"{staging_dir}/{name}"):
             number += 1
             name = f"{wanted}.{number}"
-        whole = f"{staging_dir}/{name}"
-        self._backup_names.add(whole)
-        while (whole := os.path.dirname(whole)):
-            self._backup_parents.add(whole)
+        path = f"{staging_dir}/{name}"
+        self._backup_names.add(path)
+        while (path := os.path.dirname(path)):
+            self._backup_parents.add(path)
         self._folder(staging_dir, os.path.dirname(name))
         return name
 
@@ -336,9 +338,9 @@ def clear(root: str, repair_id: str) -> None:
 
 def clear_abandoned(root: str) -> None:
     """`clear` for every repair that was killed before its commit."""
-    for one in ids(root):
-        if not is_committed(root, one):
-            clear(root, one)
+    for repair_id in ids(root):
+        if not is_committed(root, repair_id):
+            clear(root, repair_id)
 
 
 def staging_dirs_of(root: str, journal: Journal) -> Sequence[str]:
@@ -349,7 +351,7 @@ def staging_dirs_of(root: str, journal: Journal) -> Sequence[str]:
 # -- where things are kept ------------------------------------------------------------------------
 
 
-def reachable(one: str, other: str) -> bool:
+def reachable(first: str, other: str) -> bool:
     """Whether files can be renamed between two folders. StoreIOError.
 
     Asked of the system itself: a bind mount has the same device number and yet is another mount.
@@ -357,9 +359,9 @@ def reachable(one: str, other: str) -> bool:
     """
     probe = f".rmqctl-probe-{os.getpid()}"
     try:
-        os.rename(os.path.join(one, probe), os.path.join(other, probe))
+        os.rename(os.path.join(first, probe), os.path.join(other, probe))
     except FileNotFoundError:
-        return os.stat(one).st_dev == os.stat(other).st_dev
+        return os.stat(first).st_dev == os.stat(other).st_dev
     except OSError as error:
         if error.errno == errno.EXDEV:
             return False
@@ -413,11 +415,11 @@ class StagingDirs:
 
 def _top(root: str, target: str) -> str:
     """The folder on whose file system a target lies: that of its last link, or of its structure."""
-    at, top = root, ""
+    path, top = root, ""
     for part in target.split(os.sep):
-        at = os.path.join(at, part)
-        if not top or os.path.islink(at):
-            real = os.path.realpath(at)
+        path = os.path.join(path, part)
+        if not top or os.path.islink(path):
+            real = os.path.realpath(path)
             top = real if os.path.isdir(real) or not top else os.path.dirname(real)
     return top
 
@@ -436,12 +438,12 @@ def noted_staging_dirs(root: str, repair_id: str) -> list[str]:
     try:
         path = os.path.join(folder, STAGING_DIRS)
         with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:
-            found = json.load(file)
+            folders = json.load(file)
     except (StoreIOError, OSError, ValueError, RecursionError):
         return []
-    if not isinstance(found, list):
+    if not isinstance(folders, list):
         return []
     mark = os.path.join(STAGING, FOLDER)
-    return [one for one in found if isinstance(one, str) and os.path.isabs(one)
-            and os.path.dirname(one).endswith(mark)
-            and os.path.basename(one) == _staging_dir_name(root, repair_id)]
+    return [folder for folder in folders if isinstance(folder, str) and os.path.isabs(folder)
+            and os.path.dirname(folder).endswith(mark)
+            and os.path.basename(folder) == _staging_dir_name(root, repair_id)]

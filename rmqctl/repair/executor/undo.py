@@ -62,9 +62,9 @@ def choose(root: str, repair_id: str | None) -> str:
 
     UsageError for an id there is not, RefusedError if there is nothing to undo.
     """
-    known = [one for one in ids(root) if is_committed(root, one)]
+    known = [name for name in ids(root) if is_committed(root, name)]
     if repair_id is not None:
-        if any(repair_id == one.id for one in put_aside(root)):
+        if any(repair_id == aside.id for aside in put_aside(root)):
             raise RefusedError(f"{repair_id} is no repair: an opening of the store, or a dispatch, "
                                "replaced these files and went on without them; they lie in "
                                f"{os.path.join(root, STAGING, repair_id)}")
@@ -72,9 +72,9 @@ def choose(root: str, repair_id: str | None) -> str:
             raise UsageError(f"{root} has no repair {repair_id!r}; `rmqctl undo {root} --list` "
                              "shows which there are")
         return repair_id
-    for one in reversed(known):
-        if state_of(root, one)[0] not in ("undone", "abandoned"):
-            return one
+    for candidate in reversed(known):
+        if state_of(root, candidate)[0] not in ("undone", "abandoned"):
+            return candidate
     raise RefusedError(f"{root}: no repair to undo")
 
 
@@ -96,11 +96,11 @@ def _examine(root: str, journal: Journal, *, applied: bool) -> tuple[list[str], 
     """(what was changed since, modification times that are to stay by number of the step)."""
     applier = StepApplier(root, journal)
     changed, times = [], {}
-    for number, (one, phase) in enumerate(applier.phases()):
+    for number, (record, phase) in enumerate(applier.phases()):
         try:
             if isinstance(phase, ChangedError):
                 raise phase
-            mtime = applier.check_undo(one, phase, applied=applied)
+            mtime = applier.check_undo(record, phase, applied=applied)
         except ChangedError as problem:
             changed.append(str(problem))
         else:
@@ -113,7 +113,8 @@ def begin(root: str, repair_id: str, now: int, *, force: bool) -> None:
     """Decides that a repair is taken back; nothing but its state changes yet. RefusedError."""
     journal = load(root, repair_id)
     state, _ = state_of(root, repair_id)
-    later = [one for one in ids(root) if order(one) > order(repair_id) and is_committed(root, one)]
+    later = [other for other in ids(root) if order(other) > order(repair_id)
+             and is_committed(root, other)]
     other = overlapping(root, journal, later)
     if other is not None:
         raise RefusedError(f"repair {other} changed some of the same files later: undo that first")

@@ -54,9 +54,9 @@ def foreign_queue_entries(store: Store, generation: int) -> Planned:
 def foreign_index_entries(store: Store) -> Planned:
     """What is no index file goes aside."""
     folder = store.path("index")
-    found = listing(folder, names.INDEX_DIGITS)
-    folders = [os.path.join(folder, one) for one in found.folders]
-    files = list(_others(folder, found))
+    index_listing = listing(folder, names.INDEX_DIGITS)
+    folders = [os.path.join(folder, name) for name in index_listing.folders]
+    files = list(_others(folder, index_listing))
     steps: list[Step] = []
     actions: list[Action] = []
     for why, paths in ((WHY, filter(_is_number, folders)), (_TAKEN, filter(_is_number, files)),
@@ -69,20 +69,20 @@ def foreign_index_entries(store: Store) -> Planned:
 
 def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -> Planned:
     """The steps and actions for derived files with those for strays, each thing moved once."""
-    done = {one.target for one in steps}
-    gone = [one.target for one in foreign[0] if one.target not in done]
-    kept = [one for one in steps
-            if not any(one.target.startswith(above + os.sep) for above in gone)]
-    dropped = {os.path.dirname(one.target) for one in steps} - {
-        os.path.dirname(one.target) for one in kept}
+    done = {step.target for step in steps}
+    gone = [step.target for step in foreign[0] if step.target not in done]
+    left = [step for step in steps
+            if not any(step.target.startswith(above + os.sep) for above in gone)]
+    dropped = {os.path.dirname(step.target) for step in steps} - {
+        os.path.dirname(step.target) for step in left}
     # An action of a queue whose steps were all within a folder that goes as a whole.
-    own_actions = [one for one in actions if not any(
-        folder.startswith(one.target + os.sep) for folder in dropped) or any(
-        step.target == one.target or step.target.startswith(one.target + os.sep)
-        for step in kept)]
+    own_actions = [action for action in actions if not any(
+        folder.startswith(action.target + os.sep) for folder in dropped) or any(
+        step.target == action.target or step.target.startswith(action.target + os.sep)
+        for step in left)]
     fresh = set(gone)
-    return ([*kept, *(one for one in foreign[0] if one.target in fresh)],
-            [*own_actions, *(one for one in foreign[1] if one.target in fresh)])
+    return ([*left, *(step for step in foreign[0] if step.target in fresh)],
+            [*own_actions, *(action for action in foreign[1] if action.target in fresh)])
 
 
 def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[str]:
@@ -91,22 +91,22 @@ def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[
     Only what names, sizes and configuration tell. StoreIOError.
     """
     cured = set(_repaired(store, steps))
-    left = [one for one in load(store, version_for(generation)).refusals
-            if one.target not in cured]
+    left = [refusal for refusal in load(store, version_for(generation)).refusals
+            if refusal.target not in cured]
     if not left:
         return []
-    named = "; ".join(f"{one.target}: {one.reason}" for one in left[:_NAMED])
+    named = "; ".join(f"{refusal.target}: {refusal.reason}" for refusal in left[:_NAMED])
     more = f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
     return [("a broker does not start on this store, and this repair does not change that: "
              f"{named}{more}")]
 
 
 def _repaired(store: Store, steps: Iterable[Step]) -> Iterator[str]:
-    for one in steps:
-        longer = not isinstance(one, Patch) or (
-            one.pieces and one.pieces[-1].end > _size(os.path.join(store.root, one.target)))
+    for step in steps:
+        longer = not isinstance(step, Patch) or (
+            step.pieces and step.pieces[-1].end > _size(os.path.join(store.root, step.target)))
         if longer:
-            yield one.target
+            yield step.target
 
 
 def _size(path: str) -> int:
@@ -116,17 +116,17 @@ def _size(path: str) -> int:
         return 0
 
 
-def _strange(folder: str, found: Listing, generation: int) -> Iterator[str]:
+def _strange(folder: str, files: Listing, generation: int) -> Iterator[str]:
     if not version_for(generation).skips_folders:
-        for name in found.folders:
+        for name in files.folders:
             yield os.path.join(folder, name)
-    yield from _others(folder, found)
+    yield from _others(folder, files)
 
 
-def _others(folder: str, found: Listing) -> Iterator[str]:
-    for one in found.troubles:
-        if one.path != folder and os.path.lexists(one.path):
-            yield one.path
+def _others(folder: str, files: Listing) -> Iterator[str]:
+    for trouble in files.troubles:
+        if trouble.path != folder and os.path.lexists(trouble.path):
+            yield trouble.path
 
 
 def _is_number(path: str) -> bool:

@@ -43,7 +43,7 @@ class Expired:
     @property
     def stays(self) -> frozenset[str]:
         """Names of the files that stay untouched."""
-        return frozenset(one.name for one in self.whole)
+        return frozenset(file.name for file in self.whole)
 
     @property
     def seeds(self) -> tuple[StoreFile, ...]:
@@ -55,48 +55,49 @@ def expired(root: str, shape: Shape, log_min: int) -> Expired:
 
     It ends with the first file that is damaged. StoreIOError.
     """
-    whole: list[StoreFile] = []
+    whole_files: list[StoreFile] = []
     last = -1
-    for one in listing(os.path.join(root, FOLDER), names.INDEX_DIGITS).files if log_min else ():
-        if one.size != shape.file_size:
+    for file in listing(os.path.join(root, FOLDER), names.INDEX_DIGITS).files if log_min else ():
+        if file.size != shape.file_size:
             break
-        header = header_of(one.path)
+        header = header_of(file.path)
         sound = 1 < header.index_count <= shape.max_entries and (
             last <= header.begin_phy_offset <= header.end_phy_offset)
         if not sound or header.begin_phy_offset >= log_min:
             break
         full = header.index_count >= shape.max_entries
         if header.end_phy_offset < log_min and full:
-            whole.append(one)
+            whole_files.append(file)
             last = header.end_phy_offset
             continue
-        entries = sum(len(page) for page in _pages(one, shape, header, log_min))
-        return Expired(tuple(whole), one, entries) if entries else Expired(tuple(whole))
-    return Expired(tuple(whole))
+        entries = sum(len(page) for page in _pages(file, shape, header, log_min))
+        return Expired(tuple(whole_files), file,
+                       entries) if entries else Expired(tuple(whole_files))
+    return Expired(tuple(whole_files))
 
 
-def seed(found: Expired, shape: Shape, log_min: int, scratch: Scratch) -> None:
+def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -> None:
     """Lays into the scratch folder what a writer goes on from.
 
     Of the last whole file that is its head alone, which the next file's first entry counts from.
     StoreIOError.
     """
-    if found.whole:
-        one = found.whole[-1]
-        with FileSource(one.path) as source:
-            write_whole(scratch.path(FOLDER, one.name), shape, [(0, source.read(0, HEADER.size))])
-    if found.part is not None:
-        one = found.part
-        header = header_of(one.path)
-        write_whole(scratch.path(FOLDER, one.name), shape, _cut(one, shape, header, log_min))
+    if expired_files.whole:
+        file = expired_files.whole[-1]
+        with FileSource(file.path) as source:
+            write_whole(scratch.path(FOLDER, file.name), shape, [(0, source.read(0, HEADER.size))])
+    if expired_files.part is not None:
+        file = expired_files.part
+        header = header_of(file.path)
+        write_whole(scratch.path(FOLDER, file.name), shape, _cut(file, shape, header, log_min))
 
 
-def _cut(one: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[
+def _cut(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[
         tuple[int, bytes]]:
     """(position, bytes) of the file as it was before the first living entry."""
     table: Any = np.zeros(shape.slots, _SLOTS)
     number, fresh, last = 1, 0, None
-    for page in _pages(one, shape, header, log_min):
+    for page in _pages(file, shape, header, log_min):
         yield shape.entry_position(number), page.tobytes()
         # Ascending numbers: the last one of a slot is what stays.
         table[page["key_hash"] % shape.slots] = np.arange(number, number + len(page))
@@ -111,10 +112,10 @@ def _cut(one: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator
         header.begin_phy_offset, int(last["physical_offset"]), fresh, number))
 
 
-def _pages(one: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[Any]:
+def _pages(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[Any]:
     """The leading entries that lead before ``log_min``; up to the first that cannot be right."""
     number, before = 1, -1
-    with FileSource(one.path) as source:
+    with FileSource(file.path) as source:
         while number < header.index_count:
             count = min(_PAGE, header.index_count - number)
             raw = source.read(shape.entry_position(number), count * ENTRY.size)
@@ -123,56 +124,56 @@ def _pages(one: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterat
             good = (physical < log_min) & (physical >= np.append(before, physical[:-1]))
             good &= (page["key_hash"] >= 0) & (page["previous"] >= 0)
             good &= page["previous"] < np.arange(number, number + len(page))
-            kept = len(page) if good.all() else int(good.argmin())
-            if kept:
-                yield page[:kept]
-            if kept < count:
+            good_rows = len(page) if good.all() else int(good.argmin())
+            if good_rows:
+                yield page[:good_rows]
+            if good_rows < count:
                 return
-            number, before = number + kept, int(physical[-1])
+            number, before = number + good_rows, int(physical[-1])
 
 
 # -- names ----------------------------------------------------------------------------------------
 
 
-def matched(made: Sequence[StoreFile], there: Sequence[StoreFile], after: str) -> list[str]:
+def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: str) -> list[str]:
     """The name each made file gets in the store (both oldest first), ascending, behind ``after``.
 
     A file that begins with the same message keeps its name; others take the next name of a file
     there, or their own one, if it lies between those of their neighbours.
     """
     begins: dict[int, str] = {}
-    for one in there:
+    for file in existing:
         try:
-            header = header_of(one.path)
+            header = header_of(file.path)
         except StoreIOError:
             continue
         if header.index_count > 1:
-            begins.setdefault(header.begin_phy_offset, one.name)
+            begins.setdefault(header.begin_phy_offset, file.name)
     sure: list[str | None] = []
     low = after
-    for one in made:
-        name = begins.get(header_of(one.path).begin_phy_offset)
+    for file in built:
+        name = begins.get(header_of(file.path).begin_phy_offset)
         sure.append(name if name is not None and name > low else None)
         low = sure[-1] or low
-    free = sorted({one.name for one in there} - {name for name in sure if name})
-    found = _fill(made, sure, free, after)
-    if found is None:  # no room between two names: all of them by order
-        found = _fill(made, [None] * len(made), sorted(one.name for one in there), after)
-    if found is None:
+    free = sorted({file.name for file in existing} - {name for name in sure if name})
+    chosen = _fill(built, sure, free, after)
+    if chosen is None:  # no room between two names: all of them by order
+        chosen = _fill(built, [None] * len(built), sorted(file.name for file in existing), after)
+    if chosen is None:
         raise RefusedError("index: there are no names left for new files between those there are")
-    return found
+    return chosen
 
 
-def _fill(made: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
+def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
           after: str) -> list[str] | None:
     out: list[str] = []
     low = after
-    for number, one in enumerate(made):
+    for number, file in enumerate(built):
         name = sure[number]
         if name is None:
             high = next((later for later in sure[number:] if later), None)
-            at = bisect_right(free, low)
-            choices = [*free[at:at + 1], _own(one), next_name(low)]
+            place = bisect_right(free, low)
+            choices = [*free[place:place + 1], _own(file), next_name(low)]
             name = next((each for each in choices
                          if each > low and (high is None or each < high)), None)
             if name is None:
@@ -182,7 +183,7 @@ def _fill(made: Sequence[StoreFile], sure: Sequence[str | None], free: list[str]
     return out
 
 
-def _own(one: StoreFile) -> str:
+def _own(file: StoreFile) -> str:
     """The name after the store time of the first entry: it follows from the log alone."""
-    header = header_of(one.path)
-    return name_at(header.begin_timestamp) if header.index_count > 1 else one.name
+    header = header_of(file.path)
+    return name_at(header.begin_timestamp) if header.index_count > 1 else file.name

@@ -114,24 +114,24 @@ class Rebuilt:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know of it."""
-        found = []
+        notes = []
         if self.damage.count:
             first = self.damage.spans[0]
-            found.append(f"{plural(self.damage.count, 'damaged span')} "
+            notes.append(f"{plural(self.damage.count, 'damaged span')} "
                          f"({plural(self.damage.length, 'byte')}) of the log passed over: the "
                          f"first at physical offset {first.offset}, {first.reason}")
         if self.gaps:
-            found.append(plural(self.gaps, "row follows a gap in its queue's offsets: it stands",
+            notes.append(plural(self.gaps, "row follows a gap in its queue's offsets: it stands",
                                 "rows follow a gap in their queue's offsets: they stand")
                          + " where a broker puts such rows, at the end of the queue, before the "
                          "queue offset of their message")
         if self.refused:
-            found.append(f"{plural(self.refused, 'message has', 'messages have')} a queue offset "
+            notes.append(f"{plural(self.refused, 'message has', 'messages have')} a queue offset "
                          "that no queue can have: no row is made")
         if self.unplaceable:
-            found.append(f"{plural(self.unplaceable, 'message has', 'messages have')} a topic "
+            notes.append(f"{plural(self.unplaceable, 'message has', 'messages have')} a topic "
                          "that can be no folder: no row is made")
-        return tuple(found)
+        return tuple(notes)
 
 
 def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch, *,
@@ -170,8 +170,8 @@ def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -
 
 def log_size(parts: Sequence[LogPart], log_end: int | None = None) -> int:
     """The bytes that ``progress`` will hear of in all."""
-    return sum(max(0, min(one.end, log_end if log_end is not None else one.end) - one.base)
-               for one in parts)
+    return sum(max(0, min(part.end, log_end if log_end is not None else part.end) - part.base)
+               for part in parts)
 
 
 class _Job:
@@ -196,24 +196,24 @@ class _Job:
                 root, settings.batch_consumequeue_file_size, self._log_min))
         self._state = StateFile(scratch, identity(
             parts, settings, (root, sorted(wanted), topic, queue, sorted(batch_topics), log_end),
-            [*self._expired.seeds, *(one for one, _ in self._batches)]))
+            [*self._expired.seeds, *(file for file, _ in self._batches)]))
 
     def run(self, jobs: int, progress: Callable[[int], None] | None,
             save_every: float) -> Rebuilt:
         # Begin, or go on where an interrupted run stopped.
-        at = self._state.load()
-        if at is None:
-            at = self._begin()
+        reached = self._state.load()
+        if reached is None:
+            reached = self._begin()
         elif CONSUMEQUEUE in self._only:
-            seed.drop_unfinished(self._scratch, self._settings, at.done)
-        if progress is not None and at.done > self._log_min:
-            progress(log_size(self._parts, min(at.done, self._end())))
+            seed.drop_unfinished(self._scratch, self._settings, reached.done)
+        if progress is not None and reached.done > self._log_min:
+            progress(log_size(self._parts, min(reached.done, self._end())))
         # Dispatch the log.
         with ExitStack() as held:
             dispatcher = self._dispatcher()
             held.callback(dispatcher.close)
-            base = at.gaps, at.refused, at.unplaceable
-            self._go_on(dispatcher, at, base, jobs, progress, save_every)
+            base = reached.gaps, reached.refused, reached.unplaceable
+            self._go_on(dispatcher, reached, base, jobs, progress, save_every)
             next_offsets = {key: end for key, end in dispatcher.next_offsets().items()
                             if wants(self._topic, self._queue, key)}
             index_timestamp = dispatcher.index_timestamp
@@ -221,9 +221,10 @@ class _Job:
         if CONSUMEQUEUE in self._only:
             seed.take_over(self._root, self._scratch,
                                    self._settings.consumequeue_file_size, self._log_min)
-        self._state.finish(at)
+        self._state.finish(reached)
         return Rebuilt.of(
-            at, root=self._root, scratch=self._scratch, settings=self._settings, only=self._only,
+            reached, root=self._root, scratch=self._scratch, settings=self._settings,
+            only=self._only,
             topic=self._topic, queue=self._queue, log_min=self._log_min, log_end=self._log_end,
             index_timestamp=index_timestamp, next_offsets=next_offsets, expired=self._expired)
 
@@ -244,36 +245,36 @@ class _Job:
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
                           rows=CONSUMEQUEUE in self._only, most_pending=_MOST_PENDING)
 
-    def _go_on(self, dispatcher: Dispatcher, at: RebuildProgress, base: tuple[int, int, int],
+    def _go_on(self, dispatcher: Dispatcher, reached: RebuildProgress, base: tuple[int, int, int],
                jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:
         """Dispatches what is left. Interrupted, it notes how far it came."""
-        whole = True
+        complete = True
         saved = time.monotonic()
         try:
-            with contextlib.closing(self._results(at.done, jobs)) as results:
-                for part, found in results:
-                    whole = False
-                    for derived in found.derived:
+            with contextlib.closing(self._results(reached.done, jobs)) as results:
+                for part, part_range in results:
+                    complete = False
+                    for derived in part_range.derived:
                         self._now = int(derived.store_timestamp[0])
                         dispatcher.apply(derived)
-                    at.append(found)
-                    at.done = part.file.base + found.position
-                    at.logics = dispatcher.logics_timestamp or at.logics
-                    at.gaps, at.refused, at.unplaceable = (
+                    reached.append(part_range)
+                    reached.done = part.file.base + part_range.position
+                    reached.logics = dispatcher.logics_timestamp or reached.logics
+                    reached.gaps, reached.refused, reached.unplaceable = (
                         base[0] + dispatcher.gaps, base[1] + dispatcher.refused,
                         base[2] + dispatcher.unplaceable)
-                    whole = True
+                    complete = True
                     if progress is not None:
                         progress(part.length)
                     if time.monotonic() - saved >= save_every:
                         dispatcher.show()
-                        self._state.save(at)
+                        self._state.save(reached)
                         saved = time.monotonic()
         except BaseException:
-            if whole:
+            if complete:
                 with contextlib.suppress(RmqctlError):
                     dispatcher.flush()
-                    self._state.save(at, durable=True)
+                    self._state.save(reached, durable=True)
             raise
 
     def _results(self, done: int, jobs: int) -> ranges.Results[LogPart, DerivedRange]:
@@ -317,13 +318,13 @@ class StateFile:
         """How far an earlier run came; None where there is none to go on from."""
         try:
             with FileSource(self._path) as source:
-                found: Any = json.loads(source.read(0, _MOST))
-            same = found["version"] == _VERSION and found["identity"] == self._identity
-            if not same or not (found["durable"] or found["boot"] == _boot()):
+                document: Any = json.loads(source.read(0, _MOST))
+            same = document["version"] == _VERSION and document["identity"] == self._identity
+            if not same or not (document["durable"] or document["boot"] == _boot()):
                 return None
-            raw = dict(found["progress"])
+            raw = dict(document["progress"])
             raw["damage"] = Damage(raw["damage"]["count"], raw["damage"]["length"],
-                                   [Span(**one) for one in raw["damage"]["spans"][:MOST_SPANS]])
+                                   [Span(**span) for span in raw["damage"]["spans"][:MOST_SPANS]])
             progress = RebuildProgress(**raw)
             # Who carries the plan out may have moved the files into the store.
             return progress if progress.finished in ("", self._files()) else None
@@ -361,11 +362,11 @@ def identity(parts: Sequence[LogPart], settings: Settings, wanted: object,
             "utf-8", "surrogateescape"))
         for piece in part.pieces:
             digest.update(repr((piece.at, piece.size)).encode())
-            for at, data in piece.parts:
-                digest.update(repr((at, len(data))).encode())
+            for position, data in piece.parts:
+                digest.update(repr((position, len(data))).encode())
                 digest.update(data)
-    for one in seeds:
-        digest.update(repr(_about(one.path)).encode("utf-8", "surrogateescape"))
+    for file in seeds:
+        digest.update(repr(_about(file.path)).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

@@ -66,27 +66,27 @@ def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[S
     if not log_min:
         return
     for queue in batches_of(root).values():
-        found: tuple[StoreFile, int] | None = None
-        for number, one in enumerate(queue.files):
+        last: tuple[StoreFile, int] | None = None
+        for number, file in enumerate(queue.files):
             rows = queue.used(number, log_min)
-            if one.size != file_size or not len(rows):
+            if file.size != file_size or not len(rows):
                 break
-            found = one, len(rows) * batch_consume_queue.UNIT_SIZE
-            if found[1] < file_size:
+            last = file, len(rows) * batch_consume_queue.UNIT_SIZE
+            if last[1] < file_size:
                 break
-        if found is not None:
-            yield found
+        if last is not None:
+            yield last
 
 
-def seed_batch(root: str, one: StoreFile, used: int, scratch: Scratch) -> None:
+def seed_batch(root: str, file: StoreFile, used: int, scratch: Scratch) -> None:
     """Lays the leading ``used`` bytes of a batch queue's file into the scratch folder."""
-    with FileSource(one.path) as source:
+    with FileSource(file.path) as source:
         data = source.read(0, used)
-    target = scratch.path(os.path.relpath(one.path, root))
+    target = scratch.path(os.path.relpath(file.path, root))
     make_folders(os.path.dirname(target), durable=False)
     fd = open_file(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "make")
     try:
-        os.ftruncate(fd, one.size)
+        os.ftruncate(fd, file.size)
         write_all(fd, data, 0, target)
     except OSError as error:
         raise failed(error, target, "set the length of") from None
@@ -107,23 +107,23 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
     aside = AsideFolder(scratch.root)
     for queue in queues_of(scratch.root, size).values():
         with closing(queue):
-            numbers = [_sound_rows(_rows(one, consume_queue.dtype()), done)
-                       for one in queue.files]
-            any_row = any((rows[:kept] != _FILLER).any() for rows, kept in numbers)
-        kept = [count for _, count in numbers] if any_row else [0] * len(numbers)
-        _cut_files(queue.files, kept, consume_queue.UNIT_SIZE, size, aside)
+            numbers = [_sound_rows(_rows(file, consume_queue.dtype()), done)
+                       for file in queue.files]
+            any_row = any((rows[:count] != _FILLER).any() for rows, count in numbers)
+        row_counts = [count for _, count in numbers] if any_row else [0] * len(numbers)
+        _cut_files(queue.files, row_counts, consume_queue.UNIT_SIZE, size, aside)
         if not any_row:
-            for one in listing(scratch.path(EXT, queue.topic, str(queue.queue_id))).files:
-                aside.move(one.path)
+            for file in listing(scratch.path(EXT, queue.topic, str(queue.queue_id))).files:
+                aside.move(file.path)
     size = settings.batch_consumequeue_file_size
     for batches in batches_of(scratch.root).values():
         counts = [len(batches.used(number, done)) for number in range(len(batches.files))]
         _cut_files(batches.files, counts, batch_consume_queue.UNIT_SIZE, size, aside)
 
 
-def _rows(one: StoreFile, dtype: Any) -> Any:
-    with FileSource(one.path) as source:
-        data = source.read(0, one.size)
+def _rows(file: StoreFile, dtype: Any) -> Any:
+    with FileSource(file.path) as source:
+        data = source.read(0, file.size)
     return np.frombuffer(data[:len(data) - len(data) % dtype.itemsize], dtype)
 
 
@@ -134,22 +134,22 @@ def _sound_rows(rows: Any, done: int) -> tuple[Any, int]:
     return rows, len(rows) if good.all() else int(good.argmin())
 
 
-def _cut_files(files: list[StoreFile], kept: list[int], unit: int, size: int,
+def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
                aside: AsideFolder) -> None:
     """Leaves the leading units of the files, up to the first that is not full."""
     more = True
-    for one, count in zip(files, kept, strict=True):
+    for file, count in zip(files, counts, strict=True):
         if not more or not count:
-            aside.move(one.path)
+            aside.move(file.path)
             more = False
             continue
         more = count * unit == size
         if not more:
             try:
-                os.truncate(one.path, count * unit)
-                os.truncate(one.path, size)
+                os.truncate(file.path, count * unit)
+                os.truncate(file.path, size)
             except OSError as error:
-                raise failed(error, one.path, "set the length of") from None
+                raise failed(error, file.path, "set the length of") from None
 
 
 # -- plain queues and their extensions: after the rebuild -----------------------------------------
@@ -173,17 +173,17 @@ def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None
 
 def _first_alive(queue: ConsumeQueue, log_min: int) -> int:
     """The queue offset of the first row that was made: before it are fillers or expired ones."""
-    for at, rows in queue.pages(queue.first_index, queue.written):
+    for first, rows in queue.pages(queue.first_index, queue.written):
         alive = np.flatnonzero((rows["physical_offset"] >= log_min) & (rows != _FILLER))
         if len(alive):
-            return at + int(alive[0])
+            return first + int(alive[0])
     return queue.first_index
 
 
 def _take_rows(theirs: str, queue: ConsumeQueue, log_min: int) -> None:
-    made = queue.files[0]
-    path = os.path.join(theirs, made.name)
-    count = min(_first_alive(queue, log_min), consume_queue.queue_offset(made.end)) - (
+    first_file = queue.files[0]
+    path = os.path.join(theirs, first_file.name)
+    count = min(_first_alive(queue, log_min), consume_queue.queue_offset(first_file.end)) - (
         queue.first_index)
     if count <= 0 or not os.path.isfile(path):
         return
@@ -191,15 +191,15 @@ def _take_rows(theirs: str, queue: ConsumeQueue, log_min: int) -> None:
         raw = source.read(0, consume_queue.byte_offset(count))
     rows = np.frombuffer(raw[:len(raw) - len(raw) % consume_queue.UNIT_SIZE],
                          consume_queue.dtype())
-    mine: Any = np.full(count, _FILLER, consume_queue.dtype())
+    place: Any = np.full(count, _FILLER, consume_queue.dtype())
     old = np.flatnonzero(valid(rows) & (rows["physical_offset"] < log_min))
     if len(old):
-        mine[old] = rows[old]
-        _overwrite(made.path, mine.tobytes())
+        place[old] = rows[old]
+        _overwrite(first_file.path, place.tobytes())
 
 
-def _take_units(theirs: str, queue: ConsumeQueue, mine: str, log_min: int) -> None:
-    files = listing(mine).files
+def _take_units(theirs: str, queue: ConsumeQueue, own_folder: str, log_min: int) -> None:
+    files = listing(own_folder).files
     path = os.path.join(theirs, files[0].name) if files else ""
     if not os.path.isfile(path):
         return
@@ -254,25 +254,25 @@ class OldUnits:
             return None, None
         self._use(key)
         try:
-            at, unit = self._search(queue, tags_code, store_timestamp)
+            place, unit = self._search(queue, tags_code, store_timestamp)
         except (StoreIOError, FormatError):
-            at, unit = 0, None
+            place, unit = 0, None
         if unit is None:
             queue.misses += 1
             if queue.misses >= _MISSES or not queue.found_any:
                 self._queues[key] = None
             return None, None
-        queue.misses, queue.found_any, queue.position = 0, True, at + unit.size
-        return layout.address(at), unit.bit_map or None
+        queue.misses, queue.found_any, queue.position = 0, True, place + unit.size
+        return layout.address(place), unit.bit_map or None
 
     def _open(self, key: QueueKey, physical: int) -> _Queue | None:
         files = listing(os.path.join(self._store.root, EXT, key[0], str(key[1]))).files
         if not files:
             return None
-        at = self._by_row(key, physical)
-        if at is None:
+        place = self._by_row(key, physical)
+        if place is None:
             return _Queue(files, files[0].base)
-        return _Queue(files, at, found_any=True)
+        return _Queue(files, place, found_any=True)
 
     def _by_row(self, key: QueueKey, physical: int) -> int | None:
         """The byte offset that the queue's row of a message leads to."""
@@ -282,10 +282,10 @@ class OldUnits:
         try:
             with closing(queue):
                 for _, rows in queue.pages(queue.first_index, queue.disk_end):
-                    mine = np.flatnonzero((rows["physical_offset"] == physical)
+                    hits = np.flatnonzero((rows["physical_offset"] == physical)
                                           & (rows["tags_code"] <= MAX_ADDRESS))
-                    if len(mine):
-                        return layout.byte_offset(int(rows["tags_code"][mine[0]]))
+                    if len(hits):
+                        return layout.byte_offset(int(rows["tags_code"][hits[0]]))
         except StoreIOError:
             pass
         return None
@@ -293,34 +293,34 @@ class OldUnits:
     def _search(self, queue: _Queue, tags_code: int, store_timestamp: int) -> tuple[
             int, UnitRecord | None]:
         """(byte offset, unit) of the next unit that fits; the first one may lie anywhere."""
-        at, passed = queue.position, 0
+        place, passed = queue.position, 0
         while passed < _AHEAD or not queue.found_any:
-            unit = self._unit(queue, at)
+            unit = self._unit(queue, place)
             if unit is None:
-                following = next((one.base for one in queue.files if one.base > at), None)
+                following = next((file.base for file in queue.files if file.base > place), None)
                 if following is None:
                     break
-                at = following
+                place = following
                 continue
             if unit.tags_code == tags_code and unit.store_timestamp == store_timestamp:
-                return at, unit
-            at += unit.size
+                return place, unit
+            place += unit.size
             passed += 1
         return 0, None
 
-    def _unit(self, queue: _Queue, at: int) -> UnitRecord | None:
+    def _unit(self, queue: _Queue, place: int) -> UnitRecord | None:
         """The unit at a byte offset; None where none is."""
         start, data = queue.page
-        if not start <= at or at + MAX_SIZE > start + len(data):
-            file = next((one for one in queue.files if one.base <= at < one.end), None)
+        if not start <= place or place + MAX_SIZE > start + len(data):
+            file = next((file for file in queue.files if file.base <= place < file.end), None)
             if file is None:
                 return None
-            if not (start <= at and start + len(data) >= file.end):
+            if not (start <= place and start + len(data) >= file.end):
                 with FileSource(file.path) as source:
-                    start, data = at, source.read(at - file.base, _PAGE)
+                    start, data = place, source.read(place - file.base, _PAGE)
                 queue.page = start, data
         try:
-            return layout.decode(data, at - start)
+            return layout.decode(data, place - start)
         except FormatError:
             return None
 

@@ -75,32 +75,34 @@ def topic_queue_table(rebuilt: Rebuilt) -> dict[str, int]:
     A queue without any message in the log counts by its rows. Queues that never had a message
     are left out.
     """
-    found = _ends(rebuilt)
-    return {f"{topic}-{queue}": end for (topic, queue), end in sorted(found.items()) if end}
+    ends = _ends(rebuilt)
+    return {f"{topic}-{queue}": end for (topic, queue), end in sorted(ends.items()) if end}
 
 
 def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
-    made = rebuilt.next_offsets if CONSUMEQUEUE in rebuilt.only else {}
-    found: dict[QueueKey, int] = {}
+    rebuilt_ends = rebuilt.next_offsets if CONSUMEQUEUE in rebuilt.only else {}
+    ends: dict[QueueKey, int] = {}
     for key, queue in queues_of(rebuilt.root, rebuilt.settings.consumequeue_file_size).items():
-        if key not in made:
+        if key not in rebuilt_ends:
             with closing(queue):
                 cut = _first_behind(queue, rebuilt.log_end) if rebuilt.wants(key) else None
-                found[key] = queue.written if cut is None else min(cut, queue.written)
+                ends[key] = queue.written if cut is None else min(cut, queue.written)
     for key, batches in batches_of(rebuilt.root).items():
-        if key not in made:
+        if key not in rebuilt_ends:
             limit = rebuilt.log_end if rebuilt.wants(key) else None
-            found[key] = batches.bounds(0, limit)[1]
-    return {**found, **made}
+            ends[key] = batches.bounds(0, limit)[1]
+    return {**ends, **rebuilt_ends}
 
 
 def _all(rebuilt: Rebuilt, movable: bool) -> Iterator[Planned]:
     if CONSUMEQUEUE in rebuilt.only:
         size = rebuilt.settings.consumequeue_file_size
-        there, made = queues_of(rebuilt.root, size), queues_of(rebuilt.scratch.root, size)
-        for key in sorted({*there, *made}):
+        present = queues_of(rebuilt.root, size)
+        rebuilt_queues = queues_of(rebuilt.scratch.root, size)
+        for key in sorted({*present, *rebuilt_queues}):
             if rebuilt.wants(key):
-                yield _Plain(rebuilt, key, movable).planned(there.get(key), made.get(key))
+                yield _Plain(rebuilt, key, movable).planned(present.get(key),
+                                                            rebuilt_queues.get(key))
                 yield _extension(rebuilt, key, movable)
         batches, fresh = batches_of(rebuilt.root), batches_of(rebuilt.scratch.root)
         for key in sorted({*batches, *fresh}):
@@ -134,40 +136,40 @@ class _Queue:
         self.rebuilt, self.key, self.movable = rebuilt, key, movable
         self.target = os.path.join(self.folder, key[0], str(key[1]))
 
-    def older(self, made: list[StoreFile]) -> set[str]:
+    def older(self, files: list[StoreFile]) -> set[str]:
         """Files of the store before the first made one, of expired messages only."""
         folder = os.path.join(self.rebuilt.root, self.target)
-        first = made[0].base
-        found = set()
-        for one in listing(folder).files:
-            if one.base < first and self._is_expired(one):
-                found.add(os.path.join(self.target, one.name))
-        return found
+        first = files[0].base
+        older = set()
+        for file in listing(folder).files:
+            if file.base < first and self._is_expired(file):
+                older.add(os.path.join(self.target, file.name))
+        return older
 
-    def _is_expired(self, one: StoreFile) -> bool:
+    def _is_expired(self, file: StoreFile) -> bool:
         """As a broker's cleaner sees it: by the last row."""
-        with FileSource(one.path) as source:
+        with FileSource(file.path) as source:
             size = self.dtype.itemsize
-            raw = source.read(max(0, one.size - one.size % size - size), size)
+            raw = source.read(max(0, file.size - file.size % size - size), size)
         if len(raw) < size:
             return False
         row = np.frombuffer(raw, self.dtype)[0]
         return int(row["physical_offset"]) < self.rebuilt.log_min
 
-    def changed(self, made: list[StoreFile]) -> list[Step]:
-        older = self.older(made)
+    def changed(self, files: list[StoreFile]) -> list[Step]:
+        older = self.older(files)
         return compare(self.rebuilt.root, self.rebuilt.scratch.root, self.target,
                        leave=older.__contains__, movable=self.movable)
 
-    def cut(self, files: list[StoreFile], at: int) -> list[Step]:
+    def cut(self, files: list[StoreFile], end: int) -> list[Step]:
         """Zeros from byte ``at`` of the queue on; files behind go away, the last first."""
         steps: list[Step] = []
-        for one in reversed(files):
-            if one.base >= at:
-                steps.append(MoveAside(os.path.join(self.target, one.name)))
-            elif one.end > at:
-                steps.append(Patch(os.path.join(self.target, one.name),
-                                   (Piece(at - one.base, one.end - at),)))
+        for file in reversed(files):
+            if file.base >= end:
+                steps.append(MoveAside(os.path.join(self.target, file.name)))
+            elif file.end > end:
+                steps.append(Patch(os.path.join(self.target, file.name),
+                                   (Piece(end - file.base, file.end - end),)))
         return steps
 
     def summarised(self, steps: list[Step], before: _Rows | None, after: _Rows) -> Planned:
@@ -175,7 +177,7 @@ class _Queue:
             return [], []
         if before is None or before.end <= before.first:
             reason = _MISSING
-        elif all(isinstance(one, MoveAside) for one in steps) and before == after:
+        elif all(isinstance(step, MoveAside) for step in steps) and before == after:
             reason = _STRANGE
         elif before.end < after.end:
             reason = _BEHIND
@@ -191,21 +193,21 @@ class _Plain(_Queue):
     folder = PLAIN
     dtype = consume_queue.dtype()
 
-    def planned(self, there: ConsumeQueue | None, made: ConsumeQueue | None) -> Planned:
-        before = None if there is None else self.rows(there)
-        if made is None or not made.files:
-            assert there is not None
-            with closing(there):
-                end = _first_behind(there, self.rebuilt.log_end)
+    def planned(self, present: ConsumeQueue | None, built: ConsumeQueue | None) -> Planned:
+        before = None if present is None else self.rows(present)
+        if built is None or not built.files:
+            assert present is not None
+            with closing(present):
+                end = _first_behind(present, self.rebuilt.log_end)
             if end is None or before is None:
                 return [], []
-            steps = self.cut(there.files, consume_queue.byte_offset(end))
+            steps = self.cut(present.files, consume_queue.byte_offset(end))
             return self.summarised(steps, before, _Rows(min(before.first, end), end))
-        steps = self.changed(made.files)
-        after = self.rows(made)
-        kept = [one.base for one in (there.files if there is not None else [])
-                if one.base < made.files[0].base]
-        if kept and before is not None and before.end > before.first:
+        steps = self.changed(built.files)
+        after = self.rows(built)
+        older_bases = [file.base for file in (present.files if present is not None else [])
+                       if file.base < built.files[0].base]
+        if older_bases and before is not None and before.end > before.first:
             after = _Rows(min(before.first, after.first), after.end)
         return self.summarised(steps, before, after)
 
@@ -221,18 +223,18 @@ class _Batch(_Queue):
     folder = BATCH
     dtype = batch_consume_queue.dtype()
 
-    def planned(self, there: BatchQueue | None, made: BatchQueue | None) -> Planned:
-        before = None if there is None else _Rows(*there.bounds(0))
-        if made is None or not made.files:
-            assert there is not None
-            kept = len(there.all_used(self.rebuilt.log_end))
-            if before is None or kept == len(there.all_used()):
+    def planned(self, present: BatchQueue | None, built: BatchQueue | None) -> Planned:
+        before = None if present is None else _Rows(*present.bounds(0))
+        if built is None or not built.files:
+            assert present is not None
+            rows_left = len(present.all_used(self.rebuilt.log_end))
+            if before is None or rows_left == len(present.all_used()):
                 return [], []
-            at = there.files[0].base + kept * batch_consume_queue.UNIT_SIZE
-            return self.summarised(self.cut(there.files, at), before,
-                             _Rows(*there.bounds(0, self.rebuilt.log_end)))
-        steps = self.changed(made.files)
-        after = _Rows(*made.bounds(0))
+            end = present.files[0].base + rows_left * batch_consume_queue.UNIT_SIZE
+            return self.summarised(self.cut(present.files, end), before,
+                             _Rows(*present.bounds(0, self.rebuilt.log_end)))
+        steps = self.changed(built.files)
+        after = _Rows(*built.bounds(0))
         if before is not None and before.end > before.first:
             after = _Rows(min(before.first, after.first), after.end)
         return self.summarised(steps, before, after)
@@ -240,27 +242,27 @@ class _Batch(_Queue):
 
 def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
     """The first row that leads beyond the end of the log; None without any."""
-    for at, rows in queue.pages(queue.first_index, queue.written):
+    for first, rows in queue.pages(queue.first_index, queue.written):
         behind = np.flatnonzero(rows["physical_offset"] >= log_end)
         if len(behind):
-            return at + int(behind[0])
+            return first + int(behind[0])
     return None
 
 
 def _extension(rebuilt: Rebuilt, key: QueueKey, movable: bool) -> Planned:
     target = os.path.join(EXT, key[0], str(key[1]))
-    made = listing(rebuilt.scratch.path(target)).files
-    if not made:
+    built = listing(rebuilt.scratch.path(target)).files
+    if not built:
         return [], []
-    there = listing(os.path.join(rebuilt.root, target)).files
-    older = {os.path.join(target, one.name) for one in there if one.base < made[0].base}
+    present = listing(os.path.join(rebuilt.root, target)).files
+    older = {os.path.join(target, file.name) for file in present if file.base < built[0].base}
     steps = compare(rebuilt.root, rebuilt.scratch.root, target, leave=older.__contains__,
                     movable=movable)
     if not steps:
         return [], []
-    reason = (_WRONG.replace("rows", "units") if there else _MISSING).format(EXT)
-    return steps, [Action(_VERB, target, plural(len(there), "file") if there else "missing",
-                          plural(len(made) + len(older), "file"), reason)]
+    reason = (_WRONG.replace("rows", "units") if present else _MISSING).format(EXT)
+    return steps, [Action(_VERB, target, plural(len(present), "file") if present else "missing",
+                          plural(len(built) + len(older), "file"), reason)]
 
 
 # -- index ----------------------------------------------------------------------------------------
@@ -269,17 +271,17 @@ def _extension(rebuilt: Rebuilt, key: QueueKey, movable: bool) -> Planned:
 def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
     stays = rebuilt.expired.stays
     scratch = rebuilt.scratch.path(INDEX)
-    made = [one for one in listing(scratch, names.INDEX_DIGITS).files if one.name not in stays]
-    found = listing(os.path.join(rebuilt.root, INDEX), names.INDEX_DIGITS)
-    there = {one.name: one for one in found.files if one.name not in stays}
+    built = [file for file in listing(scratch, names.INDEX_DIGITS).files if file.name not in stays]
+    index_listing = listing(os.path.join(rebuilt.root, INDEX), names.INDEX_DIGITS)
+    present = {file.name: file for file in index_listing.files if file.name not in stays}
     steps: list[Step] = []
     actions: list[Action] = []
-    chosen = index.matched(made, list(there.values()), max(stays, default=""))
+    chosen = index.matched(built, list(present.values()), max(stays, default=""))
     # Each made file under the name of the store's file that it replaces, or a new one.
-    for one, name in zip(made, chosen, strict=True):
-        target, content = os.path.join(INDEX, name), FileContent(one.path, movable)
-        old = there.pop(name, None)
-        after = _entries(one)
+    for file, name in zip(built, chosen, strict=True):
+        target, content = os.path.join(INDEX, name), FileContent(file.path, movable)
+        old = present.pop(name, None)
+        after = _entries(file)
         if old is None:
             strange = os.path.lexists(os.path.join(rebuilt.root, target))
             if strange:
@@ -291,13 +293,13 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
             steps += [MoveAside(target), Create(target, content)]
             actions.append(Action(_VERB, target, "a link to another file of the store", after,
                                   "index file is missing"))
-        elif not same_content(one.path, old.path):
+        elif not same_content(file.path, old.path):
             steps.append(Replace(target, content))
             before = _entries(old)
             reason = "index has wrong entries" if before == after else "index differs from the log"
             actions.append(Action(_VERB, target, before, after, reason))
     # What is left of the store's files tells of nothing in the log.
-    for name, old in sorted(there.items(), reverse=True):
+    for name, old in sorted(present.items(), reverse=True):
         target = os.path.join(INDEX, name)
         steps.append(MoveAside(target))
         actions.append(Action("move aside", target, _entries(old), None,
@@ -310,9 +312,9 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
     return steps, actions
 
 
-def _entries(one: StoreFile) -> str:
+def _entries(file: StoreFile) -> str:
     try:
-        return plural(max(header_of(one.path).index_count, 1) - 1, "entry", "entries")
+        return plural(max(header_of(file.path).index_count, 1) - 1, "entry", "entries")
     except StoreIOError:
         return "unreadable"
 
@@ -330,30 +332,30 @@ def compare(root: str, scratch: str, folder: str, *,
     the store too. ``leave``: files of the store that stay though the scratch folder lacks them.
     Times of files that do not change stay. StoreIOError.
     """
-    mine, made = _tree(root, folder), _tree(scratch, folder)
-    steps: list[Step] = [MoveAside(one) for one in _in_the_way(root, folder)] if made else []
+    present, built = _tree(root, folder), _tree(scratch, folder)
+    steps: list[Step] = [MoveAside(path) for path in _in_the_way(root, folder)] if built else []
     gone: set[str] = set()
-    for relative in sorted({*mine, *made}, key=lambda one: one.split(os.sep)):
+    for relative in sorted({*present, *built}, key=lambda path: path.split(os.sep)):
         if wanted is not None and not wanted(relative):
             continue
-        here, there = mine.get(relative), made.get(relative)
+        old_kind, new_kind = present.get(relative), built.get(relative)
         if os.path.dirname(relative) in gone:
-            here = None
+            old_kind = None
             gone.add(relative)
-        if there is None:
+        if new_kind is None:
             # Folders stay: a broker keeps those of empty queues.
-            if here not in (None, "folder") and not (leave is not None and leave(relative)):
+            if old_kind not in (None, "folder") and not (leave is not None and leave(relative)):
                 steps.append(MoveAside(relative))
             continue
         content = FileContent(os.path.join(scratch, relative), movable)
-        if here == there:
-            if here == "file" and not same_content(os.path.join(root, relative), content.path):
+        if old_kind == new_kind:
+            if old_kind == "file" and not same_content(os.path.join(root, relative), content.path):
                 steps.append(Replace(relative, content))
             continue
-        if here is not None:  # a folder where a file should be, or the like
+        if old_kind is not None:  # a folder where a file should be, or the like
             steps.append(MoveAside(relative))
             gone.add(relative)
-        steps.append(Create(relative, content) if there == "file" else MakeFolder(relative))
+        steps.append(Create(relative, content) if new_kind == "file" else MakeFolder(relative))
     return steps
 
 
@@ -384,11 +386,11 @@ def _tree(root: str, folder: str) -> dict[str, Kind]:
     top = kind_of(root, os.path.join(root, folder))
     if top != "folder":
         return {} if top is None else {folder: top}
-    found: dict[str, Kind] = {folder: "folder"}
+    kinds: dict[str, Kind] = {folder: "folder"}
 
     def walk(relative: str) -> Iterator[tuple[str, Kind]]:
         try:
-            entries = sorted(os.scandir(os.path.join(root, relative)), key=lambda one: one.name)
+            entries = sorted(os.scandir(os.path.join(root, relative)), key=lambda entry: entry.name)
         except OSError as error:
             raise failed(error, os.path.join(root, relative), "list") from None
         for entry in entries:
@@ -400,5 +402,5 @@ def _tree(root: str, folder: str) -> dict[str, Kind]:
                 alias = entry.is_symlink() and is_alias(root, entry.path)
                 yield below, "file" if entry.is_file() and not alias else "other"
 
-    found.update(walk(folder))
-    return found
+    kinds.update(walk(folder))
+    return kinds

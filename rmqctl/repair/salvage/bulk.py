@@ -69,8 +69,8 @@ class Bulk:
         ends = self.physical + self.size
         starts = np.append(self.physical, self.region.end)
         ends = np.insert(ends, 0, self.region.start)
-        for at in np.flatnonzero(starts > ends).tolist():
-            yield int(ends[at]), int(starts[at])
+        for index in np.flatnonzero(starts > ends).tolist():
+            yield int(ends[index]), int(starts[index])
 
     def absorb(self, least: int) -> None:
         """Gaps that no record fits into go to the message before them, or else behind them."""
@@ -93,7 +93,7 @@ class Bulk:
 
     def rows(self, count: int) -> Iterator[FoundRow]:
         """The first ``count`` of them."""
-        for queue, offset, physical, size in zip(*(one[:count].tolist() for one in (
+        for queue, offset, physical, size in zip(*(column[:count].tolist() for column in (
                 self.queue, self.offset, self.physical, self.size)), strict=True):
             yield FoundRow(self.keys[queue], offset, physical, size)
 
@@ -109,8 +109,8 @@ class Bulk:
             for start, data in self._chunks(style):
                 write_all(fd, data.data.cast("B"), start - base, path)
             for piece in self.pieces:
-                for at, raw in piece.parts:
-                    write_all(fd, raw, piece.at + at, path)
+                for offset_in_piece, raw in piece.parts:
+                    write_all(fd, raw, piece.at + offset_in_piece, path)
             if mtime_ns is not None:
                 os.utime(fd, ns=(mtime_ns, mtime_ns))
         except OSError as error:
@@ -120,15 +120,15 @@ class Bulk:
         return path
 
     def _digest(self, style: Style) -> str:
-        found = hashlib.sha256(repr((self.region, self.keys, self.times, style)).encode(
+        digest = hashlib.sha256(repr((self.region, self.keys, self.times, style)).encode(
             "utf-8", "surrogateescape"))
         for column in (self.queue, self.offset, self.physical, self.size):
-            found.update(column.tobytes())
+            digest.update(column.tobytes())
         for piece in self.pieces:
-            found.update(repr((piece.at, piece.size)).encode())
-            for at, raw in piece.parts:
-                found.update(repr((at, len(raw))).encode() + raw)
-        return found.hexdigest()[:16]
+            digest.update(repr((piece.at, piece.size)).encode())
+            for offset_in_piece, raw in piece.parts:
+                digest.update(repr((offset_in_piece, len(raw))).encode() + raw)
+        return digest.hexdigest()[:16]
 
     def _chunks(self, style: Style) -> Iterator[tuple[int, Array]]:
         """(physical offset, bytes) of some messages at a time; between them zeros."""
@@ -149,7 +149,7 @@ class Bulk:
         names = list(_topic_number(self.keys))
         topic = topics[queue]
         times = np.array([self.region.time, *(time for _, time in self.times)], np.int64)[
-            np.searchsorted([at for at, _ in self.times], self.physical[which], "right")]
+            np.searchsorted([place for place, _ in self.times], self.physical[which], "right")]
         for number in np.unique(topic).tolist():
             model = Filler((Row(names[number], 0, 0),))
             marked = size >= model.wanted(style)
@@ -159,17 +159,17 @@ class Bulk:
                     continue
                 heads, ends = model.columns(ids[queue[rows]], offset[rows], position[rows] + start,
                                             size[rows], times[rows], style)
-                at = position[rows][:, None]
-                data[at + np.arange(heads.shape[1])] = heads
+                columns_of_rows = position[rows][:, None]
+                data[columns_of_rows + np.arange(heads.shape[1])] = heads
                 behind = (position[rows] + size[rows])[:, None]
                 data[behind - np.arange(ends.shape[1], 0, -1)] = ends
 
 
 def _topic_number(keys: Sequence[QueueKey]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for topic, _ in keys:
-        found.setdefault(topic, len(found))
-    return found
+        numbers.setdefault(topic, len(numbers))
+    return numbers
 
 
 def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tuple[
@@ -195,9 +195,9 @@ def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tup
     good &= apart & np.append(apart[1:], True)
     others = np.flatnonzero(~good)
     left = [FoundRow(keys[q], o, p, s) for q, o, p, s in zip(*(
-        one[others].tolist() for one in (queue, offset, physical, size)), strict=True)]
-    kept = np.flatnonzero(good)
-    if not len(kept):
+        column[others].tolist() for column in (queue, offset, physical, size)), strict=True)]
+    taken = np.flatnonzero(good)
+    if not len(taken):
         return None, left
-    return Bulk(region, keys, queue[kept], offset[kept], physical[kept], size[kept]), left
+    return Bulk(region, keys, queue[taken], offset[taken], physical[taken], size[taken]), left
 

@@ -46,17 +46,17 @@ class Contradictions:
         by_place: dict[int, list[FoundRow]] = {}
         for row in self._evidence.astray:
             by_place.setdefault(row.physical, []).append(row)
-        for physical, found in sorted(by_place.items()):
-            _, record, raw = self._records.read(physical, found[0].size)
+        for physical, rows_there in sorted(by_place.items()):
+            _, record, raw = self._records.read(physical, rows_there[0].size)
             if record is None or not record.crc_ok:
                 continue
-            rows = [row for row in found
+            rows = [row for row in rows_there
                     if not _says(record, row) and self._is_lacking(row, record)]
             if not rows:
                 continue
-            made = self._as_rows_say(record, raw, rows)
-            if made is not None and made != raw:
-                self._records.replace(physical, made)
+            corrected = self._as_rows_say(record, raw, rows)
+            if corrected is not None and corrected != raw:
+                self._records.replace(physical, corrected)
             elif self._must_go(record, rows):
                 self._records.rejected.add(physical)
         for key, runs in self._gatherer.misfits.items():
@@ -74,10 +74,11 @@ class Contradictions:
         if row.key == own:
             return row.batch or not sysflag.has_consume_queue_row(record.sys_flag) or (
                 not self._leads(own, record.queue_offset, row.physical))
-        if any(one.low >= 0 or one.high < ENDLESS for one in self._gatherer.holes.get(row.key, ())):
+        if any(hole.low >= 0 or hole.high < ENDLESS
+               for hole in self._gatherer.holes.get(row.key, ())):
             return True
         if own in self._store.queues or sum(
-                one.key == row.key for one in self._evidence.astray) != 1:
+                astray.key == row.key for astray in self._evidence.astray) != 1:
             return False
         topic = os.fsencode(row.key[0])
         return len(topic) == len(record.topic) and row.queue_offset == record.queue_offset and (
@@ -136,13 +137,13 @@ class Contradictions:
                         row.key[0].startswith(props.LMQ_PREFIX)
                         and not own[0].startswith(props.LMQ_PREFIX[:1])):
                     continue
-                made = replace(record, topic=topic, queue_id=row.key[1],
-                               queue_offset=row.queue_offset)
+                corrected = replace(record, topic=topic, queue_id=row.key[1],
+                                    queue_offset=row.queue_offset)
                 turned = (int.from_bytes(topic) ^ int.from_bytes(record.topic)).bit_count()
                 # Torn: a row that says all the rest of it is proof enough.
                 if turned > 16 and row not in alike:
                     continue
-                return unless_crc_differs(build(made))
+                return unless_crc_differs(build(corrected))
         return self._bent_properties(record, raw, rows)
 
     def _leads(self, key: QueueKey, offset: int, physical: int) -> bool:
@@ -161,7 +162,7 @@ class Contradictions:
         text = record.properties
         if len(text) > 4096:
             return None
-        at = len(raw) - len(text)
+        text_start = len(raw) - len(text)
         wanted = {(row.key[0], row.queue_offset) for row in rows}
         ranges = {(row.queue_offset, row.count) for row in rows if row.batch}
         # A changed name or number gives a row that no queue knows: it goes with the mending.
@@ -172,17 +173,17 @@ class Contradictions:
             now = dispatched(bytes(bent))
             if ranges:
                 if batch_range_of(bytes(bent)) in ranges:
-                    return unless_crc_differs(raw[:at] + bytes(bent))
+                    return unless_crc_differs(raw[:text_start] + bytes(bent))
             elif wanted <= now and ((len(now) >= len(before) and now - before == wanted)
                                     or not before) and not self._led(record, before - now):
-                return unless_crc_differs(raw[:at] + bytes(bent))
-        made = self._rewritten(record, rows)
-        return None if made is None else unless_crc_differs(raw[:at] + made)
+                return unless_crc_differs(raw[:text_start] + bytes(bent))
+        rewritten = self._rewritten(record, rows)
+        return None if rewritten is None else unless_crc_differs(raw[:text_start] + rewritten)
 
     def _led(self, record: Record, further: set[tuple[str, int]]) -> set[tuple[str, int]]:
         """Those of a record's further rows that lead to it."""
-        return {one for one in further if self._leads(
-            (one[0], 0 if one[0].startswith(props.LMQ_PREFIX) else record.queue_id), one[1],
+        return {row for row in further if self._leads(
+            (row[0], 0 if row[0].startswith(props.LMQ_PREFIX) else record.queue_id), row[1],
             record.physical_offset)}
 
     def _rewritten(self, record: Record, rows: list[FoundRow]) -> bytes | None:
@@ -191,7 +192,7 @@ class Contradictions:
         What is readable of the others stays, if there is room. None where it does not do.
         """
         own = os.fsdecode(record.topic), record.queue_id
-        kept = {name: value for name, value in props.parse(
+        properties = {name: value for name, value in props.parse(
             record.properties.decode("utf-8", "replace")).items()
             if name.isprintable() and value.isprintable() and "\ufffd" not in name + value
             and name not in (props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET)}
@@ -210,13 +211,13 @@ class Contradictions:
             wanted[props.MULTI_QUEUE_OFFSET] = ",".join(str(offset) for _, offset in names)
         room = len(record.properties)
         while True:
-            text = props.build({**kept, **wanted}, trailing=False).encode(
+            text = props.build({**properties, **wanted}, trailing=False).encode(
                 "utf-8", "surrogateescape")
             if len(text) <= room:
                 return text + props.PROPERTY_SEPARATOR.encode() * (room - len(text))
-            if not kept:
+            if not properties:
                 return None
-            kept.popitem()
+            properties.popitem()
 
     def _redated(self, physical: int, low: int, high: int) -> None:
         """A single store time out of order is set right if just one turned bit explains it.
@@ -231,9 +232,10 @@ class Contradictions:
         if len(fits) > 1 or high == ENDLESS:
             known = {key.time for key in indexed_keys(self._store, [Region(
                 number, physical, physical + 1)]).get(physical, ())}
-            if any(one <= stored < one + 1000 for one in known):
+            if any(second <= stored < second + 1000 for second in known):
                 return  # it was stored at that time
-            fits = [when for when in fits if any(one <= when < one + 1000 for one in known)]
+            fits = [when for when in fits
+                    if any(second <= when < second + 1000 for second in known)]
         if len(fits) == 1:
             self._records.replace(physical, unless_crc_differs(build(replace(
                 record, store_timestamp=fits[0]))))

@@ -93,7 +93,7 @@ class RowColumns:
         numbers = {key: number for number, key in enumerate(keys)}
         queue = np.concatenate([np.full(len(offset), numbers[key])
                                 for key, offset, _, _ in self.parts])
-        offset, physical, size = (np.concatenate([one[column] for one in self.parts])
+        offset, physical, size = (np.concatenate([part[column] for part in self.parts])
                                   for column in (1, 2, 3))
         order = np.argsort(physical, kind="stable")
         return keys, queue[order], offset[order], physical[order], size[order]
@@ -122,36 +122,36 @@ def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     at 0 anew; what lies before that is no part of today's queue.
     """
     start = 0
-    for at, run in enumerate(runs):
-        if at and run.first == 0 and (run.end > 1 or at == len(runs) - 1):
-            start = at
+    for number, run in enumerate(runs):
+        if number and run.first == 0 and (run.end > 1 or number == len(runs) - 1):
+            start = number
     runs = runs[start:]
     if len(runs) < 2 or len(runs) > _MOST_RUNS:
         return list(runs), []
     # For each run the heaviest chain that ends with it: (messages, the run before).
     best: list[tuple[int, int]] = []
-    for at, run in enumerate(runs):
-        weight, before = max(((best[other][0], other) for other in range(at)
+    for number, run in enumerate(runs):
+        weight, before = max(((best[other][0], other) for other in range(number)
                               if runs[other].end <= run.first), default=(0, -1))
         best.append((weight + run.end - run.first, before))
     # Back from the heaviest of all.
-    at = max(range(len(runs)), key=lambda one: (best[one][0], one))
-    kept = []
-    while at >= 0:
-        kept.append(at)
-        at = best[at][1]
-    return ([runs[one] for one in reversed(kept)],
-            [run for one, run in enumerate(runs) if one not in set(kept)])
+    number = max(range(len(runs)), key=lambda number: (best[number][0], number))
+    chosen = []
+    while number >= 0:
+        chosen.append(number)
+        number = best[number][1]
+    return ([runs[number] for number in reversed(chosen)],
+            [run for number, run in enumerate(runs) if number not in set(chosen)])
 
 
 def holes(runs: Sequence[Run]) -> list[Hole]:
     """The holes before, between and behind the runs of a queue; the last one is endless."""
     if not runs:
         return [Hole(0, ENDLESS, -1, ENDLESS)]
-    found = [Hole(0, runs[0].first, -1, runs[0].low)] if runs[0].first > 0 else []
-    found += [Hole(a.end, b.first, a.high, b.low)
-              for a, b in pairwise(runs) if a.end < b.first]
-    return [*found, Hole(runs[-1].end, ENDLESS, runs[-1].high, ENDLESS)]
+    gaps = [Hole(0, runs[0].first, -1, runs[0].low)] if runs[0].first > 0 else []
+    gaps += [Hole(a.end, b.first, a.high, b.low)
+             for a, b in pairwise(runs) if a.end < b.first]
+    return [*gaps, Hole(runs[-1].end, ENDLESS, runs[-1].high, ENDLESS)]
 
 
 class Gatherer:
@@ -163,8 +163,8 @@ class Gatherer:
     def __init__(self, store: Store, runs: Runs, regions: Sequence[Region], log_end: int,
                  by_column: Sequence[Region] = ()) -> None:
         self._store, self._runs, self._end = store, runs, log_end
-        self._starts = [one.start for one in regions]
-        self._ends = [one.end for one in regions]
+        self._starts = [region.start for region in regions]
+        self._ends = [region.end for region in regions]
         self._by_column = by_column
         self._low = store.log.min_offset
         self.holes: dict[QueueKey, list[Hole]] = {}
@@ -172,28 +172,28 @@ class Gatherer:
 
     def gather(self) -> Evidence:
         """A queue that cannot be read is told in ``unreadable``."""
-        found = Evidence()
+        evidence = Evidence()
         keys = {*self._runs.keys, *self._store.queues, *self._store.batch_queues}
         for key in sorted(keys):
-            kept, misfits = chain(self._runs.of(key))
-            self.holes[key] = holes(kept)
+            runs, misfits = chain(self._runs.of(key))
+            self.holes[key] = holes(runs)
             if misfits:
                 self.misfits[key] = misfits
             try:
                 if key in self._store.queues:
                     with closing(self._store.queues[key]) as queue:
-                        self._take(found, list(self._plain(key, queue, kept, found)))
+                        self._take(evidence, list(self._plain(key, queue, runs, evidence)))
                 if key in self._store.batch_queues:
-                    self._take(found, list(self._batched(key, self._store.batch_queues[key])))
+                    self._take(evidence, list(self._batched(key, self._store.batch_queues[key])))
             except StoreIOError as error:
-                found.unreadable.append(str(error))
-        for start, columns in list(found.columns.items()):
+                evidence.unreadable.append(str(error))
+        for start, columns in list(evidence.columns.items()):
             if len(columns) <= FEW:
-                found.rows += found.columns.pop(start).rows()
-        return found
+                evidence.rows += evidence.columns.pop(start).rows()
+        return evidence
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
-               found: Evidence) -> Iterator[FoundRow]:
+               evidence: Evidence) -> Iterator[FoundRow]:
         """The rows of a queue's holes. Those behind the log may be very many: most are counted."""
         if not queue.files:
             return
@@ -205,37 +205,39 @@ class Gatherer:
             columns: list[tuple[Array, Array, Array]] = []
             early = _early(queue, hole)
             first = max(hole.first - early, queue.first_index)
-            for at, rows in queue.pages(first, min(hole.end - early, end)):
+            for page_start, rows in queue.pages(first, min(hole.end - early, end)):
                 physical = rows["physical_offset"].astype(np.int64)
                 good = valid(rows) & (rows != filler) & (physical >= self._low)
                 # Its neighbours' own places too: a neighbour may be the one that is wrong.
                 good &= (physical >= hole.low) & (physical <= hole.high)
                 for row in np.flatnonzero(good & (physical == hole.high)).tolist():
                     good[row] = hole.high not in behind or not _stands_early(
-                        queue, *behind[hole.high], at + row, bool(early))
-                kept = np.flatnonzero(good)
-                columns.append((kept + at + early, physical[kept],
-                                rows["size"][kept].astype(np.int64)))
+                        queue, *behind[hole.high], page_start + row, bool(early))
+                rows_inside = np.flatnonzero(good)
+                columns.append((rows_inside + page_start + early, physical[rows_inside],
+                                rows["size"][rows_inside].astype(np.int64)))
             if not columns:
                 continue
             # Of these the longest ascending part: rows follow the log.
-            offset, physical, size = (np.concatenate(one) for one in zip(
+            offset, physical, size = (np.concatenate(column) for column in zip(
                 *columns, strict=True))
             chosen = ascending(physical)
             offset, physical, size = offset[chosen], physical[chosen], size[chosen]
             # Rows behind the log are counted, those of missing files kept by column.
             inside = int(np.searchsorted(physical, self._end))
-            most = inside + max(0, MOST_LISTED - len(found.beyond))
-            found.ahead += len(physical[most:])
-            at = 0
+            most = inside + max(0, MOST_LISTED - len(evidence.beyond))
+            evidence.ahead += len(physical[most:])
+            page_start = 0
             for region in self._by_column:
                 low, high = np.searchsorted(physical, (region.start, region.end)).tolist()
                 if low < high:
-                    found.columns.setdefault(region.start, RowColumns()).parts.append(
+                    evidence.columns.setdefault(region.start, RowColumns()).parts.append(
                         (key, offset[low:high], physical[low:high], size[low:high]))
-                    yield from _rows(key, offset[at:low], physical[at:low], size[at:low])
-                    at = high
-            yield from _rows(key, offset[at:most], physical[at:most], size[at:most])
+                    yield from _rows(key, offset[page_start:low], physical[page_start:low],
+                                     size[page_start:low])
+                    page_start = high
+            yield from _rows(key, offset[page_start:most], physical[page_start:most],
+                             size[page_start:most])
 
     def _batched(self, key: QueueKey, queue: BatchQueue) -> Iterator[FoundRow]:
         rows = queue.all_used()
@@ -246,35 +248,35 @@ class Gatherer:
             inside = (base >= hole.first) & (end <= hole.end) & (physical > hole.low)
             # The message before the hole may have lost the number of its queue offsets.
             inside |= (base < hole.first) & (end > hole.first) & (physical == hole.low)
-            kept = np.flatnonzero(inside & (physical < hole.high) & (physical >= self._low))
-            for at in kept[ascending(physical[kept])].tolist():
-                yield FoundRow(key, int(base[at]), int(physical[at]), int(rows["size"][at]),
-                               int(rows["batch_size"][at]), True,
-                               int(rows["store_timestamp"][at]))
+            rows_inside = np.flatnonzero(inside & (physical < hole.high) & (physical >= self._low))
+            for row in rows_inside[ascending(physical[rows_inside])].tolist():
+                yield FoundRow(key, int(base[row]), int(physical[row]), int(rows["size"][row]),
+                               int(rows["batch_size"][row]), True,
+                               int(rows["store_timestamp"][row]))
 
-    def _take(self, found: Evidence, rows: Sequence[FoundRow]) -> None:
+    def _take(self, evidence: Evidence, rows: Sequence[FoundRow]) -> None:
         for row in rows:
-            at = bisect_right(self._starts, row.physical) - 1
+            number = bisect_right(self._starts, row.physical) - 1
             if row.physical >= self._end:
-                found.ahead += 1
-                if len(found.beyond) < MOST_LISTED:
-                    found.beyond.append(row)
-            elif at >= 0 and row.physical < self._ends[at]:
-                found.rows.append(row)
+                evidence.ahead += 1
+                if len(evidence.beyond) < MOST_LISTED:
+                    evidence.beyond.append(row)
+            elif number >= 0 and row.physical < self._ends[number]:
+                evidence.rows.append(row)
             else:
-                found.astray.append(row)
+                evidence.astray.append(row)
 
 
 def _early(queue: ConsumeQueue, hole: Hole) -> int:
     """By how many places the row of the message before a hole stands too early."""
-    mine = hole.first - 1
-    if hole.low < 0 or _leads(queue, mine, hole.low):
+    own_offset = hole.first - 1
+    if hole.low < 0 or _leads(queue, own_offset, hole.low):
         return 0
-    for at, rows in queue.pages(max(queue.first_index, mine - _BACK),
-                                min(mine, queue.disk_end)):
-        found = np.flatnonzero(rows["physical_offset"] == hole.low)
-        if len(found):
-            return mine - at - int(found[-1])
+    for first, rows in queue.pages(max(queue.first_index, own_offset - _BACK),
+                                   min(own_offset, queue.disk_end)):
+        hits = np.flatnonzero(rows["physical_offset"] == hole.low)
+        if len(hits):
+            return own_offset - first - int(hits[-1])
     return 0
 
 
@@ -292,7 +294,7 @@ def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
 
 
 def _rows(key: QueueKey, *columns: Array) -> Iterator[FoundRow]:
-    for row in zip(*(one.tolist() for one in columns), strict=True):
+    for row in zip(*(column.tolist() for column in columns), strict=True):
         yield FoundRow(key, *row)
 
 
@@ -301,9 +303,10 @@ def _leads(queue: ConsumeQueue, row: int, physical: int) -> bool:
     return unit is not None and unit.physical_offset == physical
 
 
-def holes_with(found: Mapping[QueueKey, Sequence[Hole]], key: QueueKey, offset: int) -> Hole | None:
+def holes_with(by_queue: Mapping[QueueKey, Sequence[Hole]], key: QueueKey,
+               offset: int) -> Hole | None:
     """The hole of a queue that a queue offset lies in."""
-    for hole in found.get(key, ()):
+    for hole in by_queue.get(key, ()):
         if hole.first <= offset < hole.end:
             return hole
     return None

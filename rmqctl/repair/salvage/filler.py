@@ -108,15 +108,15 @@ class Filler:
     def required(self) -> dict[str, str]:
         """Properties without which it does harm or does not give its rows."""
         own = self.rows[0]
-        found = dict(_REQUIRED.get(own.topic, {}))
+        properties = dict(_REQUIRED.get(own.topic, {}))
         if self.batch:
-            found[props.INNER_NUM] = str(self.batch)
-            found[props.INNER_BASE] = str(own.queue_offset)
+            properties[props.INNER_NUM] = str(self.batch)
+            properties[props.INNER_BASE] = str(own.queue_offset)
         if len(self.rows) > 1:
-            found[props.MULTI_DISPATCH] = ",".join(row.topic for row in self.rows[1:])
-            found[props.MULTI_QUEUE_OFFSET] = ",".join(
+            properties[props.MULTI_DISPATCH] = ",".join(row.topic for row in self.rows[1:])
+            properties[props.MULTI_QUEUE_OFFSET] = ",".join(
                 str(row.queue_offset) for row in self.rows[1:])
-        return found
+        return properties
 
     def least(self, style: Style) -> int:
         """Bytes of the smallest record that can say it."""
@@ -170,7 +170,7 @@ class Filler:
         ends: Any = np.frombuffer(end * len(size), np.uint8).reshape(len(size), -1).copy()
         rest = size - len(head) - len(end)
         lengths, which = np.unique(rest, return_inverse=True)
-        heads["body_crc"] = np.array([_crc_of_zeros(one) for one in lengths.tolist()])[which]
+        heads["body_crc"] = np.array([_crc_of_zeros(length) for length in lengths.tolist()])[which]
         for name, value in (
                 ("total_size", size), ("body_length", rest), ("physical_offset", physical),
                 ("queue_id", queue_id), ("queue_offset", queue_offset), ("store_timestamp", time),
@@ -245,8 +245,8 @@ def _record(template: tuple[bytes, bytes], magic: int, physical: int, size: int,
     fields = shape(0, magic).dtype.fields
     assert fields is not None
     for name, value in values.items():
-        kind, at = fields[name][:2]
-        head[at:at + kind.itemsize] = value.to_bytes(kind.itemsize, "big", signed=True)
+        kind, place = fields[name][:2]
+        head[place:place + kind.itemsize] = value.to_bytes(kind.itemsize, "big", signed=True)
     start = bytes(head)
     if style.sealed:
         crc = zlib.crc32(end[:-append_crc.SIZE], _zeros(rest, zlib.crc32(start))) & CRC_MASK

@@ -71,21 +71,21 @@ class Filling:
 
     def settle(self) -> None:
         """Drops items that overlap or do not fit; they become messages of unknown place."""
-        kept: list[FilledMessage] = []
-        at = self.span.start
-        for item in sorted(self.span.items, key=lambda one: one.physical or 0):
+        placed: list[FilledMessage] = []
+        position = self.span.start
+        for item in sorted(self.span.items, key=lambda message: message.physical or 0):
             assert item.physical is not None
             assert item.size is not None
-            fits = (item.physical >= at and item.physical + item.size <= self.span.limit
+            fits = (item.physical >= position and item.physical + item.size <= self.span.limit
                     and item.size >= item.filler.tight(self.style))
             if fits:
-                kept.append(item)
-                at = item.physical + item.size
+                placed.append(item)
+                position = item.physical + item.size
             else:
                 item.physical = item.size = None
                 self.left.append(item)
-        self.span.items = kept
-        for number, item in enumerate(kept):
+        self.span.items = placed
+        for number, item in enumerate(placed):
             if item.size is not None and item.size < item.filler.least(self.style):
                 self._widen(number, item)
 
@@ -112,66 +112,66 @@ class Filling:
 
     def gaps(self) -> Iterator[tuple[int, int, int]]:
         """(number of the item behind it, start, end) of what no item covers, the last included."""
-        at = self.span.start
+        position = self.span.start
         for number, item in enumerate(self.span.items):
             assert item.physical is not None
             assert item.size is not None
-            if at < item.physical:
-                yield number, at, item.physical
-            at = item.physical + item.size
-        if at < self.span.limit:
-            yield len(self.span.items), at, self.span.limit
+            if position < item.physical:
+                yield number, position, item.physical
+            position = item.physical + item.size
+        if position < self.span.limit:
+            yield len(self.span.items), position, self.span.limit
 
     def place(self, waiting: list[FilledMessage]) -> list[FilledMessage]:
         """Gives messages of unknown place room in the gaps; returns those that found none.
 
         ``waiting`` is sorted by what must come first; a queue's messages stay in their order.
         """
-        found: list[FilledMessage] = []
+        placed: list[FilledMessage] = []
         done = 0
         for number, start, end in list(self.gaps()):
-            found += self.span.items[done:number]
+            placed += self.span.items[done:number]
             done = number
-            mine: list[FilledMessage] = []
+            group: list[FilledMessage] = []
             left: list[FilledMessage] = []
             stuck: set[tuple[str, int]] = set()
-            at = start
+            position = start
             for item in waiting:
                 need = item.filler.wanted(self.style)
-                if end - at < need:
+                if end - position < need:
                     need = item.filler.least(self.style)
                 queues = {(row.topic, row.queue_id) for row in item.filler.rows}
-                if (item.low < at and at + need <= min(end, item.high)
+                if (item.low < position and position + need <= min(end, item.high)
                         and not queues & stuck):
-                    item.physical, item.size = at, need
-                    at += need
-                    mine.append(item)
+                    item.physical, item.size = position, need
+                    position += need
+                    group.append(item)
                 else:
                     left.append(item)
                     stuck |= queues
             waiting = left
-            self._stretch(mine, end)
-            found += mine
-        self.span.items = found + self.span.items[done:]
+            self._stretch(group, end)
+            placed += group
+        self.span.items = placed + self.span.items[done:]
         return waiting
 
-    def _stretch(self, mine: list[FilledMessage], end: int) -> None:
+    def _stretch(self, group: list[FilledMessage], end: int) -> None:
         """Messages of unknown size share the room of their gap, so that no odd bytes are left."""
-        if not mine:
+        if not group:
             return
-        at = mine[0].physical
-        assert at is not None
-        for number, item in enumerate(mine):
+        position = group[0].physical
+        assert position is not None
+        for number, item in enumerate(group):
             assert item.size is not None
-            later = sum(one.size or 0 for one in mine[number + 1:])
-            share = min((end - at) // (len(mine) - number), _SHARE)
-            size = min(max(item.size, share), end - at - later)
-            rest = end - at - size
-            if number == len(mine) - 1 and 0 < rest < self._least:
+            later = sum(message.size or 0 for message in group[number + 1:])
+            share = min((end - position) // (len(group) - number), _SHARE)
+            size = min(max(item.size, share), end - position - later)
+            rest = end - position - size
+            if number == len(group) - 1 and 0 < rest < self._least:
                 size += rest
-            size = min(size, max(item.size, item.high - at))
-            item.physical, item.size = at, size
-            at += size
+            size = min(size, max(item.size, item.high - position))
+            item.physical, item.size = position, size
+            position += size
 
     def fill(self) -> Iterator[tuple[int, int, Parts]]:
         """(physical offset, size, bytes) of the records, in order; together they cover the span.
@@ -180,17 +180,17 @@ class Filling:
         no neighbour in the span could take (only where nothing but odd bytes is there).
         """
         span, style = self.span, self.style
-        at = span.start
+        position = span.start
         self.time = span.time
         for number, item in enumerate(span.items):
             assert item.physical is not None
             assert item.size is not None
             # Before it: fillers, or it begins earlier.
-            gap = item.physical - at
+            gap = item.physical - position
             if 0 < gap < self._least:  # no record fits before it: it begins earlier
-                item.physical, item.size = at, item.size + gap
+                item.physical, item.size = position, item.size + gap
             elif gap:
-                yield from fillers(at, gap, self.time, style)
+                yield from fillers(position, gap, self.time, style)
             # Store times never go back: the next recovery would take such a one for damage.
             self.time = max(self.time, item.time or self.time)
             # Behind it: it takes what no record fits into.
@@ -202,34 +202,34 @@ class Filling:
                 item.size += follows - end
             yield (item.physical, item.size,
                    item.filler.parts(item.physical, item.size, self.time, style))
-            at = item.physical + item.size
+            position = item.physical + item.size
         # The end of the span.
-        self.end = at
-        rest = span.end - at
+        self.end = position
+        rest = span.end - position
         if span.mode == "blank":
-            yield at, rest, filler.blank(rest)
+            yield position, rest, filler.blank(rest)
         elif span.mode == "exact" and rest:
             if rest < self._least:
                 self.short = rest
             else:
-                yield from fillers(at, rest, self.time, style)
+                yield from fillers(position, rest, self.time, style)
             self.end = span.end
 
     def piece(self, base: int) -> Piece:
         """All of it as one piece of the file that begins at ``base``."""
         start = self.span.start
         parts: list[tuple[int, bytes]] = []
-        for at, _, some in self.fill():
-            parts += [(at - start + position, data) for position, data in some]
+        for offset, _, some in self.fill():
+            parts += [(offset - start + position, data) for position, data in some]
         return Piece(start - base, self.span.end - start, tuple(parts))
 
 
-def fillers(at: int, size: int, time: int, style: Style) -> Iterator[tuple[int, int, Parts]]:
+def fillers(position: int, size: int, time: int, style: Style) -> Iterator[tuple[int, int, Parts]]:
     """Fillers of ``size`` bytes in all, each no larger than a broker's default limit."""
     least = filler.least_filler(style)
     while size:
         step = min(size, filler.MOST)
         if 0 < size - step < least:
             step -= least
-        yield at, step, filler.filler(at, step, time, style)
-        at, size = at + step, size - step
+        yield position, step, filler.filler(position, step, time, style)
+        position, size = position + step, size - step

@@ -34,14 +34,14 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
     """
     if region.previous is not None:
         with part.open() as source:
-            at = region.previous - part.base
-            record = decode(source.read(at, region.start - region.previous))
+            position = region.previous - part.base
+            record = decode(source.read(position, region.start - region.previous))
         room = append_crc.SIZE if style.sealed else 0
         text = record.properties
         text = text[:len(text) - room] + b"\2" * short + text[len(text) - room:]
         if len(text) <= _MOST_PROPERTIES and (not style.sealed or len(record.properties) >= room):
             raw = build(replace(record, total_size=record.total_size + short, properties=text))
-            return Piece.of(at, append_crc.seal(raw) if style.sealed else raw)
+            return Piece.of(position, append_crc.seal(raw) if style.sealed else raw)
     raise RefusedError(f"{part.path}: {short} damaged bytes at physical offset {region.start} are "
                        "too few for any record, and no message before them can take them")
 
@@ -53,23 +53,24 @@ def log_parts(store: Store) -> list[LogPart]:
     """
     log = store.log
     size = file_size(store)
-    found: list[LogPart] = []
-    for one in log.files:
-        if one.size > size:
-            raise RefusedError(f"{one.path}: has {one.size} bytes, more than the {size} of a file "
+    parts: list[LogPart] = []
+    for file in log.files:
+        if file.size > size:
+            raise RefusedError(f"{file.path}: has {file.size} bytes, more than the {size} of a "
+                               "file "
                                "of this log: cut it first")
-        at = found[-1].end if found else one.base
-        if one.base < at or (one.base - at) % size:
-            raise RefusedError(f"{one.path}: its name is no place for a file of {size} bytes "
-                               f"beyond {at}")
-        if (one.base - at) // size > max(_FAR, 4 * len(log.files)):
-            raise RefusedError(f"{one.path}: {(one.base - at) // size} files would be missing "
+        base = parts[-1].end if parts else file.base
+        if file.base < base or (file.base - base) % size:
+            raise RefusedError(f"{file.path}: its name is no place for a file of {size} bytes "
+                               f"beyond {base}")
+        if (file.base - base) // size > max(_FAR, 4 * len(log.files)):
+            raise RefusedError(f"{file.path}: {(file.base - base) // size} files would be missing "
                                "before it, so it is hardly one of this log: move it elsewhere")
-        while at < one.base:
-            found.append(LogPart(at, size, None, witness=one.witness))
-            at += size
-        found.append(LogPart(one.base, size, one.path, witness=one.witness))
-    return found
+        while base < file.base:
+            parts.append(LogPart(base, size, None, witness=file.witness))
+            base += size
+        parts.append(LogPart(file.base, size, file.path, witness=file.witness))
+    return parts
 
 
 def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[LogPart]]:
@@ -97,9 +98,9 @@ def file_size(store: Store) -> int:
     files between which one is missing. Where all were cut, what their names have in common.
     """
     log = store.log
-    size, bases = log.file_size, [one.base for one in log.files]
+    size, bases = log.file_size, [file.base for file in log.files]
     steps = [base for base in bases if base]
-    longest = max(one.size for one in log.files)
+    longest = max(file.size for file in log.files)
     if store.sizes.commitlog_file is not None or not steps:
         return size
     if longest >= _LEAST_FILE and all(base % longest == 0 for base in steps):
@@ -122,18 +123,18 @@ def laid_over(parts: Sequence[LogPart],
 
 def over(below: Sequence[Piece], above: Sequence[Piece]) -> tuple[Piece, ...]:
     """Pieces as one ascending list without overlaps, where ``above`` hides ``below``."""
-    found = list(above)
-    for one in below:
-        at = one.at
+    pieces = list(above)
+    for piece in below:
+        position = piece.at
         for upper in sorted(above, key=lambda piece: piece.at):
-            if upper.end <= at or upper.at >= one.end:
+            if upper.end <= position or upper.at >= piece.end:
                 continue
-            if upper.at > at:
-                found.append(cut(one, at, upper.at))
-            at = max(at, upper.end)
-        if at < one.end:
-            found.append(cut(one, at, one.end))
-    return tuple(sorted(found, key=lambda piece: piece.at))
+            if upper.at > position:
+                pieces.append(cut(piece, position, upper.at))
+            position = max(position, upper.end)
+        if position < piece.end:
+            pieces.append(cut(piece, position, piece.end))
+    return tuple(sorted(pieces, key=lambda piece: piece.at))
 
 
 def cut(piece: Piece, start: int, end: int) -> Piece:
@@ -164,16 +165,16 @@ class Files:
     def by_column(self, parts: Sequence[LogPart], bulks: Mapping[int, Bulk],
                   counts: Mapping[int, int], style: Style) -> dict[int, str]:
         """Number of the part -> the file that was made for it."""
-        found = {}
+        written = {}
         for start, bulk in bulks.items():
             assert self._scratch is not None
             number = bulk.region.file
-            found[number] = bulk.write(self._scratch.root, style, self._time(parts, number))
+            written[number] = bulk.write(self._scratch.root, style, self._time(parts, number))
             size = bulk.region.end - bulk.region.start
             self._actions.append(Action(
                 "fill", self._target(parts[number]), f"{size} bytes from {start}",
                 many(counts[start]), "damaged; intact messages follow"))
-        return found
+        return written
 
     def emptied(self, parts: Sequence[LogPart]) -> Iterator[Step]:
         """Files without a byte at the log's end: 5.1.3+ brokers delete the last one."""
@@ -184,19 +185,20 @@ class Files:
                                             "a 4.x broker does not start on it"))
                 yield MoveAside(target)
 
-    def steps(self, parts: Sequence[LogPart], made: Mapping[int, str]) -> list[Step]:
+    def steps(self, parts: Sequence[LogPart], written: Mapping[int, str]) -> list[Step]:
         """What makes the files those of ``parts``. ``made``: files that are ready, by number."""
         steps: list[Step] = []
         for number, part in enumerate(parts):
-            target = self._target(replace(part, path=None) if number in made else part)
-            if number in made:
-                steps.append(Create(target, FileContent(made[number]),
-                                    os.stat(made[number]).st_mtime_ns))
+            target = self._target(replace(part, path=None) if number in written else part)
+            if number in written:
+                steps.append(Create(target, FileContent(written[number]),
+                                    os.stat(written[number]).st_mtime_ns))
                 continue
             if part.path is None:
-                whole = Piece(0, part.size, tuple(
-                    (one.at + at, data) for one in part.pieces for at, data in one.parts))
-                steps.append(Create(target, whole, self._time(parts, number)))
+                content = Piece(0, part.size, tuple(
+                    (piece.at + inner, data) for piece in part.pieces
+                    for inner, data in piece.parts))
+                steps.append(Create(target, content, self._time(parts, number)))
                 if not part.pieces:
                     self._actions.append(Action("create", target, None, "zeros",
                                                "missing; nothing intact follows"))
@@ -236,9 +238,9 @@ def _action(target: str, region: Region, filling: Filling) -> Action:
     if filling.span.mode in ("zero", "tail") and not count:
         return Action("zero", target, f"{size} bytes from {region.start}", "zeros",
                       "no record, and nothing known of it; nothing intact follows")
-    what = many(count) if count else "no message known"
+    known = many(count) if count else "no message known"
     return Action("fill", target, f"{size} bytes from {region.start}",
-                  what, "damaged; intact messages follow" if filling.span.mode != "tail"
+                  known, "damaged; intact messages follow" if filling.span.mode != "tail"
                   else "the consumequeues know of messages here")
 
 

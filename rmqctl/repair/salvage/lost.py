@@ -67,7 +67,7 @@ class Collector:
         self._parts, self._survey, self._style = parts, survey, style
         self._holes = gatherer.holes
         self._from_zero = bool(parts) and parts[0].base == 0
-        self._starts = [one.start for one in survey.regions]
+        self._starts = [region.start for region in survey.regions]
         self._taken: dict[QueueKey, list[tuple[int, int, int, int]]] = {}
         self._batches: set[QueueKey] = set()
         self.known = KnownLosses()
@@ -99,26 +99,26 @@ class Collector:
         end = -1
         placed = []
         for physical in sorted(by_place):
-            here = by_place[physical]
-            size = Counter(row.size for row in here).most_common(1)[0][0]
-            here = [row for row in here if row.size == size]
+            rows_here = by_place[physical]
+            size = Counter(row.size for row in rows_here).most_common(1)[0][0]
+            rows_here = [row for row in rows_here if row.size == size]
             region = self._region(physical)
             if region is None or size < MIN_SIZE or physical < end or physical + size > region.end:
                 continue
             # The queue that the record itself names owns the filler, the others are dispatched to.
             record = self._record(physical, size, region)
-            here.sort(key=lambda row: rank(row, record))
-            batch = here[0].count if here[0].batch else 0
+            rows_here.sort(key=lambda row: rank(row, record))
+            batch = rows_here[0].count if rows_here[0].batch else 0
             if batch:
-                here = here[:1]
-            bounds = [holes_with(self._holes, row.key, row.queue_offset) for row in here]
-            filler = Filler(tuple(Row(*row.key, row.queue_offset) for row in here), batch)
+                rows_here = rows_here[:1]
+            bounds = [holes_with(self._holes, row.key, row.queue_offset) for row in rows_here]
+            filler = Filler(tuple(Row(*row.key, row.queue_offset) for row in rows_here), batch)
             self.known.filled.append(FilledMessage(
                 filler, physical, size, "consumequeue",
                 max((hole.low for hole in bounds if hole), default=-1),
                 min((hole.high for hole in bounds if hole), default=ENDLESS),
-                _between(here[0].time, region)))
-            for row in here:
+                _between(rows_here[0].time, region)))
+            for row in rows_here:
                 self._take(row.key, row.queue_offset, row.count, physical, physical + size)
             end = physical + size
             placed.append((physical, end))
@@ -136,8 +136,8 @@ class Collector:
         starts = [start for start, _ in placed]
         for region in self._survey.regions:
             for start, size in region.extents:
-                at = bisect_right(starts, start + size - 1) - 1
-                if at >= 0 and placed[at][1] > start:
+                number = bisect_right(starts, start + size - 1) - 1
+                if number >= 0 and placed[number][1] > start:
                     continue
                 record = self._record(start, size, region)
                 if record is None:
@@ -165,16 +165,16 @@ class Collector:
         ``foreign``: see `is_foreign_place`; then only rows between two others of their queue.
         """
         own = Row(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
-        found = [own]
+        rows = [own]
         values = props.parse(record.properties.decode("utf-8", "replace"))
         names = values.get(props.MULTI_DISPATCH, "").split(",")
         numbers = values.get(props.MULTI_QUEUE_OFFSET, "").split(",")
         if len(names) == len(numbers):
-            found += [Row(name, 0 if name.startswith(props.LMQ_PREFIX) else record.queue_id,
-                          int(number)) for name, number in zip(names, numbers, strict=True)
-                      if name and number.isascii() and number.isdigit() and len(number) < 19]
-        kept = []
-        for row in found:
+            rows += [Row(name, 0 if name.startswith(props.LMQ_PREFIX) else record.queue_id,
+                         int(number)) for name, number in zip(names, numbers, strict=True)
+                     if name and number.isascii() and number.isdigit() and len(number) < 19]
+        sound = []
+        for row in rows:
             key = row.topic, row.queue_id
             hole = holes_with(self._holes, key, row.queue_offset)
             taken = any(a <= row.queue_offset < b for a, b, _, _ in self._taken.get(key, ()))
@@ -182,8 +182,8 @@ class Collector:
             near = hole is not None and (hole.inner or (
                 not foreign and hole.low >= 0 and row.queue_offset - hole.first < 1000))
             if hole is not None and near and not taken and hole.low < physical < hole.high:
-                kept.append(row)
-        return kept if kept[:1] == [own] else []
+                sound.append(row)
+        return sound if sound[:1] == [own] else []
 
     # -- gaps -------------------------------------------------------------------------------------
 
@@ -191,25 +191,25 @@ class Collector:
         for key, holes in self._holes.items():
             taken = sorted(self._taken.get(key, ()))
             for hole in holes:
-                mine = [one for one in taken if hole.first <= one[0] < hole.end]
-                self._gaps_of(key, hole, mine, key in self._batches)
+                of_hole = [message for message in taken if hole.first <= message[0] < hole.end]
+                self._gaps_of(key, hole, of_hole, key in self._batches)
 
     def _gaps_of(self, key: QueueKey, hole: Hole, taken: list[tuple[int, int, int, int]],
                  batch: bool) -> None:
         """The queue offsets of a hole of which nothing but the gap tells."""
-        at = hole.first if hole.low >= 0 else taken[0][0] if taken else hole.end
+        offset = hole.first if hole.low >= 0 else taken[0][0] if taken else hole.end
         begin = taken[0][2] if taken else hole.high
         if hole.low < 0 and self._from_zero and (
-                at - hole.first <= self._room(-1, begin) // MIN_SIZE):
-            at = hole.first  # the log is whole from its beginning, so the queue was too
+                offset - hole.first <= self._room(-1, begin) // MIN_SIZE):
+            offset = hole.first  # the log is whole from its beginning, so the queue was too
         low = hole.low
         stops = [*taken]
         if hole.high < ENDLESS:
             stops.append((hole.end, hole.end, hole.high, hole.high))
         for first, end, start, behind in stops:
-            if at < first:
-                self._gap(key, at, first, low, start, batch)
-            at, low = max(at, end), behind - 1
+            if offset < first:
+                self._gap(key, offset, first, low, start, batch)
+            offset, low = max(offset, end), behind - 1
 
     def _gap(self, key: QueueKey, first: int, end: int, low: int, high: int, batch: bool) -> None:
         if batch and end - first <= _MOST_BATCH:
@@ -237,8 +237,8 @@ class Collector:
     # -- what lies there --------------------------------------------------------------------------
 
     def _region(self, physical: int) -> Region | None:
-        at = bisect_right(self._starts, physical) - 1
-        region = self._survey.regions[at] if at >= 0 else None
+        number = bisect_right(self._starts, physical) - 1
+        region = self._survey.regions[number] if number >= 0 else None
         return region if region is not None and physical < region.end else None
 
     def _record(self, physical: int, size: int, region: Region) -> Record | None:
@@ -297,47 +297,48 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
     if evidence.beyond:
         regions.append(Region(-1, end, max(row.physical + row.size for row in evidence.beyond),
                               before=survey.last_time))
-    starts = [one.start for one in regions]
-    found: list[Lost] = []
-    for one in known.filled:
-        own, placed = one.own, one.by != "gap"
-        from_, to = _times(regions, starts, one.physical if placed else None, one.low, one.high)
-        found.append(Lost(own.topic, own.queue_id, own.queue_offset,
-                          one.physical if placed else None, one.size if placed else None,
-                          from_, to, by=one.by))
+    starts = [region.start for region in regions]
+    lost: list[Lost] = []
+    for message in known.filled:
+        own, placed = message.own, message.by != "gap"
+        from_, to = _times(regions, starts, message.physical if placed else None, message.low,
+                           message.high)
+        lost.append(Lost(own.topic, own.queue_id, own.queue_offset,
+                         message.physical if placed else None, message.size if placed else None,
+                         from_, to, by=message.by))
     for physical, size, record in known.without_row:
         from_, to = _times(regions, starts, physical, -1, 1 << 62)
-        found.append(Lost(record.topic.decode("utf-8", "replace"), record.queue_id,
-                          record.queue_offset, physical, size, from_, to, by="record"))
+        lost.append(Lost(record.topic.decode("utf-8", "replace"), record.queue_id,
+                         record.queue_offset, physical, size, from_, to, by="record"))
     beyond = {row.physical: row for row in sorted(evidence.beyond, key=rank, reverse=True)}
     for row in beyond.values():
         from_, to = _times(regions, starts, row.physical, -1, 1 << 62)
-        found.append(Lost(*row.key, row.queue_offset, row.physical, row.size, from_, to,
-                          by="consumequeue"))
+        lost.append(Lost(*row.key, row.queue_offset, row.physical, row.size, from_, to,
+                         by="consumequeue"))
     # Missing files by column are counted; only the first of their messages are listed.
-    total = len(found) + evidence.ahead - len(evidence.beyond)
-    places = np.array([one.physical_offset for one in found
-                       if one.physical_offset is not None], np.int64)
+    total = len(lost) + evidence.ahead - len(evidence.beyond)
+    places = np.array([message.physical_offset for message in lost
+                       if message.physical_offset is not None], np.int64)
     for bulk in known.bulks.values():
         total += len(bulk)
         places = np.concatenate([places, bulk.physical])
-        found += [Lost(*row.key, row.queue_offset, row.physical, row.size, bulk.region.before,
-                       bulk.region.after, by="consumequeue") for row in bulk.rows(MOST_LISTED)]
+        lost += [Lost(*row.key, row.queue_offset, row.physical, row.size, bulk.region.before,
+                      bulk.region.after, by="consumequeue") for row in bulk.rows(MOST_LISTED)]
     places.sort()
-    found.sort(key=_order)
-    del found[MOST_LISTED:]
+    lost.sort(key=_order)
+    del lost[MOST_LISTED:]
     # Keys of the index: of what is listed, and of what only the index knows.
-    wanted = {one.physical_offset for one in found if one.physical_offset is not None}
+    wanted = {message.physical_offset for message in lost if message.physical_offset is not None}
     keys, others = _known_keys(store, regions, wanted, places, end)
-    found = [_with_keys(one, keys) for one in found]
+    lost = [_with_keys(message, keys) for message in lost]
     if evidence.beyond:
         regions.pop()
     for physical in sorted(keys):
         from_, to = _times(regions, starts, physical, -1, 1 << 62)
-        found.append(_with_keys(Lost(None, None, None, physical, None, from_, to, by="index"),
-                                keys))
-    found.sort(key=_order)
-    return LostMessages(tuple(found[:MOST_LISTED]), total + others)
+        lost.append(_with_keys(Lost(None, None, None, physical, None, from_, to, by="index"),
+                               keys))
+    lost.sort(key=_order)
+    return LostMessages(tuple(lost[:MOST_LISTED]), total + others)
 
 
 def _order(lost: Lost) -> tuple[bool, int, str, int, int]:
@@ -346,16 +347,16 @@ def _order(lost: Lost) -> tuple[bool, int, str, int, int]:
 
 
 def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
-    mine = keys.pop(lost.physical_offset, None) if lost.physical_offset is not None else None
-    if not mine:
+    own_keys = keys.pop(lost.physical_offset, None) if lost.physical_offset is not None else None
+    if not own_keys:
         return lost
-    low = [one for one in (lost.time_from, min(key.time for key in mine)) if one is not None]
-    high = [one for one in (lost.time_to, max(key.time for key in mine) + _SECOND - 1)
-            if one is not None]
+    low = [time for time in (lost.time_from, min(key.time for key in own_keys)) if time is not None]
+    high = [time for time in (lost.time_to, max(key.time for key in own_keys) + _SECOND - 1)
+            if time is not None]
     from_, to = max(low), min(high)
     if from_ > to:  # the index's header is of another time: it tells nothing
         from_, to = lost.time_from or from_, lost.time_to or to
-    return replace(lost, key_hashes=tuple(key.key_hash for key in mine), time_from=from_,
+    return replace(lost, key_hashes=tuple(key.key_hash for key in own_keys), time_from=from_,
                    time_to=to)
 
 
@@ -363,9 +364,9 @@ def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | Non
            high: int) -> tuple[int | None, int | None]:
     """Store times of the intact messages around a place, or around a range of places."""
     if physical is not None:
-        at = bisect_right(starts, physical) - 1
-        if at >= 0 and physical < regions[at].end:
-            return regions[at].before, regions[at].after
+        number = bisect_right(starts, physical) - 1
+        if number >= 0 and physical < regions[number].end:
+            return regions[number].before, regions[number].after
         return None, None
     first, last = bisect_right(starts, low), bisect_right(starts, high) - 1
     if first > last:
@@ -375,10 +376,10 @@ def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | Non
 
 def indexed_keys(store: Store, regions: Sequence[Region]) -> dict[int, list[IndexedKey]]:
     """Keys which the index files hold for places in the regions, by physical offset."""
-    found: dict[int, list[IndexedKey]] = {}
+    by_place: dict[int, list[IndexedKey]] = {}
     for physical, key in _keys(store, regions):
-        found.setdefault(physical, []).append(key)
-    return found
+        by_place.setdefault(physical, []).append(key)
+    return by_place
 
 
 def _known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places: Array,
@@ -399,18 +400,18 @@ def _known_keys(store: Store, regions: Sequence[Region], wanted: set[int], place
             others &= sum(map(len, seen)) <= MOST_LISTED
         return others | _among(physical, known)
 
-    found: dict[int, list[IndexedKey]] = {}
+    by_place: dict[int, list[IndexedKey]] = {}
     for physical, key in _keys(store, regions, chosen):
-        found.setdefault(physical, []).append(key)
-    return found, len(np.unique(np.concatenate(seen))) if seen else 0
+        by_place.setdefault(physical, []).append(key)
+    return by_place, len(np.unique(np.concatenate(seen))) if seen else 0
 
 
 def _among(values: Array, ascending: Array) -> Array:
-    at = np.searchsorted(ascending, values)
-    found: Array = np.zeros(len(values), bool)
-    inside = at < len(ascending)
-    found[inside] = ascending[at[inside]] == values[inside]
-    return found
+    place = np.searchsorted(ascending, values)
+    among: Array = np.zeros(len(values), bool)
+    inside = place < len(ascending)
+    among[inside] = ascending[place[inside]] == values[inside]
+    return among
 
 
 def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Array] | None = None,
@@ -422,23 +423,23 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
     entries = Entries(store)
     try:
         for region in regions:
-            at = entries.seek(region.start)
-            while at < entries.total:
-                block = entries.read(at, _BLOCK)
+            position = entries.seek(region.start)
+            while position < entries.total:
+                block = entries.read(position, _BLOCK)
                 if not len(block):
                     break
                 physical = block["physical_offset"]
                 rows = np.flatnonzero((physical >= region.start) & (physical < region.end))
                 if chosen is not None and len(rows):
                     rows = rows[chosen(physical[rows].astype(np.int64))]
-                files = np.searchsorted(entries.starts, at + rows, "right") - 1
+                files = np.searchsorted(entries.starts, position + rows, "right") - 1
                 for values, file in zip(block[rows].tolist(), files.tolist(), strict=True):
                     entry = EntryRecord(*values)
                     yield entry.physical_offset, IndexedKey(
                         entry.key_hash, entry_time(entries.files[file].header, entry))
                 if int(physical[-1]) >= region.end:
                     break
-                at += len(block)
+                position += len(block)
     except StoreIOError:
         return  # the index only adds to what is known
     finally:

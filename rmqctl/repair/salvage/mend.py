@@ -90,28 +90,28 @@ def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
 
 def put_back(parts: Sequence[LogPart], survey: Survey) -> Mending:
     """Bytes in damaged regions which belong into damaged regions elsewhere. StoreIOError."""
-    made = _made(parts, moved_bytes(parts, survey.regions), 0, "put back",
-                 "it lay at another place")
-    made.moved = True
-    return made
+    mending = _made(parts, moved_bytes(parts, survey.regions), 0, "put back",
+                    "it lay at another place")
+    mending.moved = True
+    return mending
 
 
 def _made(parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int, verb: str,
           why: str, reasons: Mapping[int, str] | None = None) -> Mending:
-    made = Mending(messages=count)
+    mending = Mending(messages=count)
     for number, some in pieces.items():
-        kept: list[Piece] = []
-        for one in some:  # what was found first is the surer
-            at = bisect_left(kept, one.at, key=lambda piece: piece.at)
-            if (not at or kept[at - 1].end <= one.at) and (
-                    at == len(kept) or one.end <= kept[at].at):
-                kept.insert(at, one)
-        made.pieces[number] = tuple(kept)
-        for one in kept:
-            place = parts[number].base + one.at
-            made.actions.append(Action(verb, f"physical offset {place}", "damaged",
-                                       f"{one.size} bytes", (reasons or {}).get(place, why)))
-    return made
+        ordered: list[Piece] = []
+        for piece in some:  # what was found first is the surer
+            index = bisect_left(ordered, piece.at, key=lambda piece: piece.at)
+            if (not index or ordered[index - 1].end <= piece.at) and (
+                    index == len(ordered) or piece.end <= ordered[index].at):
+                ordered.insert(index, piece)
+        mending.pieces[number] = tuple(ordered)
+        for piece in ordered:
+            place = parts[number].base + piece.at
+            mending.actions.append(Action(verb, f"physical offset {place}", "damaged",
+                                          f"{piece.size} bytes", (reasons or {}).get(place, why)))
+    return mending
 
 
 class _Round:
@@ -130,17 +130,18 @@ class _Round:
         for row in self._evidence.rows:
             rows.setdefault(row.physical, []).append(row)
         places = sorted(rows)
-        at = 0
+        number = 0
         for region in self._survey.regions:
             part = self._parts[region.file]
-            while at < len(places) and places[at] < region.start:
-                at += 1
-            first = at
-            while at < len(places) and places[at] < region.end:
-                at += 1
+            while number < len(places) and places[number] < region.start:
+                number += 1
+            first = number
+            while number < len(places) and places[number] < region.end:
+                number += 1
             if not region.dirty or (part.path is None and not part.pieces):
                 continue
-            starts = {*region.starts, *places[first:at], *(start for start, _ in region.extents)}
+            starts = {*region.starts, *places[first:number],
+                      *(start for start, _ in region.extents)}
             with part.open() as source:
                 end = region.start
                 for start in sorted(starts):
@@ -153,29 +154,29 @@ class _Round:
         Contradictions(self._store, self._survey, self._gatherer, self._evidence,
                        self._records).run()
         mend_headers(self._survey, self._records)
-        made = _made(self._parts, self._records.pieces, self._records.count, "mend record",
-                     "what is damaged of it is known from elsewhere", self._records.reasons)
-        made.rejected, made.confirmed = self._records.rejected, self._confirmed
-        return made
+        mending = _made(self._parts, self._records.pieces, self._records.count, "mend record",
+                        "what is damaged of it is known from elsewhere", self._records.reasons)
+        mending.rejected, mending.confirmed = self._records.rejected, self._confirmed
+        return mending
 
     # -- in damaged regions -----------------------------------------------------------------------
 
     def _damaged(self, source: Source, region: Region, start: int, rows: list[FoundRow]) -> int:
         """The size of the record at ``start``, if it is whole or could be mended; else 0."""
-        at = start - source.base
+        position = start - source.base
         room = min(region.end, source.base + source.size) - start
         sizes = {row.size for row in rows if MIN_SIZE <= row.size <= room}
-        head = source.read(at, min(room, 1 << 16))
+        head = source.read(position, min(room, 1 << 16))
         size = self._parts[region.file].size
         if min(room, len(head)) < max(MIN_SIZE, START_SIZE) or start in self._refused:
             return 0
-        for raw in self._candidates(source, at, head, room, sizes):
+        for raw in self._candidates(source, position, head, room, sizes):
             record = whole_record(raw, start, self._survey.has_crcs)
             if record is None or not self._supported(
                     record, rows, is_foreign_place(field_of(head, "physical_offset"), start, size)):
                 continue
             self._confirmed[start] = len(raw)
-            if source.read(at, len(raw)) != raw:
+            if source.read(position, len(raw)) != raw:
                 self._records.replace(start, raw)
             return len(raw)
         return 0
@@ -210,16 +211,16 @@ class _Round:
         return (hole is not None and hole.low < record.physical_offset < hole.high
                 and (hole.inner or not inner))
 
-    def _candidates(self, source: Source, at: int, head: bytes, room: int,
+    def _candidates(self, source: Source, position: int, head: bytes, room: int,
                     sizes: set[int]) -> Iterator[bytes]:
         """What the record may have been: place and magic set right, at most a length bit turned."""
         stored = field_of(head, "total_size")
         if MIN_SIZE <= stored <= room:
             sizes = {stored, *sizes}
         for magic in (magic_at(head),) if is_magic(magic_at(head)) else VERSIONS:
-            fixed = with_fields(head, physical_offset=source.base + at, magic=magic)
+            fixed = with_fields(head, physical_offset=source.base + position, magic=magic)
             for bent in bent_heads(fixed, magic):
-                size = extent(source, at, bent, magic)
+                size = extent(source, position, bent, magic)
                 if size is None or not MIN_SIZE <= size <= min(room, MOST_BODY):
                     continue
                 # Its size needs a second witness, or to be one bit off.
@@ -229,16 +230,17 @@ class _Round:
                 self._budget -= size
                 if self._budget < 0:
                     return
-                whole = bent[:size] + source.read(at + len(bent), max(0, size - len(bent)))
-                whole = with_fields(whole, total_size=size)
-                yield whole
+                candidate = bent[:size] + source.read(position + len(bent),
+                                                      max(0, size - len(bent)))
+                candidate = with_fields(candidate, total_size=size)
+                yield candidate
                 try:
-                    record = decode(whole)
+                    record = decode(candidate)
                 except FormatError:
                     continue
                 crc = body_crc(record.body)
                 if (crc ^ record.body_crc).bit_count() == 1:
-                    yield with_fields(whole, body_crc=crc)
+                    yield with_fields(candidate, body_crc=crc)
 
 
 # -- bytes at another place -----------------------------------------------------------------------
@@ -246,10 +248,10 @@ class _Round:
 
 def moved_bytes(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int, list[Piece]]:
     """Pieces by number of the part, all inside of damaged regions. StoreIOError."""
-    found: dict[int, list[Piece]] = {}
+    pieces: dict[int, list[Piece]] = {}
     done: set[tuple[int, int]] = set()
     moves: dict[tuple[int, int], int] = {}
-    starts = [one.start for one in regions]
+    starts = [region.start for region in regions]
     for region in regions:
         if not region.dirty:
             continue
@@ -257,16 +259,16 @@ def moved_bytes(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int
         with part.open() as source:
             for place, record in _misplaced(source, region.start - part.base,
                                             region.end - part.base):
-                _put_back(parts, regions, starts, source, place, record, found, done, moves)
+                _put_back(parts, regions, starts, source, place, record, pieces, done, moves)
     # What lay at a page's right place belongs, if two were swapped, where the page was found.
     for (start, page), came_from in moves.items():
         if (came_from, page) not in moves:
-            _page(parts, regions, starts, came_from, start, page, found, done)
-    return found
+            _page(parts, regions, starts, came_from, start, page, pieces, done)
+    return pieces
 
 
 def _page(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int], to: int,
-          source_at: int, page: int, found: dict[int, list[Piece]],
+          source_at: int, page: int, pieces: dict[int, list[Piece]],
           done: set[tuple[int, int]]) -> None:
     """Lays the page at ``source_at`` over the damaged bytes of the page at ``to``."""
     number = next((n for n, part in enumerate(parts) if part.base <= source_at < part.end), None)
@@ -275,15 +277,15 @@ def _page(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[
     with parts[number].open() as source:
         data = source.read(source_at - parts[number].base, page)
     for region in regions[max(0, bisect_right(starts, to) - 1):bisect_right(starts, to + page)]:
-        _clipped(parts, region, to, data, found, done)
+        _clipped(parts, region, to, data, pieces, done)
 
 
 def _magics(source: Source, start: int, end: int) -> Iterator[int]:
     """Positions in ``[start, end)`` where by its magic a message may start."""
     last = start - 1
-    for at, data in used_windows(source, start, end):
+    for window_start, data in used_windows(source, start, end):
         for hit in MAGIC_PATTERN.finditer(data):
-            position = at + hit.start() - MAGIC_OFFSET
+            position = window_start + hit.start() - MAGIC_OFFSET
             if last < position < end:
                 last = position
                 yield position
@@ -314,25 +316,26 @@ def _misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Reco
 
 def _put_back(parts: Sequence[LogPart], regions: Sequence[Region], starts: Sequence[int],
               source: Source, position: int, record: Record | int,
-              found: dict[int, list[Piece]], done: set[tuple[int, int]],
+              pieces: dict[int, list[Piece]], done: set[tuple[int, int]],
               moves: dict[tuple[int, int], int]) -> None:
     target = record if isinstance(record, int) else record.physical_offset
-    at = bisect_right(starts, target) - 1
-    if at < 0 or target >= regions[at].end or not _is_known(parts, source, position, record):
+    number = bisect_right(starts, target) - 1
+    if number < 0 or target >= regions[number].end or not _is_known(parts, source, position,
+                                                                    record):
         return
-    region = regions[at]  # where it belongs
+    region = regions[number]  # where it belongs
     delta = target - (source.base + position)
-    page = next((one for one in PAGES if delta % one == 0), None)
+    page = next((size for size in PAGES if delta % size == 0), None)
     if page is not None:
         first = position - position % page
         start = source.base + first + delta
         moves[start, page] = source.base + first
         data = source.read(first, page)
-        for one in regions[max(0, bisect_right(starts, start) - 1):
-                           bisect_right(starts, start + page)]:
-            _clipped(parts, one, start, data, found, done)
+        for source_region in regions[max(0, bisect_right(starts, start) - 1):
+                                     bisect_right(starts, start + page)]:
+            _clipped(parts, source_region, start, data, pieces, done)
     elif not isinstance(record, int) and target + record.total_size <= region.end:
-        _clipped(parts, region, target, source.read(position, record.total_size), found, done)
+        _clipped(parts, region, target, source.read(position, record.total_size), pieces, done)
 
 
 def _is_known(parts: Sequence[LogPart], source: Source, position: int,
@@ -361,11 +364,11 @@ def is_indexed(parts: Sequence[LogPart], record: Record) -> bool:
 
 
 def _clipped(parts: Sequence[LogPart], region: Region, start: int, data: bytes,
-             found: dict[int, list[Piece]], done: set[tuple[int, int]]) -> None:
+             pieces: dict[int, list[Piece]], done: set[tuple[int, int]]) -> None:
     """Adds the part of the bytes that lies in the region."""
     low, high = max(start, region.start), min(start + len(data), region.end)
     if low >= high or (low, high) in done:
         return
     done.add((low, high))
-    found.setdefault(region.file, []).append(
+    pieces.setdefault(region.file, []).append(
         Piece.of(low - parts[region.file].base, data[low - start:high - start]))

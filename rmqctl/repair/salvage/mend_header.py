@@ -39,18 +39,18 @@ def _mend(survey: Survey, records: Records, fault: HeaderFault) -> None:
     _, record, _ = records.read(fault.offset, None)
     if record is None:
         return
-    made: Record | None = record
+    corrected: Record | None = record
     reasons = []
     for name in fault.categories:
-        if made is not None and name in _MENDED:
-            made, reason = _MENDED[name](made, fault, survey, records)
+        if corrected is not None and name in _MENDED:
+            corrected, reason = _MENDED[name](corrected, fault, survey, records)
             reasons += [reason] if reason else []
-    raw = None if made is None else unless_crc_differs(build(made))
+    raw = None if corrected is None else unless_crc_differs(build(corrected))
     if raw is None:
         # An appended CRC that contradicts it, or nothing that could stand there: a filler.
         if any(name in (*rules.UNDECODABLE, rules.NUMBER) for name in fault.categories):
             records.rejected.add(fault.offset)
-    elif made != record and records.replace(fault.offset, raw):
+    elif corrected != record and records.replace(fault.offset, raw):
         records.reasons[fault.offset] = "; ".join(reasons)
 
 
@@ -61,10 +61,10 @@ def _born_port(record: Record, _fault: HeaderFault, _survey: Survey, _records: R
         Record, str]:
     address, port = record.born_host
     known = _one_bit(port)
-    made = replace(record, born_host=(address, known or 0))
+    corrected = replace(record, born_host=(address, known or 0))
     if known is None:
-        return made, f"born port {port} is none, and not known: set to 0"
-    return made, f"born port {port} is none: {known} without one turned bit"
+        return corrected, f"born port {port} is none, and not known: set to 0"
+    return corrected, f"born port {port} is none: {known} without one turned bit"
 
 
 def _store_port(record: Record, fault: HeaderFault, survey: Survey, records: Records) -> tuple[
@@ -81,10 +81,10 @@ def _store_port(record: Record, fault: HeaderFault, survey: Survey, records: Rec
     if len({*same}) == 1:
         return replace(record, store_host=same[0]), f"{said}: {same[0][1]} as its neighbours"
     known = _one_bit(port)
-    made = replace(record, store_host=(address, known or 0))
+    corrected = replace(record, store_host=(address, known or 0))
     if known is None:
-        return made, f"{said}, and not known: set to 0"
-    return made, f"{said}: {known} without one turned bit"
+        return corrected, f"{said}, and not known: set to 0"
+    return corrected, f"{said}: {known} without one turned bit"
 
 
 def _host_at(records: Records, place: int | None) -> Host | None:

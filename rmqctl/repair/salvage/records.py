@@ -53,11 +53,11 @@ class Records:
         for number, part in enumerate(self.parts):
             if part.base <= physical < part.end:
                 with part.open() as source:
-                    at = physical - part.base
-                    total = size or total_size_at(source.read(at, START_SIZE))
+                    position = physical - part.base
+                    total = size or total_size_at(source.read(position, START_SIZE))
                     if not MIN_SIZE <= total <= min(MAX_RECORD, part.end - physical):
                         return number, None, b""
-                    raw = source.read(at, total)
+                    raw = source.read(position, total)
                 try:
                     record = decode(raw)
                 except FormatError:
@@ -65,14 +65,14 @@ class Records:
                 return number, record if record.physical_offset == physical else None, raw
         return -1, None, b""
 
-    def replace(self, physical: int, made: bytes | None) -> bool:
+    def replace(self, physical: int, content: bytes | None) -> bool:
         """Puts other bytes at a place; False where there are none to put."""
         number = next((n for n, part in enumerate(self.parts)
                        if part.base <= physical < part.end), None)
-        if made is None or number is None:
+        if content is None or number is None:
             return False
         self.pieces.setdefault(number, []).append(
-            Piece.of(physical - self.parts[number].base, made))
+            Piece.of(physical - self.parts[number].base, content))
         self.count += 1
         return True
 
@@ -140,12 +140,12 @@ def field_of(raw: bytes, name: str) -> int:
 
 def with_fields(raw: bytes, **values: int) -> bytes:
     """The record with some fields of its head changed."""
-    made = bytearray(raw)
+    changed = bytearray(raw)
     for name, value in values.items():
         where = _HEAD[name]
-        made[where.offset:where.offset + where.size] = (
+        changed[where.offset:where.offset + where.size] = (
             value & (1 << 8 * where.size) - 1).to_bytes(where.size, "big")
-    return bytes(made)
+    return bytes(changed)
 
 
 def body_crc(body: bytes) -> int:
@@ -153,12 +153,12 @@ def body_crc(body: bytes) -> int:
     return zlib.crc32(body) & CRC_MASK
 
 
-def extent(source: Source, at: int, head: bytes, magic: int) -> int | None:
+def extent(source: Source, record_start: int, head: bytes, magic: int) -> int | None:
     """The size which the lengths of a record add up to; ``head`` are its first bytes as meant."""
     def read(position: int, length: int) -> bytes:
         if position + length <= len(head):
             return head[position:position + length]
-        return source.read(at + position, length)
+        return source.read(record_start + position, length)
 
     flags = field_of(head, "sys_flag")
     shape = variant(flags & HOST_BITS, magic)
@@ -200,8 +200,8 @@ def bent_heads(head: bytes, magic: int) -> Iterator[bytes]:
         yield from _turned(head, topic_at + width + topic, 2)
 
 
-def _turned(head: bytes, at: int, width: int) -> Iterator[bytes]:
+def _turned(head: bytes, position: int, width: int) -> Iterator[bytes]:
     for bit in range(8 * width):
-        made = bytearray(head)
-        made[at + bit // 8] ^= 1 << bit % 8
-        yield bytes(made)
+        changed = bytearray(head)
+        changed[position + bit // 8] ^= 1 << bit % 8
+        yield bytes(changed)

@@ -102,14 +102,14 @@ class _Job:
         parts = log_parts(self.store)
         if not parts:
             return Salvage(())
-        if all(one.size != parts[0].size for one in self.store.log.files):
+        if all(file.size != parts[0].size for file in self.store.log.files):
             self.notes.append("no file of the log has its whole length: by their names they have "
                               f"{parts[0].size} bytes (else say --commitlog-file-size: a broker "
                               "with another mappedFileSizeCommitLog does not start)")
         restored = 0
         looked_elsewhere = False
         survey = self._survey(parts)
-        unclear = [one for region in survey.regions for one in region.doubtful]
+        unclear = [span for region in survey.regions for span in region.doubtful]
         if unclear and self.ambiguous == "keep":
             self.confirmed.update(unclear)
             survey = self._survey(parts)
@@ -128,40 +128,40 @@ class _Job:
             evidence = gatherer.gather()
             if rounds >= _ROUNDS:
                 break
-            found = mend(self.store, parts, survey, gatherer, evidence, self.rejected)
-            if not self._is_news(found):
+            mending = mend(self.store, parts, survey, gatherer, evidence, self.rejected)
+            if not self._is_news(mending):
                 if looked_elsewhere:
                     break
                 # Only now: what is whole where it stands must not be covered by other bytes.
                 looked_elsewhere = True
-                found = put_back(parts, survey)
-                if not self._is_news(found):
+                mending = put_back(parts, survey)
+                if not self._is_news(mending):
                     break
             # Lay it over the log and look again: only what the next survey accepts counts.
             before = parts, dict(self.confirmed), set(self.rejected)
-            parts = laid_over(parts, found.pieces)
-            self.confirmed.update(found.confirmed)
-            self.rejected |= found.rejected
+            parts = laid_over(parts, mending.pieces)
+            self.confirmed.update(mending.confirmed)
+            self.rejected |= mending.rejected
             seen = self._survey(parts)
-            if found.moved and seen.messages <= survey.messages:
+            if mending.moved and seen.messages <= survey.messages:
                 parts, self.confirmed, self.rejected = before  # they were no moved bytes
                 continue
             survey = seen
-            restored += found.messages
-            self.actions += found.actions
+            restored += mending.messages
+            self.actions += mending.actions
         return self._fill(parts, survey, gatherer, evidence, restored)
 
     def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
         """Missing files: nothing lies there but what the consumequeues tell."""
         if self.scratch is None:
             return []
-        return [one for one in survey.regions if (one.start, one.end) == (
-            parts[one.file].base, parts[one.file].end) and parts[one.file].path is None
-            and not parts[one.file].pieces]
+        return [region for region in survey.regions if (region.start, region.end) == (
+            parts[region.file].base, parts[region.file].end) and parts[region.file].path is None
+            and not parts[region.file].pieces]
 
-    def _is_news(self, found: Mending) -> bool:
-        return bool(found.pieces or found.rejected - self.rejected
-                    or found.confirmed.items() - self.confirmed.items())
+    def _is_news(self, mending: Mending) -> bool:
+        return bool(mending.pieces or mending.rejected - self.rejected
+                    or mending.confirmed.items() - self.confirmed.items())
 
     def _survey(self, parts: Sequence[LogPart]) -> Survey:
         return Surveyor(self.generation, self.batch_topics, self.rejected, self.confirmed,
@@ -175,17 +175,17 @@ class _Job:
         filled = known.filled
         # Messages of known place go into their regions, the others wait for room.
         spans = self._spans(parts, survey, known)
-        by_place = sorted((one for one in filled if one.physical is not None),
-                          key=lambda one: one.physical or 0)
-        waiting = sorted((one for one in filled if one.physical is None), key=_by_room)
+        by_place = sorted((message for message in filled if message.physical is not None),
+                          key=lambda message: message.physical or 0)
+        waiting = sorted((message for message in filled if message.physical is None), key=_by_room)
         fillings = []
-        at = 0
+        number = 0
         for region, span in spans:
-            while at < len(by_place) and (by_place[at].physical or 0) < span.start:
-                at += 1
-            while at < len(by_place) and (by_place[at].physical or 0) < span.end:
-                span.items.append(by_place[at])
-                at += 1
+            while number < len(by_place) and (by_place[number].physical or 0) < span.start:
+                number += 1
+            while number < len(by_place) and (by_place[number].physical or 0) < span.end:
+                span.items.append(by_place[number])
+                number += 1
             filling = Filling(span, style)
             filling.settle()
             if filling.left:
@@ -197,33 +197,38 @@ class _Job:
 
     def _oddities(self, survey: Survey, evidence: Evidence) -> list[str]:
         """Intact messages that a broker may stumble over all the same, and rows out of reach."""
-        found = []
+        oddities = []
         if self.generation < 5 and survey.newer:
-            found.append(f"messages of version 2, the first at physical offset {survey.newer[0]}: "
-                         "a broker before 5.1.0 ends the log there; they are left as they are")
+            oddities.append("messages of version 2, the first at physical offset "
+                            f"{survey.newer[0]}: "
+                            "a broker before 5.1.0 ends the log there; they are left as they are")
         if self.generation < 5 and survey.inner_batch_topics:
-            found.append(f"topic {min(survey.inner_batch_topics)} has inner batches, which only "
-                         "a broker from 5.0.0 on writes, and nothing else in the store is of "
-                         "5.x: with --broker-version 5.3.3 their queues are batch queues")
+            oddities.append(f"topic {min(survey.inner_batch_topics)} has inner batches, which only "
+                            "a broker from 5.0.0 on writes, and nothing else in the store is of "
+                            "5.x: with --broker-version 5.3.3 their queues are batch queues")
         if survey.undated:
-            found.append(f"messages with the store time 0, the first at physical offset "
-                         f"{survey.undated[0]}: a broker does not begin its recovery in a file "
-                         "that starts with one; they are left as they are")
-        odd = [one for one in survey.headers.faults if {*one.categories} - {STORE_HOST}]
+            oddities.append(f"messages with the store time 0, the first at physical offset "
+                            f"{survey.undated[0]}: a broker does not begin its recovery in a file "
+                            "that starts with one; they are left as they are")
+        odd = [fault for fault in survey.headers.faults if {*fault.categories} - {STORE_HOST}]
         if odd:
-            found.append(f"{plural(len(odd), 'message')} with a head that no broker can have "
-                         f"written, the first at physical offset {odd[0].offset} "
-                         f"({', '.join(odd[0].categories)}): what it was cannot be proved, and it "
-                         "does clients no harm; left as it is")
+            oddities.append(f"{plural(len(odd), 'message')} with a head that no broker can have "
+                            f"written, the first at physical offset {odd[0].offset} "
+                            f"({', '.join(odd[0].categories)}): what it was cannot be proved, and "
+                            "it "
+                            "does clients no harm; left as it is")
         if survey.has_crcs and survey.lacking_crc:
-            found.append(f"messages without an appended CRC among others that have it, the first "
-                         f"at physical offset {survey.lacking_crc[0]}: a broker with "
-                         "forceVerifyPropCRC ends its log there; they are left as they are")
+            oddities.append("messages without an appended CRC among others that have it, the "
+                            "first "
+                            f"at physical offset {survey.lacking_crc[0]}: a broker with "
+                            "forceVerifyPropCRC ends its log there; they are left as they are")
         if evidence.ahead:
-            found.append(plural(evidence.ahead, "consumequeue row leads", "consumequeue rows lead")
-                         + " beyond the last file of the log: these queues go on at smaller queue "
-                         "offsets")
-        return found
+            oddities.append(plural(evidence.ahead, "consumequeue row leads",
+                                   "consumequeue rows lead")
+                            + " beyond the last file of the log: these queues go on at smaller "
+                              "queue "
+                            "offsets")
+        return oddities
 
     def _style(self, survey: Survey) -> Style:
         return Style(survey.has_crcs, survey.host or Style().host)
@@ -231,11 +236,11 @@ class _Job:
     def _spans(self, parts: Sequence[LogPart], survey: Survey,
                known: KnownLosses) -> list[tuple[Region, FillSpan]]:
         """The regions to fill, with what each must end with; of a file by column its gaps."""
-        last = max((one.physical for one in known.filled if one.physical is not None),
+        last = max((message.physical for message in known.filled if message.physical is not None),
                    default=-1)
         used = max(survey.used, bisect_right(parts, last, key=lambda part: part.base) - 1,
-                   *(one.region.file for one in known.bulks.values()))
-        found = []
+                   *(bulk.region.file for bulk in known.bulks.values()))
+        spans = []
         for region in survey.regions:
             mode: Mode = "exact"
             if region.end == parts[region.file].end:
@@ -243,13 +248,13 @@ class _Job:
                         "tail" if region.file == used else "blank")
             bulk = known.bulks.get(region.start)
             if bulk is None or self._is_blank(region, mode):
-                found.append((region, FillSpan(region.start, region.end, mode, region.time)))
+                spans.append((region, FillSpan(region.start, region.end, mode, region.time)))
                 continue
             bulk.absorb(filler.least_filler(self._style(survey)))
             for start, end in bulk.gaps():
-                found.append((region, FillSpan(start, end, mode if end == region.end else "exact",
+                spans.append((region, FillSpan(start, end, mode if end == region.end else "exact",
                                            region.time)))
-        return found
+        return spans
 
     def _is_blank(self, region: Region, mode: Mode) -> bool:
         """Whether one blank record is to stand for a missing file, whatever was in it."""
@@ -290,19 +295,19 @@ class _Job:
                 continue
             pieces.setdefault(region.file, []).append(piece)
             files.filled(part, region, filling)
-        made = files.by_column(parts, bulks, counts, self._style(survey))
+        written = files.by_column(parts, bulks, counts, self._style(survey))
         # What found no room, the log as it is then, and the steps that make it so.
-        placed = {id(one) for _, filling in fillings for one in filling.span.items}
-        homeless = sum(id(one) not in placed for one in known.filled) + sum(
+        placed = {id(item) for _, filling in fillings for item in filling.span.items}
+        homeless = sum(id(message) not in placed for message in known.filled) + sum(
             len(bulk) for start, bulk in known.bulks.items() if start not in bulks)
         if homeless:
             self.notes.append(f"no room for a filler of {plural(homeless, 'lost message')}: "
                               "gaps stay in the queues")
         result, empty = without_empty_end([
-            replace(part, path=made[number]) if number in made else part
+            replace(part, path=written[number]) if number in written else part
             for number, part in enumerate(laid_over(parts, pieces))])
         lost = lost_messages(self.store, survey, known, evidence, parts[-1].end)
-        steps = [*files.emptied(empty), *files.steps(result, made)]
+        steps = [*files.emptied(empty), *files.steps(result, written)]
         end = self._end(result, survey, log_end) if result else parts[0].base
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
                        tuple(self.notes), restored, lost.total,
@@ -316,5 +321,5 @@ class _Job:
         return end if end >= 0 else parts[0].base
 
 
-def _by_room(one: FilledMessage) -> tuple[int, int, int]:
-    return one.high, one.low, one.own.queue_offset
+def _by_room(message: FilledMessage) -> tuple[int, int, int]:
+    return message.high, message.low, message.own.queue_offset

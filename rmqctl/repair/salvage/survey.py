@@ -65,27 +65,27 @@ class Runs:
         self._high: Array = np.zeros(0, np.int64)
 
     def number(self, key: QueueKey) -> int:
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.keys)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.keys)
             self.keys.append(key)
-            if found >= len(self._end):
-                room = np.full(max(64, found), -1, np.int64)
+            if number >= len(self._end):
+                room = np.full(max(64, number), -1, np.int64)
                 self._first, self._end, self._low, self._high = (
-                    np.concatenate([one, room])
-                    for one in (self._first, self._end, self._low, self._high))
-        return found
+                    np.concatenate([column, room])
+                    for column in (self._first, self._end, self._low, self._high))
+        return number
 
     def of(self, key: QueueKey) -> list[Run]:
         """The runs of a queue, in log order."""
         number = self._numbers.get(key)
         if number is None:
             return []
-        found = list(self._closed.get(number, ()))
+        runs = list(self._closed.get(number, ()))
         if self._end[number] >= 0:
-            found.append(Run(int(self._first[number]), int(self._end[number]),
-                             int(self._low[number]), int(self._high[number])))
-        return found
+            runs.append(Run(int(self._first[number]), int(self._end[number]),
+                            int(self._low[number]), int(self._high[number])))
+        return runs
 
     def add(self, queue: Array, first: Array, count: Array, physical: Array) -> None:
         """Rows in log order: queue number, first queue offset, how many, place (all int64)."""
@@ -104,8 +104,8 @@ class Runs:
         goes_on = other & (first[start] == self._end[runs])
         self._end[runs[goes_on]] = end[last[goes_on]]
         self._high[runs[goes_on]] = physical[last[goes_on]]
-        for at in np.flatnonzero(~goes_on).tolist():
-            number, a, b = int(runs[at]), int(start[at]), int(last[at])
+        for row in np.flatnonzero(~goes_on).tolist():
+            number, a, b = int(runs[row]), int(start[row]), int(last[row])
             if self._end[number] >= 0:
                 self._closed.setdefault(number, []).append(Run(
                     int(self._first[number]), int(self._end[number]), int(self._low[number]),
@@ -141,7 +141,7 @@ class Region:
     @property
     def time(self) -> int:
         """A store time for what is put here: not after that of the next message, never 0."""
-        known = [one for one in (self.before, self.after) if one is not None and one > 0]
+        known = [time for time in (self.before, self.after) if time is not None and time > 0]
         return min(known, default=1)
 
 
@@ -232,7 +232,7 @@ class Surveyor:
         return self.survey
 
     def _file(self, number: int, part: LogPart) -> None:
-        found = self.survey
+        survey = self.survey
         with part.open() as source:
             if part.path is None and not part.pieces:
                 self._damage(Region(number, part.base, part.end))
@@ -241,29 +241,29 @@ class Surveyor:
                 self._messages(number, batch)
                 for span in batch.spans:
                     if span.kind == BLANK:
-                        found.closed.add(number)
+                        survey.closed.add(number)
                         continue
                     self._span(number, source, span)
 
     def _span(self, number: int, source: Source, span: Span) -> None:
         """A damaged span, cut where records in it are vouched for."""
-        at = span.offset
-        first = bisect_left(self._confirmed_places, at)
+        position = span.offset
+        first = bisect_left(self._confirmed_places, position)
         for physical in self._confirmed_places[first:bisect_left(self._confirmed_places, span.end)]:
             size = self._confirmed[physical]
             raw = source.read(physical - source.base, size)
             batch, ok = examine(np.frombuffer(raw, np.uint8), physical, np.zeros(1, np.int64))
-            if physical < at or physical + size > span.end or not ok.all():
+            if physical < position or physical + size > span.end or not ok.all():
                 continue
-            if at < physical:
-                self._damage(Region(number, at, physical, dirty=span.kind == DAMAGED))
+            if position < physical:
+                self._damage(Region(number, position, physical, dirty=span.kind == DAMAGED))
             self._messages(number, batch)
-            at = physical + size
-        if at < span.end:
-            whole = at == span.offset and span.located
-            self._damage(Region(number, at, span.end, dirty=span.kind == DAMAGED,
-                                extents=[(span.offset, span.length)] if whole else [],
-                                doubtful=[one for one in span.doubtful if one[0] >= at]))
+            position = physical + size
+        if position < span.end:
+            complete = position == span.offset and span.located
+            self._damage(Region(number, position, span.end, dirty=span.kind == DAMAGED,
+                                extents=[(span.offset, span.length)] if complete else [],
+                                doubtful=[span for span in span.doubtful if span[0] >= position]))
 
     def _damage(self, region: Region) -> None:
         region.before = self._time
@@ -285,7 +285,7 @@ class Surveyor:
     def _messages(self, number: int, batch: Batch) -> None:
         if not len(batch):
             return
-        found = self.survey
+        survey = self.survey
         bad = ~batch.crc_ok() & (batch.column("body_length") > 0)
         if len(self._rejected):
             bad |= np.isin(batch.offset, self._rejected)
@@ -301,42 +301,42 @@ class Surveyor:
             self._settle(int(when[0]))
             self._time = int(when[-1])
             self._previous = int(offset[-1]), int(offset[-1] + size[-1])
-        found.messages += len(good)
-        found.used, found.last_end = number, int(offset[good[-1]] + size[good[-1]])
-        found.headers.add(batch, ~bad if bad.any() else None,
-                          bad_numbers(batch, self._generation))
+        survey.messages += len(good)
+        survey.used, survey.last_end = number, int(offset[good[-1]] + size[good[-1]])
+        survey.headers.add(batch, ~bad if bad.any() else None,
+                           bad_numbers(batch, self._generation))
         self._oddities(batch, good)
         self._times(offset[good], when[good])
         self._rows(batch.select(good) if bad.any() else batch)
 
     def _appended_crcs(self, batch: Batch, bad: Array) -> None:
-        found, offset = self.survey, batch.offset
+        survey, offset = self.survey, batch.offset
         with_crc, wrong = appended_crcs(batch)
         good = with_crc & ~wrong
         count = int(np.count_nonzero(good))
-        if not count and not found.with_crc:
+        if not count and not survey.with_crc:
             return
-        found.with_crc += count
-        if len(found.wrong_crcs) < _MOST_KEPT:
-            found.wrong_crcs += offset[wrong & ~bad].tolist()
-        if len(found.lacking_crc) < _MOST_ODD:
-            first = 0 if found.with_crc > count else int(good.argmax())
-            found.lacking_crc += offset[first:][~with_crc[first:] & ~bad[first:]].tolist()
+        survey.with_crc += count
+        if len(survey.wrong_crcs) < _MOST_KEPT:
+            survey.wrong_crcs += offset[wrong & ~bad].tolist()
+        if len(survey.lacking_crc) < _MOST_ODD:
+            first = 0 if survey.with_crc > count else int(good.argmax())
+            survey.lacking_crc += offset[first:][~with_crc[first:] & ~bad[first:]].tolist()
 
     def _bad(self, number: int, batch: Batch, rows: Array) -> None:
         """Records with a wrong body CRC become regions; times come from those between them."""
         offset, size = batch.offset.tolist(), batch.column("total_size").tolist()
         when = batch.column("store_timestamp").tolist()
-        at = 0
+        first = 0
         for row in [*rows.tolist(), len(when)]:
-            if row > at:
-                self._settle(when[at])
+            if row > first:
+                self._settle(when[first])
                 self._time = when[row - 1]
                 self._previous = offset[row - 1], offset[row - 1] + size[row - 1]
             if row < len(when):
                 self._damage(Region(number, offset[row], offset[row] + size[row], dirty=True,
                                     extents=[(offset[row], size[row])]))
-            at = row + 1
+            first = row + 1
 
     def _settle(self, time: int) -> None:
         for region in self._waiting:
@@ -344,29 +344,30 @@ class Surveyor:
         self._waiting.clear()
 
     def _oddities(self, batch: Batch, good: Array) -> None:
-        found, offset = self.survey, batch.offset
-        for which, kept in (
-                (batch.column("magic") == MAGIC_V2, found.newer),
-                (batch.column("store_timestamp") == 0, found.undated),
+        survey, offset = self.survey, batch.offset
+        for which, offsets in (
+                (batch.column("magic") == MAGIC_V2, survey.newer),
+                (batch.column("store_timestamp") == 0, survey.undated),
                 ((batch.column("body_length") == 0) & (batch.column("body_crc") != 0),
-                 found.unchecked)):
-            if which[good].any() and len(kept) < _MOST_ODD:
-                kept.extend(offset[good][which[good]].tolist())
-        if found.host is None:
+                 survey.unchecked)):
+            if which[good].any() and len(offsets) < _MOST_ODD:
+                offsets.extend(offset[good][which[good]].tolist())
+        if survey.host is None:
             flags = batch.column("sys_flag")[good]
             port = batch.column("store_host.port")[good]
             plain = np.flatnonzero((flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
                                    & (port >= 0) & (port <= MOST_PORT))
             if len(plain):
-                found.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
+                survey.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
 
     def _times(self, offset: Array, when: Array) -> None:
         """Looks for single store times out of order; the last two messages wait for the next."""
-        offset = np.concatenate([np.array([one for one, _ in self._last], np.int64), offset])
-        when = np.concatenate([np.array([one for _, one in self._last], np.int64), when])
+        offset = np.concatenate([np.array([physical for physical, _ in self._last], np.int64),
+                                 offset])
+        when = np.concatenate([np.array([stamp for _, stamp in self._last], np.int64), when])
         self._last = list(zip(offset[-2:].tolist(), when[-2:].tolist(), strict=True))
-        before, mine, behind = when[:-2], when[1:-1], when[2:]
-        out = (before <= behind) & ((mine < before - _SLACK) | (mine > behind + _SLACK))
+        before, own_times, behind = when[:-2], when[1:-1], when[2:]
+        out = (before <= behind) & ((own_times < before - _SLACK) | (own_times > behind + _SLACK))
         if out.any() and len(self.survey.astray) < _MOST_ODD:
             self.survey.astray += list(zip(offset[1:-1][out].tolist(), before[out].tolist(),
                                            behind[out].tolist(), strict=True))
@@ -379,7 +380,7 @@ class Surveyor:
         first, count = batch.column("queue_offset"), np.ones(len(batch), np.int64)
         properties: text.Properties | None = None
         inner = (batch.column("sys_flag") & sysflag.INNER_BATCH) != 0
-        batched = np.array([one in self._batched for one in self._topics.texts], bool)[topic]
+        batched = np.array([topic in self._batched for topic in self._topics.texts], bool)[topic]
         batched &= self._generation >= 5
         if inner.any() or batched.any():
             properties = text.Properties(batch)
@@ -387,7 +388,7 @@ class Surveyor:
             # Without a word from topics.json or a folder: the flag, and both numbers fit.
             inner &= (ranges[0] == first) & (ranges[1] > 1)
             self.survey.inner_batch_topics.update(
-                os.fsdecode(self._topics.texts[one]) for one in np.unique(topic[inner]))
+                os.fsdecode(self._topics.texts[number]) for number in np.unique(topic[inner]))
             if self._generation >= 5:
                 first = np.where(batched, ranges[0], first)
                 count = np.where(batched | inner, ranges[1], count)
@@ -397,7 +398,7 @@ class Surveyor:
         if further is not None:
             columns = [np.concatenate(pair) for pair in zip(columns, further, strict=True)]
             order = np.argsort(columns[3], kind="stable")
-            columns = [one[order] for one in columns]
+            columns = [column[order] for column in columns]
         self.survey.runs.add(*columns)
 
     def _further(self, batch: Batch, rowed: Array, properties: text.Properties | None) -> tuple[

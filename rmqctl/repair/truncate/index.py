@@ -105,7 +105,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, before: HeaderRecor
         return None
     table, freed = _led_back(index, count)
     if count == 0:
-        made = _empty(before, generation)
+        new_header = _empty(before, generation)
     else:
         last = index.entry(count)
         assert last is not None
@@ -114,16 +114,16 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, before: HeaderRecor
             cut.notes.append(f"{name}: the message of its last entry, at physical offset "
                              f"{last.physical_offset}, cannot be read; the time its header ends "
                              "with is exact to a second only")
-        made = HeaderRecord(
+        new_header = HeaderRecord(
             header.begin_timestamp, when if record is None else record.store_timestamp,
             header.begin_phy_offset, last.physical_offset,
             max(0, header.hash_slot_count - freed), count + 1)
-    pieces = [Piece.of(0, layout.build_header(made)), *_slot_pieces(index, table),
+    pieces = [Piece.of(0, layout.build_header(new_header)), *_slot_pieces(index, table),
               *_entry_piece(index, count)]
     cut.steps.append(Patch(name, tuple(pieces)))
     cut.actions.append(Action("truncate", name, _entries(header.entries), _entries(count),
                               "entries of messages that are cut"))
-    return made
+    return new_header
 
 
 def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
@@ -150,7 +150,7 @@ def _was_made(store: Store, file: StoreFile, before: HeaderRecord | None, to: in
         return True
     behind = before.end_phy_offset + record.total_size
     if log.is_blank_at(behind) or log.file_of(behind) is None:
-        behind = next((one.base for one in log.files if one.base >= behind), to)
+        behind = next((file.base for file in log.files if file.base >= behind), to)
     return behind < to
 
 
@@ -171,11 +171,11 @@ def _kept(index: IndexFile, to: int) -> tuple[int, int]:
     """(how many entries are kept, the store time the last of them tells)."""
     entries = min(index.header.entries, max(index.shape.capacity, 0))
     for first, page in _pages(index, entries):
-        kept = np.flatnonzero(page["physical_offset"] < to)
-        if len(kept):
-            at = int(kept[-1])
-            when = index.header.begin_timestamp + 1000 * int(page["time_diff"][at])
-            return first + at, min(when, index.header.end_timestamp)
+        before = np.flatnonzero(page["physical_offset"] < to)
+        if len(before):
+            last = int(before[-1])
+            when = index.header.begin_timestamp + 1000 * int(page["time_diff"][last])
+            return first + last, min(when, index.header.end_timestamp)
     return 0, 0
 
 
@@ -201,8 +201,9 @@ def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
         freed += int(np.count_nonzero(previous[:max(0, entries + 1 - low)] <= 0))
         over = np.flatnonzero(table >= low)
         while len(over):
-            at = table[over] - low
-            linked = np.where(at < len(previous), previous[np.minimum(at, len(previous) - 1)], 0)
+            place = table[over] - low
+            linked = np.where(place < len(previous), previous[np.minimum(place, len(previous) - 1)],
+                              0)
             # A sound link leads to an older entry; anything else ends the chain.
             table[over] = np.where((linked > 0) & (linked < table[over]), linked, 0)
             over = over[table[over] >= low]

@@ -113,15 +113,15 @@ def _tail(files: list[StoreFile], dtype: np.dtype[Any], to: int) -> _Tail | None
     for base, page in _backwards(files, dtype):
         used = used or base + len(page) * dtype.itemsize
         valid = (page["physical_offset"] >= 0) & (page["size"] > 0)
-        kept = np.flatnonzero(valid & (page["physical_offset"] < to))
-        first = int(kept[-1]) + 1 if len(kept) else 0
+        before = np.flatnonzero(valid & (page["physical_offset"] < to))
+        first = int(before[-1]) + 1 if len(before) else 0
         gone = page[first:][valid[first:]]
         newest = gone[-1] if newest is None and len(gone) else newest
         linked = gone["tags_code"][gone["tags_code"] <= consume_queue_ext.MAX_ADDRESS]
         if len(linked):
             least = int(linked.min())
             address = least if address is None else min(address, least)
-        if len(kept):
+        if len(before):
             end, last = base + first * dtype.itemsize, page[first - 1]
             break
     return None if newest is None else _Tail(end, last, used, newest, address)
@@ -134,17 +134,17 @@ def _backwards(files: list[StoreFile], dtype: np.dtype[Any],
     ``until``: only rows in front of this byte of the queue.
     """
     size = dtype.itemsize
-    for one in reversed(files):
-        if until is not None and one.base >= until:
+    for file in reversed(files):
+        if until is not None and file.base >= until:
             continue
-        with FileSource(one.path) as source:
-            count = min(-(-used_size(source) // size), one.size // size)
+        with FileSource(file.path) as source:
+            count = min(-(-used_size(source) // size), file.size // size)
             if until is not None:
-                count = min(count, (until - one.base) // size)
+                count = min(count, (until - file.base) // size)
             while count > 0:
                 first = max(0, count - _PAGE_ROWS)
                 data = source.read(first * size, (count - first) * size)
-                yield one.base + first * size, np.frombuffer(
+                yield file.base + first * size, np.frombuffer(
                     data[:len(data) - len(data) % size], dtype)
                 count = first
 
@@ -153,13 +153,13 @@ def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[
           tail: _Tail, ended: int) -> None:
     """The steps for one queue's files, the last one first."""
     end = tail.end or 0
-    for one in reversed(files):
-        if one.base >= end:
-            cut.steps.append(MoveAside(target(store, one.path)))
-        elif one.base < end < tail.used and end < one.end:
-            until = min(tail.used, one.end)
-            cut.steps.append(Patch(target(store, one.path),
-                                   (Piece(end - one.base, until - end),)))
+    for file in reversed(files):
+        if file.base >= end:
+            cut.steps.append(MoveAside(target(store, file.path)))
+        elif file.base < end < tail.used and end < file.end:
+            until = min(tail.used, file.end)
+            cut.steps.append(Patch(target(store, file.path),
+                                   (Piece(end - file.base, until - end),)))
     cut.actions.append(Action(
         "truncate", f"{folder}/{key[0]}/{key[1]}", f"queue offset {ended}",
         f"queue offset {cut.next_offsets[key]}", "rows of messages that are cut"))
@@ -178,16 +178,16 @@ def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[Stor
     if end is None:
         return
     done = False
-    for one in reversed(files):
-        if one.base >= end:
-            cut.steps.append(MoveAside(target(store, one.path)))
+    for file in reversed(files):
+        if file.base >= end:
+            cut.steps.append(MoveAside(target(store, file.path)))
             done = True
-        elif one.base < end < one.end:
-            with FileSource(one.path) as source:
+        elif file.base < end < file.end:
+            with FileSource(file.path) as source:
                 used = used_size(source)
-            if one.base + used > end:
-                cut.steps.append(Patch(target(store, one.path),
-                                       (Piece(end - one.base, one.base + used - end),)))
+            if file.base + used > end:
+                cut.steps.append(Patch(target(store, file.path),
+                                       (Piece(end - file.base, file.base + used - end),)))
                 done = True
     if done:
         cut.actions.append(Action(
@@ -199,13 +199,13 @@ def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) 
     """The byte behind the last unit that is kept; None where none of the rows cut had one."""
     last = None if tail.end is None else _last_address(queue_files, tail.end)
     if last is not None:
-        at = consume_queue_ext.byte_offset(last)
-        for one in files:
-            if one.base <= at < one.end:
-                with FileSource(one.path) as source:
-                    data = source.read(at - one.base, consume_queue_ext.MAX_SIZE)
+        position = consume_queue_ext.byte_offset(last)
+        for file in files:
+            if file.base <= position < file.end:
+                with FileSource(file.path) as source:
+                    data = source.read(position - file.base, consume_queue_ext.MAX_SIZE)
                 try:
-                    return at + consume_queue_ext.decode(data).size
+                    return position + consume_queue_ext.decode(data).size
                 except FormatError:
                     break
     if tail.first_address is not None:

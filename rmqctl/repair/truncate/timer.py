@@ -60,21 +60,21 @@ def cut_timer(store: Store, to: int, next_row: int | None) -> TimerCut:
 
 def _pages(files: list[StoreFile]) -> Iterator[tuple[int, Array]]:
     """(place in the timer log, units) page by page from the end."""
-    for one in reversed(files):
-        with FileSource(one.path) as source:
-            count = min(-(-used_size(source) // UNIT_SIZE), one.size // UNIT_SIZE)
+    for file in reversed(files):
+        with FileSource(file.path) as source:
+            count = min(-(-used_size(source) // UNIT_SIZE), file.size // UNIT_SIZE)
             while count > 0:
                 first = max(0, count - _PAGE_UNITS)
                 data = source.read(first * UNIT_SIZE, (count - first) * UNIT_SIZE)
-                yield one.base + first * UNIT_SIZE, np.frombuffer(
+                yield file.base + first * UNIT_SIZE, np.frombuffer(
                     data[:len(data) - len(data) % UNIT_SIZE], timer_log.dtype())
                 count = first
 
 
 def _sound(units: Array) -> Array:
     """The test a broker's recovery makes of a unit; the end mark of a file fails it."""
-    found: Array = (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
-    return found
+    sound: Array = (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
+    return sound
 
 
 def _kept_end(files: list[StoreFile], to: int) -> int | None:
@@ -82,24 +82,24 @@ def _kept_end(files: list[StoreFile], to: int) -> int | None:
     gone = 0
     for base, units in _pages(files):
         sound = _sound(units)
-        kept = np.flatnonzero(sound & (units["physical_offset"] < to))
-        first = int(kept[-1]) + 1 if len(kept) else 0
+        before = np.flatnonzero(sound & (units["physical_offset"] < to))
+        first = int(before[-1]) + 1 if len(before) else 0
         gone += int(np.count_nonzero(sound[first:]))
-        if len(kept):
+        if len(before):
             return base + first * UNIT_SIZE if gone else None
     return files[0].base if gone else None
 
 
 def _cut_log(cut: TimerCut, store: Store, files: list[StoreFile], end: int) -> None:
-    for one in reversed(files):
-        if one.base >= end:
-            cut.steps.append(MoveAside(target(store, one.path)))
-        elif one.base < end < one.end:
-            with FileSource(one.path) as source:
-                used = one.base + used_size(source)
+    for file in reversed(files):
+        if file.base >= end:
+            cut.steps.append(MoveAside(target(store, file.path)))
+        elif file.base < end < file.end:
+            with FileSource(file.path) as source:
+                used = file.base + used_size(source)
             if used > end:
-                cut.steps.append(Patch(target(store, one.path),
-                                       (Piece(end - one.base, used - end),)))
+                cut.steps.append(Patch(target(store, file.path),
+                                       (Piece(end - file.base, used - end),)))
     cut.actions.append(Action("truncate", "timerlog", files[-1].end, end,
                               "units of messages that are cut"))
 
@@ -145,13 +145,13 @@ def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Arra
     deletes = (units["magic"] & timer_log.MAGIC_DELETE) != 0
     over = touched[last[touched] >= low]
     while len(over):
-        at, rest = np.divmod(last[over] - base, UNIT_SIZE)
-        inside = (rest == 0) & (at < len(units))
-        at = np.where(inside, at, 0)
-        inside &= sound[at]
+        unit, rest = np.divmod(last[over] - base, UNIT_SIZE)
+        inside = (rest == 0) & (unit < len(units))
+        unit = np.where(inside, unit, 0)
+        inside &= sound[unit]
         # A sound link leads to an older unit; anything else ends the chain.
-        linked = np.where(inside & (previous[at] < last[over]), previous[at], -1)
-        count[over] -= np.where(inside, np.where(deletes[at], -1, 1), 0)
+        linked = np.where(inside & (previous[unit] < last[over]), previous[unit], -1)
+        count[over] -= np.where(inside, np.where(deletes[unit], -1, 1), 0)
         last[over] = linked
         over = over[linked >= low]
 
@@ -161,14 +161,15 @@ def _cut_progress(cut: TimerCut, store: Store, end: int | None, next_row: int | 
     check = load_one(store, TIMERCHECK).main.value
     if not isinstance(check, TimerCheckRecord):
         return
-    made = check
+    changed = check
     if end is not None:
-        made = made._replace(last_timer_log_flush_pos=min(made.last_timer_log_flush_pos, end))
+        changed = changed._replace(last_timer_log_flush_pos=min(changed.last_timer_log_flush_pos,
+                                                                end))
     if next_row is not None:
-        made = made._replace(
-            last_timer_queue_offset=min(made.last_timer_queue_offset, next_row),
-            master_timer_queue_offset=min(made.master_timer_queue_offset, next_row))
-    if made == check:
+        changed = changed._replace(
+            last_timer_queue_offset=min(changed.last_timer_queue_offset, next_row),
+            master_timer_queue_offset=min(changed.master_timer_queue_offset, next_row))
+    if changed == check:
         return
     path = store.path("config", TIMERCHECK)
     try:
@@ -177,7 +178,7 @@ def _cut_progress(cut: TimerCut, store: Store, end: int | None, next_row: int | 
     except StoreIOError as error:
         cut.notes.append(f"{error}; it stays as it is")
         return
-    data = timer_check.build(made)[:size]
+    data = timer_check.build(changed)[:size]
     cut.steps.append(Patch(target(store, path), (Piece.of(0, data),)))
     cut.actions.append(Action("set back", target(store, path), check.last_timer_queue_offset,
-                              made.last_timer_queue_offset, "is ahead of the timer's messages"))
+                              changed.last_timer_queue_offset, "is ahead of the timer's messages"))

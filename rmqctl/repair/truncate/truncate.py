@@ -62,7 +62,7 @@ def truncate(store: Store, to: int, generation: int,
     read behind the cut. Writes nothing. StoreIOError.
     """
     store.layout.require_writable(store.root)
-    at = border(store, to)
+    cut_at = border(store, to)
     progress = ConsumerProgress.of(store)
     behind = messages_behind(store, to, progress, step)
     log_steps, log_actions = cut_log(store, to)
@@ -71,45 +71,45 @@ def truncate(store: Store, to: int, generation: int,
     index = cut_index(store, to, generation)
     steps = [*log_steps, *queues.steps, *timer.steps, *index.steps]
     actions = [*log_actions, *queues.actions, *timer.actions, *index.actions]
-    _set_back_checkpoint(store, at, index.full_until, steps, actions)
+    _set_back_checkpoint(store, cut_at, index.full_until, steps, actions)
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
              *queues.notes, *timer.notes, *index.notes, *_left_as_is(store, to)]
     table = {f"{topic}-{queue}": end for (topic, queue), end in queues.next_offsets.items() if end}
     plan = Plan("truncate", store.root, tuple(actions), tuple(steps), tuple(behind.listed), table,
                 tuple(notes))
-    return Truncation(plan, at.log_end, behind.count, dict(behind.by_topic.most_common()))
+    return Truncation(plan, cut_at.log_end, behind.count, dict(behind.by_topic.most_common()))
 
 
-def _set_back_checkpoint(store: Store, at: Border, full_until: int | None, steps: list[Step],
+def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, steps: list[Step],
                          actions: list[Action]) -> None:
     """Times and offsets of the checkpoint must not be ahead of the log.
 
     A broker takes what was stored before its times for safe, and would walk too little.
     """
-    found = store.checkpoint
-    if found is None:
+    checkpoint = store.checkpoint
+    if checkpoint is None:
         return
-    last = at.store_timestamp or 0
-    index = min(found.index_msg_timestamp, last)
-    made = found._replace(
-        physic_msg_timestamp=min(found.physic_msg_timestamp, last),
-        logics_msg_timestamp=min(found.logics_msg_timestamp, last),
+    last = cut_at.store_timestamp or 0
+    index = min(checkpoint.index_msg_timestamp, last)
+    changed = checkpoint._replace(
+        physic_msg_timestamp=min(checkpoint.physic_msg_timestamp, last),
+        logics_msg_timestamp=min(checkpoint.logics_msg_timestamp, last),
         index_msg_timestamp=index if full_until is None else min(index, full_until),
-        master_flushed_offset=min(found.master_flushed_offset, at.offset),
-        confirm_phy_offset=min(found.confirm_phy_offset, at.offset))
-    if made == found:
+        master_flushed_offset=min(checkpoint.master_flushed_offset, cut_at.offset),
+        confirm_phy_offset=min(checkpoint.confirm_phy_offset, cut_at.offset))
+    if changed == checkpoint:
         return
     with FileSource(store.path("checkpoint")) as source:
         size = min(source.size, layout.CHECKPOINT.size)
-    steps.append(Patch("checkpoint", (Piece.of(0, layout.build(made)[:size]),)))
-    actions.append(Action("set back", "checkpoint", _changed_fields(found, made),
-                          _changed_fields(made, found), "is ahead of the log"))
+    steps.append(Patch("checkpoint", (Piece.of(0, layout.build(changed)[:size]),)))
+    actions.append(Action("set back", "checkpoint", _changed_fields(checkpoint, changed),
+                          _changed_fields(changed, checkpoint), "is ahead of the log"))
 
 
-def _changed_fields(one: CheckpointRecord, other: CheckpointRecord) -> str:
+def _changed_fields(first: CheckpointRecord, other: CheckpointRecord) -> str:
     """The fields in which a record differs from another."""
-    mine, theirs = one._asdict(), other._asdict()
-    return ", ".join(f"{name.split('_')[0]} {value}" for name, value in mine.items()
+    own, theirs = first._asdict(), other._asdict()
+    return ", ".join(f"{name.split('_')[0]} {value}" for name, value in own.items()
                      if value != theirs[name])
 
 
@@ -130,12 +130,12 @@ def _left_as_is(store: Store, to: int) -> list[str]:
 def _damage_before(store: Store, to: int) -> int | None:
     """The first damage in the files a broker's recovery may look at after the cut."""
     log = store.log
-    kept = [number for number, one in enumerate(log.files) if one.base < to]
-    for number in kept[-_RECOVERED:]:
-        one = log.files[number]
-        if number and log.files[number - 1].end != one.base and number != kept[-_RECOVERED:][0]:
+    numbers = [number for number, file in enumerate(log.files) if file.base < to]
+    for number in numbers[-_RECOVERED:]:
+        file = log.files[number]
+        if number and log.files[number - 1].end != file.base and number != numbers[-_RECOVERED:][0]:
             return log.files[number - 1].end
-        for batch in Walk(log.source(number), 0, min(one.size, to - one.base)):
+        for batch in Walk(log.source(number), 0, min(file.size, to - file.base)):
             bad = (~batch.crc_ok()).nonzero()[0]
             places = [int(batch.offset[bad[0]])] if len(bad) else []
             places += [span.offset for span in batch.spans
@@ -177,16 +177,17 @@ def border(store: Store, to: int) -> Border:
     if to < log.min_offset:
         raise RefusedError(f"physical offset {to} lies before the log, which begins at "
                            f"{log.min_offset}")
-    found = find_end(store)
-    for trouble in found.troubles:
+    log_end = find_end(store)
+    for trouble in log_end.troubles:
         raise RefusedError(f"{trouble.path}: {trouble.reason}; where the log ends is unknown")
-    if to > found.offset:
+    if to > log_end.offset:
         raise RefusedError(f"physical offset {to} lies beyond the end of the log at "
-                           f"{found.offset}")
+                           f"{log_end.offset}")
     # The file that holds it, or ends there.
-    number = next((at for at, one in enumerate(log.files) if one.base <= to < one.end), None)
+    number = next((index for index, file in enumerate(log.files) if file.base <= to < file.end),
+                  None)
     if number is None:
-        number = next((at for at, one in enumerate(log.files) if one.end == to), None)
+        number = next((index for index, file in enumerate(log.files) if file.end == to), None)
     if number is None:
         raise RefusedError(f"physical offset {to} lies in a part of the log that has no file")
     source = log.source(number)
@@ -203,7 +204,7 @@ def border(store: Store, to: int) -> Border:
             if len(batch):
                 last = int(batch.offset[-1]), int(batch.column("store_timestamp")[-1])
     before, when = last if last is not None else (None, None)
-    return Border(to, found.offset, before, when)
+    return Border(to, log_end.offset, before, when)
 
 
 def refuse_overlaps(store: Store) -> None:
@@ -212,10 +213,10 @@ def refuse_overlaps(store: Store) -> None:
     Which of them a broker reads depends on the order of its folders, so no cut is safe.
     """
     files = store.log.files
-    for one, other in pairwise(files):
-        if one.end > other.base:
-            raise RefusedError(f"{other.path}: begins at {other.base}, but {one.path} ends at "
-                               f"{one.end}; which of the two belongs to the log is unclear")
+    for first, other in pairwise(files):
+        if first.end > other.base:
+            raise RefusedError(f"{other.path}: begins at {other.base}, but {first.path} ends at "
+                               f"{first.end}; which of the two belongs to the log is unclear")
 
 
 def _borders_around(walk: Walk, to: int,
@@ -226,14 +227,14 @@ def _borders_around(walk: Walk, to: int,
     for batch in walk:
         places = [side for span in batch.spans for side in (span.offset, span.end)]
         if len(batch):
-            at = int(np.searchsorted(batch.offset, to))
-            places += batch.offset[max(at - 1, 0):at + 1].tolist()
-            if at:
-                start = int(batch.offset[at - 1])
-                places.append(start + int(batch.column("total_size")[at - 1]))
-                last = start, int(batch.column("store_timestamp")[at - 1])
-        below = max([below, *(one for one in places if one <= to)])
-        above = min([above, *(one for one in places if one > to)])
+            row = int(np.searchsorted(batch.offset, to))
+            places += batch.offset[max(row - 1, 0):row + 1].tolist()
+            if row:
+                start = int(batch.offset[row - 1])
+                places.append(start + int(batch.column("total_size")[row - 1]))
+                last = start, int(batch.column("store_timestamp")[row - 1])
+        below = max([below, *(place for place in places if place <= to)])
+        above = min([above, *(place for place in places if place > to)])
     return below, above, last
 
 
@@ -248,22 +249,22 @@ def cut_log(store: Store, to: int) -> Planned:
     wiped: list[Step] = []
     actions: list[Action] = []
     size = store.log.file_size
-    for one in store.log.files:
-        name = target(store, one.path)
-        if one.base > to:
+    for file in store.log.files:
+        name = target(store, file.path)
+        if file.base > to:
             moved.append(MoveAside(name))
-            actions.append(Action("move aside", name, one.size, None,
+            actions.append(Action("move aside", name, file.size, None,
                                   f"begins beyond physical offset {to}"))
             continue
-        if not one.base <= to < one.base + size:
+        if not file.base <= to < file.base + size:
             continue
-        at = to - one.base
-        source = store.log.source(store.log.files.index(one))
-        used = max(used_size(source), at)
-        until = max(used, size if one.size < size else 0)
-        if until > at:
-            wiped.append(Patch(name, (Piece(at, until - at),)))
-            actions.append(Action("truncate", name, used, at, "what follows is wiped"))
+        position = to - file.base
+        source = store.log.source(store.log.files.index(file))
+        used = max(used_size(source), position)
+        until = max(used, size if file.size < size else 0)
+        if until > position:
+            wiped.append(Patch(name, (Piece(position, until - position),)))
+            actions.append(Action("truncate", name, used, position, "what follows is wiped"))
     # The last file goes first: what an interruption leaves is a log without a hole.
     return [*reversed(moved), *wiped], actions
 
@@ -290,7 +291,7 @@ def messages_behind(store: Store, to: int, progress: ConsumerProgress,
     cut = MessagesBehind()
     topics = text.Dictionary()
     for batch in _frames(store, to):
-        cut.damaged += sum(one.kind == DAMAGED for one in batch.spans)
+        cut.damaged += sum(span.kind == DAMAGED for span in batch.spans)
         if len(batch):
             _take(cut, batch, topics, progress)
             if step is not None:
@@ -300,9 +301,9 @@ def messages_behind(store: Store, to: int, progress: ConsumerProgress,
 
 def _frames(store: Store, to: int) -> Iterator[Batch]:
     """All frames from the border ``to`` on, damage right behind it included."""
-    for number, one in enumerate(store.log.files):
-        if one.end > to:
-            yield from Walk(store.log.source(number), max(0, to - one.base))
+    for number, file in enumerate(store.log.files):
+        if file.end > to:
+            yield from Walk(store.log.source(number), max(0, to - file.base))
 
 
 def _take(cut: MessagesBehind, batch: Batch, topics: text.Dictionary,
@@ -310,15 +311,16 @@ def _take(cut: MessagesBehind, batch: Batch, topics: text.Dictionary,
     intact = batch.crc_ok()
     cut.damaged += int(len(batch) - np.count_nonzero(intact))
     topic = topics.encode(text.topics(batch))
-    names = [os.fsdecode(one) for one in topics.texts]
+    names = [os.fsdecode(topic) for topic in topics.texts]
     for number, count in zip(*np.unique(topic[intact], return_counts=True), strict=True):
         cut.by_topic[names[int(number)]] += int(count)
     cut.count += int(np.count_nonzero(intact))
     queue_id, offset = batch.column("queue_id"), batch.column("queue_offset")
     if SCHEDULE_TOPIC in cut.by_topic:
-        mine = intact & (topic == topics.number(SCHEDULE_TOPIC.encode()))
-        next_due = np.array([progress.delayed.get(one, 0) for one in queue_id.tolist()], np.int64)
-        cut.pending_delay += int(np.count_nonzero(mine & (offset >= next_due)))
+        delayed = intact & (topic == topics.number(SCHEDULE_TOPIC.encode()))
+        next_due = np.array([progress.delayed.get(number, 0) for number in queue_id.tolist()],
+                            np.int64)
+        cut.pending_delay += int(np.count_nonzero(delayed & (offset >= next_due)))
     if progress.delayed:
         cut.delivered_delay += _from_delay(batch, intact, topic, topics)
     kind = batch.column("sys_flag") & TRANSACTION_MASK
@@ -327,8 +329,8 @@ def _take(cut: MessagesBehind, batch: Batch, topics: text.Dictionary,
         topic, queue_id, offset, batch.offset, batch.column("total_size"),
         batch.column("store_timestamp"))]
     room = MOST_LISTED - len(cut.listed)
-    for at in np.flatnonzero(intact)[:room].tolist():
-        number, queue, row, physical, size, when = (column[at] for column in columns)
+    for index in np.flatnonzero(intact)[:room].tolist():
+        number, queue, row, physical, size, when = (column[index] for column in columns)
         cut.listed.append(Lost(names[number], queue, row, physical, size, when, when,
                                by="record"))
 
@@ -379,11 +381,11 @@ def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict
 def _too_far(progress: ConsumerProgress, next_offsets: dict[QueueKey, int]) -> list[str]:
     """Consumers that are ahead of what is left of their queue."""
     ahead: dict[str, list[str]] = {}
-    for one in progress.everybody():
-        end = next_offsets.get((one.topic, one.queue_id))
-        if end is not None and one.offset > end:
-            ahead.setdefault(f"{one.group}, {one.topic}", []).append(
-                f"queue {one.queue_id}: {one.offset} of {end}")
+    for commit in progress.everybody():
+        end = next_offsets.get((commit.topic, commit.queue_id))
+        if end is not None and commit.offset > end:
+            ahead.setdefault(f"{commit.group}, {commit.topic}", []).append(
+                f"queue {commit.queue_id}: {commit.offset} of {end}")
     return [f"the offset of {who} is then ahead of the queue ({named(places)}): messages that "
             "come there are skipped until the offset is reached, or reset"
             for who, places in sorted(ahead.items())]
