@@ -5,7 +5,7 @@ consume queue from the messages (tiered.md §4, §8.3, §8.4, §17.6).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import IO
@@ -20,6 +20,7 @@ from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import Create, FileContent, Lost, MoveAside, Patch, Replace, Step
 from rmqctl.scan.overlay import Piece
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
+from rmqctl.tiered.recover.damaged import Patched, find_damaged, with_units
 from rmqctl.tiered.recover.survey import (
     PHYSICAL_OFFSET,
     Shifted,
@@ -137,10 +138,13 @@ class QueueRecovery:
         # Messages that lie at another place than they say.
         if self._changes and surveyed.shifted:
             surveyed = self._close_up(surveyed)
-            self._correct_offsets(surveyed)
+        # Records that are damaged: mended where that can be proven, else given a unit.
+        bounds: list[tuple[int, int, int]] = []
+        if self._changes:
+            surveyed, bounds = self._mend(surveyed)
         log = surveyed.log
         # Units: which queue offsets have one, or get one from their message.
-        units = Units(log, rows, Expected(surveyed.rows))
+        units = Units(log, rows, Expected(surveyed.rows), bounds)
         if self._changes:
             units.fill(before=not self._drop, behind=not self._drop)
         # The files of the consume queue.
@@ -233,9 +237,30 @@ class QueueRecovery:
         self._out.view = queue
         return again
 
-    def _correct_offsets(self, surveyed: Survey) -> None:
-        """Patches the messages that lie at another place than they say."""
-        by_segment: dict[str, list[Piece]] = {}
+    def _mend(self, surveyed: Survey) -> tuple[Survey, list[tuple[int, int, int]]]:
+        """(the survey with units that lead to what stays damaged, the bounds of these): records
+        are patched that can be mended, and messages that lie at another place than they say.
+        """
+        name, out = self._queue.name, self._out
+        damaged = find_damaged(surveyed, name)
+        mended = {} if any(isinstance(step, Replace) for step in out.steps) else damaged.mended
+        if mended:
+            log = replace(surveyed.log, reader=Patched(surveyed.log.reader, mended))
+            out.view = FlatQueue(name, log, self._queue.consume_queue)
+            path = os.path.join(self._folder, "rows-mended")
+            surveyed = survey(out.view, log, path)
+            remove_file(path)
+            damaged = find_damaged(surveyed, name)
+        self._patch(surveyed, mended)
+        if damaged.units:
+            path = os.path.join(self._folder, "rows-with-units")
+            surveyed.rows = with_units(surveyed, damaged.units, path)
+            remove_file(path)
+        return surveyed, damaged.bounds
+
+    def _patch(self, surveyed: Survey, mended: Mapping[str, Sequence[Piece]]) -> None:
+        """Patches ``mended`` records, and the messages that lie at another place than they say."""
+        by_segment = {path: list(pieces) for path, pieces in mended.items()}
         for shifted in surveyed.shifted:
             segment = surveyed.log.segment_of(shifted.position)
             if segment is None or not segment.name_ok:
@@ -244,9 +269,17 @@ class QueueRecovery:
                 shifted.position - segment.base + PHYSICAL_OFFSET.offset,
                 shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big")))
         for path, pieces in by_segment.items():
-            self._out.act(Patch(path, tuple(pieces)), "put places right", len(pieces), None,
-                          "a block was written again after a part of itself: these messages say "
-                          "another place than theirs")
+            why = []
+            if path in mended:
+                why.append("what is damaged of records is known from the rest of them and from "
+                           f"their queue: {len(mended[path])}")
+            if len(pieces) > len(mended.get(path, ())):
+                why.append("a block was written again after a part of itself: these messages say "
+                           "another place than theirs")
+            pieces.sort(key=lambda piece: piece.at)
+            self._out.act(Patch(path, tuple(pieces)),
+                          "mend records" if path in mended else "put places right", len(pieces),
+                          None, "; ".join(why))
 
     def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
         """What the log's segments will be; ``end``: behind the last byte that a unit leads to."""
@@ -383,6 +416,9 @@ def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None
     if surveyed.damaged:
         yield (f"{where}: {surveyed.damaged} bytes of the commit log are no message; they stay "
                f"(from {surveyed.spans[0].offset} on)")
+    if units.damaged:
+        yield (f"{where}: of {plural(units.damaged, 'queue offset')} from {units.first_damaged} on "
+               "only damaged bytes are left; their units lead there, a broker passes over them")
     beyond = sum(part.beyond for part in surveyed.segments)
     if beyond:
         yield (f"{where}: {plural(beyond, 'message')} beyond the start of the next segment, where "

@@ -75,6 +75,9 @@ class Survey:
     spans: list[Span] = field(default_factory=list)
     foreign: int = 0
     bad_crc: int = 0
+    odd: list[tuple[int, int]] = field(default_factory=list)
+    """(position, size) of the first whole records that are no rows: they say another queue, or
+    another queue offset than the next, with a body that is not whole."""
     misplaced: list[tuple[Segment, int]] = field(default_factory=list)
     """Segments all of whose messages say that it begins elsewhere, and where."""
 
@@ -183,6 +186,8 @@ class _Reading:
             before = np.concatenate([np.array([self._last], np.int64), offset[:-1]])
             good &= crc | (offset == before + 1)
         good &= offset >= 0
+        for row in np.flatnonzero(~good)[:_MOST_SPANS - len(found.odd)].tolist():
+            found.odd.append((int(rows["position"][row]), int(rows["size"][row])))
         kept: Array = rows[good]
         if len(kept):
             self._last = int(kept["queue_offset"][-1])
@@ -212,8 +217,8 @@ class _Reading:
             return
         shifted = find_shifted(source, start - source.base, length, self._name, self._last)
         moved = {away.position - away.says for away in shifted}
-        if shifted and not about.messages and len(moved) == 1 and not surveyed.shifted and (
-                shifted[0].position == about.segment.base == start):
+        if len(moved) == 1 and not surveyed.shifted and length == about.segment.usable and (
+                shifted[0].position == start):
             surveyed.misplaced.append((about.segment, shifted[0].says))
             shifted = []
         surveyed.shifted += shifted

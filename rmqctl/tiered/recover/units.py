@@ -55,9 +55,9 @@ class Expected:
             self.repeated = len(rows) - len(self.offsets)
         else:
             self.offsets = offsets
-        breaks = _breaks(self.offsets)
-        starts = np.concatenate([np.zeros(min(len(self.offsets), 1), np.int64), breaks])
-        ends = np.append(breaks, len(self.offsets))[:len(starts)] - 1
+        borders = breaks(self.offsets)
+        starts = np.concatenate([np.zeros(min(len(self.offsets), 1), np.int64), borders])
+        ends = np.append(borders, len(self.offsets))[:len(starts)] - 1
         self.runs = [Run(int(one), int(other) + 1) for one, other in zip(
             self.offsets[starts], self.offsets[ends], strict=True)]
 
@@ -85,7 +85,7 @@ def _ascends(offsets: Array) -> bool:
                for at in range(0, len(offsets) - 1, step))
 
 
-def _breaks(offsets: Array) -> Array:
+def breaks(offsets: Array) -> Array:
     """Where a value is not the one before plus one."""
     step = 1 << 20
     found = [np.flatnonzero(np.diff(offsets[at:at + step + 1]) != 1) + at + 1
@@ -107,8 +107,11 @@ class Counts:
 class Units:
     """The units of a queue: what is there of them, and what has to be."""
 
-    def __init__(self, log: FlatFile, queue: FlatFile, expected: Expected) -> None:
+    def __init__(self, log: FlatFile, queue: FlatFile, expected: Expected,
+                 damaged: Sequence[tuple[int, int, int]] = ()) -> None:
         self.log, self.queue, self.expected = log, queue, expected
+        self._damaged: Array = np.array(sorted(damaged), np.int64).reshape(-1, 3)
+        """Queue offsets whose messages are damaged, with the start and the end of their bytes."""
         self.counts = Counts()
         self.cut = 0
         """Units at the end that lead to nothing, and are left out."""
@@ -118,6 +121,15 @@ class Units:
                       for one in queue.segments}
         self._trim()
         self.runs = self._runs()
+
+    @property
+    def damaged(self) -> int:
+        """Queue offsets of which damaged bytes are all that is left."""
+        return len(self._damaged)
+
+    @property
+    def first_damaged(self) -> int:
+        return int(self._damaged[0, 0])
 
     # -- what is there ----------------------------------------------------------------------------
 
@@ -157,6 +169,16 @@ class Units:
             if good.all():
                 break
         return good
+
+    def _leads_to_damage(self, first: int, units: Array) -> Array:
+        """Whether units lead to the damaged bytes that have to be those of their messages."""
+        inside: Array = np.zeros(len(units), bool)
+        low, high = np.searchsorted(self._damaged[:, 0], (first, first + len(units)))
+        for queue_offset, start, stop in self._damaged[low:high].tolist():
+            offset, size, _ = units[queue_offset - first].tolist()
+            inside[queue_offset - first] = start <= offset and size >= message.MIN_SIZE and (
+                offset + size <= stop)
+        return inside
 
     def _leads_inside(self, units: Array) -> Array:
         """Whether units lead to bytes that are there, or that expired."""
@@ -230,7 +252,8 @@ class Units:
         first = self.expected.offsets[0] if len(self.expected.offsets) else 1 << 62
         expired = there & ~sound & (offset >= 0) & (offset < self.log.start) & (
             np.arange(start, end) < first)
-        wrong = ~sound & ~expired & has
+        stays = there & self._leads_to_damage(start, units)
+        wrong = ~sound & ~expired & ~stays & has
         for name, value in (("commit_log_offset", "position"), ("size", "size"),
                             ("tags_code", "tags_code")):
             units[name][wrong] = rows[value][wrong]
@@ -239,7 +262,7 @@ class Units:
         counts.expired += int(expired.sum())
         counts.wrong += int((wrong & there).sum())
         counts.made += int((wrong & ~there).sum())
-        counts.unknown += int((there & ~sound & ~expired & ~has).sum())
+        counts.unknown += int((there & ~sound & ~expired & (stays | ~has)).sum())
         return units, bool(wrong.any())
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[Array, bool]]:
@@ -251,7 +274,9 @@ class Units:
         """The least and largest store time of the messages of units, `NEVER` for none; whether
         all of them are known.
         """
-        has, rows = self.expected.find(np.arange(start, start + len(units)))
+        numbers = np.arange(start, start + len(units))
+        has, rows = self.expected.find(numbers)
+        has &= ~np.isin(numbers, self._damaged[:, 0])
         if not has.any():
             return NEVER, NEVER, False
         times = rows["store_time"][has]

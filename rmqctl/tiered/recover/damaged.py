@@ -1,0 +1,386 @@
+"""Queue offsets whose records in a queue's commit log are damaged: which bytes are theirs, what of
+them can be mended, and where a unit has to lead so that later ones keep their queue offsets.
+
+A broker uploads a queue without leaving one out (tiered.md §7), so between two messages that are
+whole the log has exactly the records of the queue offsets between. A broker passes over a unit
+whose record has no magic or another size than the unit says (§9.2), and goes on at the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+
+import numpy as np
+
+from rmqctl.files.durable import failed
+from rmqctl.formats.local import message
+from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
+from rmqctl.repair.salvage.filler import MOST
+from rmqctl.repair.salvage.records import (
+    MOST_BODY,
+    bent_heads,
+    extent,
+    field_of,
+    whole_record,
+    with_fields,
+)
+from rmqctl.scan.frames import Array
+from rmqctl.scan.overlay import LogPart, OverlaidSource, Piece
+from rmqctl.scan.source import BytesSource, Source
+from rmqctl.tiered.files.reader import Entry, Reader, close_source
+from rmqctl.tiered.flat_file import FlatFile, QueueName
+from rmqctl.tiered.recover.survey import ROW, Survey
+from rmqctl.tiered.recover.units import breaks
+
+_MOST_STRAYS = 8
+_MOST_HEAD = 1 << 16
+_MOST_TURNED = 8
+"""Bits that a topic may differ in from the queue's and still be taken for it."""
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Queue offsets ``[first, end)`` whose records are not whole: they are the bytes ``[start,
+    stop)`` of the log. ``rows`` are those of the survey that lie there and say another queue
+    offset; ``before`` is the number of the row behind them.
+    """
+
+    first: int
+    end: int
+    start: int
+    stop: int
+    rows: range
+    before: int
+
+
+@dataclass(slots=True)
+class Damaged:
+    """``mended``: pieces by the segment's path. ``units``: what leads to damaged bytes (`ROW`), by
+    number of the row in front of which it comes; ``bounds`` are (queue offset, first byte, end) of
+    the damaged bytes of each, in order.
+    """
+
+    mended: dict[str, list[Piece]] = field(default_factory=dict)
+    units: list[tuple[int, Array]] = field(default_factory=list)
+    bounds: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
+    """What to do for the queue offsets that no whole message has. StoreIOError."""
+    found = Damaged()
+    for lost in lost_offsets(surveyed):
+        first, end, pieces = lost.first, lost.end, _pieces(surveyed, lost)
+        # Records that can be mended, from the front, then from the back.
+        first, pieces = _mend_front(surveyed.log, name, first, end, pieces, found)
+        end, pieces = _mend_back(surveyed.log, name, first, end, pieces, found)
+        if first < end and pieces and 0 < lost.before < len(surveyed.rows):
+            start, stop = pieces[0][0], pieces[-1][1]
+            units = _units(surveyed, first, end, start, stop)
+            if len(units):
+                found.units.append((lost.before, units))
+                found.bounds += [(number, start, stop) for number in range(first, end)]
+    _show_first(surveyed, found)
+    return found
+
+
+def _show_first(surveyed: Survey, found: Damaged) -> None:
+    """Where the log begins with what stays damaged: a broker takes what stands in place of its
+    queue offset for the queue's first one (§2), and would not give out what lies before that.
+    """
+    rows, log = surveyed.rows, surveyed.log
+    segment = log.segment_of(log.start)
+    if not len(rows) or int(rows["position"][0]) == log.start or segment is None or (
+            not segment.name_ok or segment.path in found.mended):
+        return
+    first = int(rows["queue_offset"][0])
+    head = log.read(log.start, message.START_SIZE)
+    if len(head) == message.START_SIZE and field_of(head, "queue_offset") > first:
+        where = message.fixed_field("queue_offset")
+        found.mended[segment.path] = [Piece.of(where.offset, with_fields(
+            head, queue_offset=first)[where.offset:where.offset + where.size])]
+
+
+def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
+    """Where in the log queue offsets are missing between whole messages, in its order."""
+    rows, log = surveyed.rows, surveyed.log
+    if not len(rows):
+        return
+    limits = [0, *breaks(rows["queue_offset"]).tolist(), len(rows)]
+    runs = list(pairwise(limits))
+    number = 0
+    # In front of the first message: a damaged one, or one that says another queue offset.
+    position, first = int(rows["position"][0]), int(rows["queue_offset"][0])
+    if position > log.start and first and len(log.segments) and position <= log.segments[0].end:
+        yield Lost(first - 1, first, log.start, position, range(0), 0)
+    if len(runs) > 1 and runs[0][1] == 1 and position == log.start:
+        lost = _between(surveyed, log.start, None, runs, 0, 1)
+        if lost is not None:
+            yield lost
+            number = 1
+    while number < len(runs):
+        last = runs[number][1] - 1
+        start = int(rows["position"][last] + rows["size"][last])
+        first = int(rows["queue_offset"][last]) + 1
+        best = None
+        for following in range(number + 1, min(number + 2 + _MOST_STRAYS, len(runs))):
+            lost = _between(surveyed, start, first, runs, number + 1, following)
+            is_long = runs[following][1] - runs[following][0] > 1
+            if lost is not None and (best is None or is_long):
+                if best is None or not _goes_on(surveyed, runs, best[0], following):
+                    best = following, lost
+                if is_long:
+                    break
+        if best is None:
+            if number + 2 == len(runs):
+                yield from _last(surveyed, first, start, runs[-1])
+            number += 1
+            continue
+        number = best[0]
+        yield best[1]
+    # Behind the last message: as many as there may be.
+    last = len(rows) - 1
+    first, start = int(rows["queue_offset"][last]) + 1, int(rows["position"][last]
+                                                            + rows["size"][last])
+    room = (log.end - start) // message.MIN_SIZE
+    if room > 0 and not any(right.base > start for _, right in log.gaps()):
+        yield Lost(first, first + room, start, log.end, range(0), len(rows))
+
+
+def _goes_on(surveyed: Survey, runs: Sequence[tuple[int, int]], run: int, following: int) -> bool:
+    """Whether a run can be right where ``following`` is."""
+    rows, last = surveyed.rows, runs[run][1] - 1
+    return _between(surveyed, int(rows["position"][last] + rows["size"][last]),
+                    int(rows["queue_offset"][last]) + 1, runs, run + 1, following) is not None
+
+
+def _between(surveyed: Survey, start: int, first: int | None, runs: Sequence[tuple[int, int]],
+             stray: int, following: int) -> Lost | None:
+    """What is lost from the byte ``start`` up to the run ``following``, if that can be: the runs
+    from ``stray`` on are of one message each, whose queue offset is wrong.
+    """
+    rows = surveyed.rows
+    before = runs[following][0]
+    end, stop = int(rows["queue_offset"][before]), int(rows["position"][before])
+    strays = range(runs[stray][0], before)
+    if first is None:
+        first = end - len(strays)
+        if first < 0 or int(rows["queue_offset"][strays[0]]) == first:
+            return None
+    size = stop - start - int(rows["size"][strays.start:strays.stop].sum())
+    more = end - first - len(strays)
+    if end <= first or more < 0 or (not more and size) or (more and size < (
+            more * message.MIN_SIZE)):
+        return None
+    if more and len(strays) > following - stray:
+        return None  # messages that agree with each other
+    if any(start < left.end and right.base < stop for left, right in surveyed.log.gaps()):
+        return None
+    return Lost(first, end, start, stop, strays, before)
+
+
+def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Iterator[Lost]:
+    """The last message of the log, where it says another queue offset than the next one."""
+    rows = surveyed.rows
+    row = run[0]
+    if run[1] - row != 1 or int(rows["position"][row]) != start:
+        return
+    said, size = int(rows["queue_offset"][row]), int(rows["size"][row])
+    again = np.flatnonzero(rows["queue_offset"][:row] == said)
+    if len(again) and int(rows["size"][again[-1]]) == size:
+        return  # it was uploaded again
+    yield Lost(first, first + 1, start, start + size, range(row, row + 1), row + 1)
+
+
+def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
+    """(start, end, whether it is one record) of the bytes of lost records, in order."""
+    log, rows = surveyed.log, surveyed.rows
+    whole = [(int(rows["position"][row]), int(rows["size"][row])) for row in lost.rows]
+    whole += [one for one in surveyed.odd if lost.start <= one[0] < lost.stop]
+    whole.sort()
+    pieces: list[tuple[int, int, bool]] = []
+    for segment in log.segments:
+        position, stop = max(lost.start, segment.base), min(lost.stop, segment.end)
+        for start, size in chain(whole, ((stop, 0),)):
+            if not position <= start <= stop:
+                continue
+            if position < start and not (start - position == CODA_SIZE and is_coda(
+                    log.read(position, CODA_SIZE))):
+                pieces.append((position, start, False))
+            if size:
+                pieces.append((start, start + size, True))
+            position = start + size
+    return pieces
+
+
+# -- records that can be mended -------------------------------------------------------------------
+
+def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
+                pieces: list[tuple[int, int, bool]], found: Damaged) -> tuple[
+                    int, list[tuple[int, int, bool]]]:
+    """Mends records from the first piece on: (the first queue offset that is left, pieces)."""
+    pieces = list(pieces)
+    while pieces and first < end:
+        start, stop, is_record = pieces[0]
+        size = _mend(log, name, first, start, stop, found, to_end=is_record or (
+            end - first == 1 and len(pieces) == 1))
+        if not size:
+            break
+        first += 1
+        pieces[:1] = [(start + size, stop, False)] if start + size < stop else []
+    return first, pieces
+
+
+def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
+               pieces: list[tuple[int, int, bool]], found: Damaged) -> tuple[
+                   int, list[tuple[int, int, bool]]]:
+    """The same from the last piece back: (the end of the queue offsets that are left, pieces)."""
+    pieces = list(pieces)
+    while len(pieces) > 1 and first < end - 1:
+        start, stop, _ = pieces[-1]
+        if not _mend(log, name, end - 1, start, stop, found, to_end=True):
+            break
+        end -= 1
+        pieces.pop()
+    return end, pieces
+
+
+def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: int,
+          found: Damaged, *, to_end: bool) -> int:
+    """Adds the pieces that make the record at ``start`` whole, which ends at ``stop`` at the latest
+    (``to_end``: just there); its size, 0 where nothing proves it.
+    """
+    segment = log.segment_of(start)
+    if segment is None or not segment.name_ok or stop - start < message.MIN_SIZE or (
+            stop - start > MOST_BODY and to_end):
+        return 0
+    raw = log.read(start, min(stop - start, MOST_BODY))
+    for made in _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end):
+        position = start - segment.base
+        differs = [at for at in range(len(made)) if made[at] != raw[at]]
+        if differs:
+            low, high = differs[0], differs[-1] + 1
+            found.mended.setdefault(segment.path, []).append(
+                Piece.of(position + low, made[low:high]))
+        return len(made)
+    return 0
+
+
+def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset: int, *,
+                to_end: bool) -> Iterator[bytes]:
+    """What the record may have been: as the local salvage has it, but that its queue, its queue
+    offset and its place are known.
+    """
+    source = BytesSource(raw, start)
+    topic = os.fsencode(name.topic)
+    stored, magic = message.total_size_at(raw), message.magic_at(raw)
+    for version in (magic,) if message.is_magic(magic) else message.VERSIONS:
+        fixed = with_fields(raw[:_MOST_HEAD], physical_offset=start, magic=version,
+                            queue_id=name.queue_id, queue_offset=queue_offset)
+        for bent in bent_heads(fixed, version):
+            size = extent(source, 0, bent, version)
+            if size is None or not message.MIN_SIZE <= size <= len(raw) or (
+                    to_end and size != room):
+                continue
+            # Its size needs a second witness, or to be one bit off.
+            if size not in (stored, room) and (
+                    bent != fixed or (size ^ stored).bit_count() != 1):
+                continue
+            made = with_fields(bent[:size] + raw[len(bent):size], total_size=size)
+            record = whole_record(made, start, False)
+            if record is None or len(record.topic) != len(topic) or (
+                    not record.body and bent != fixed):
+                continue
+            if record.topic != topic:
+                turned = int.from_bytes(record.topic, "big") ^ int.from_bytes(topic, "big")
+                if turned.bit_count() > _MOST_TURNED:
+                    continue
+                at = size - len(record.properties) - message.PROPERTIES_LENGTH_SIZE - len(topic)
+                made = made[:at] + topic + made[at + len(topic):]
+            yield made
+
+
+# -- what stays damaged ---------------------------------------------------------------------------
+
+def _units(surveyed: Survey, first: int, end: int, start: int, stop: int) -> Array:
+    """Rows for queue offsets ``[first, end)`` whose records are the bytes ``[start, stop)``: each
+    leads to an equal part of them, and has a size that a broker does not take for a record's.
+    """
+    share = (stop - start) // (end - first)
+    units: Array = np.zeros(end - first if share >= message.MIN_SIZE else 0, ROW)
+    rows = surveyed.rows
+    behind = min(int(np.searchsorted(rows["position"], stop)), len(rows) - 1)
+    for number in range(len(units)):
+        place, size = start + number * share, min(share, MOST)
+        head = surveyed.log.read(place, message.START_SIZE)
+        if message.is_magic(message.magic_at(head)) and message.total_size_at(head) == size:
+            size -= 1
+        units[number] = (first + number, place, size, 0, rows["store_time"][behind])
+    return units
+
+
+def with_units(surveyed: Survey, units: Sequence[tuple[int, Array]], path: str) -> Array:
+    """The rows of a survey with others between them, in a new file. StoreIOError."""
+    rows = surveyed.rows
+    try:
+        with open(path, "wb", buffering=1 << 20) as file:
+            position = 0
+            for before, more in chain(units, ((len(rows), rows[:0]),)):
+                file.writelines(rows[start:min(start + _BLOCK, before)].tobytes()
+                                for start in range(position, before, _BLOCK))
+                file.write(more.tobytes())
+                position = before
+        return np.memmap(path, ROW, "r")
+    except OSError as error:
+        raise failed(error, path, "write to") from None
+
+
+class Patched:
+    """A reader of files as they will be with ``pieces`` ({path: ascending}) laid over them. Does
+    not close the one below.
+    """
+
+    def __init__(self, below: Reader, pieces: Mapping[str, Sequence[Piece]]) -> None:
+        self.name, self._below, self._pieces = below.name, below, pieces
+
+    def where(self, path: str) -> str:
+        return self._below.where(path)
+
+    def list(self, folder: str) -> list[Entry]:
+        return self._below.list(folder)
+
+    def size(self, path: str) -> int | None:
+        return self._below.size(path)
+
+    def read(self, path: str, position: int, length: int) -> bytes:
+        data = self._below.read(path, position, length)
+        over = [one for one in self._pieces.get(path, ())
+                if one.at < position + len(data) and one.end > position]
+        if not over:
+            return data
+        made = bytearray(data)
+        for one in over:
+            low, high = max(one.at, position), min(one.end, position + len(data))
+            one.read_into(memoryview(made)[low - position:high - position], low - one.at)
+        return bytes(made)
+
+    def source(self, path: str, base: int = 0) -> Source:
+        below = self._below.source(path, base)
+        if path not in self._pieces:
+            return below
+        return _PatchedSource(LogPart(base, below.size, path, tuple(self._pieces[path])), below)
+
+    def close(self) -> None:
+        """Nothing: others still read from what is below."""
+
+
+class _PatchedSource(OverlaidSource):
+    def __init__(self, part: LogPart, below: Source) -> None:
+        super().__init__(part, below)
+        self._file = below
+
+    def close(self) -> None:
+        close_source(self._file)

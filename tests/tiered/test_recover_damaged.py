@@ -1,0 +1,166 @@
+"""`tiered recover` where records in a commit log are damaged: no whole message is lost for it, and
+later ones keep their queue offsets.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rmqctl.formats.local import message
+from rmqctl.tiered.tier import Tier
+from tests.support import cli
+from tests.support.share import every, sample
+from tests.tiered.dispatching import METADATA, SMALL, dispatched, local_store
+
+QUEUE = "212d6b50_DefaultCluster/broker-a/T0/0"
+COUNT = 15
+FIELDS = ("total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset",
+          "store_timestamp", "body_length")
+
+
+class Place(NamedTuple):
+    """A record of the queue's log: where in which file."""
+
+    file: str
+    at: int
+    size: int
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store and its tier: fifteen messages in each of six queues."""
+    root = tmp_path_factory.mktemp("sound")
+    dispatched(cli.run, local_store(cli.run, root / "store", 90), root / "tier", *SMALL)
+    return root
+
+
+@pytest.fixture
+def copy(sound: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sound, tmp_path / "copy")
+
+
+def files(root: Path, kind: str) -> list[Path]:
+    return sorted((root / "tier" / QUEUE / kind).iterdir(), key=lambda path: int(path.name[8:]))
+
+
+def places(root: Path) -> list[Place]:
+    found = []
+    for path in files(root, "COMMIT_LOG"):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            size = struct.unpack_from(">i", data, at)[0]
+            found.append(Place(path.name, at, size))
+            at += size
+    return found
+
+
+def change(root: Path, place: Place, at: int, new: Callable[[int], int]) -> None:
+    """Changes one byte of a record."""
+    path = root / "tier" / QUEUE / "COMMIT_LOG" / place.file
+    data = bytearray(path.read_bytes())
+    data[place.at + at] = new(data[place.at + at])
+    path.write_bytes(data)
+
+
+def lose_units(root: Path, which: Iterable[int] | None = None) -> None:
+    for number, path in enumerate(files(root, "CONSUME_QUEUE")):
+        if which is None or number in which:
+            path.unlink()
+
+
+def run(root: Path, command: str, *more: str) -> Any:
+    return cli.run("tiered", command, root / "tier", "--metadata", root / "store" / METADATA,
+                   "-o", "json", *more)
+
+
+def recovered(root: Path) -> list[int]:
+    """Recovers; nothing is left to do then, and units lead forward. The queue offsets that can be
+    read.
+    """
+    plan = run(root, "recover", "--apply").expect(0).json()
+    assert plan["applied"] or not plan["actions"]
+    assert run(root, "recover").expect(0).json()["actions"] == []
+    with Tier.open(str(root / "tier"), str(root / "store" / METADATA)) as tier:
+        queue = next(one for one in tier.queues() if one.name.path == "broker-a/T0/0")
+        offsets = [queue.unit(number).commit_log_offset
+                   for number in range(queue.cq_start, queue.commit_offset)]
+        assert offsets == sorted(offsets)
+    read = run(root, "read", "--topic", "T0", "--queue", "0", "-o", "jsonl")
+    return [one["queue_offset"] for one in read.jsonl()]
+
+
+@pytest.mark.parametrize(("field", "number"), sample(
+    [(field, number) for field in FIELDS for number in (10, 9, 0, 14)], 6, "a bit of a tier",
+    always=lambda case: case == ("total_size", 10)))
+def test_one_bit(copy, field, number):
+    """In the middle of a segment, at its begin, at the begin and the end of the log: even the
+    damaged message comes back, as its body and its queue prove the rest.
+    """
+    where = message.fixed_field(field)
+    change(copy, places(copy)[number], where.offset + where.size - 2, lambda byte: byte ^ 4)
+    lose_units(copy)
+    assert recovered(copy) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(("numbers", "units"), sample([
+    ((10,), None), ((10,), ()), ((10,), (1,)), ((8, 9), None), ((3, 5, 12), None),
+    ((5, 6, 7), None), ((5, 6, 7), (0,)), ((0, 1), None), ((13, 14), ())], 3, "lost of a tier",
+    always=lambda case: case[0] == (3, 5, 12)))
+def test_nothing_left_of_records(copy, numbers, units):
+    """Their heads and bodies are overwritten: all others are read, by the same queue offsets."""
+    chosen = random.Random(7)
+    before = places(copy)
+    for number in numbers:
+        for at in range(90):
+            change(copy, before[number], at, lambda _: chosen.randrange(256))
+    lose_units(copy, units)
+    assert recovered(copy) == [number for number in range(COUNT) if number not in numbers]
+
+
+def test_neighbours_that_agree_on_a_wrong_queue_offset(copy):
+    for number in (8, 9):
+        change(copy, places(copy)[number], message.fixed_field("queue_offset").offset + 2,
+               lambda byte: byte ^ 2)
+    lose_units(copy)
+    assert recovered(copy) == list(range(COUNT))
+
+
+def test_a_queue_offset_at_the_begin_that_hides_the_queue(copy):
+    """A broker takes it for the queue's first one, be the record whole or not."""
+    place = places(copy)[0]
+    change(copy, place, message.fixed_field("queue_offset").offset + 2, lambda byte: byte ^ 2)
+    change(copy, place, 90, lambda byte: byte ^ 2)
+    change(copy, place, 5, lambda byte: byte ^ 2)
+    recovered(copy)
+    listed = run(copy, "ls").json()["queues"]
+    assert [one["min_offset"] for one in listed if one["topic"] == "T0"] == [1, 0]
+
+
+def test_what_was_done_is_taken_back(copy):
+    change(copy, places(copy)[10], 3, lambda byte: byte ^ 16)
+    before = {path.name: path.read_bytes() for path in files(copy, "COMMIT_LOG")}
+    recovered(copy)
+    assert {path.name: path.read_bytes() for path in files(copy, "COMMIT_LOG")} != before
+    cli.run("undo", copy / "tier", "--yes").expect(0)
+    assert {path.name: path.read_bytes() for path in files(copy, "COMMIT_LOG")} == before
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", every(1, range(60), "damaged tiers"))
+def test_any_damage(copy, seed):
+    chosen = random.Random(seed)
+    before = places(copy)
+    numbers = chosen.sample(range(COUNT), chosen.randrange(1, 5))
+    for number in numbers:
+        first = chosen.randrange(before[number].size)
+        for at in range(first, min(before[number].size, first + chosen.choice([1, 8, 60, 400]))):
+            change(copy, before[number], at, lambda _: chosen.randrange(256))
+    lose_units(copy, chosen.choice([None, (), (0,), (1,), (2,)]))
+    assert set(range(COUNT)) - set(numbers) <= set(recovered(copy))
