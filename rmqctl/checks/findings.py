@@ -47,10 +47,10 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """The finding object of the command-line contract, with our own fields behind."""
-        found = asdict(self)
+        values = asdict(self)
         order = ("category", "severity", "structure", "file", "offset", "length", "topic",
                  "queue_id", "queue_offset", "detail", "next", "position", "count")
-        return {name: found[name] for name in order}
+        return {name: values[name] for name in order}
 
     @property
     def is_trouble(self) -> bool:

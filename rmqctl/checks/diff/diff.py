@@ -97,12 +97,13 @@ class Diff:
             spans = plural(compared["damaged_alike"], "span")
             self.remarks.append(f"damaged alike in both: {spans}")
         count = QueueCount()
-        for one in queue_differences(self._a.view, self._b.view, count, whole=self.options.whole):
-            self.differences.add(one)
+        for difference in queue_differences(self._a.view, self._b.view, count,
+                                            whole=self.options.whole):
+            self.differences.add(difference)
         config = compare_config(self.a, self.b)
         if self.options.whole:
-            for one in config_differences(config):
-                self.differences.add(one)
+            for difference in config_differences(config):
+                self.differences.add(difference)
         self.summary |= {
             "a": _about(self._a), "b": _about(self._b), **compared, "queues": asdict(count),
             "config": asdict(config), "checkpoint": checkpoints(self.a, self.b)}
@@ -124,10 +125,10 @@ class Diff:
         job.compare(end)
         for side, other in ((a, b), (b, a)):
             if side.end > max(end, start):
-                at = max(side.position, start)
+                position = max(side.position, start)
                 count = job.rest(side, side.end, f"{other.name} ends at {other.end}")
                 if count:
-                    outside.append({"store": side.name, "where": "beyond", "from": at,
+                    outside.append({"store": side.name, "where": "beyond", "from": position,
                                     "to": side.end, "messages": count})
                     self.remarks.append(f"{other.name} ends at {other.end}, {side.name} goes on "
                                         f"to {side.end}: {plural(count, 'message')}")
@@ -182,7 +183,7 @@ def shares_offsets(a: Side, b: Side) -> bool:
         for batch in islice(a.log.walk(start + (end - start) * number // _PLACES, end), 1):
             records = [decode(batch.bytes_at(index)) for index in range(min(len(batch), _SAMPLE))]
             if records:
-                agreeing = sum(_is_there(b, one) for one in records)
+                agreeing = sum(_is_there(b, record) for record in records)
                 samples.append((agreeing, len(records)))
     if a.log.file_size == b.log.file_size:
         return any(2 * agreeing > tried for agreeing, tried in samples) or not samples
@@ -236,19 +237,19 @@ def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = Fals
 def _bounds(view: View) -> dict[Key, Bounds | str]:
     """The bounds of every queue with a folder; in words why not, where it cannot be read."""
     store = view.store
-    found: dict[Key, Bounds | str] = {}
+    bounds: dict[Key, Bounds | str] = {}
     for key, queue in store.queues.items():
         with closing(queue):  # a broker has more queues than a process may have files
             try:
-                found[key] = view.bounds(queue)
+                bounds[key] = view.bounds(queue)
             except (StoreIOError, FormatError) as error:
-                found[key] = str(error)
+                bounds[key] = str(error)
     for key, batches in store.batch_queues.items():
         try:
-            found[key] = Bounds(*batches.bounds(store.log.min_offset, view.log_end))
+            bounds[key] = Bounds(*batches.bounds(store.log.min_offset, view.log_end))
         except (StoreIOError, FormatError) as error:
-            found[key] = str(error)
-    return found
+            bounds[key] = str(error)
+    return bounds
 
 
 def _is_empty(bounds: Bounds | str | None) -> bool:
@@ -283,19 +284,19 @@ class ConfigCount:
 def compare_config(a: Store, b: Store) -> ConfigCount:
     """The files of ``config/``, by content. One that cannot be read differs."""
     ours, theirs = _config_files(a), _config_files(b)
-    found = ConfigCount(only_in_a=sorted(ours - theirs), only_in_b=sorted(theirs - ours))
+    count = ConfigCount(only_in_a=sorted(ours - theirs), only_in_b=sorted(theirs - ours))
     for name in sorted(ours & theirs):
         if _same_content(a.path(FOLDER, name), b.path(FOLDER, name)):
-            found.same += 1
+            count.same += 1
         else:
-            found.different.append(name)
-    return found
+            count.different.append(name)
+    return count
 
 
-def config_differences(found: ConfigCount) -> Iterator[Difference]:
+def config_differences(count: ConfigCount) -> Iterator[Difference]:
     """One difference for each file that is not the same, or not there, on both sides."""
-    for names, said in ((found.different, "not the same in a and b"),
-                        (found.only_in_a, "only in a"), (found.only_in_b, "only in b")):
+    for names, said in ((count.different, "not the same in a and b"),
+                        (count.only_in_a, "only in a"), (count.only_in_b, "only in b")):
         for name in names:
             yield Difference("config", "config", file=f"{FOLDER}/{name}", detail=said)
 
@@ -314,8 +315,8 @@ def _same_content(a: str, b: str) -> bool:
         with FileSource(a) as left, FileSource(b) as right:
             if left.size != right.size:
                 return False
-            return all(left.read(at, _PAGE) == right.read(at, _PAGE)
-                       for at in range(0, left.size, _PAGE))
+            return all(left.read(position, _PAGE) == right.read(position, _PAGE)
+                       for position in range(0, left.size, _PAGE))
     except StoreIOError:
         return False
 
@@ -325,7 +326,8 @@ def _same_content(a: str, b: str) -> bool:
 
 def checkpoints(a: Store, b: Store) -> dict[str, Any]:
     """Both checkpoints (epoch ms and offsets; null where there is none), and what differs."""
-    left, right = (None if one.checkpoint is None else one.checkpoint._asdict() for one in (a, b))
+    left, right = (None if store.checkpoint is None else store.checkpoint._asdict()
+                   for store in (a, b))
     names = sorted({*(left or {}), *(right or {})})
     return {"a": left, "b": right,
             "different": [name for name in names if (left or {}).get(name) != (

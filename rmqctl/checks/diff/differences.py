@@ -63,12 +63,12 @@ class Difference:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; what does not apply is null."""
-        found = {name: getattr(self, name) for name in COLUMNS}
-        found["fields"] = list(self.fields)
-        return found
+        values = {name: getattr(self, name) for name in COLUMNS}
+        values["fields"] = list(self.fields)
+        return values
 
 
-COLUMNS = tuple(one.name for one in fields(Difference))
+COLUMNS = tuple(field_of_row.name for field_of_row in fields(Difference))
 
 
 @dataclass(slots=True)
@@ -88,10 +88,10 @@ class Differences:
         """How many more would be kept: the work of wording the others can be saved."""
         return max(self.most - len(self.kept), 0)
 
-    def add(self, one: Difference) -> None:
-        self.counts[one.kind] += 1
+    def add(self, difference: Difference) -> None:
+        self.counts[difference.kind] += 1
         if self.room:
-            self.kept.append(one)
+            self.kept.append(difference)
 
     def count(self, kind: Kind, more: int) -> None:
         """Counts differences that are not kept."""
@@ -116,30 +116,32 @@ class Run:
         return self.last.physical_offset + (self.last.length or 0)
 
 
-def runs(found: Iterable[Difference]) -> Iterator[Run]:
+def runs(differences: Iterable[Difference]) -> Iterator[Run]:
     """The differences with those coalesced that go on where the one before ends."""
     run: Run | None = None
-    for one in found:
-        if run is not None and _goes_on(run, one):
-            run = Run(run.first, one, run.count + 1, run.queues | {(one.topic, one.queue_id)})
+    for difference in differences:
+        if run is not None and _goes_on(run, difference):
+            run = Run(run.first, difference, run.count + 1,
+                      run.queues | {(difference.topic, difference.queue_id)})
             continue
         if run is not None:
             yield run
-        run = Run(one, one, 1, frozenset({(one.topic, one.queue_id)}))
+        run = Run(difference, difference, 1, frozenset({(difference.topic, difference.queue_id)}))
     if run is not None:
         yield run
 
 
-def _goes_on(run: Run, one: Difference) -> bool:
+def _goes_on(run: Run, difference: Difference) -> bool:
     last = run.last
-    if (one.kind, one.structure, one.fields, one.file) != (
-            last.kind, last.structure, last.fields, last.file) or one.structure != "commitlog":
+    if (difference.kind, difference.structure, difference.fields, difference.file) != (
+            last.kind, last.structure, last.fields,
+            last.file) or difference.structure != "commitlog":
         return False
-    if one.physical_offset is not None and one.physical_offset == run.end:
+    if difference.physical_offset is not None and difference.physical_offset == run.end:
         return True
-    return (one.topic is not None and len(run.queues) == 1
-            and (one.topic, one.queue_id) == (last.topic, last.queue_id)
-            and last.queue_offset is not None and one.queue_offset == last.queue_offset + 1)
+    return (difference.topic is not None and len(run.queues) == 1
+            and (difference.topic, difference.queue_id) == (last.topic, last.queue_id)
+            and last.queue_offset is not None and difference.queue_offset == last.queue_offset + 1)
 
 
 # -- records --------------------------------------------------------------------------------------
@@ -163,11 +165,11 @@ def of_pair(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> D
 
 
 def _identity(record: Record) -> dict[str, Any]:
-    found = props.parse(text(record.properties))
+    properties = props.parse(text(record.properties))
     return {"physical_offset": record.physical_offset, "length": record.total_size,
             "topic": text(record.topic), "queue_id": record.queue_id,
             "queue_offset": record.queue_offset, "msg_id": record.message_id,
-            "unique_key": found.get(props.UNIQUE_KEY)}
+            "unique_key": properties.get(props.UNIQUE_KEY)}
 
 
 def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> dict[
@@ -178,8 +180,8 @@ def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset(
     the width of the store host, and the order of the properties are not looked at either.
     """
     out: dict[str, tuple[Any, Any]] = {}
-    for one in fields(Record):
-        name = one.name
+    for record_field in fields(Record):
+        name = record_field.name
         left, right = getattr(a, name), getattr(b, name)
         if name == "sys_flag" and "store_host" in ignored:
             left, right = (flag & ~sysflag.STORE_HOST_V6 for flag in (left, right))
@@ -204,7 +206,7 @@ def _properties(a: bytes, b: bytes, *, exact: bool) -> dict[str, tuple[Any, Any]
 
 
 def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) -> str:
-    bad = [name for name, one in (("a", a), ("b", b)) if one.body and not one.crc_ok]
+    bad = [name for name, record in (("a", a), ("b", b)) if record.body and not record.crc_ok]
     words = [f"the body in {' and in '.join(bad)} does not match its CRC"] if bad else []
     words += [_pair(name, left, right)
               for name, (left, right) in list(differing.items())[:_NAMED_FIELDS]]
@@ -218,11 +220,13 @@ def _pair(name: str, left: Any, right: Any) -> str:
     if not isinstance(left, bytes):
         return f"{name} {_value(left)} / {_value(right)}"
     shorter = min(len(left), len(right))
-    at = next((at for at in range(shorter) if left[at] != right[at]), shorter)
+    first = next((position for position in range(shorter) if left[position] != right[position]),
+                 shorter)
     size = f"{len(left)} bytes" if len(left) == len(right) else (
         f"{len(left)} / {len(right)} bytes")
-    return (f"{name} of {size}, other from byte {at} on: {left[at:at + _BYTES].hex() or 'end'} / "
-            f"{right[at:at + _BYTES].hex() or 'end'}")
+    return (f"{name} of {size}, other from byte {first} on: "
+            f"{left[first:first + _BYTES].hex() or 'end'} / "
+            f"{right[first:first + _BYTES].hex() or 'end'}")
 
 
 def _value(value: Any) -> str:
@@ -255,7 +259,7 @@ class Side:
     def _normalise(self) -> None:
         """A position in a hole moves to the file behind it."""
         if self.log.file_of(self.position) is None:
-            later = [one.base for one in self.log.files if one.base >= self.position]
+            later = [file.base for file in self.log.files if file.base >= self.position]
             self.position = min(later, default=max(self.position, self.log.end))
 
     def frames(self, upto: int) -> Iterator[Batch]:
@@ -264,8 +268,8 @@ class Side:
             file, place = self.log.file_of(self.position), self.log.locate(self.position)
             if file is None or place is None:
                 return
-            source, at = place
-            walk = Walk(source, at, upto - source.base)
+            source, position = place
+            walk = Walk(source, position, upto - source.base)
             for batch in walk:
                 self.position = source.base + walk.position
                 self._passed(batch)
@@ -303,23 +307,24 @@ class Side:
     def pages(self, start: int, length: int) -> Iterator[bytes]:
         """The bytes of a span that lies in one file, a bounded page at a time."""
         place = self.log.locate(start)
-        for at in range(0, length, _PAGE):
-            yield b"" if place is None else place[0].read(place[1] + at, min(_PAGE, length - at))
+        for position in range(0, length, _PAGE):
+            yield b"" if place is None else place[0].read(place[1] + position,
+                                                          min(_PAGE, length - position))
 
     # -- damage -------------------------------------------------------------------------------
 
     def damaged_at(self, start: int, end: int) -> Damage | None:
         """The damage that touches ``[start, end)``, if any; it then counts as named."""
-        for one in self.open_damage:
-            if one.span.offset < end and start < one.span.end:
-                one.named = True
-                return one
+        for damage in self.open_damage:
+            if damage.span.offset < end and start < damage.span.end:
+                damage.named = True
+                return damage
         return None
 
     def close_damage(self, upto: int) -> list[Damage]:
         """The damage that lies wholly before ``upto``: nobody will ask for it again."""
-        closed = [one for one in self.open_damage if one.span.end <= upto]
-        self.open_damage = [one for one in self.open_damage if one.span.end > upto]
+        closed = [damage for damage in self.open_damage if damage.span.end <= upto]
+        self.open_damage = [damage for damage in self.open_damage if damage.span.end > upto]
         return closed
 
 
@@ -346,12 +351,12 @@ def report_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
     ours, theirs = a.close_damage(upto), b.close_damage(upto)
     if not ours and not theirs:
         return 0
-    common = {one.place for one in ours} & {one.place for one in theirs}
+    common = {damage.place for damage in ours} & {damage.place for damage in theirs}
     alike = {place for place in common if all(
-        one == other for one, other in zip(a.pages(*place), b.pages(*place), strict=True))}
+        page == other for page, other in zip(a.pages(*place), b.pages(*place), strict=True))}
     for side, damages in ((a, ours), (b, theirs)):
-        for one in damages:
-            if not one.named and one.place not in alike:
-                out.add(Difference(DAMAGE[side.name], physical_offset=one.span.offset,
-                                   length=one.span.length, detail=one.words(side)))
+        for damage in damages:
+            if not damage.named and damage.place not in alike:
+                out.add(Difference(DAMAGE[side.name], physical_offset=damage.span.offset,
+                                   length=damage.span.length, detail=damage.words(side)))
     return len(alike)

@@ -83,19 +83,19 @@ class PhysicalPass:
         """Pairs the messages of a's batch with b's frames up to an offset."""
         offset, size = batch.offset, batch.column("total_size")
         alone = np.ones(len(batch), bool)
-        for found in self.b.frames(upto):
-            if not len(found):
+        for their_batch in self.b.frames(upto):
+            if not len(their_batch):
                 continue
-            theirs = found.offset
-            at = np.searchsorted(offset, theirs)
-            common = at < len(offset)
-            common[common] = offset[at[common]] == theirs[common]
-            self._missing(found, ~common, self.a)
-            mine, other = at[common], np.flatnonzero(common)
-            alone[mine] = False
-            same = size[mine] == found.column("total_size")[other]
-            same[same] = _equal(batch, mine[same], found, other[same])
-            self._different(batch, mine[~same], found, other[~same])
+            theirs = their_batch.offset
+            index = np.searchsorted(offset, theirs)
+            common = index < len(offset)
+            common[common] = offset[index[common]] == theirs[common]
+            self._missing(their_batch, ~common, self.a)
+            pair_rows, other = index[common], np.flatnonzero(common)
+            alone[pair_rows] = False
+            same = size[pair_rows] == their_batch.column("total_size")[other]
+            same[same] = _equal(batch, pair_rows[same], their_batch, other[same])
+            self._different(batch, pair_rows[~same], their_batch, other[~same])
             self.tally.equal += int(same.sum())
         self._missing(batch, alone, self.b)
 
@@ -121,18 +121,18 @@ class PhysicalPass:
         else:
             self.tally.missing_in_b += len(rows)
         kind = MISSING[side.name]
-        kept = rows[:self.out.room].tolist()
-        for index in kept:
+        named = rows[:self.out.room].tolist()
+        for index in named:
             record = decode(batch.bytes_at(index))
             start = record.physical_offset
             why = detail or self._why(side, start, start + record.total_size)
             self.out.add(of_record(kind, record, why))
-        if len(rows) > len(kept):
-            self.out.count(kind, len(rows) - len(kept))
+        if len(rows) > len(named):
+            self.out.count(kind, len(rows) - len(named))
             ends = batch.offset + batch.column("total_size")
-            for one in side.open_damage:  # named, though only by a number
-                one.named |= bool(((batch.offset < one.span.end)
-                                  & (ends > one.span.offset))[rows].any())
+            for damage in side.open_damage:  # named, though only by a number
+                damage.named |= bool(((batch.offset < damage.span.end)
+                                  & (ends > damage.span.offset))[rows].any())
 
     def _why(self, side: Side, start: int, end: int) -> str:
         damage = side.damaged_at(start, end)
@@ -142,24 +142,24 @@ class PhysicalPass:
             return f"no file of {side.name} covers this offset"
         return ""
 
-    def _different(self, batch: Batch, mine: Array, found: Batch, other: Array) -> None:
-        self.tally.different += len(mine)
-        kept = min(self.out.room, len(mine))
-        for left, right in zip(mine[:kept].tolist(), other[:kept].tolist(), strict=True):
-            self.out.add(of_pair(decode(batch.bytes_at(left)), decode(found.bytes_at(right))))
-        self.out.count("different", len(mine) - kept)
+    def _different(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
+        self.tally.different += len(rows)
+        room = min(self.out.room, len(rows))
+        for left, right in zip(rows[:room].tolist(), other[:room].tolist(), strict=True):
+            self.out.add(of_pair(decode(batch.bytes_at(left)), decode(their_batch.bytes_at(right))))
+        self.out.count("different", len(rows) - room)
 
     def _close(self, upto: int) -> None:
         self.tally.damaged_alike += report_damage(self.a, self.b, upto, self.out)
 
 
-def _equal(a: Batch, mine: Array, b: Batch, other: Array) -> Array:
+def _equal(a: Batch, rows: Array, b: Batch, other: Array) -> Array:
     """Which records of equal size and offset are the same, byte for byte (bool)."""
-    out: Array = np.ones(len(mine), bool)
-    if not len(mine):
+    out: Array = np.ones(len(rows), bool)
+    if not len(rows):
         return out
-    start = a.start[mine]
-    size = a.column("total_size")[mine]
+    start = a.start[rows]
+    size = a.column("total_size")[rows]
     low, high = int(start[0]), int(start[-1] + size[-1])
     shift = int(b.start[other[0]]) - low
     # The same physical offsets: one shift lays all records of both buffers over each other.

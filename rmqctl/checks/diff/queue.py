@@ -140,17 +140,17 @@ class QueuePass:
             reach.add(batch)
             if len(batch):
                 self._progress(int(batch.column("total_size").sum()))
-        found = {key: (one.first, one.end) for key, one in reach.found().items()}
+        limits = {key: (reach.first, reach.end) for key, reach in reach.found().items()}
         for (topic, queue_id), queue in side.store.queues.items():
             key = os.fsencode(topic), queue_id
-            if key not in found:
+            if key not in limits:
                 try:
-                    found[key] = (side.view.bounds(queue).end,) * 2
+                    limits[key] = (side.view.bounds(queue).end,) * 2
                 except StoreIOError:
                     continue
                 finally:
                     queue.close()
-        return found
+        return limits
 
     # -- one batch ----------------------------------------------------------------------------
 
@@ -204,35 +204,35 @@ class QueuePass:
         more = self._numbers.keys[len(first):]
         if more:
             known = self._reach[side.name]
-            found = np.array([known.get(key, (0, 0)) for key in more], np.int64)
-            first, end = np.append(first, found[:, 0]), np.append(end, found[:, 1])
+            more_limits = np.array([known.get(key, (0, 0)) for key in more], np.int64)
+            first, end = np.append(first, more_limits[:, 0]), np.append(end, more_limits[:, 1])
             self._limits[side.name] = first, end
         return first, end
 
     # -- pairing ------------------------------------------------------------------------------
 
     def _join(self, a: _Stream, b: _Stream) -> None:
-        left, right = (one.waiting.with_more(one.fresh) for one in (a, b))
-        for one in (a, b):
-            one.fresh, one.fresh_count = [], 0
+        left, right = (stream.waiting.with_more(stream.fresh) for stream in (a, b))
+        for stream in (a, b):
+            stream.fresh, stream.fresh_count = [], 0
         # The n-th of the messages with one key is the partner of the n-th in the other log.
-        at = np.searchsorted(right.key, left.key) + _rank(left.key)
-        paired = at < len(right.key)
-        paired[paired] = right.key[at[paired]] == left.key[paired]
-        mine, other = np.flatnonzero(paired), at[paired]
-        same = left.digest[mine] == right.digest[other]
+        index = np.searchsorted(right.key, left.key) + _rank(left.key)
+        paired = index < len(right.key)
+        paired[paired] = right.key[index[paired]] == left.key[paired]
+        pairs, other = np.flatnonzero(paired), index[paired]
+        same = left.digest[pairs] == right.digest[other]
         self.tally.equal += int(same.sum())
-        self._compare(left.place[mine[~same]], right.place[other[~same]])
+        self._compare(left.place[pairs[~same]], right.place[other[~same]])
         self.tally.damaged_alike += report_damage(
             self.a, self.b, min(self.a.position, self.b.position), self.out)
         alone = np.ones(len(right.key), bool)
         alone[other] = False
         a.waiting, b.waiting = left.take(~paired), right.take(alone)
 
-    def _compare(self, mine: Array, other: Array) -> None:
+    def _compare(self, places: Array, other: Array) -> None:
         """Pairs whose digests differ, record by record: the order of properties may be all."""
-        for index in np.argsort(mine, kind="stable").tolist():
-            left = self.a.log.record_at(int(mine[index]))
+        for index in np.argsort(places, kind="stable").tolist():
+            left = self.a.log.record_at(int(places[index]))
             right = self.b.log.record_at(int(other[index]))
             if left is None or right is None:  # the file went away meanwhile
                 self.out.count("different", 1)
@@ -249,8 +249,8 @@ class QueuePass:
         else:
             self.tally.missing_in_b += len(places)
         kind = MISSING[side.name]
-        kept = np.sort(places)[:self.out.room]
-        for place in kept.tolist():
+        named = np.sort(places)[:self.out.room]
+        for place in named.tolist():
             record = holder.log.record_at(place)
             if record is None:
                 self.out.count(kind, 1)
@@ -262,7 +262,7 @@ class QueuePass:
             elif record.queue_offset < first:
                 detail = f"the queue starts at {first} in {side.name}"
             self.out.add(of_record(kind, record, detail))
-        self.out.count(kind, len(places) - len(kept))
+        self.out.count(kind, len(places) - len(named))
 
 
 def _rank(key: Array) -> Array:
@@ -271,6 +271,6 @@ def _rank(key: Array) -> Array:
     first: Array = np.ones(len(key), bool)
     first[1:] = key[1:] != key[:-1]
     starts = np.maximum.accumulate(np.where(first, number, 0))
-    found: Array = number - starts
-    return found
+    ranks: Array = number - starts
+    return ranks
 

@@ -82,10 +82,10 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
     yield from _values(store, layout.parse(data), last, log_end, held)
 
 
-def _values(store: Store, found: CheckpointRecord, last: int | None, log_end: int,
+def _values(store: Store, checkpoint: CheckpointRecord, last: int | None, log_end: int,
             held: bool) -> Iterator[Finding]:
-    values = found._asdict()
-    if last is not None and found.physic_msg_timestamp == found.logics_msg_timestamp == 0:
+    values = checkpoint._asdict()
+    if last is not None and checkpoint.physic_msg_timestamp == checkpoint.logics_msg_timestamp == 0:
         yield _finding("checkpoint-zero", store, "all zero, though there are messages: after a "
                        "crash a broker would walk the whole log (the first minute of a broker "
                        "looks like this)", 0, 2 * CHECKPOINT.field(_TIMES[0]).size)

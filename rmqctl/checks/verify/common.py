@@ -30,16 +30,16 @@ def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
     """
     given: dict[tuple[str, str, str], int] = {}
     over: dict[tuple[str, str, str], Finding] = {}
-    for one in findings:
-        where = one.file or ""
-        key = one.category, one.structure, os.path.dirname(where) if by_folder else where
+    for finding in findings:
+        where = finding.file or ""
+        key = finding.category, finding.structure, os.path.dirname(where) if by_folder else where
         given[key] = given.get(key, 0) + 1
         if given[key] <= most:
-            yield one
+            yield finding
             continue
         before = over.get(key)
-        count = one.count + (before.count if before else 0)
-        over[key] = replace(before or one, count=count)
+        count = finding.count + (before.count if before else 0)
+        over[key] = replace(before or finding, count=count)
     for first in over.values():
         yield replace(first, detail=f"{first.count} more of this kind are only counted, the first "
                       f"of them here: {first.detail}")
@@ -77,18 +77,18 @@ def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) 
 
     Holes are passed over: a sparse file of a terabyte costs nothing. ``end``: in units.
     """
-    at, last = 0, source.size // unit if end is None else min(end, source.size // unit)
-    while at < last:
-        ahead = source.next_data(at * unit) // unit - at
-        at += ahead - ahead % per_page
-        if at >= last:
+    unit_number, last = 0, source.size // unit if end is None else min(end, source.size // unit)
+    while unit_number < last:
+        ahead = source.next_data(unit_number * unit) // unit - unit_number
+        unit_number += ahead - ahead % per_page
+        if unit_number >= last:
             return
-        data = source.read(at * unit, min(per_page, last - at) * unit)
+        data = source.read(unit_number * unit, min(per_page, last - unit_number) * unit)
         data = data[:len(data) - len(data) % unit]
         if not data:
             return
-        yield at, data
-        at += len(data) // unit
+        yield unit_number, data
+        unit_number += len(data) // unit
 
 
 def used_units(data: bytes, unit: int) -> Array:
@@ -113,11 +113,11 @@ class Gaps:
         ``number``: the next rows that are not zero, ascending; ``valid``: which are real rows.
         """
         before = np.concatenate([[self.used - 1], number[:-1]])
-        self._pending += [(int(before[at]) + 1, int(number[at] - before[at]) - 1)
-                          for at in np.flatnonzero(number - before > 1)[:SINGLE].tolist()]
+        self._pending += [(int(before[row]) + 1, int(number[row] - before[row]) - 1)
+                          for row in np.flatnonzero(number - before > 1)[:SINGLE].tolist()]
         self.used = int(number[-1]) + 1
         last = int(number[valid][-1]) if valid.any() else -1
-        certain = [one for one in self._pending if one[0] < last]
+        certain = [gap for gap in self._pending if gap[0] < last]
         self._pending = self._pending[len(certain):][:SINGLE]
         return certain
 

@@ -61,13 +61,13 @@ def _check(store: Store, held: bool) -> Iterator[Finding]:
 
 
 def _queues(store: Store) -> set[tuple[str, str]]:
-    found = set()
+    queues = set()
     for part in (LOG, QUEUE):
         top = store.path(FOLDER, part)
         for topic in listing(top).folders:
-            found |= {(topic, name) for name in listing(os.path.join(top, topic)).folders
-                      if name.isascii() and name.isdigit() and len(name) <= 10}
-    return found
+            queues |= {(topic, name) for name in listing(os.path.join(top, topic)).folders
+                       if name.isascii() and name.isdigit() and len(name) <= 10}
+    return queues
 
 
 @dataclass(slots=True)
@@ -100,51 +100,51 @@ class _Queue:
                        severity=severity, next=LOOK if offset is not None else None)
 
     def check(self) -> Iterator[Finding]:
-        logs, queues = ({one.base: one for one in listing(self._folders[part]).files}
+        logs, queues = ({file.base: file for file in listing(self._folders[part]).files}
                         for part in (LOG, QUEUE))
         bases = sorted(logs.keys() | queues.keys())
         for base in bases:
             log, queue = logs.get(base), queues.get(base)
             if log is None or queue is None:
                 if not self._held:  # a compaction under way replaces one after the other
-                    there = log or queue
-                    assert there is not None
+                    present = log or queue
+                    assert present is not None
                     part = LOG if log is None else QUEUE
                     yield self._tell("the file is missing, its counterpart is there",
-                                     os.path.join(self._folders[part], there.name),
+                                     os.path.join(self._folders[part], present.name),
                                      category="file-missing")
                 continue
-            found = _Log()
+            walked = _Log()
             try:
-                yield from self._walk(log, found)
+                yield from self._walk(log, walked)
             except StoreIOError as error:
                 yield unreadable("compaction", log.path, error)
                 continue
             try:
-                yield from self._rows(log, queue, found, last=base == bases[-1])
+                yield from self._rows(log, queue, walked, last=base == bases[-1])
             except StoreIOError as error:
                 yield unreadable("compaction", queue.path, error)
 
     # -- the log --------------------------------------------------------------------------------
 
-    def _walk(self, file: StoreFile, found: _Log) -> Iterator[Finding]:
+    def _walk(self, file: StoreFile, walked: _Log) -> Iterator[Finding]:
         parts: list[tuple[Array, ...]] = []
         with FileSource(file.path, file.base) as source:
             for batch in Walk(source):
                 for span in batch.spans:
                     if span.kind in (BLANK, ZERO):
                         continue
-                    found.damage.append(span)
+                    walked.damage.append(span)
                     yield self._tell(span.reason + (f" (field {span.field})" if span.field
                                                     else ""), file.path, span.offset - file.base,
                                      span.length)
                 if len(batch):
                     parts.append(_columns(batch))
                     yield from self._records(file, batch)
-        found.columns = {name: np.concatenate(column) if parts else np.zeros(0, np.int64)
-                         for name, column in zip(_COLUMNS, zip(*parts, strict=True)
-                                                 if parts else ((),) * len(_COLUMNS),
-                                                 strict=True)}
+        walked.columns = {name: np.concatenate(column) if parts else np.zeros(0, np.int64)
+                          for name, column in zip(_COLUMNS, zip(*parts, strict=True)
+                                                  if parts else ((),) * len(_COLUMNS),
+                                                  strict=True)}
 
     def _records(self, file: StoreFile, batch: Batch) -> Iterator[Finding]:
         other = ~text.topics(batch).equal(self._topic.encode("utf-8", "surrogateescape"))
@@ -159,44 +159,44 @@ class _Queue:
 
     # -- the queue ------------------------------------------------------------------------------
 
-    def _rows(self, log: StoreFile, file: StoreFile, found: _Log, *, last: bool) -> Iterator[
+    def _rows(self, log: StoreFile, file: StoreFile, walked: _Log, *, last: bool) -> Iterator[
             Finding]:
-        offsets = found.columns["offset"]
+        offsets = walked.columns["offset"]
         led: Array = np.zeros(len(offsets), bool)
         with FileSource(file.path) as source:
-            for at, rows in _used(source):
+            for position, rows in _used(source):
                 if isinstance(rows, str):
-                    yield self._tell(rows, file.path, at, UNIT_SIZE)
+                    yield self._tell(rows, file.path, position, UNIT_SIZE)
                     continue
-                yield from self._page(log, file, at, rows, found, led)
+                yield from self._page(log, file, position, rows, walked, led)
         for first, count in runs(np.flatnonzero(~led).tolist()):
             # Log and queue are written one after the other: a crash leaves the last one alone.
             tail = last and first + count == len(offsets)
             start = int(offsets[first])
-            length = int((offsets + found.columns["size"])[first + count - 1]) - start
+            length = int((offsets + walked.columns["size"])[first + count - 1]) - start
             yield self._tell(
                 f"{plural(count, 'message')} of the log have no row", log.path,
                 start - log.base, length, count=count,
-                row=int(found.columns["msg_base_offset"][first]),
+                row=int(walked.columns["msg_base_offset"][first]),
                 severity=(INFO if self._held else WARNING) if tail else "")
 
-    def _page(self, log: StoreFile, file: StoreFile, at: int, rows: Array, found: _Log,
+    def _page(self, log: StoreFile, file: StoreFile, position: int, rows: Array, walked: _Log,
               led: Array) -> Iterator[Finding]:
-        columns = found.columns
+        columns = walked.columns
         physical = rows["physical_offset"].astype(np.int64)
         index = np.searchsorted(columns["offset"], physical)
         inside = index < len(led)
         index[~inside] = 0
-        there = inside & (columns["offset"][index] == physical) if len(led) else inside
-        led[index[there]] = True
+        led_to = inside & (columns["offset"][index] == physical) if len(led) else inside
+        led[index[led_to]] = True
         # A row that leads astray is still its message's row, by the queue offset.
         base = rows["msg_base_offset"].astype(np.int64)
-        led |= np.isin(columns["msg_base_offset"], base[~there])
+        led |= np.isin(columns["msg_base_offset"], base[~led_to])
         wrong: list[tuple[str, str, Array]] = [
             ("physical_offset", f"leads to no message of {log.name}",
-             ~there & ~found.in_damage(physical))]
+             ~led_to & ~walked.in_damage(physical))]
         if len(led):
-            wrong += [(name, "is not the message's", there & (rows[name] != columns[name][index]))
+            wrong += [(name, "is not the message's", led_to & (rows[name] != columns[name][index]))
                       for name in _COLUMNS[1:]]
         wrong += [("batch_size", "is not 1", rows["batch_size"] != 1),
                   ("compacted_offset", f"is not {NOT_COMPACTED}",
@@ -204,20 +204,21 @@ class _Queue:
                   ("reserved", "is not 0", rows["reserved"] != 0)]
         good: Array = np.ones(len(rows), bool)
         for name, words, mask in wrong:
-            yield from self._tell_rows(file, at, rows, np.flatnonzero(mask & good), name, words)
+            yield from self._tell_rows(file, position, rows, np.flatnonzero(mask & good), name,
+                                       words)
             good &= ~mask
-        sound = np.flatnonzero(good & there)
+        sound = np.flatnonzero(good & led_to)
         if len(sound):  # a damaged row says nothing about its neighbours
             before = np.concatenate([[self._newest], base[sound][:-1]])
             self._newest = int(base[sound[-1]])
-            yield from self._tell_rows(file, at, rows, sound[base[sound] <= before],
+            yield from self._tell_rows(file, position, rows, sound[base[sound] <= before],
                                        "msg_base_offset", "is not after the row before")
 
-    def _tell_rows(self, file: StoreFile, at: int, rows: Array, which: Array, name: str,
+    def _tell_rows(self, file: StoreFile, start: int, rows: Array, which: Array, name: str,
                    words: str) -> Iterator[Finding]:
         place = UNIT.field(name)
         for row in which.tolist():
-            position = at + row * UNIT_SIZE
+            position = start + row * UNIT_SIZE
             yield self._tell(f"{name} of row {position // UNIT_SIZE}: {int(rows[row][name])} "
                              f"{words}", file.path, position + place.offset, place.size,
                              row=int(rows[row]["msg_base_offset"]))
@@ -235,17 +236,17 @@ def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
     """(position, rows) up to the end unit or the unused rest; a text says what is odd there."""
     end = np.frombuffer(layout.build(END_UNIT), layout.dtype())
     gaps = Gaps()
-    for at, data in pages(source, UNIT_SIZE, _PAGE):
+    for first_row, data in pages(source, UNIT_SIZE, _PAGE):
         rows = np.frombuffer(data, layout.dtype())
         stop = np.flatnonzero(rows == end)
         if len(stop):
             rows = rows[:int(stop[0])]
         filled = np.flatnonzero(used_units(data, UNIT_SIZE)[:len(rows)])
         if len(filled):
-            for first, count in gaps.feed(at + filled, valid(rows[filled])):
+            for first, count in gaps.feed(first_row + filled, valid(rows[filled])):
                 yield first * UNIT_SIZE, f"{plural(count, 'row')} of zeros, rows follow"
         for first, count in runs(filled.tolist()):
-            yield (at + first) * UNIT_SIZE, rows[first:first + count]
+            yield (first_row + first) * UNIT_SIZE, rows[first:first + count]
         if len(stop):
             return
 

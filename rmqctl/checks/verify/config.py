@@ -47,13 +47,13 @@ def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
         yield Finding("file-unreadable", "config", str(error), file=store.path(FOLDER))
         return
     for name in names:
-        found = load_one(store, name)
+        file = load_one(store, name)
         for _ in range(_TRIES if held else 0):
-            if found.main.usable and not found.main.damaged:
+            if file.main.usable and not file.main.damaged:
                 break
             time.sleep(_PAUSE)
-            found = load_one(store, name)
-        yield from judge(store, found, known=name in KINDS)
+            file = load_one(store, name)
+        yield from judge(store, file, known=name in KINDS)
 
 
 def _names(store: Store) -> list[str]:
@@ -69,15 +69,15 @@ def _names(store: Store) -> list[str]:
                   and (name in KINDS or name.endswith(".json")))
 
 
-def judge(store: Store, found: ConfigFile, *, known: bool = True,
+def judge(store: Store, file: ConfigFile, *, known: bool = True,
           structure: str = "config") -> Iterator[Finding]:
     """What there is to say of one file and its backup."""
-    main, backup = found.main, found.backup
+    main, backup = file.main, file.backup
 
     def tell(category: str, copy: Copy, detail: str, severity: str = "") -> Finding:
-        at = 0 if copy.state == EMPTY else copy.offset
-        return Finding(category, structure, detail, file=store.path(copy.path), offset=at,
-                       length=None if at is None else max(copy.size - at, 0),
+        position = 0 if copy.state == EMPTY else copy.offset
+        return Finding(category, structure, detail, file=store.path(copy.path), offset=position,
+                       length=None if position is None else max(copy.size - position, 0),
                        severity=severity if known else INFO, next=_FIX)
 
     if main.size > MAX_SIZE:
@@ -99,19 +99,19 @@ def judge(store: Store, found: ConfigFile, *, known: bool = True,
         elif backup.state == UNREADABLE:
             yield tell("config-unreadable", backup, f"{backup.reason}; the main file is missing")
     else:
-        yield from _readable(found, tell)
+        yield from _readable(file, tell)
 
 
-def _readable(found: ConfigFile, tell: Callable[..., Finding]) -> Iterator[Finding]:
-    main, backup = found.main, found.backup
+def _readable(file: ConfigFile, tell: Callable[..., Finding]) -> Iterator[Finding]:
+    main, backup = file.main, file.backup
     if main.damaged:
         yield tell("config-oddity", main, f"{main.reason}: not every broker reads such a file; "
                    f"{_of_backup(backup)}", WARNING)
     elif main.reason:
         yield tell("config-oddity", main, main.reason)
-    if found.faults:
-        yield tell("config-oddity", main, f"{plural(len(found.faults), 'entry', 'entries')} of the "
-                   f"wrong shape: {found.faults[0]}", WARNING)
+    if file.faults:
+        yield tell("config-oddity", main, f"{plural(len(file.faults), 'entry', 'entries')} of the "
+                   f"wrong shape: {file.faults[0]}", WARNING)
     if backup.state == UNREADABLE and backup.size <= MAX_SIZE:
         yield tell("config-oddity", backup, f"the backup is unreadable: {backup.reason}", INFO)
 
@@ -122,8 +122,8 @@ def _of_backup(backup: Copy) -> str:
         return f"{name} is good"
     if backup.state in (EMPTY, MISSING):
         return f"{name} is {backup.state}"
-    at = "" if backup.offset is None else f" at {backup.offset}"
-    return f"{name} is no better ({backup.reason}{at})"
+    position = "" if backup.offset is None else f" at {backup.offset}"
+    return f"{name} is no better ({backup.reason}{position})"
 
 
 def check_queues(store: Store, log_end: int | None = None, *, live: bool | None = None,

@@ -56,8 +56,8 @@ class Context:
             start <= physical < end for start, end in self.looked_at)
 
     def in_damage(self, physical: int) -> bool:
-        at = bisect_right(self.damage_starts, physical) - 1
-        return at >= 0 and physical < self.damage_ends[at]
+        index = bisect_right(self.damage_starts, physical) - 1
+        return index >= 0 and physical < self.damage_ends[index]
 
 
 class BadRecord(NamedTuple):

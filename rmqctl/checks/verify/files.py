@@ -70,11 +70,11 @@ def _commitlog(store: Store) -> Iterator[Finding]:
                 yield place.finding("file-missing", "the folder of the log is missing: a broker "
                                     "deletes all consumequeues when it starts like this", folder)
             continue
-        found = listing(folder)
-        yield from strange(place, folder, found, nested=_nested(store))
-        files += found.files
-        taken += occupied(found)
-    files.sort(key=lambda one: (one.name, one.path))
+        log_listing = listing(folder)
+        yield from strange(place, folder, log_listing, nested=_nested(store))
+        files += log_listing.files
+        taken += occupied(log_listing)
+    files.sort(key=lambda file: (file.name, file.path))
     votes = Votes()
     votes.add(files)
     size = store.sizes.commitlog_file or votes.size()
@@ -83,22 +83,22 @@ def _commitlog(store: Store) -> Iterator[Finding]:
         return
     if len(files) == 1 and store.sizes.commitlog_file is None and files[0].base % size:
         # Its own name says that it never had this length.
-        one = files[0]
-        yield place.finding("file-size", f"has {one.size} bytes, of which its name is no multiple",
-                            one.path, base=one.base, position=one.size)
+        file = files[0]
+        yield place.finding("file-size", f"has {file.size} bytes, of which its name is no multiple",
+                            file.path, base=file.base, position=file.size)
         return
     yield from check_sequence(place, files, size, taken=sorted(taken), aligned=votes.sure(size))
 
 
 def _only_odd(place: Place, files: list[StoreFile]) -> Iterator[Finding]:
     """Files none of which has a possible length: nothing says how long they should be."""
-    for one in files:
-        if one.size:
-            yield place.finding("file-size", f"has {one.size} bytes, which no broker gives a file "
-                                "here", one.path, base=one.base, position=one.size)
+    for file in files:
+        if file.size:
+            yield place.finding("file-size", f"has {file.size} bytes, which no broker gives a file "
+                                "here", file.path, base=file.base, position=file.size)
         else:
-            yield place.finding("file-empty", "length zero, as are all files here", one.path,
-                                base=one.base, position=0)
+            yield place.finding("file-empty", "length zero, as are all files here", file.path,
+                                base=file.base, position=0)
 
 
 # -- queues ----------------------------------------------------------------------------------
@@ -115,9 +115,9 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
         votes.add(files)
     size = given or votes.size()
     nested = _nested(store)
-    found = listing(top)
-    yield from _not_a_folder(Place(structure, fix=fix), top, found, "topic", _ROCKSDB)
-    for topic in found.folders:
+    topics = listing(top)
+    yield from _not_a_folder(Place(structure, fix=fix), top, topics, "topic", _ROCKSDB)
+    for topic in topics.folders:
         folder = os.path.join(top, topic)
         inside = listing(folder)
         place = Place(structure, topic, fix=fix)
@@ -165,18 +165,18 @@ def _queue_name(place: Place, path: str, name: str, queue: int | None) -> Iterat
                             "another folder", path, severity=INFO)
 
 
-def _not_a_folder(place: Place, folder: str, found: Listing, what: str,
+def _not_a_folder(place: Place, folder: str, entries: Listing, meaning: str,
                   known: re.Pattern[str] | None) -> Iterator[Finding]:
-    for trouble in found.troubles:
+    for trouble in entries.troubles:
         name = os.path.basename(trouble.path)
         if trouble.unreadable:
             yield place.finding("file-unreadable", trouble.reason, trouble.path)
         elif known is None or not known.fullmatch(name):
-            yield place.finding("file-name", f"not the folder of a {what}: a broker skips it",
+            yield place.finding("file-name", f"not the folder of a {meaning}: a broker skips it",
                                 trouble.path, severity=INFO)
-    for one in found.files:
+    for file in entries.files:
         yield place.finding("file-name", f"a file in {os.path.basename(folder)}, where folders of "
-                            f"a {what} belong: a broker skips it", one.path, severity=INFO)
+                            f"a {meaning} belong: a broker skips it", file.path, severity=INFO)
 
 
 # -- timer log and index ---------------------------------------------------------------------
@@ -187,21 +187,21 @@ def _timerlog(store: Store) -> Iterator[Finding]:
     if not os.path.lexists(folder):
         return
     place = Place("timer")
-    found = listing(folder)
-    yield from strange(place, folder, found, nested=_nested(store))
+    timer_listing = listing(folder)
+    yield from strange(place, folder, timer_listing, nested=_nested(store))
     votes = Votes()
-    votes.add(found.files)
+    votes.add(timer_listing.files)
     size = votes.size()
     if size is not None:
-        yield from check_sequence(place, found.files, size, taken=occupied(found),
+        yield from check_sequence(place, timer_listing.files, size, taken=occupied(timer_listing),
                                   aligned=votes.sure(size))
-    elif any(one.size for one in found.files):
-        yield from _only_odd(place, found.files)
+    elif any(file.size for file in timer_listing.files):
+        yield from _only_odd(place, timer_listing.files)
     else:
-        for one in found.files:
+        for file in timer_listing.files:
             # Other implementations make the first file when they start and fill it later.
             yield place.finding("file-empty", "length zero: no timer message was ever written",
-                                one.path, base=one.base, position=0, severity=INFO)
+                                file.path, base=file.base, position=0, severity=INFO)
 
 
 def _index(store: Store) -> Iterator[Finding]:
@@ -209,34 +209,36 @@ def _index(store: Store) -> Iterator[Finding]:
     if not os.path.lexists(folder):
         return
     place = Place("index", fix=_INDEX_FIX)
-    found = store.index_listing
-    for trouble in found.troubles:
+    index_listing = store.index_listing
+    for trouble in index_listing.troubles:
         if trouble.unreadable or trouble.reason == "not a regular file":
             yield place.finding("file-unreadable", trouble.reason, trouble.path)
         else:
             yield place.finding("file-name", "not the name of an index file (17 digits): a broker "
                                 "does not load it", trouble.path)
-    for name in found.folders:
+    for name in index_listing.folders:
         yield place.finding("file-name", "a folder among the index files: a broker does not start "
                             "with it", os.path.join(folder, name))
     expected = _index_size(store)
-    common, count = next(iter(Counter(one.size for one in found.files).most_common(1)), (0, 0))
-    for number, one in enumerate(found.files):
-        if not os.access(one.path, os.R_OK):
-            yield place.finding("file-unreadable", "permission denied", one.path)
+    common, count = next(iter(Counter(file.size for file in index_listing.files).most_common(1)),
+                         (0, 0))
+    for number, file in enumerate(index_listing.files):
+        if not os.access(file.path, os.R_OK):
+            yield place.finding("file-unreadable", "permission denied", file.path)
         # Another configuration gives all later files another size; one alone is no such change.
-        alone = count > 1 and one.size < common in (later.size for later in found.files[number:])
-        if one.size == 0:
+        alone = count > 1 and file.size < common in (later.size
+                                                     for later in index_listing.files[number:])
+        if file.size == 0:
             yield place.finding("file-empty", "length zero: a broker makes an index without "
-                                "entries of it", one.path, position=0)
-        elif one.size != expected is not None or alone:
+                                "entries of it", file.path, position=0)
+        elif file.size != expected is not None or alone:
             wanted = expected or common
             yield place.finding(
-                "file-size", f"has {one.size} bytes, the index files of this store have {wanted}",
-                one.path, position=min(one.size, wanted), length=abs(one.size - wanted))
-        elif not _can_be_index(one.size):
-            yield place.finding("file-size", f"has {one.size} bytes, which no number of slots and "
-                                "entries makes", one.path, position=one.size)
+                "file-size", f"has {file.size} bytes, the index files of this store have {wanted}",
+                file.path, position=min(file.size, wanted), length=abs(file.size - wanted))
+        elif not _can_be_index(file.size):
+            yield place.finding("file-size", f"has {file.size} bytes, which no number of slots and "
+                                "entries makes", file.path, position=file.size)
 
 
 def _index_size(store: Store) -> int | None:
@@ -290,7 +292,7 @@ class Votes:
 
     def add(self, files: Iterable[StoreFile]) -> None:
         known = list(files)
-        self.lengths.update(one.size for one in known)
+        self.lengths.update(file.size for file in known)
         self.steps.update(b.base - a.base for a, b in pairwise(known) if b.base > a.base)
 
     def size(self) -> int | None:
@@ -313,21 +315,21 @@ class Votes:
         return self.lengths[size] + self.steps[size] > 1
 
 
-def strange(place: Place, folder: str, found: Listing, *, allowed: tuple[str, ...] = (),
+def strange(place: Place, folder: str, entries: Listing, *, allowed: tuple[str, ...] = (),
             nested: str = INFO) -> Iterator[Finding]:
     """What lies in a folder of a sequence beside its files.
 
     ``allowed`` names sub-folders that belong there; ``nested`` is the severity of any other one
     ("" for none: 5.1+ passes them over).
     """
-    for trouble in found.troubles:
+    for trouble in entries.troubles:
         name = os.path.basename(trouble.path)
         if trouble.unreadable or _in_sequence(name):
             yield place.finding("file-unreadable", trouble.reason, trouble.path)
         elif not (name.endswith(".delete") and allowed):
             yield place.finding("file-name", f"{trouble.reason}: a broker does not start with "
                                 "such a name in this folder", trouble.path)
-    for name in found.folders:
+    for name in entries.folders:
         path = os.path.join(folder, name)
         if _in_sequence(name):
             yield place.finding("file-unreadable", "a folder with the name of a file", path)
@@ -340,9 +342,9 @@ def _in_sequence(name: str) -> bool:
     return names.parse_offset(name) is not None
 
 
-def occupied(found: Listing) -> list[int]:
+def occupied(entries: Listing) -> list[int]:
     """The offsets of names that are taken by something unreadable: not missing, at least."""
-    taken = [os.path.basename(one.path) for one in found.troubles] + found.folders
+    taken = [os.path.basename(trouble.path) for trouble in entries.troubles] + entries.folders
     return sorted(base for base in map(names.parse_offset, taken) if base is not None)
 
 
@@ -355,39 +357,39 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
     ``aligned``: whether ``size`` is sure enough to hold it against names.
     """
     known: list[StoreFile] = []
-    for number, one in enumerate(files):
-        if not os.access(one.path, os.R_OK):
-            yield place.finding("file-unreadable", "permission denied", one.path)
+    for number, file in enumerate(files):
+        if not os.access(file.path, os.R_OK):
+            yield place.finding("file-unreadable", "permission denied", file.path)
         last = number == len(files) - 1
-        yield from _length(place, one, size, unit, last)
-        if aligned and one.base % size:
-            yield place.finding("file-name", f"{one.base} is no multiple of the file size {size}: "
-                                "a broker never gives this name", one.path, base=one.base,
+        yield from _length(place, file, size, unit, last)
+        if aligned and file.base % size:
+            yield place.finding("file-name", f"{file.base} is no multiple of the file size {size}: "
+                                "a broker never gives this name", file.path, base=file.base,
                                 position=0)
-        elif known and one.base == known[-1].base:
-            yield place.finding("file-name", f"the same name as {known[-1].path}", one.path,
-                                base=one.base, position=0, severity=ERROR)
+        elif known and file.base == known[-1].base:
+            yield place.finding("file-name", f"the same name as {known[-1].path}", file.path,
+                                base=file.base, position=0, severity=ERROR)
         else:
-            known.append(one)
+            known.append(file)
     if gaps:
         for a, b in pairwise(known):
             yield from _missing(place, a, b.base, size, taken)
 
 
-def _length(place: Place, one: StoreFile, size: int, unit: int, last: bool) -> Iterator[Finding]:
-    if one.size == 0 and last:
+def _length(place: Place, file: StoreFile, size: int, unit: int, last: bool) -> Iterator[Finding]:
+    if file.size == 0 and last:
         yield place.finding("file-empty", "length zero: brokers before 5.1.3 do not start with "
-                            "it, later ones delete it", one.path, base=one.base, position=0,
+                            "it, later ones delete it", file.path, base=file.base, position=0,
                             length=size)
-    elif one.size != size:
-        at = min(one.size, size)
+    elif file.size != size:
+        position = min(file.size, size)
         yield place.finding(
-            "file-size", f"has {one.size} bytes, the files of this store have {size}: a broker "
-            "does not start with it", one.path, base=one.base, position=at,
-            length=abs(one.size - size))
+            "file-size", f"has {file.size} bytes, the files of this store have {size}: a broker "
+            "does not start with it", file.path, base=file.base, position=position,
+            length=abs(file.size - size))
     elif size % unit:
-        yield place.finding("file-size", f"{one.size} bytes are no whole number of {unit}-byte "
-                            "units", one.path, base=one.base, position=size - size % unit,
+        yield place.finding("file-size", f"{file.size} bytes are no whole number of {unit}-byte "
+                            "units", file.path, base=file.base, position=size - size % unit,
                             length=size % unit)
 
 

@@ -57,29 +57,30 @@ class Verdict(Generic[C]):
     @property
     def next(self) -> str | None:
         """The one command to go on with, the one that only looks first; None where all is well."""
-        remedies = [one.next for one in self.findings if one.is_trouble and one.next]
-        if any(one.startswith(("rmqctl recover ", "rmqctl preflight ")) for one in remedies):
+        remedies = [finding.next for finding in self.findings if finding.is_trouble
+                    and finding.next]
+        if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ")) for remedy in remedies):
             return f"rmqctl preflight {shlex.quote(self.root)}"
         return next(iter(remedies), None)
 
     @property
     def impact(self) -> str | None:
         """One line on what the findings concern: messages and rows, and whose; None for none."""
-        troubles = [one for one in self.findings if one.is_trouble]
+        troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
             return None
         parts = []
         messages = self.coverage.as_dict().get("messages")
-        rowless = sum(one.count for one in troubles if one.category in _WITHOUT_ROW)
+        rowless = sum(finding.count for finding in troubles if finding.category in _WITHOUT_ROW)
         if rowless:
             parts.append(f"{rowless:,} of {messages or 0:,} messages have no row in their queue")
-        leading = sum(one.count for one in troubles if one.category == "cq-ahead")
+        leading = sum(finding.count for finding in troubles if finding.category == "cq-ahead")
         if leading:
             parts.append(f"{leading:,} rows lead to no message")
         damaged = self.coverage.as_dict().get("bytes_damaged")
         if damaged:
             parts.append(f"{damaged:,} bytes of the log are damaged")
-        topics = sorted({one.topic for one in troubles if one.topic is not None})
+        topics = sorted({finding.topic for finding in troubles if finding.topic is not None})
         if topics:
             more = f" and {len(topics) - _TOPICS} more" if len(topics) > _TOPICS else ""
             parts.append(f"topics {', '.join(topics[:_TOPICS])}{more}")
@@ -101,7 +102,7 @@ class Verdict(Generic[C]):
         if self.tier is not None:
             coverage["tiered"] = self.tier
         return {
-            "ok": self.ok, "findings": [one.as_dict() for one in self.findings],
+            "ok": self.ok, "findings": [finding.as_dict() for finding in self.findings],
             "coverage": coverage, "checked": list(self.checked),
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
@@ -113,17 +114,17 @@ class Verdict(Generic[C]):
 def first_findings(findings: Iterable[Finding], most: int) -> tuple[
         tuple[Finding, ...], Counter[tuple[str, str]]]:
     """(the first ``most`` findings, the number of all by category and severity)."""
-    kept: list[Finding] = []
+    first: list[Finding] = []
     counts: Counter[tuple[str, str]] = Counter()
-    for one in findings:
-        counts[one.category, one.severity] += 1
-        if len(kept) < most:
-            kept.append(one)
-    return tuple(kept), counts
+    for finding in findings:
+        counts[finding.category, finding.severity] += 1
+        if len(first) < most:
+            first.append(finding)
+    return tuple(first), counts
 
 
 def verdict(run: Verification, most: int) -> Verdict[Coverage]:
     """Runs a verification to its end and keeps the first ``most`` findings."""
-    kept, counts = first_findings(run.findings(), most)
-    return Verdict(run.store.root, run.ok, kept, counts, run.coverage, tuple(run.checked),
+    first, counts = first_findings(run.findings(), most)
+    return Verdict(run.store.root, run.ok, first, counts, run.coverage, tuple(run.checked),
                    None if run.parts is None else len(run.parts), not_judged=run.not_judged)

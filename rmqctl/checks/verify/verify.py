@@ -109,10 +109,10 @@ class Verification:
     def findings(self) -> Iterator[Finding]:
         layout = self.store.layout
         mends = not layout.unread and layout.consumequeue != "double"
-        for one in self._all():
-            if one.severity != INFO:
+        for finding in self._all():
+            if finding.severity != INFO:
                 self.ok = False
-            with_advice = advised(one, self.store.root)
+            with_advice = advised(finding, self.store.root)
             # No repair is planned for what could not be written along.
             yield with_advice if mends else replace(with_advice, next=None)
 
@@ -163,15 +163,15 @@ class Verification:
     def _ends(self) -> dict[QueueKey, int]:
         if not self._judges("consumequeue"):
             return {}
-        found = {}
+        ends = {}
         for key, queue in self.store.queues.items():
             try:
-                found[key] = queue.disk_end
+                ends[key] = queue.disk_end
             except StoreIOError as error:
-                found[key] = queue.first_index
+                ends[key] = queue.first_index
                 self._unreadable[key] = _unreadable(queue, error)
             queue.close()
-        return found
+        return ends
 
     def _context(self, result: RangeResult, live: bool) -> Context:
         store, cover = self.store, self.coverage
@@ -205,7 +205,7 @@ class Verification:
     def _log(self, context: Context, ends: dict[QueueKey, int]) -> Iterator[Finding]:
         store, result, cover = self.store, context.result, self.coverage
         reconcilers = self._reconcilers(context, ends) if self._judges("consumequeue") else []
-        queue_findings = [one for each in reconcilers for one in each.findings()]
+        queue_findings = [finding for each in reconcilers for finding in each.findings()]
         if self.options.wants("commitlog"):
             yield from log_findings(context, self.log_end, queue_findings)
         yield from queue_findings
@@ -226,19 +226,19 @@ class Verification:
                 yield from index_findings(context)
 
     def _reconcilers(self, context: Context, ends: dict[QueueKey, int]) -> list[QueueReconciler]:
-        made = []
+        reconcilers = []
         for key, queue in self.store.queues.items():
             if key in self._unreadable:
                 continue
-            one = QueueReconciler(context, queue, context.result.queues.get(key), ends[key])
+            reconciler = QueueReconciler(context, queue, context.result.queues.get(key), ends[key])
             try:
-                one.prepare()
+                reconciler.prepare()
             except StoreIOError as error:
                 self._unreadable[key] = _unreadable(queue, error)
                 continue
-            made.append(one)
+            reconcilers.append(reconciler)
             queue.close()
-        return made
+        return reconcilers
 
 
 def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
@@ -265,9 +265,9 @@ def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
 def small_checks(store: Store, context: Context | None, log_end: int,
                  wants: Callable[[str], bool], live: bool) -> Iterator[Finding]:
     """In the order of the structures. ``context`` is None when the log was not read."""
-    for one in files.check(store):
-        if wants(_SEQUENCES.get(one.structure, "store")):
-            yield one
+    for finding in files.check(store):
+        if wants(_SEQUENCES.get(finding.structure, "store")):
+            yield finding
     if wants("checkpoint"):
         newest = context.result.last_store_timestamp if context else None
         yield from checkpoint.check(store, newest, log_end, live=live)
@@ -279,8 +279,8 @@ def small_checks(store: Store, context: Context | None, log_end: int,
     if wants("compaction"):
         yield from compaction.check(store, live=live)
     in_damage = context.in_damage if context else None
-    for one in config.small(store):
+    for finding in config.small(store):
         if wants("store"):
-            yield one
+            yield finding
     if wants("consumequeue"):
         yield from config.check_queues(store, log_end, live=live, in_damage=in_damage)

@@ -86,8 +86,8 @@ def _legal_repeat(context: Context, physical: int, key_hash: int) -> bool:
     if record is None:
         return False
     topic = record.topic.decode("utf-8", "replace")
-    found = props.parse(record.properties.decode("utf-8", "replace"))
-    return key_hash in (layout.key_hash(topic, key) for key in layout.keys_of(found))
+    properties = props.parse(record.properties.decode("utf-8", "replace"))
+    return key_hash in (layout.key_hash(topic, key) for key in layout.keys_of(properties))
 
 
 def _entry(files: list[OpenedFile], place: EntryPlace, category: str, field: str, detail: str,
@@ -211,8 +211,9 @@ def read_slots(source: FileSource, shape: Shape) -> Array:
     out: Array = np.zeros(shape.slots, np.int32)
     for start in range(0, shape.slots, _PAGE):
         data = source.read(shape.slot_position(start), min(_PAGE, shape.slots - start) * SLOT.size)
-        whole = len(data) // SLOT.size
-        out[start:start + whole] = np.frombuffer(data[:whole * SLOT.size], slot_dtype())["entry"]
+        complete = len(data) // SLOT.size
+        out[start:start + complete] = np.frombuffer(data[:complete * SLOT.size],
+                                                    slot_dtype())["entry"]
     return out
 
 
@@ -239,14 +240,14 @@ class _Reached:
 
 def _repeats(index: IndexFile, entries: int) -> Array:
     """Entries that two links of one page lead to: the slow look, only where there are some."""
-    found = []
+    repeats = []
     for start in range(1, entries + 1, _PAGE):
         page = _page(index.source, index.shape, start, min(_PAGE, entries + 1 - start))
         links = np.sort(page["previous"][page["previous"] > 0].astype(np.int64))
-        found.append(links[1:][links[1:] == links[:-1]])
+        repeats.append(links[1:][links[1:] == links[:-1]])
     slots = np.sort(read_slots(index.source, index.shape).astype(np.int64))
     slots = slots[(slots > 0) & (slots <= entries)]
-    return np.concatenate([*found, slots[1:][slots[1:] == slots[:-1]]])
+    return np.concatenate([*repeats, slots[1:][slots[1:] == slots[:-1]]])
 
 
 def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
@@ -273,11 +274,11 @@ def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
         bad |= sound & (slot_of[np.where(sound, previous, 0)] != slot_of[number])
         sound &= ~bad
         reached.add(previous[sound])
-        for at in np.flatnonzero(bad).tolist():
+        for row in np.flatnonzero(bad).tolist():
             broken_entries += 1
             if broken_entries <= SINGLE_IN_FILE:
-                yield _entry_finding(index, "index-chain", start + at, "previous",
-                             _link_words(int(previous[at]), start + at))
+                yield _entry_finding(index, "index-chain", start + row, "previous",
+                             _link_words(int(previous[row]), start + row))
     used = broken_slots = 0
     for start in range(0, shape.slots, _PAGE):
         heads = slots[start:start + _PAGE]
@@ -354,11 +355,11 @@ def _page(source: FileSource, shape: Shape, start: int, count: int) -> Array:
 
 def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
     """Entries behind the counted ones: the header's count is behind, or stale bytes."""
-    at = index.shape.entry_position(entries + 1)
-    if index.source.next_data(at) >= index.source.size:
+    position = index.shape.entry_position(entries + 1)
+    if index.source.next_data(position) >= index.source.size:
         return
-    data = index.source.read(at, ENTRY.size)
+    data = index.source.read(position, ENTRY.size)
     if len(data) == ENTRY.size and any(data):
         yield Finding("index-header", "index", f"index_count: says {entries} entries, but entry "
-                      f"{entries + 1} is in use", file=index.file.path, offset=at,
+                      f"{entries + 1} is in use", file=index.file.path, offset=position,
                       length=ENTRY.size)

@@ -70,11 +70,11 @@ class KeyTally:
             return
         wanted = Counter(self.missing)
         extra = []
-        for one in self.extra:
-            if wanted.get(one[:2], 0) > 0:
-                wanted[one[:2]] -= 1
+        for entry in self.extra:
+            if wanted.get(entry[:2], 0) > 0:
+                wanted[entry[:2]] -= 1
             else:
-                extra.append(one)
+                extra.append(entry)
         self.extra = extra
         self.missing = sorted(wanted.elements())
 
@@ -119,14 +119,14 @@ class Entries:
         end = min(position + count, self.total)
         while position < end:
             number, entry = self.place(position)
-            here = min(end - position, self.counts[number] - entry + 1)
+            count_here = min(end - position, self.counts[number] - entry + 1)
             data = self._sources[number].read(
-                self.files[number].shape.entry_position(entry), here * ENTRY.size)
+                self.files[number].shape.entry_position(entry), count_here * ENTRY.size)
             got = len(data) // ENTRY.size
             parts.append(np.frombuffer(data[:got * ENTRY.size], dtype()))
-            if got < here:
+            if got < count_here:
                 break
-            position += here
+            position += count_here
         return np.concatenate(parts) if parts else np.zeros(0, dtype())
 
     def seek(self, physical: int) -> int:
@@ -173,31 +173,31 @@ class KeyCheck:
     def _compare(self, physical: Array, key_hash: Array, store_time: Array, end: int) -> None:
         count = len(physical)
         self.tally.expected += count
-        found = self.entries.read(self.position, count)
-        if len(found) == count and (found["physical_offset"] == physical).all() and (
-                found["key_hash"] == key_hash).all():
-            self._times(found, store_time)
+        entries = self.entries.read(self.position, count)
+        if len(entries) == count and (entries["physical_offset"] == physical).all() and (
+                entries["key_hash"] == key_hash).all():
+            self._times(entries, store_time)
             self.position += count
             self.tally.actual += count
             return
         self._pair(physical, key_hash, end)
 
-    def _times(self, found: Array, store_time: Array) -> None:
+    def _times(self, entries: Array, store_time: Array) -> None:
         """Entry times are whole seconds from their file's begin, cut off (index.md §6)."""
-        if not len(found):
+        if not len(entries):
             return
         number = np.searchsorted(self.entries.starts, np.arange(
-            self.position, self.position + len(found)), "right") - 1
-        when = self._begins[number] + found["time_diff"].astype(np.int64) * 1000
+            self.position, self.position + len(entries)), "right") - 1
+        when = self._begins[number] + entries["time_diff"].astype(np.int64) * 1000
         late = (when > store_time) | (when <= store_time - 1000)
         # A clock that was set back: what is older than the file's begin counts from it.
-        late &= (found["time_diff"] != 0) | (store_time > when)
+        late &= (entries["time_diff"] != 0) | (store_time > when)
         for index in np.flatnonzero(late)[:1000].tolist():
             place = self.entries.place(self.position + index)
-            if place.entry == 1 and self._rolled(place.file, int(found["time_diff"][index])):
+            if place.entry == 1 and self._rolled(place.file, int(entries["time_diff"][index])):
                 continue
             if len(self.tally.late) < KEEP:
-                self.tally.late.append((int(found["physical_offset"][index]), int(when[index]),
+                self.tally.late.append((int(entries["physical_offset"][index]), int(when[index]),
                                         place))
 
     def _rolled(self, file: int, diff: int) -> bool:
@@ -206,8 +206,8 @@ class KeyCheck:
         """
         if file == 0:
             return diff >= 0 and self.entries.files[0].header.begin_phy_offset > 0
-        before, here = self.entries.files[file - 1].header, self.entries.files[file].header
-        return diff == max(0, here.begin_timestamp - before.end_timestamp) // 1000
+        before, own = self.entries.files[file - 1].header, self.entries.files[file].header
+        return diff == max(0, own.begin_timestamp - before.end_timestamp) // 1000
 
     def _pair(self, physical: Array, key_hash: Array, end: int) -> None:
         window = self.entries.read(self.position, 2 * len(physical) + 4096)

@@ -24,17 +24,18 @@ _GAP = "zeros to the end of the file, though the log goes on in a later one"
 def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
         Finding]:
     """Damage in physical order, then what was cut off the end of the log."""
-    ahead = [one for one in queue_findings if one.category == "cq-ahead"]
-    gone = sum(one.count for one in ahead)
-    found = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context),
-             *_fillers(context)]
-    for one in sorted(found, key=lambda one: one.offset or 0):
-        if ahead and one.offset == log_end:  # the damage that ended the log says what it cost
+    ahead = [finding for finding in queue_findings if finding.category == "cq-ahead"]
+    gone = sum(finding.count for finding in ahead)
+    findings = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context),
+                *_fillers(context)]
+    for finding in sorted(findings, key=lambda finding: finding.offset or 0):
+        if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
-            yield replace(one, detail=f"{one.detail}; {gone} rows of the consumequeues lead "
+            yield replace(finding, detail=f"{finding.detail}; {gone} rows of the consumequeues "
+                                          "lead "
                           "beyond it: their messages are gone")
         else:
-            yield one
+            yield finding
     for name in context.result.shrunk:
         yield Finding("file-changed", "commitlog", "the file shrank while it was read: run this "
                       "again when nobody writes to the store", file=name)
@@ -42,7 +43,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
         yield Finding("record-damaged", "commitlog", f"{context.result.unkept} more damaged "
                       "places (only counted)", count=context.result.unkept)
     if ahead and (gone > 1 or _index_agrees(context)):
-        queues = len({(one.topic, one.queue_id) for one in ahead})
+        queues = len({(finding.topic, finding.queue_id) for finding in ahead})
         yield Finding(
             "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} rows of "
             f"{queues} consumequeues lead beyond it: their messages are gone",
@@ -57,7 +58,7 @@ def _index_agrees(context: Context) -> bool:
 def _place(context: Context, offset: int) -> dict[str, Any]:
     file = context.store.log.file_of(offset)
     if file is None:
-        before = [one for one in context.store.log.files if one.end == offset]
+        before = [file for file in context.store.log.files if file.end == offset]
         return {"file": before[-1].path if before else None, "offset": offset,
                 "position": before[-1].size if before else None}
     return {"file": file.path, "offset": offset, "position": offset - file.base}
@@ -71,7 +72,7 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
         behind = span.offset >= log_end
         if span.kind == ZERO and behind:
             continue  # the unused rest of the log
-        rows = [context.lost[at] for at in
+        rows = [context.lost[number] for number in
                 lost[bisect_left(lost, span.offset):bisect_left(lost, span.end)]]
         shown = span.field and span.field != UNREADABLE
         detail = (span.reason or _GAP) + (f" (field {span.field})" if shown else "")
@@ -127,17 +128,17 @@ def _bad_number(record: Record) -> str:
 _NEWEST = 5
 _DROPPED = "clients cannot decode it, and drop what follows in the same pull"
 _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
-    rules.BORN_PORT: ("born port {}: " + _DROPPED, lambda one: one.born_host[1]),
-    rules.STORE_PORT: ("store port {}: " + _DROPPED, lambda one: one.store_host[1]),
+    rules.BORN_PORT: ("born port {}: " + _DROPPED, lambda record: record.born_host[1]),
+    rules.STORE_PORT: ("store port {}: " + _DROPPED, lambda record: record.store_host[1]),
     rules.SYS_FLAG: ("system flags {}, a compression that no version knows: " + _DROPPED,
-                     lambda one: one.sys_flag),
-    rules.RECONSUME: ("it was consumed {} times", lambda one: one.reconsume_times),
+                     lambda record: record.sys_flag),
+    rules.RECONSUME: ("it was consumed {} times", lambda record: record.reconsume_times),
     rules.PREPARED: ("the half message that it ends would lie at {}, behind itself",
-                     lambda one: one.prepared_transaction_offset),
+                     lambda record: record.prepared_transaction_offset),
     rules.STORE_TIME: ("stored at {}, which its neighbours contradict by years",
-                       lambda one: one.store_timestamp),
+                       lambda record: record.store_timestamp),
     rules.STORE_HOST: ("stored by {}, and the messages before and behind it by another host",
-                       lambda one: host_text(*one.store_host)),
+                       lambda record: host_text(*record.store_host)),
     rules.NUMBER: ("its property {} is no number: a broker refuses it, and cuts the log off there",
                    _bad_number),
 }
@@ -168,7 +169,7 @@ def _fillers(context: Context) -> Iterator[Finding]:
     if first is None:
         return
     count = sum(counts.values())
-    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     topics = ", ".join(f"{topic or '(no topic)'} {many}" for topic, many in ordered[:_NAMED])
     more = f" and {len(ordered) - _NAMED} more topics" if len(ordered) > _NAMED else ""
     yield Finding("fillers", "commitlog", f"{plural(count, 'filler stands', 'fillers stand')} for "

@@ -70,13 +70,13 @@ class LogPass:
         for item in walk:
             if not self._started:
                 self._start(file.base + walk.first)
-            here = file.base + walk.position
+            position = file.base + walk.position
             if isinstance(item, Unread):
                 self._unread(file, item)
             else:
                 self._take(item)
-            self._progress(here - self.result.position)
-            self.result.position = here
+            self._progress(position - self.result.position)
+            self.result.position = position
         if not self._started:
             self._start(file.base + walk.first)
         self.result.position = file.base + walk.position
@@ -106,15 +106,15 @@ class LogPass:
 
     def _take(self, batch: Batch) -> None:
         # What is no message: counted, and kept for the findings.
-        found = self.result
+        result = self.result
         for span in batch.spans:
             if span.kind == BLANK:
-                found.bytes_blank += span.length
+                result.bytes_blank += span.length
             elif span.kind == ZERO:
-                found.bytes_zero += span.length
+                result.bytes_zero += span.length
                 self._keep_span(span)  # damage, should the log go on behind it
             else:
-                found.bytes_damaged += span.length
+                result.bytes_damaged += span.length
                 self._keep_span(span)
         if not len(batch):
             return
@@ -124,18 +124,18 @@ class LogPass:
         sealed = self._seals(batch, ok)
         bad = int((~ok).sum())
         if bad:
-            found.bytes_damaged += int(size[~ok].sum())
-        found.bytes_in_messages += int(size[ok].sum())
-        found.messages += len(batch) - bad
+            result.bytes_damaged += int(size[~ok].sum())
+        result.bytes_in_messages += int(size[ok].sum())
+        result.messages += len(batch) - bad
         properties = text.properties(batch).packed()
-        found.headers.add(batch, ok, bad_numbers(batch, self.store.generation, properties))
+        result.headers.add(batch, ok, bad_numbers(batch, self.store.generation, properties))
         # The newest time and the last record: where the log ends.
         when = batch.column("store_timestamp")[ok]
         if len(when):
             newest = int(when.max())
-            found.last_store_timestamp = max(found.last_store_timestamp or newest, newest)
-        found.last_record_start = int(batch.offset[-1])
-        found.last_record_end = found.last_record_start + int(size[-1])
+            result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
+        result.last_record_start = int(batch.offset[-1])
+        result.last_record_end = result.last_record_start + int(size[-1])
         # What the messages lead to is compared by blocks: the batch's data is gone after this.
         codes = self._topics.encode(text.topics(batch))
         self._count_fillers(batch, codes, ok)
@@ -151,12 +151,12 @@ class LogPass:
         rows = np.flatnonzero(fillers(batch) & ok)
         if not len(rows):
             return
-        found = self.result
-        if found.first_filler is None:
-            found.first_filler = int(batch.offset[rows[0]])
+        result = self.result
+        if result.first_filler is None:
+            result.first_filler = int(batch.offset[rows[0]])
         for code, count in zip(*np.unique(codes[rows], return_counts=True), strict=True):
             topic = os.fsdecode(self._topics.texts[int(code)])
-            found.fillers[topic] = found.fillers.get(topic, 0) + int(count)
+            result.fillers[topic] = result.fillers.get(topic, 0) + int(count)
 
     def _keep_span(self, span: Span) -> None:
         if len(self.result.spans) < KEEP:
@@ -204,8 +204,8 @@ class LogPass:
 
     def _batches(self, batch: Batch, codes: Array, ok: Array) -> None:
         """Rows that records of batch consumequeue topics must have (consumequeue.md §9)."""
-        mine = np.array([one in self._batch_topics for one in self._topics.texts], bool)
-        for index in np.flatnonzero(mine[codes] & ok).tolist():
+        batched = np.array([topic in self._batch_topics for topic in self._topics.texts], bool)
+        for index in np.flatnonzero(batched[codes] & ok).tolist():
             record = decode(batch.bytes_at(index))
             if not sysflag.has_consume_queue_row(record.sys_flag):
                 continue
@@ -315,17 +315,18 @@ class MessageChecks:
             return
         free: Array = np.zeros(len(self._topics.texts), bool)
         if self.store.generation >= 5:
-            free = np.array([one.startswith(NOT_DISPATCHED) for one in self._topics.texts], bool)
+            free = np.array([topic.startswith(NOT_DISPATCHED) for topic in self._topics.texts],
+                            bool)
         free = free[block.topic]
         picked: list[tuple[int, int, int]] = []
-        for at, raw, offset in zip(message.tolist(), names.tolist(), offsets.tolist(),
-                                   strict=True):
+        for row, raw, offset in zip(message.tolist(), names.tolist(), offsets.tolist(),
+                                    strict=True):
             queue = os.fsdecode(raw)
             if is_queue_name(queue):
                 light = queue.startswith(props.LMQ_PREFIX)
-                key = queue, 0 if light else int(block.queue_id[at])
-                picked.append((at, self._rows.number(key), offset))
-                if free[at]:
+                key = queue, 0 if light else int(block.queue_id[row])
+                picked.append((row, self._rows.number(key), offset))
+                if free[row]:
                     self._rows.skip(picked[-1][1], offset)
         if picked:
             columns = np.array(picked, np.int64)
@@ -342,8 +343,8 @@ class MessageChecks:
         row, hashes = keys.row, keys.key_hash
         rollback = block.sys_flag & sysflag.TRANSACTION_MASK == sysflag.TRANSACTION_ROLLBACK
         if rollback.any():
-            kept = ~rollback[row]
-            row, hashes = row[kept], hashes[kept]
+            indexed = ~rollback[row]
+            row, hashes = row[indexed], hashes[indexed]
         end = int(block.offset[-1] + block.total_size[-1])
         check.compare(block.offset[row], hashes, block.store_timestamp[row], end)
 
@@ -398,6 +399,6 @@ class Gatherer:
             return None
         columns: list[Any] = [part[0] if len(part) == 1 else np.concatenate(part)
                               for part in zip(*self._parts, strict=True)]
-        whole: Any = (*columns, text.joined(self._packed))
+        columns_of_block: Any = (*columns, text.joined(self._packed))
         self._parts, self._packed, self.count = [], [], 0
-        return Block(*whole)
+        return Block(*columns_of_block)

@@ -38,17 +38,17 @@ class Range:
 
 def split(store: Store, parts: int, minimum: int = MIN_RANGE) -> list[Range]:
     """At most ``parts`` ranges of about equal bytes over all files of the log."""
-    files = [one for one in store.log.files if one.size]
-    total = sum(one.size for one in files)
+    files = [file for file in store.log.files if file.size]
+    total = sum(file.size for file in files)
     parts = max(1, min(parts, total // max(minimum, 1)))
     cuts: list[tuple[int, bool]] = []
     for number in range(1, parts):
         left = total * number // parts
-        for one in files:
-            if left < one.size:
-                cuts.append((one.base + left, left > 0))
+        for file in files:
+            if left < file.size:
+                cuts.append((file.base + left, left > 0))
                 break
-            left -= one.size
+            left -= file.size
     starts = [(files[0].base if files else 0, False), *cuts]
     ends = [*(cut for cut, _ in cuts), store.log.end]
     return [Range(start, end, resync)
@@ -107,8 +107,8 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
               else split(store, jobs if jobs == 1 else jobs * 4, minimum))
     if pool is None:
         if len(pieces) == 1 or jobs == 1:
-            whole = Range(pieces[0].start, pieces[-1].end, False)
-            return run_range(store, ends, wanted, whole, True, progress)
+            everything = Range(pieces[0].start, pieces[-1].end, False)
+            return run_range(store, ends, wanted, everything, True, progress)
         pool = Processes(min(jobs, len(pieces)))
     job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot)
     tasks = [_Task(part, part is pieces[-1]) for part in pieces]
@@ -138,7 +138,7 @@ def _seam(store: Store, position: int) -> int:
     """Where the next frame starts behind ``position``: in a hole, with the next file."""
     if store.log.file_of(position) is not None:
         return position
-    later = [one.base for one in store.log.files if one.base >= position]
+    later = [file.base for file in store.log.files if file.base >= position]
     return min(later, default=position)
 
 
@@ -160,7 +160,7 @@ def sample(store: Store, share: float, seed: int) -> list[Range]:
     chance = random.Random(seed)  # noqa: S311
     picked = set(chance.sample(range(len(used)), count - 1))
     picked.add(len(used) - 1)
-    return [used[at] for at in sorted(picked)]
+    return [used[number] for number in sorted(picked)]
 
 
 def _unused(store: Store, part: Range) -> bool:
@@ -168,9 +168,9 @@ def _unused(store: Store, part: Range) -> bool:
     place = store.log.locate(part.start)
     if place is None:
         return True
-    source, at = place
-    data = source.next_data(at)
-    return data >= min(source.size, at + part.end - part.start)
+    source, position = place
+    data = source.next_data(position)
+    return data >= min(source.size, position + part.end - part.start)
 
 
 def run_parts(store: Store, ends: dict[QueueKey, int], wanted: Wanted, parts: list[Range],

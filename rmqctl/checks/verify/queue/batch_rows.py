@@ -41,16 +41,16 @@ def batch_expected(record: Record) -> tuple[int, int]:
     Only a record with both INNER_BASE and INNER_NUM covers more than its own queue offset.
     ValueError where a broker could not read the numbers.
     """
-    found = props.parse(record.properties.decode("utf-8", "replace"))
-    return batch_range(record.queue_offset, found.get(props.INNER_BASE),
-                       found.get(props.INNER_NUM))
+    properties = props.parse(record.properties.decode("utf-8", "replace"))
+    return batch_range(record.queue_offset, properties.get(props.INNER_BASE),
+                       properties.get(props.INNER_NUM))
 
 
 def valid(rows: Array) -> Array:
     """The broker's test of a unit, by column."""
-    found: Array = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
-                    & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
-    return found
+    mask: Array = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
+                   & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
+    return mask
 
 
 def check(store: Store, log_end: int, *, live: bool = False,
@@ -77,11 +77,11 @@ class _Rows:
               count: int = 1, severity: str = "") -> Finding:
         category, name, words = wrong
         place = UNIT.field(name)
-        at = row * UNIT_SIZE
-        one = count == 1
+        position = row * UNIT_SIZE
+        single = count == 1
         return Finding(category, STRUCTURE, f"{name} of row {row}: {words}", file=file.path,
-                       offset=at + (place.offset if one else 0),
-                       length=place.size if one else count * UNIT_SIZE, topic=self._queue.topic,
+                       offset=position + (place.offset if single else 0),
+                       length=place.size if single else count * UNIT_SIZE, topic=self._queue.topic,
                        queue_id=self._queue.queue_id, queue_offset=base, count=count,
                        severity=severity, next=_FIX)
 
@@ -91,7 +91,7 @@ class _Rows:
             gaps = Gaps()
             try:
                 with file.open() as source:
-                    for at, data in pages(source, UNIT_SIZE, _PAGE):
+                    for first_row, data in pages(source, UNIT_SIZE, _PAGE):
                         filled = np.flatnonzero(used_units(data, UNIT_SIZE))
                         if not len(filled):
                             continue
@@ -100,11 +100,11 @@ class _Rows:
                         if unfinished is not None and real.any():
                             yield self._gap(*unfinished)
                             unfinished = None
-                        for first, count in gaps.feed(at + filled, real):
+                        for first, count in gaps.feed(first_row + filled, real):
                             words = f"{plural(count, 'row')} of zeros, rows follow"
                             yield self._tell(file, first, (
                                 "cq-missing-entry", "physical_offset", words), count=count)
-                        yield from self._page(file, rows, at + filled)
+                        yield from self._page(file, rows, first_row + filled)
                     if 0 < gaps.used <= source.size // UNIT_SIZE - 1:
                         unfinished = file, gaps.used
             except StoreIOError as error:
@@ -120,9 +120,9 @@ class _Rows:
         good: Array = np.ones(len(rows), bool)
         bases = rows["msg_base_offset"]
         for wrong, mask in self._alone(rows):
-            here = np.flatnonzero(mask & good)
+            wrong_rows = np.flatnonzero(mask & good)
             good &= ~mask
-            for row in here.tolist():
+            for row in wrong_rows.tolist():
                 yield self._tell(file, int(index[row]), wrong, base=int(bases[row]))
         yield from self._ahead(file, rows, index, good)
         for row, wrong in self._messages(rows, np.flatnonzero(
@@ -130,9 +130,10 @@ class _Rows:
             good[row] = False
             yield self._tell(file, int(index[row]), wrong, base=int(bases[row]),
                              severity=INFO if wrong[0] == "cq-lost" else "")
-        here = np.flatnonzero(good)
-        for row, wrong in self._order(rows[here]):
-            yield self._tell(file, int(index[here[row]]), wrong, base=int(bases[here[row]]))
+        wrong_rows = np.flatnonzero(good)
+        for row, wrong in self._order(rows[wrong_rows]):
+            yield self._tell(file, int(index[wrong_rows[row]]), wrong,
+                             base=int(bases[wrong_rows[row]]))
 
     def _alone(self, rows: Array) -> list[tuple[Wrong, Array]]:
         return [
@@ -210,15 +211,15 @@ class _Rows:
                                          f"{record.total_size}")
 
     def _compare(self, rows: Array, number: Array, batch: Batch) -> Iterator[tuple[int, Wrong]]:
-        found = text.Properties(batch)
+        properties = text.Properties(batch)
         tags: Array = np.zeros(len(batch), np.int64)
-        at, values = found.find(props.TAGS)
-        tags[at] = text.hashes(values.data, values.start, values.length)[0]
-        base, count = batch_ranges(found, batch.column("queue_offset"))
+        tagged, values = properties.find(props.TAGS)
+        tags[tagged] = text.hashes(values.data, values.start, values.length)[0]
+        base, count = batch_ranges(properties, batch.column("queue_offset"))
         topic = self._queue.topic.encode("utf-8", "surrogateescape")
         other = ~text.topics(batch).equal(topic)
         other |= batch.column("queue_id") != self._queue.queue_id
-        mine = rows[number]
+        rows_of_batch = rows[number]
         good: Array = np.ones(len(number), bool)
         for category, name, column in (
                 ("cq-wrong-size", "size", batch.column("total_size")),
@@ -227,10 +228,10 @@ class _Rows:
                 ("cq-batch", "batch_size", count),
                 ("cq-wrong-tag", "tags_code", tags),
                 ("cq-batch", "store_timestamp", batch.column("store_timestamp"))):
-            bad = good & (mine[name] != column)
+            bad = good & (rows_of_batch[name] != column)
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
-                value = int(mine[row][name])
+                value = int(rows_of_batch[row][name])
                 words = (f"leads to a message of another queue ({value})"
                          if name == "physical_offset"
                          else f"{value}, the message says {int(column[row])}")
@@ -261,9 +262,9 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
         [queue.rows_of(number)["physical_offset"] for number in range(len(queue.files))])}
     rows = queue.all_used()
     newest = int(rows["physical_offset"].max()) if len(rows) else -1
-    missing = [one for one in expected if one[0] not in known]
-    between = [one for one in missing if one[0] < newest]
-    behind = [one for one in missing if one[0] > newest]
+    missing = [message for message in expected if message[0] not in known]
+    between = [message for message in missing if message[0] < newest]
+    behind = [message for message in missing if message[0] > newest]
     if between:
         yield _finding(context, key, "cq-missing-entry", between, queue,
                        f"{plural(len(between), 'record has', 'records have')} no row, though "

@@ -35,7 +35,7 @@ class ExtReader(Closing):
 
     def __init__(self, store: Store, topic: str, queue: int) -> None:
         self.files = listing(store.path(FOLDER, topic, str(queue))).files
-        self._bases = [one.base for one in self.files]
+        self._bases = [file.base for file in self.files]
         self._page: tuple[str, int, int] = ("", 0, 0)
         self._data = b""
         self._source: FileSource | None = None
@@ -55,26 +55,26 @@ class ExtReader(Closing):
         place = self.place(address)
         if place is None:
             return None
-        path, at = place
-        if not (self._page[0] == path and self._page[1] <= at <= self._page[2]):
+        path, position = place
+        if not (self._page[0] == path and self._page[1] <= position <= self._page[2]):
             try:
-                start, last, data = self._read(path, at)
+                start, last, data = self._read(path, position)
             except StoreIOError:
                 return None
             self._page, self._data = (path, start, last), data
         try:
-            return layout.decode(self._data, at - self._page[1])
+            return layout.decode(self._data, position - self._page[1])
         except FormatError:
             return None
 
-    def _read(self, path: str, at: int) -> tuple[int, int, bytes]:
+    def _read(self, path: str, position: int) -> tuple[int, int, bytes]:
         """(position, last position whose unit is whole for sure, bytes) of a page at ``at``."""
         if self._source is None or self._source.name != path:
             self.close()
             self._source = FileSource(path)
-        data = self._source.read(at, _PAGE)
-        whole = at + len(data) >= self._source.size
-        return at, at + len(data) - (0 if whole else MAX_SIZE), data
+        data = self._source.read(position, _PAGE)
+        to_end = position + len(data) >= self._source.size
+        return position, position + len(data) - (0 if to_end else MAX_SIZE), data
 
     def close(self) -> None:
         if self._source is not None:
@@ -96,7 +96,7 @@ def check(store: Store) -> Iterator[Finding]:
             end = _addressed(store, topic, int(name))
             files = listing(os.path.join(top, topic, name)).files
             for number, file in enumerate(files):
-                last = not any(one.size for one in files[number + 1:])
+                last = not any(file.size for file in files[number + 1:])
                 try:
                     yield from _file(file, topic, int(name), end - file.base if last else None)
                 except StoreIOError as error:
@@ -121,42 +121,43 @@ def _addressed(store: Store, topic: str, queue_id: int) -> int:
 
 def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[Finding]:
     """One file; units from ``end`` on are not looked at (None: the end mark must stand)."""
-    def tell(detail: str, at: int, length: int | None = None) -> Finding:
-        return Finding("cq-ext", FOLDER, detail, file=file.path, offset=at, length=length,
+    def tell(detail: str, position: int, length: int | None = None) -> Finding:
+        return Finding("cq-ext", FOLDER, detail, file=file.path, offset=position, length=length,
                        topic=topic, queue_id=queue, next=_FIX)
 
     with file.open() as source:
         window = _Window(source)
-        at, stop = 0, source.size if end is None else min(end, source.size)
-        while at < stop and at + HEAD_SIZE <= source.size:
-            size, bits = window.head(at)
+        position, stop = 0, source.size if end is None else min(end, source.size)
+        while position < stop and position + HEAD_SIZE <= source.size:
+            size, bits = window.head(position)
             if size == _MARK:
                 return
             if size == 0:
                 break
-            if window.is_unit(at):
-                at += size
+            if window.is_unit(position):
+                position += size
                 continue
             # A broker steps on by the size, whatever the bit map says; one of the two is right.
-            way = window.way_on(at, size, HEAD_SIZE + bits)
-            yield tell(f"a unit of {size} bytes with a bit map of {bits}", at,
-                       source.size - at if way is None else way)
+            way = window.way_on(position, size, HEAD_SIZE + bits)
+            yield tell(f"a unit of {size} bytes with a bit map of {bits}", position,
+                       source.size - position if way is None else way)
             if way is None:
                 return  # nothing says where the next unit starts
-            at += way
-        if at >= stop and end is not None:
+            position += way
+        if position >= stop and end is not None:
             return
-        if source.read(at, len(layout.END_MARK)) == layout.END_MARK:
+        if source.read(position, len(layout.END_MARK)) == layout.END_MARK:
             return  # an end mark may stand where no head has room any more
-        follows = _next_used(source, at)
+        follows = _next_used(source, position)
         if follows is not None:
-            yield tell("zeros where a unit should be; others follow", at, follows - at)
+            yield tell("zeros where a unit should be; others follow", position, follows - position)
         elif end is None:
-            yield tell("the units end without an end mark, though another file follows", at,
-                       source.size - at)
+            yield tell("the units end without an end mark, though another file follows", position,
+                       source.size - position)
         else:
-            yield tell("zeros where a unit should be: rows of the consumequeue lead there", at,
-                       end - at)
+            yield tell("zeros where a unit should be: rows of the consumequeue lead there",
+                       position,
+                       end - position)
 
 
 class _Window:
@@ -165,40 +166,40 @@ class _Window:
     def __init__(self, source: FileSource) -> None:
         self._source, self._start, self._data = source, 0, b""
 
-    def head(self, at: int) -> tuple[int, int]:
+    def head(self, position: int) -> tuple[int, int]:
         """(size, size of the bit map) of the unit at ``at``; zeros beyond the end."""
-        if not self._start <= at <= self._start + len(self._data) - HEAD_SIZE:
-            self._start, self._data = at, self._source.read(at, _CHUNK)
+        if not self._start <= position <= self._start + len(self._data) - HEAD_SIZE:
+            self._start, self._data = position, self._source.read(position, _CHUNK)
             if len(self._data) < HEAD_SIZE:
                 self._data = self._data.ljust(HEAD_SIZE, b"\0")
-        size, bits = _SIZES.unpack_from(self._data, at - self._start)
+        size, bits = _SIZES.unpack_from(self._data, position - self._start)
         return size, bits
 
-    def is_unit(self, at: int) -> bool:
-        size, bits = self.head(at)
-        return size == HEAD_SIZE + bits and bits >= 0 and at + size <= self._source.size
+    def is_unit(self, position: int) -> bool:
+        size, bits = self.head(position)
+        return size == HEAD_SIZE + bits and bits >= 0 and position + size <= self._source.size
 
-    def way_on(self, at: int, *ways: int) -> int | None:
+    def way_on(self, position: int, *ways: int) -> int | None:
         """The first of the sizes that leads from ``at`` to a unit or the end mark.
 
         If none does, one that leads to the unused rest; else None.
         """
-        there = [way for way in ways if way >= HEAD_SIZE and at + way <= self._source.size]
-        for way in there:
-            if self.is_unit(at + way) or self.head(at + way)[0] == _MARK:
+        inside = [way for way in ways if way >= HEAD_SIZE and position + way <= self._source.size]
+        for way in inside:
+            if self.is_unit(position + way) or self.head(position + way)[0] == _MARK:
                 return way
-        return next((way for way in there if self.head(at + way)[0] == 0), None)
+        return next((way for way in inside if self.head(position + way)[0] == 0), None)
 
 
-def _next_used(source: FileSource, at: int) -> int | None:
+def _next_used(source: FileSource, position: int) -> int | None:
     """The first position from ``at`` on that is not zero; None if the rest is."""
-    while at < source.size:
-        at = source.next_data(at)
-        data = source.read(at, _CHUNK)
+    while position < source.size:
+        position = source.next_data(position)
+        data = source.read(position, _CHUNK)
         if not data:
             return None
         rest = data.lstrip(b"\0")
         if rest:
-            return at + len(data) - len(rest)
-        at += len(data)
+            return position + len(data) - len(rest)
+        position += len(data)
     return None

@@ -45,8 +45,8 @@ class LeftOver:
         """A finding at a row of this queue (or at a physical offset for the commitlog)."""
         file = position = None
         if structure == "commitlog" and offset is not None:
-            found = self.context.store.log.file_of(offset)
-            file, position = (found.path, offset - found.base) if found else (None, None)
+            log_file = self.context.store.log.file_of(offset)
+            file, position = (log_file.path, offset - log_file.base) if log_file else (None, None)
         elif row is not None:
             file, position = self._place(row)
             offset = position
@@ -57,9 +57,9 @@ class LeftOver:
 
     def _place(self, row: int) -> tuple[str | None, int]:
         byte = row * UNIT_SIZE
-        for one in self.queue.files:
-            if one.base <= byte < one.end:
-                return one.path, byte - one.base
+        for file in self.queue.files:
+            if file.base <= byte < file.end:
+                return file.path, byte - file.base
         last = self.queue.files[-1] if self.queue.files else None
         return (last.path, byte - last.base) if last else (None, byte)
 
@@ -74,7 +74,7 @@ class LeftOver:
         self._settle()
         log = self.context.store.log
         for start, end in uncovered(self.tally, self.queue.first_index, self.end):
-            for at, rows in self.queue.pages(start, end):
+            for first, rows in self.queue.pages(start, end):
                 physical = rows["physical_offset"]
                 used = (rows["size"] > 0) | (physical != 0)
                 used &= physical >= log.min_offset
@@ -82,9 +82,9 @@ class LeftOver:
                 beyond = used & (physical >= self.context.log_end)
                 if beyond.any():
                     for index in beyond.nonzero()[0].tolist():
-                        self._stretch(at + index)
+                        self._stretch(first + index)
                 for index in (used & ~beyond).nonzero()[0].tolist():
-                    self._sort_row(at + index, UnitRecord(*(int(v) for v in rows[index])))
+                    self._sort_row(first + index, UnitRecord(*(int(v) for v in rows[index])))
 
     def _settle(self) -> None:
         """Tells rows of a light queue that moved up for a gap of the broker's own making from
@@ -93,20 +93,20 @@ class LeftOver:
         Where the beginning of the log was not read, nobody can tell how many were skipped.
         """
         tally, context = self.tally, self.context
-        whole = context.looked_at is None and context.store.log.min_offset == 0
+        complete = context.looked_at is None and context.store.log.min_offset == 0
         skipped = sorted(tally.skipped)
         for first, count, by in tally.shifted:
-            if not whole or by <= bisect_left(skipped, first):
+            if not complete or by <= bisect_left(skipped, first):
                 tally.cover(first - by, first - by + count)
                 continue
-            kept = min(count, SINGLE)
-            tally.unkept += count - kept
-            for offset in range(first, first + kept):
+            single = min(count, SINGLE)
+            tally.unkept += count - single
+            for offset in range(first, first + single):
                 held = self.queue.unit(offset - by)
-                here = self.queue.unit(offset) if offset < self.end else None
+                unit = self.queue.unit(offset) if offset < self.end else None
                 if held is not None:
-                    row = None if here is None else (
-                        here.physical_offset, here.size, here.tags_code)
+                    row = None if unit is None else (
+                        unit.physical_offset, unit.size, unit.tags_code)
                     tally.claims.append(Claim(offset, held.physical_offset, held.size,
                                               held.tags_code, row))
         tally.shifted.clear()
@@ -123,7 +123,7 @@ class LeftOver:
 
     def _stretch(self, row: int) -> None:
         """Adds a row that leads behind the log: neighbours in one file make one stretch."""
-        starts_file = any(one.base == row * UNIT_SIZE for one in self.queue.files)
+        starts_file = any(file.base == row * UNIT_SIZE for file in self.queue.files)
         if self._ahead and self._ahead[-1][1] == row and not starts_file:
             self._ahead[-1] = self._ahead[-1][0], row + 1
         else:
@@ -235,16 +235,17 @@ class QueueReconciler(LeftOver):
         """One finding for each run of neighbouring queue offsets."""
         claims = sorted(claims)
         start = 0
-        for at in range(1, len(claims) + 1):
-            if at == len(claims) or claims[at].queue_offset != claims[at - 1].queue_offset + 1:
-                run = claims[start:at]
+        for number in range(1, len(claims) + 1):
+            if number == len(claims) or (
+                    claims[number].queue_offset != claims[number - 1].queue_offset + 1):
+                run = claims[start:number]
                 yield self.finding(
                     category, f"{plural(len(run), 'message')} {_have(len(run))} no row: queue "
                     f"offset {run[0].queue_offset}"
                     + (f" to {run[-1].queue_offset}" if len(run) > 1 else "")
                     + f", physical offset {run[0].physical_offset}", run[0].queue_offset,
                     count=len(run))
-                start = at
+                start = number
 
     def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
         row = claim.queue_offset
@@ -343,8 +344,8 @@ class QueueReconciler(LeftOver):
 
 def dispatched_to(record: Record, queue: str) -> bool:
     """Whether a message was multi-dispatched to ``queue`` (an LMQ may have legal gaps, #8693)."""
-    found = props.parse(record.properties.decode("utf-8", "replace"))
-    return queue in found.get(props.MULTI_DISPATCH, "").split(",")
+    properties = props.parse(record.properties.decode("utf-8", "replace"))
+    return queue in properties.get(props.MULTI_DISPATCH, "").split(",")
 
 
 def _ranges(rows: list[int], most: int = 8) -> str:
@@ -387,14 +388,14 @@ def _have(count: int) -> str:
 
 def uncovered(tally: QueueTally | None, first: int, end: int) -> Iterator[tuple[int, int]]:
     """The intervals of ``[first, end)`` that no message's row lies in."""
-    at = first
+    position = first
     for start, stop in merged(tally.covered if tally else []):
-        if stop <= at:
+        if stop <= position:
             continue
         if start >= end:
             break
-        if start > at:
-            yield at, start
-        at = stop
-    if at < end:
-        yield at, end
+        if start > position:
+            yield position, start
+        position = stop
+    if position < end:
+        yield position, end

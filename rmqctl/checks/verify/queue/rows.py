@@ -132,11 +132,11 @@ class QueueRows:
 
     def number(self, key: QueueKey) -> int:
         """The number that stands for a queue in `Rows.queue`."""
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.keys)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.keys)
             self.keys.append(key)
-        return found
+        return number
 
     def add(self, rows: Rows) -> None:
         if len(rows):
@@ -248,8 +248,8 @@ class QueueRows:
             self._ext[key] = ExtReader(self.store, *key)
         reader = self._ext[key]
         out: Array = np.zeros(len(rows), bool)
-        for index, one in enumerate(address.tolist()):
-            unit = reader.unit(one)
+        for index, unit_address in enumerate(address.tolist()):
+            unit = reader.unit(unit_address)
             out[index] = unit is not None and unit.tags_code == rows.tags[index] and (
                 unit.store_timestamp == rows.store_time[index])
         reader.close()
@@ -271,15 +271,15 @@ class QueueRows:
         """Which messages have a row further ahead in their light queue (bool)."""
         known = self.ends.get((queue.topic, queue.queue_id))
         end = queue.disk_end if known is None else known
-        found, by, units = rows_ahead(queue, end, rows.offset, rows.physical, rows.size)
-        if found.any():
-            moved = rows.take(found)
+        ahead, by, units = rows_ahead(queue, end, rows.offset, rows.physical, rows.size)
+        if ahead.any():
+            moved = rows.take(ahead)
             tally.shifted += shifts(moved.offset, by)
             moved.offset = moved.offset - by
             differs = units["tags_code"] != moved.tags
             if differs.any():
                 self._tags(queue, tally, moved.take(differs), units[differs])
-        return found
+        return ahead
 
     def _keep_tags(self, into: list[Claim], tally: QueueTally, rows: Rows, units: Array,
                    which: Array) -> None:
@@ -352,12 +352,12 @@ def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
     if not len(units):
         return none, offset[:0], units
     order = np.argsort(units["physical_offset"], kind="stable")
-    at = order[np.minimum(np.searchsorted(units["physical_offset"][order], physical),
-                          len(order) - 1)]
-    by = offset - begin - at
-    found: Array = (units["physical_offset"][at] == physical) & (units["size"][at] == size) & (
+    row = order[np.minimum(np.searchsorted(units["physical_offset"][order], physical),
+                           len(order) - 1)]
+    by = offset - begin - row
+    ahead: Array = (units["physical_offset"][row] == physical) & (units["size"][row] == size) & (
         by > 0)
-    return found, by[found], units[at[found]]
+    return ahead, by[ahead], units[row[ahead]]
 
 
 def _ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array) -> tuple[int, Array]:

@@ -63,8 +63,8 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
     votes.add(files)
     size = votes.size() or 0
     # Names that no broker gives are told by the check of files; no place follows from them.
-    log = TimerLog([one for one in files if size and one.base % size == 0
-                    and one.base + size <= _LONG_MAX], size)
+    log = TimerLog([file for file in files if size and file.base % size == 0
+                    and file.base + size <= _LONG_MAX], size)
     assert wheel is not None
     if os.path.lexists(wheel.path):
         try:
@@ -87,7 +87,7 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
 # -- timercheck ------------------------------------------------------------------------------
 
 
-def _timercheck(store: Store, found: list[TimerCheckRecord]) -> Iterator[Finding]:
+def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Finding]:
     """The file by itself; puts the record into ``found``."""
     path = store.path("config", "timercheck")
     if not os.path.lexists(path):
@@ -121,13 +121,13 @@ def _timercheck(store: Store, found: list[TimerCheckRecord]) -> Iterator[Finding
         if not _NEVER <= value < most:
             place = TIMER_CHECK.field(name)
             yield tell(f"{name}: {value} cannot be", place.offset, place.size)
-    found.append(record)
+    records.append(record)
 
 
-def _progress(store: Store, log: TimerLog, found: list[TimerCheckRecord]) -> Iterator[Finding]:
+def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> Iterator[Finding]:
     """What timercheck says against what is there (after the log was read)."""
     path = store.path("config", "timercheck")
-    if not found:
+    if not records:
         if log.end > log.start and not os.path.lexists(path):
             yield Finding("timer-check", "timer", "missing, though the timer log has units: a "
                           "broker reads the whole timer log again", file=path, severity=WARNING)
@@ -140,7 +140,7 @@ def _progress(store: Store, log: TimerLog, found: list[TimerCheckRecord]) -> Ite
         except StoreIOError as error:
             yield unreadable("consumequeue", queue.folder, error)
     for name, (end, words) in limits.items():
-        value: int = getattr(found[0], name)
+        value: int = getattr(records[0], name)
         if end < value < 1 << 62:
             place = TIMER_CHECK.field(name)
             yield Finding("timer-check", "timer", f"{name}: says {value}, {words} at {end}",
@@ -152,8 +152,8 @@ def _progress(store: Store, log: TimerLog, found: list[TimerCheckRecord]) -> Ite
 
 def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
            held: bool) -> Iterator[Finding]:
-    there = wheel is not None and os.path.lexists(wheel.path)
-    chains = Chains(log, wheel if there else None, flushed)
+    has_wheel = wheel is not None and os.path.lexists(wheel.path)
+    chains = Chains(log, wheel if has_wheel else None, flushed)
     for page in log.pages():
         if isinstance(page, Finding):
             yield page
@@ -163,16 +163,16 @@ def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
             good &= page.position < flushed
         asked = good.copy()
         for name, words, mask in _wrong(log, page, records):
-            here = np.flatnonzero(mask & good)
-            good[here] = False
-            yield from _tell(page, here, name, words)
+            wrong = np.flatnonzero(mask & good)
+            good[wrong] = False
+            yield from _tell(page, wrong, name, words)
         for row, name, words in records.check(page.units, np.flatnonzero(good), log.precision):
             good[row] = False
             yield from _tell(page, np.array([row]), name, words)
         log.forget(page.position[asked & ~good])
         chains.take(page, np.flatnonzero(good))
     yield from records.left_over()
-    if wheel is not None and not there and log.end > log.start:
+    if wheel is not None and not has_wheel and log.end > log.start:
         # Some backups leave this sparse file out on purpose: a broker copes, at a price.
         yield Finding("timer-wheel", "timer", "the wheel is missing, though the timer log has "
                       "units: a broker makes a new one and fills it from the end of the log",
@@ -205,10 +205,10 @@ def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, 
 def _tell(page: Page, rows: Array, name: str, words: str) -> Iterator[Finding]:
     place = timer_log.UNIT.field(name)
     for row in rows.tolist():
-        at = int(page.position[row]) - page.file.base
+        position = int(page.position[row]) - page.file.base
         yield Finding("timer-log", "timer", f"{name} of the unit at {int(page.position[row])}: "
                       f"{int(page.units[row][name])} {words}", file=page.file.path,
-                      offset=at + place.offset, length=place.size, next=LOOK)
+                      offset=position + place.offset, length=place.size, next=LOOK)
 
 
 Wrong = tuple[int, str, str]
@@ -242,15 +242,15 @@ class Records:
         start = np.searchsorted(of_row[order], np.arange(len(offsets) + 1))
         for window in records_at(log, offsets, size):
             first = int(window.rows[0])
-            mine = order[start[first]:start[int(window.rows[-1]) + 1]]
-            here = of_row[mine] - first
-            found = window.found[here]
-            if window.batch is not None and found.any():
-                record = (np.cumsum(window.found) - 1)[here[found]]
-                yield from self._compare(units, rows[mine[found]], record, window.batch,
+            units_here = order[start[first]:start[int(window.rows[-1]) + 1]]
+            window_row = of_row[units_here] - first
+            resolved = window.found[window_row]
+            if window.batch is not None and resolved.any():
+                record = (np.cumsum(window.found) - 1)[window_row[resolved]]
+                yield from self._compare(units, rows[units_here[resolved]], record, window.batch,
                                          precision)
-            if not found.all():
-                yield from self._missing(units, rows[mine[~found]], window)
+            if not resolved.all():
+                yield from self._missing(units, rows[units_here[~resolved]], window)
 
     # -- a message is there -------------------------------------------------------------------
 
@@ -263,10 +263,10 @@ class Records:
             odd = np.flatnonzero(~fits)
             queued = self._queued(units, rows[odd])
             self._lose(units, rows[odd[queued]])
-            for at in odd[~queued].tolist():
-                yield int(rows[at]), *_unfit(bool(timer[at]), int(size[at]))
-        found = text.Properties(batch)
-        topic_row, topics = found.find(REAL_TOPIC)
+            for row in odd[~queued].tolist():
+                yield int(rows[row]), *_unfit(bool(timer[row]), int(size[row]))
+        properties = text.Properties(batch)
+        topic_row, topics = properties.find(REAL_TOPIC)
         hashes: Array = np.zeros(len(batch), np.int64)
         hashes[topic_row] = text.hashes(topics.data, topics.start, topics.length)[0]
         rows, of = rows[fits], of[fits]
@@ -275,17 +275,17 @@ class Records:
             self._lose(units, rows[gone])
             rows, of = rows[~gone], of[~gone]
         other = hashes[of] != units["topic_hash"][rows]
-        for at in np.flatnonzero(other).tolist():
-            yield int(rows[at]), "topic_hash", (
-                f"is not the hash of the message's real topic ({int(hashes[of[at]])})")
+        for row in np.flatnonzero(other).tolist():
+            yield int(rows[row]), "topic_hash", (
+                f"is not the hash of the message's real topic ({int(hashes[of[row]])})")
         # A unit that was rolled stands in a slot on the way to its time.
         direct = ~other & (units["magic"][rows] & timer_log.MAGIC_ROLL == 0)
-        due = _due(found, len(batch))[of]
+        due = _due(properties, len(batch))[of]
         slot = units["curr_write_time"][rows].astype(np.int64) + units["delay_time"][rows]
         late = direct & (due >= 0) & (slot // precision != due // precision)
-        for at in np.flatnonzero(late).tolist():
-            yield int(rows[at]), "delay_time", (
-                f"makes the slot {int(slot[at])}, the message is due at {int(due[at])}")
+        for row in np.flatnonzero(late).tolist():
+            yield int(rows[row]), "delay_time", (
+                f"makes the slot {int(slot[row])}, the message is due at {int(due[row])}")
 
     # -- no message is there --------------------------------------------------------------------
 
@@ -321,9 +321,9 @@ class Records:
             for _, page in queue.pages(first, min(first + _AHEAD, queue.disk_end)):
                 order = np.argsort(page["physical_offset"], kind="stable")
                 physical = page["physical_offset"][order].astype(np.int64)
-                at = np.minimum(np.searchsorted(physical, wanted), len(physical) - 1)
-                out |= (physical[at] == wanted) & (
-                    page["size"][order][at] == units["message_size"][rows])
+                row = np.minimum(np.searchsorted(physical, wanted), len(physical) - 1)
+                out |= (physical[row] == wanted) & (
+                    page["size"][order][row] == units["message_size"][rows])
                 if int(physical[-1]) >= int(wanted.max()):
                     break
         except StoreIOError:
@@ -355,10 +355,10 @@ def _is_timer(batch: Batch) -> Array:
     return out
 
 
-def _due(found: text.Properties, count: int) -> Array:
+def _due(properties: text.Properties, count: int) -> Array:
     """When each message is to be delivered (ms), -1 where it does not say."""
     out: Array = np.full(count, -1, np.int64)
-    rows, times = found.find(OUT_TIME)
+    rows, times = properties.find(OUT_TIME)
     for row, raw in zip(rows.tolist(), times.tolist(), strict=True):
         if raw.isdigit() and len(raw) < 18:
             out[row] = int(raw)

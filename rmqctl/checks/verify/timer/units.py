@@ -66,9 +66,9 @@ class TimerLog:
     def is_place(self, position: Array) -> Array:
         """Whether a unit can start at each stream position (of any file, expired or not)."""
         inside = position % self.file_size
-        found: Array = ((position >= 0) & (inside % UNIT_SIZE == 0)
-                        & (inside // UNIT_SIZE < self.units_per_file))
-        return found
+        mask: Array = ((position >= 0) & (inside % UNIT_SIZE == 0)
+                       & (inside // UNIT_SIZE < self.units_per_file))
+        return mask
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -104,16 +104,17 @@ class TimerLog:
         count = len(used)
         times: Array = np.zeros(count, np.uint32)
         self._times[number] = times
-        while sum(one.nbytes for one in self._times.values()) > _KEPT and len(self._times) > 1:
+        while sum(times.nbytes for times in self._times.values()) > _KEPT and len(self._times) > 1:
             self._times.popitem(last=False)
-        for at, data in pages(source, UNIT_SIZE, _PAGE, count):
+        for first_unit, data in pages(source, UNIT_SIZE, _PAGE, count):
             units = np.frombuffer(data, layout.dtype())
-            here = slice(at, at + len(units))
+            part = slice(first_unit, first_unit + len(units))
             filled = used_units(data, UNIT_SIZE)
             sound = (units["size"] == UNIT_SIZE) & (units["magic"] & ~MAGIC_BITS == 0)
-            used[here] = filled * _USED + sound * _SOUND
-            times[here] = self.time_of(units)
-            position = file.base + np.arange(at, at + len(units), dtype=np.int64) * UNIT_SIZE
+            used[part] = filled * _USED + sound * _SOUND
+            times[part] = self.time_of(units)
+            position = file.base + np.arange(first_unit, first_unit + len(units),
+                                             dtype=np.int64) * UNIT_SIZE
             if filled.any():
                 yield Page(file, position, units, filled)
 
@@ -155,8 +156,8 @@ class TimerLog:
 
     def time_of(self, units: Array) -> Array:
         """The slots of the units: their time in units of the precision, the low 32 bits of it."""
-        found: Array = (slot_time(units) // self.precision & _LOW).astype(np.uint32)
-        return found
+        times: Array = (slot_time(units) // self.precision & _LOW).astype(np.uint32)
+        return times
 
     def times(self, position: Array) -> tuple[Array, Array]:
         """(known, `time_of`) for the units at stream positions.
@@ -167,10 +168,10 @@ class TimerLog:
         out: Array = np.zeros(len(position), np.uint32)
         for number, times in self._times.items():
             index = (position - self.files[number].base) // UNIT_SIZE
-            here = (index >= 0) & (index < len(times)) & (
+            inside = (index >= 0) & (index < len(times)) & (
                 position < self.files[number].base + self.file_size)
-            out[here] = times[index[here]]
-            known |= here
+            out[inside] = times[index[inside]]
+            known |= inside
         return known & (out != 0), out
 
     def forget(self, position: Array) -> None:
@@ -180,7 +181,7 @@ class TimerLog:
             self._times[number][(position - self.files[number].base) // UNIT_SIZE] = 0
 
     def _number(self, position: int) -> int:
-        return bisect_right([one.base for one in self.files], position) - 1
+        return bisect_right([file.base for file in self.files], position) - 1
 
     def file_of(self, position: int) -> StoreFile:
         """The file in which a unit that was read lies."""
@@ -203,6 +204,6 @@ class TimerLog:
 
 def slot_time(units: Array) -> Array:
     """The time (ms) of the wheel slot each unit belongs to (int64, wrapping as Java does)."""
-    found: Array = (units["curr_write_time"].astype(np.int64)
+    times: Array = (units["curr_write_time"].astype(np.int64)
                     + units["delay_time"].astype(np.int64))
-    return found
+    return times

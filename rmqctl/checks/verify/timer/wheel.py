@@ -53,15 +53,15 @@ class Wheel:
                     "file-size", f"has {source.size} bytes, a wheel has {FILE_SIZE}: a broker "
                     "does not start with it", min(source.size, FILE_SIZE),
                     abs(source.size - FILE_SIZE))
-            for at, data in pages(source, SLOT_SIZE, _PAGE, SLOTS):
-                yield from self._page(data, at, log)
+            for first_slot, data in pages(source, SLOT_SIZE, _PAGE, SLOTS):
+                yield from self._page(data, first_slot, log)
 
-    def _page(self, data: bytes, at: int, log: TimerLog) -> Iterator[Finding]:
+    def _page(self, data: bytes, first_slot: int, log: TimerLog) -> Iterator[Finding]:
         used = used_units(data, SLOT_SIZE)
         if not used.any():
             return
         slots = np.frombuffer(data, layout.dtype())
-        number = np.arange(at, at + len(slots), dtype=np.int64)
+        number = np.arange(first_slot, first_slot + len(slots), dtype=np.int64)
         time, first, last = (slots[name].astype(np.int64) for name in (
             "time", "first_pos", "last_pos"))
         places = (log.is_place(first) & log.is_place(last)) if log.file_size else used
@@ -71,15 +71,15 @@ class Wheel:
             ("first_pos", "the first unit lies after the last", first > last),
             ("first_pos", "leads to where no unit can start", ~places),
         )
-        here = slice(at, at + len(slots))
-        self.time[here], self.first[here], self.last[here] = time, first, last
+        part = slice(first_slot, first_slot + len(slots))
+        self.time[part], self.first[part], self.last[part] = time, first, last
         good = used.copy()
         for name, words, mask in wrong:
-            found = mask & good
+            bad_slots = mask & good
             good &= ~mask
-            yield from self._slots(number[found], name, words)
-        self.sound[here] = good
-        self.bad[here] = used & ~good
+            yield from self._slots(number[bad_slots], name, words)
+        self.sound[part] = good
+        self.bad[part] = used & ~good
 
     def _slots(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
         """One finding for each stretch of neighbouring slots."""
@@ -127,17 +127,17 @@ class Wheel:
         Units that are damaged, expired or too far back to be known are passed over.
         """
         for name, column in (("last_pos", self.last), ("first_pos", self.first)):
-            here = np.flatnonzero(self.sound & ~self.bad)
-            known, time = log.times(column[here])
-            other = known & (time != self.time[here] & 0xFFFFFFFF)
-            yield name, here[other], column[here[other]]
+            sound_slots = np.flatnonzero(self.sound & ~self.bad)
+            known, time = log.times(column[sound_slots])
+            other = known & (time != self.time[sound_slots] & 0xFFFFFFFF)
+            yield name, sound_slots[other], column[sound_slots[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:
         """Which units (``time`` in slots) lie outside of what the slot of their time leads to."""
         number = time % SLOTS
-        found: Array = ((self.time[number] != time) | (self.last[number] < position)
-                        | (self.first[number] > position))
-        return found
+        mask: Array = ((self.time[number] != time) | (self.last[number] < position)
+                       | (self.first[number] > position))
+        return mask
 
     def lost(self, position: Array, time: Array) -> Array:
         """The slots that do not lead to the newest of these units.
@@ -148,8 +148,8 @@ class Wheel:
         number = time % SLOTS
         bad = (self.time[number] < time) | (
             (self.time[number] == time) & (self.last[number] < position))
-        found: Array = number[bad]
-        return found
+        slots: Array = number[bad]
+        return slots
 
     def tell(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
         """Findings about slots; each slot is told once in a run."""
@@ -179,9 +179,10 @@ class Chains:
         if self._wheel is not None:
             # Behind the flushed position the wheel may be older than the log (§1.5).
             slot = slot_time(units) // self._log.precision
-            here = (position < self._flushed) & self._wheel.unconfirmed(position, slot)
+            unconfirmed = (position < self._flushed) & self._wheel.unconfirmed(position, slot)
             room = max(_MOST - len(self._suspects), 0)
-            self._suspects.update(zip(position[here].tolist()[:room], slot[here].tolist()[:room],
+            self._suspects.update(zip(position[unconfirmed].tolist()[:room],
+                                      slot[unconfirmed].tolist()[:room],
                                       strict=True))
 
     def judge(self) -> Iterator[Finding]:
@@ -191,23 +192,25 @@ class Chains:
             yield from wheel.ahead(self._log)
         wrong_slots = list(self._wrong_slots(wheel)) if wheel is not None else []
         asked = {before for _, before in self._broken}
-        asked.update(at for name, _, places in wrong_slots if name != "time"
-                     for at in places[:_MOST].tolist())
+        asked.update(unit_position for name, _, places in wrong_slots if name != "time"
+                     for unit_position in places[:_MOST].tolist())
         guilty = asked & suspects.keys()
-        guilty |= {at for at, before in self._broken if before not in guilty and at in suspects}
-        for at in sorted(guilty):
-            yield self._tell(at, "delay_time", f"the slot {suspects[at] * self._log.precision} "
+        guilty |= {unit_position for unit_position, before in self._broken if before not in guilty
+                   and unit_position in suspects}
+        for unit_position in sorted(guilty):
+            yield self._tell(unit_position, "delay_time",
+                             f"the slot {suspects[unit_position] * self._log.precision} "
                              "which it makes is not the one that leads to this unit")
-        for at, before in self._broken:
-            if at not in guilty and before not in guilty:
-                yield self._tell(at, "prev_pos", f"{before} is a unit of another time")
+        for unit_position, before in self._broken:
+            if unit_position not in guilty and before not in guilty:
+                yield self._tell(unit_position, "prev_pos", f"{before} is a unit of another time")
         if wheel is None:
             return
         for name, slots, places in wrong_slots:
             free = ~np.isin(places, list(guilty))
             yield from wheel.tell(slots[free], name, "is not the time of the slot's units"
                                   if name == "time" else "leads to a unit of another time")
-        left = [one for one in suspects.items() if one[0] not in guilty]
+        left = [suspect for suspect in suspects.items() if suspect[0] not in guilty]
         position, time = (np.array(column, np.int64) for column in (zip(*left, strict=True)
                                                                     if left else ((), ())))
         yield from wheel.tell(wheel.lost(position, time), "last_pos", "does not lead to the "
@@ -219,7 +222,8 @@ class Chains:
         Where the unit's own time belongs to this very slot, the slot's time is what is wrong.
         """
         for name, slots, places in wheel.mismatches(self._log):
-            own = np.array([self._suspects.get(at, slot + 1) % SLOTS == slot for at, slot in
+            own = np.array([self._suspects.get(unit_position, slot + 1) % SLOTS == slot
+                            for unit_position, slot in
                             zip(places.tolist(), slots.tolist(), strict=True)], bool)
             yield "time", slots[own], places[own]
             yield name, slots[~own], places[~own]
