@@ -176,6 +176,7 @@ CATEGORIES: dict[str, Category] = {
     "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _recover_log),
     "ambiguous": Category(
         WARNING, "whole records behind damage that may be messages or lie in a body", _recover),
+    "cut-off": Category(INFO, "bytes beyond the end at which a repair has ended the log"),
     "torn-tail": Category(ERROR, "the log ends in the middle of a record", _preflight),
     "garbage-tail": Category(
         ERROR, "bytes beyond the end of the log that are no record", _preflight),

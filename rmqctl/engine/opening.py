@@ -39,12 +39,13 @@ class LogState:
     """Where the log stands. ``end`` is the physical offset of the next record.
 
     ``clean``: the last run ended cleanly. ``start``: physical offset of the file which a
-    broker's recovery would begin with.
+    broker's recovery would begin with. ``cut_off``: bytes that a repair cut off lie beyond it.
     """
 
     end: int
     start: int
     clean: bool
+    cut_off: bool = False
 
 
 def examine(store: Store, version: BrokerVersion) -> LogState:
@@ -67,13 +68,14 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
     # A broker takes a record that says another physical offset than its own; here that is damage.
     damaged = min([*recovered.misplaced, recovered.end])
     # What lies beyond it must be nothing but leftovers of a write.
-    intact = _intact_behind(store, damaged)
+    cut = store.cut_off is not None and store.cut_off.end == damaged
+    intact = None if cut else _intact_behind(store, damaged)
     if intact is not None:
         raise RefusedError(
             f"{store.root}: the log is damaged at physical offset {damaged}, and intact messages "
             f"follow (the first at {intact}); appending would overwrite them. See "
             "`rmqctl verify`")
-    return LogState(recovered.end, recovered.start, not store.has_abort)
+    return LogState(recovered.end, recovered.start, not store.has_abort, cut)
 
 
 def _intact_behind(store: Store, end: int) -> int | None:
@@ -175,7 +177,7 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
     # 2. Index files that end later than the checkpoint says cannot be relied on.
     doubtful, again = untrusted_index(store, state, checkpoint.record.index_msg_timestamp)
     # 3. On disk: the torn end of the log, then those index files.
-    if doubtful or not state.clean:
+    if doubtful or not state.clean or state.cut_off:
         begin()
         clear_torn_tail(store, state.end, aside)
         move_aside(store, doubtful, again, aside)

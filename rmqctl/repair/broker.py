@@ -32,6 +32,7 @@ from rmqctl.repair.scratch import Scratch
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, TagsCodes
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.cut_off import NOTE, cut_at
 from rmqctl.store.store import Store
 
 COMMAND = "recover"
@@ -71,6 +72,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     steps: list[Step] = [*log, *queues, *index, *_checkpoint(store, predicted, known.settings)]
     if store.has_abort:
         steps.append(MoveAside("abort"))
+    steps += _note(store, predicted)
     more = predicted.messages_lost - len(predicted.lost_first)
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost than listed")
@@ -104,6 +106,17 @@ def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> lis
     if not exists:
         return [Create("checkpoint", new)]
     return [] if new == old else [Replace("checkpoint", new)]
+
+
+def _note(store: Store, predicted: Prediction) -> list[Step]:
+    """Where the log ends now, if bytes, rows or entries stay beyond it as a broker leaves them."""
+    if not predicted.leaves or predicted.truncate_to is None:
+        return []
+    note = cut_at(store.log, predicted.truncate_to)
+    if store.cut_off == note:
+        return []
+    older = os.path.lexists(store.path(NOTE))
+    return [(Replace if older else Create)(NOTE, note.build())]
 
 
 class _Derived:

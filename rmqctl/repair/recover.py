@@ -95,6 +95,10 @@ class _Planner:
         if self._options.only != {TABLE}:
             self._store.layout.require_writable(self._root)
         self._refuse_without_log()
+        cut = self._store.cut_off
+        if cut is not None:
+            self._notes.append(f"a repair has ended the log at {cut.end}; this plan brings back "
+                               "what it cut off")
         saved = self._log()
         rebuilt = self._derived(saved)
         if CHECKPOINT in self._options.only:

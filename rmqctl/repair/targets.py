@@ -6,6 +6,7 @@ import os
 
 from rmqctl.errors import InternalError, RefusedError
 from rmqctl.files.durable import STAGING
+from rmqctl.store.log.cut_off import NOTE
 from rmqctl.store.store import Store
 
 _OUTSIDE = "_outside"
@@ -28,6 +29,8 @@ def checked(root: str, target: str) -> str:
     else:
         target = os.path.normpath(target)
     first = target.split(os.sep)[0]
+    if target == NOTE:  # all else in that folder is not what a plan is about
+        return target
     if "\0" in target or first in (os.pardir, os.curdir, STAGING, "lock") or target == os.sep:
         raise InternalError(f"{target!r} is no target of a repair")
     return target

@@ -37,6 +37,7 @@ from rmqctl.store.index_files import IndexFile, open_index
 from rmqctl.store.layout import Layout, log_layout, recognise
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.cut_off import CutOff, cut_off
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
@@ -156,6 +157,20 @@ class Store(Closing):
                 return live.take(now)
         except StoreIOError:  # said by whoever reads that file
             return None
+
+    @cached_property
+    def cut_off(self) -> CutOff | None:
+        """What a repair cut off the end of the log and left in its file; None where nothing is, or
+        where somebody writes to the store.
+        """
+        if not self._log_is_plain or self.snapshot is not None:
+            return None
+        return cut_off(self.root, self._plain_log)
+
+    def up_to(self, end: int) -> Store:
+        """This store with a log that ends at the physical offset ``end``. To be closed."""
+        return Store(self.root, self.log_folders, self.sizes, Snapshot(
+            end, frozenset(file.name for file in self.index_listing.files)))
 
     def _as_now(self) -> Store:
         return Store(self.root, self.log_folders, self.sizes, current=True)

@@ -40,6 +40,7 @@ def fill(made: Prediction, store: Store, log: CommitLog, version: BrokerVersion,
             if state.kind == PLAIN:
                 made.table[f"{state.key[0]}-{state.key[1]}"] = state.end
     _index(made, store, index)
+    made.leaves |= bool(made.rows_cut) or index.end_phy > (made.truncate_to or 0)
     _checkpoint(made, store, log, version, queues, index, walk, saved)
     if store.has_abort and made.starts:
         add(Action("remove", "abort", "unclean end", None,
@@ -52,7 +53,8 @@ def _log(made: Prediction, store: Store, log: CommitLog) -> None:
     file = log.file_of(end)
     if file is not None and file.base < end and not log.is_blank_at(end):
         used = file.base + used_size(log.source(log.files.index(file)))
-        if used > end:
+        made.leaves = used > end
+        if used > end and not made.cut_off:
             made.actions.append(Action("truncate", relative(store, file.path), used, end,
                                           made.stop_reason))
     behind = [one for one in log.files if one.base > end]

@@ -113,10 +113,11 @@ class AlreadyLost:
     # -- the verdict ----------------------------------------------------------------------------
 
     def judge(self, made: Prediction, log: CommitLog, without_row: dict[int, Array],
-              running: bool, looked_from: int = 0) -> None:
+              running: bool, looked_from: int = 0, *, cut_off: bool = False) -> None:
         """Fills in what is lost. ``without_row``: queue offsets, by queue number, of messages in
         the log that have no row of theirs. ``running``: a broker holds the store. What lies before
-        ``looked_from`` (a physical offset) was not looked at. StoreIOError.
+        ``looked_from`` (a physical offset) was not looked at. ``cut_off``: what lies beyond the
+        end was cut off by a repair. StoreIOError.
         """
         self._end = max(self._end, looked_from)
         made.undecodable = len(self._undecodable)
@@ -131,10 +132,16 @@ class AlreadyLost:
                     "rows of consumequeues lead to messages, and the log has no file: is it in "
                     "other folders (--commitlog-dir), or not mounted?")
             return
-        confirmed = made.truncate_to is not None and self._is_confirmed()
+        confirmed = cut_off or (made.truncate_to is not None and self._is_confirmed())
         if confirmed:
             self._end = min(self._end, made.truncate_to or 0)
+        if confirmed and not cut_off:
             self._note_leftover(made)
+            if made.messages_lost:
+                made.notes.append(
+                    "the last clean stop left a checkpoint with this very end of the log: the "
+                    "intact messages beyond it were cut off by an earlier start, unless the "
+                    "damage is newer than that stop; which of the two cannot be told")
         self._settle(log, up_to_end=running or confirmed)
         found = Witnessed()
         for number, state in enumerate(self._queues.states):

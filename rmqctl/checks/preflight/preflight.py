@@ -34,6 +34,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.store import Store
 
 Progress = Callable[[int], None]
@@ -90,6 +91,7 @@ class _Start:
         self.unreachable = Unreachable(self.queues)
         self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
+        self.cut: CutOff | None = None
 
     def run(self) -> None:
         made = self.made
@@ -105,7 +107,8 @@ class _Start:
                 self._older()
             self._count(made)
         self.already.judge(made, self.log, self.unreachable.without_row, self.running,
-                           0 if self.full or not self.log.files else self.start)
+                           0 if self.full or not self.log.files else self.start,
+                           cut_off=self.cut is not None)
         self._notes()
         actions.fill(made, self.store, self.log, self.version, self.found, self.queues, self.index,
                      self.walk, self.saved)
@@ -135,6 +138,9 @@ class _Start:
                 self.already.look(batch, spans=False)
             self._read(batch)
         made.truncate_to, made.stop_reason = walk.end, walk.stop
+        if self.store.cut_off is not None and self.store.cut_off.end == walk.end:
+            self.cut = self.store.cut_off
+            made.cut_off = True
         if dispatches and walk.last_valid is not None and (
                 behind is None or walk.last_valid > behind):
             made.dispatch.append(DispatchRange(start.base, walk.end, behind, False, before))
@@ -207,8 +213,14 @@ class _Start:
         self.unreachable.flush()
         lost = Lost(self.queues, made.truncate_to or 0)
         lost.collect(self.log, self.already.look, self.progress)
-        made.messages_lost, made.superseded = lost.total, lost.superseded
-        made.lost_by_topic, made.lost_first = dict(sorted(lost.by_topic.items())), lost.first
+        if self.cut is not None:
+            made.notes.append(
+                f"{plural(lost.total + lost.superseded, 'intact message')} and "
+                f"{plural(self.cut.used - self.cut.end, 'byte')} in all lie beyond the end of the "
+                f"log at {self.cut.end}, where a repair has ended it: they were cut off then")
+        else:
+            made.messages_lost, made.superseded = lost.total, lost.superseded
+            made.lost_by_topic, made.lost_first = dict(sorted(lost.by_topic.items())), lost.first
         known = known_topics(self.store)
         gone = {topic for topic in self.unreachable.by_topic if deleted(topic, known)}
         made.unreachable_by_topic = {topic: count for topic, count in

@@ -105,6 +105,10 @@ class Prediction:
     index_duplicates: int = 0
     index_lost: int = 0
     """Entries of discarded index files that do not come back."""
+    leaves: bool = False
+    """Whether anything stays beyond the end of the log: bytes, rows, index entries."""
+    cut_off: bool = False
+    """Whether a repair has ended the log there already."""
     checkpoint: CheckpointRecord | None = None
     notes: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rmqctl.checks.findings import INFO, Finding, advised
 from rmqctl.checks.verify import checkpoint, compaction, config, files
+from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context, RangeResult, Wanted, known_topics
 from rmqctl.checks.verify.index import findings as index_structure
 from rmqctl.checks.verify.index.findings import index_findings
@@ -24,6 +25,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
+from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.log.ranges import Pool
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
@@ -34,6 +36,8 @@ _OVER_LOG = ("commitlog", "consumequeue", "index", "checkpoint", "timer")
 """What is held against the log."""
 _WITHOUT_LOG = frozenset({"config", "store"})
 """What can be judged where the log is not read."""
+_BEYOND = frozenset({"cq-ahead", "log-cut", "index-ahead", "checkpoint-ahead"})
+"""What is left beyond the end of a log that a repair has cut as a broker does."""
 _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
               "consumequeue_ext": "consumequeue", "batchconsumequeue": "consumequeue",
               "index": "index", "timer": "timer", "compaction": "compaction"}
@@ -117,6 +121,19 @@ class Verification:
             yield with_advice if mends else replace(with_advice, next=None)
 
     def _all(self) -> Iterator[Finding]:
+        whole, cut = self.store, self.store.cut_off
+        if cut is None:
+            yield from self._structures()
+            return
+        with whole.up_to(cut.end) as self.store:
+            for one in self._structures():
+                yield replace(one, severity=INFO, detail=f"{one.detail}; a repair has ended the "
+                              "log there") if one.category in _BEYOND else one
+        self.store = whole
+        if self.options.wants("commitlog"):
+            yield _left(whole, cut)
+
+    def _structures(self) -> Iterator[Finding]:
         store, options = self.store, self.options
         live = store.lock.held
         result = RangeResult(0)
@@ -239,6 +256,18 @@ class Verification:
             reconcilers.append(reconciler)
             queue.close()
         return reconcilers
+
+
+def _left(store: Store, cut: CutOff) -> Finding:
+    """What a repair has cut off and left in its file."""
+    file = store.log.file_of(cut.end)
+    count = sum(int(batch.crc_ok().sum()) for batch in store.log.walk(cut.end, cut.used))
+    return Finding(
+        "cut-off", "commitlog", f"a repair has ended the log at {cut.end}: "
+        f"{plural(count, 'intact message')} beyond it {'is' if count == 1 else 'are'} no part of "
+        "it any more", file=None if file is None else file.path, offset=cut.end,
+        length=cut.used - cut.end, position=None if file is None else cut.end - file.base,
+        count=max(count, 1))
 
 
 def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:

@@ -18,6 +18,8 @@ from rmqctl.scan.frames import BLANK, ZERO, Span
 from rmqctl.store.problems import ambiguity
 
 _NAMED = 3
+_EARLIER = ("; a broker's last start has ended the log here (checkpoint), so what follows was cut "
+            "off then, unless this is newer than that start")
 _GAP = "zeros to the end of the file, though the log goes on in a later one"
 
 
@@ -28,7 +30,10 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     gone = sum(finding.count for finding in ahead)
     findings = [*_spans(context, log_end, gone), *_bad_records(context), *_headers(context),
                 *_fillers(context)]
+    ended = _ended_by_a_start(context)
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
+        if finding.is_trouble and finding.offset is not None and finding.offset == ended:
+            finding = replace(finding, detail=finding.detail + _EARLIER)  # noqa: PLW2901
         if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
             yield replace(finding, detail=f"{finding.detail}; {gone} rows of the consumequeues "
@@ -46,8 +51,22 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
         queues = len({(finding.topic, finding.queue_id) for finding in ahead})
         yield Finding(
             "log-cut", "commitlog", f"the log ends at {log_end}, but {gone} rows of "
-            f"{queues} consumequeues lead beyond it: their messages are gone",
+            f"{queues} consumequeues lead beyond it: their messages are gone"
+            f"{_EARLIER if ended == log_end else ''}",
             **_place(context, log_end), count=gone)
+
+
+def _ended_by_a_start(context: Context) -> int | None:
+    """Where a 5.x broker's last start has ended the log, by the checkpoint; None: not told.
+
+    That start noted the message before the end; whoever damaged the next one since then left the
+    same picture.
+    """
+    saved = context.store.checkpoint
+    if context.live or context.store.has_abort or saved is None or not saved.confirm_phy_offset:
+        return None
+    record = context.store.log.record_at(saved.confirm_phy_offset)
+    return None if record is None else record.physical_offset + record.total_size
 
 
 def _index_agrees(context: Context) -> bool:

@@ -1,0 +1,110 @@
+"""What `recover --strategy broker` cuts off stays in the file, as a broker leaves it: that it is no
+damage any more is known as long as nobody has written there, and only then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import run as rmqctl
+
+ENDS = {"4.9.3": 171647, "5.3.3": 171668}
+FILE = "commitlog/00000000000000163840"
+
+
+@pytest.fixture(params=sorted(ENDS))
+def cut(request, golden_copy) -> tuple[Path, int]:
+    """A store of which the end was cut off, and where its log ends."""
+    root = golden_copy(f"{request.param}/clean-crc/before")
+    rmqctl("recover", root, "--strategy", "broker", "--broker-version", request.param,
+           "--apply").expect(1)
+    return root, ENDS[request.param]
+
+
+def test_what_was_cut_off_is_no_damage(cut):
+    root, end = cut
+    judged = rmqctl("verify", root, "-o", "json").expect(0).json()
+    assert {one["severity"] for one in judged["findings"]} == {"info"}
+    (left,) = [one for one in judged["findings"] if one["category"] == "cut-off"]
+    assert (left["offset"], left["count"]) == (end, 20)
+    predicted = rmqctl("preflight", root, "-o", "json").expect(0).json()
+    assert (predicted["truncate_to"], predicted["messages_lost"]) == (end, 0)
+    assert any("a repair has ended it" in note for note in predicted["notes"])
+    again = rmqctl("recover", root, "--strategy", "broker", "--apply", "-o", "json").expect(0)
+    assert not again.json()["applied"]
+
+
+def test_writing_goes_on_there_and_leaves_no_rest(cut):
+    root, end = cut
+    for number in range(2):
+        put = rmqctl("write", root, "--topic", "TP_pay_Topic", "--queue", "1", "--body",
+                     str(number), "-o", "json").expect(0).json()
+        assert put["queue_offset"] == 43 + number
+        assert (put["physical_offset"] == end) == (not number)
+    assert rmqctl("verify", root, "-o", "json").expect(0).json()["findings"] == []
+
+
+def test_undone_it_is_damage_again(cut):
+    root, _ = cut
+    rmqctl("undo", root, "--yes").expect(0)
+    assert not (root / ".rmqctl/log-end.json").exists()
+    assert rmqctl("preflight", root, "-o", "json").expect(1).json()["messages_lost"] == 20
+    rmqctl("verify", root).expect(1)
+
+
+def test_salvage_still_brings_it_back(cut):
+    root, end = cut
+    made = rmqctl("recover", root, "--apply", "-o", "json").expect(1).json()
+    assert any(f"ended the log at {end}" in note for note in made["notes"])
+    assert rmqctl("verify", root, "-o", "json").expect(0).json()["coverage"]["messages"] == 274
+
+
+@pytest.mark.parametrize("at", ["end", "beyond"])
+def test_what_was_written_there_since_is_none_of_it(cut, at: str):
+    root, end = cut
+    place = end - 163840 + (0 if at == "end" else 3000)
+    with (root / FILE).open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    assert rmqctl("preflight", root, "-o", "json").expect(1).json()["messages_lost"] >= 19
+    rmqctl("verify", root).expect(1)
+
+
+def test_damage_at_the_same_place_in_newer_messages_is_damage(cut):
+    root, end = cut
+    for number in range(3):
+        rmqctl("write", root, "--topic", "TP_pay_Topic", "--queue", "1", "--body",
+               f"body{number}").expect(0)
+    data = bytearray((root / FILE).read_bytes())
+    data[data.index(b"body0")] ^= 1
+    (root / FILE).write_bytes(data)
+    predicted = rmqctl("preflight", root, "-o", "json").expect(1).json()
+    assert (predicted["truncate_to"], predicted["messages_lost"]) == (end, 2)
+    found = rmqctl("verify", root, "-o", "json").expect(1).json()["findings"]
+    assert any(one["category"] == "body-crc" and one["offset"] == end for one in found)
+
+
+@pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"format": 1, "end": 1e400, "used": 0}',
+                                  b'{"format": 1, "end": -5, "used": -5, "crc": 0}'])
+def test_a_note_that_is_none_says_nothing(cut, note: bytes):
+    root, _ = cut
+    (root / ".rmqctl/log-end.json").write_bytes(note)
+    rmqctl("verify", root).expect(1)
+    rmqctl("preflight", root).expect(1)
+
+
+@pytest.mark.parametrize("version", sorted(ENDS))
+def test_where_it_cannot_be_told_both_meanings_are_said(golden, version: str):
+    """A real broker has cut this store, and noted it only in its checkpoint."""
+    root = golden(f"{version}/crash-crc/after")
+    predicted = rmqctl("preflight", root, "-o", "json").expect(1)
+    assert predicted.json()["messages_lost"] == 20
+    assert any("cannot be told" in note for note in predicted.json()["notes"])
+    judged = rmqctl("verify", root, "-o", "json").expect(1).json()
+    (damage,) = [one for one in judged["findings"] if one["category"] == "body-crc"]
+    assert damage["severity"] == "error"
+    assert ("last start has ended the log here" in damage["detail"]) == (version == "5.3.3")
