@@ -59,8 +59,9 @@ class Expiry:
     def messages(self) -> dict[str, int]:
         """How many messages of each topic go."""
         messages: dict[str, int] = {}
-        for one in self.queues:
-            messages[one.topic] = messages.get(one.topic, 0) + max(one.after - one.before, 0)
+        for queue in self.queues:
+            messages[queue.topic] = messages.get(queue.topic, 0) + max(queue.after - queue.before,
+                                                                       0)
         return messages
 
 
@@ -202,10 +203,10 @@ class _Expiring:
     @staticmethod
     def _leads_before(queue: FlatQueue, segment: Segment, start: int) -> bool:
         """Whether the last unit of a file leads to what is, or will be, before the log."""
-        whole = segment.usable // UNIT_SIZE
-        if not whole:
+        complete = segment.usable // UNIT_SIZE
+        if not complete:
             return not segment.usable
-        unit = queue.unit(segment.base // UNIT_SIZE + whole - 1)
+        unit = queue.unit(segment.base // UNIT_SIZE + complete - 1)
         return unit is not None and 0 <= unit.commit_log_offset < start
 
     # -- index ------------------------------------------------------------------------------------

@@ -63,7 +63,8 @@ class Tier(Closing):
             raise UsageError(f"{metadata}: no such file")
         tier = cls(reader, path, broker_root_of(path))
         try:
-            if not any(names.parse_cluster(one.name) for one in reader.list("") if one.is_folder):
+            if not any(names.parse_cluster(entry.name)
+                       for entry in reader.list("") if entry.is_folder):
                 raise NotAStoreError(f"{root}: no tier: no folder with the name of a cluster "
                                      "(8 hex digits, '_', the cluster) is in it")
         except BaseException:
@@ -117,17 +118,17 @@ class Tier(Closing):
 
         StoreIOError where a folder that it may be in cannot be read.
         """
-        found = list(self.queues(topic, queue_id, broker))
-        for one in () if found else self.problems:
-            steps = one.path.split("/")
-            if one.unreadable and all(name in (None, step) for name, step in zip(
+        queues = list(self.queues(topic, queue_id, broker))
+        for problem in () if queues else self.problems:
+            steps = problem.path.split("/")
+            if problem.unreadable and all(name in (None, step) for name, step in zip(
                     (broker, topic, str(queue_id)), steps[1:], strict=False)):
-                raise StoreIOError(one.reason)
-        if len(found) > 1:
-            brokers = ", ".join(sorted({one.name.broker for one in found}))
+                raise StoreIOError(problem.reason)
+        if len(queues) > 1:
+            brokers = ", ".join(sorted({queue.name.broker for queue in queues}))
             raise UsageError(f"{topic}/{queue_id} is there for several brokers ({brokers}): "
                              "name one with --broker")
-        return found[0] if found else None
+        return queues[0] if queues else None
 
     def indexes(self, broker: str | None = None) -> Iterator[tuple[str, FlatFile]]:
         """(broker, its uploaded index files)."""
@@ -160,58 +161,58 @@ def _whole(path: str) -> bytes:
 
 
 def _look(reader: Reader) -> Found:
-    found = Found()
-    for cluster, path in _folders(reader, "", found):
+    found_queues = Found()
+    for cluster, path in _folders(reader, "", found_queues):
         parsed = names.parse_cluster(cluster)
         if parsed is None:
             if cluster not in (".rmqctl", "config", names.LOCAL_INDEX_FOLDER):
-                found.problems.append(Trouble(path, "no cluster's folder"))
+                found_queues.problems.append(Trouble(path, "no cluster's folder"))
             continue
         if not parsed[1]:
-            found.problems.append(Trouble(path, "the hash in the cluster's folder is wrong"))
-        for broker, below in _folders(reader, path, found):
-            for topic, under in _folders(reader, below, found):
-                _queues_of(reader, (parsed[0], broker, topic), under, found)
-    return found
+            found_queues.problems.append(Trouble(path, "the hash in the cluster's folder is wrong"))
+        for broker, below in _folders(reader, path, found_queues):
+            for topic, under in _folders(reader, below, found_queues):
+                _queues_of(reader, (parsed[0], broker, topic), under, found_queues)
+    return found_queues
 
 
-def _queues_of(reader: Reader, owner: tuple[str, str, str], path: str, found: Found) -> None:
+def _queues_of(reader: Reader, owner: tuple[str, str, str], path: str, found_queues: Found) -> None:
     cluster, broker, topic = owner
-    for number, folder in _folders(reader, path, found):
+    for number, folder in _folders(reader, path, found_queues):
         if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
-            found.problems.append(Trouble(folder, "no queue's folder"))
+            found_queues.problems.append(Trouble(folder, "no queue's folder"))
             continue
         flat = {}
-        for kind, place in _folders(reader, folder, found):
+        for kind, place in _folders(reader, folder, found_queues):
             if kind not in names.KINDS:
-                found.problems.append(Trouble(place, "no kind of file a tier has"))
+                found_queues.problems.append(Trouble(place, "no kind of file a tier has"))
                 continue
             try:
                 flat[kind] = FlatFile.open(reader, place)
             except StoreIOError as error:
-                found.problems.append(Trouble(place, str(error), unreadable=True))
+                found_queues.problems.append(Trouble(place, str(error), unreadable=True))
                 continue
-            found.problems.extend(Trouble(f"{place}/{name}", "no segment's name")
-                                  for name in flat[kind].strange)
+            found_queues.problems.extend(Trouble(f"{place}/{name}", "no segment's name")
+                                         for name in flat[kind].strange)
         if names.INDEX in flat:
-            found.indexes[cluster, broker] = flat.pop(names.INDEX)
+            found_queues.indexes[cluster, broker] = flat.pop(names.INDEX)
         if flat:
             name = QueueName(cluster, broker, topic, int(number))
             log, rows = (flat.get(kind) or FlatFile(reader, f"{folder}/{kind}", kind)
                          for kind in (names.COMMIT_LOG, names.CONSUME_QUEUE))
-            found.queues[name] = FlatQueue(name, log, rows)
+            found_queues.queues[name] = FlatQueue(name, log, rows)
 
 
-def _folders(reader: Reader, path: str, found: Found) -> Iterator[tuple[str, str]]:
+def _folders(reader: Reader, path: str, found_queues: Found) -> Iterator[tuple[str, str]]:
     try:
         entries = reader.list(path)
     except StoreIOError as error:
-        found.problems.append(Trouble(path, str(error), unreadable=True))
+        found_queues.problems.append(Trouble(path, str(error), unreadable=True))
         return
-    for one in entries:
-        below = f"{path}/{one.name}" if path else one.name
-        if one.is_folder:
-            yield one.name, below
-        elif path or one.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak",
+    for entry in entries:
+        below = f"{path}/{entry.name}" if path else entry.name
+        if entry.is_folder:
+            yield entry.name, below
+        elif path or entry.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak",
                                          "lock"):
-            found.problems.append(Trouble(below, "a file where folders belong"))
+            found_queues.problems.append(Trouble(below, "a file where folders belong"))

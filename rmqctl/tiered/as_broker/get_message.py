@@ -237,9 +237,10 @@ def _cached(queue: FlatQueue, offset: int, count: int, matching: Matching | None
     if result.next_offset > offset:
         return result
     # Not even one message fits into the cache.
-    whole = [fetched for fetched in places if fetched is not None][:count]
-    end = whole[-1].queue_offset + 1 if whole else read.next_offset
-    return _filtered(GetResult(FOUND if whole else NO_MATCH, end, read.min, read.max, tuple(whole)),
+    fetched_messages = [fetched for fetched in places if fetched is not None][:count]
+    end = fetched_messages[-1].queue_offset + 1 if fetched_messages else read.next_offset
+    return _filtered(GetResult(FOUND if fetched_messages else NO_MATCH, end, read.min, read.max,
+                               tuple(fetched_messages)),
                      matching)
 
 
@@ -326,12 +327,12 @@ def _end(unit: UnitRecord) -> int:
     return unit.commit_log_offset + unit.size
 
 
-def _message(data: bytes, at: int, size: int) -> bytes | None:
+def _message(data: bytes, position: int, size: int) -> bytes | None:
     """The message a unit leads to, by a broker's two tests: magic and size."""
-    total, magic = _HEAD.unpack_from(data, at)
+    total, magic = _HEAD.unpack_from(data, position)
     if magic == CODA_MAGIC:
-        at += CODA_SIZE
-        if at + size > len(data):
+        position += CODA_SIZE
+        if position + size > len(data):
             return None
-        total, magic = _HEAD.unpack_from(data, at)
-    return data[at:at + size] if magic in message.VERSIONS and total == size else None
+        total, magic = _HEAD.unpack_from(data, position)
+    return data[position:position + size] if magic in message.VERSIONS and total == size else None

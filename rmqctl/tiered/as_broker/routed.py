@@ -29,7 +29,8 @@ def routed_queues(router: Router, topic: str) -> list[int]:
     store = router.local.view.store
     return sorted({*queue_ids(store, "consumequeue", topic),
                    *queue_ids(store, "batchconsumequeue", topic),
-                   *(one.name.queue_id for one in router.tier.queues(topic, None, router.broker))})
+                   *(queue.name.queue_id for queue in router.tier.queues(topic, None,
+                                                                         router.broker))})
 
 
 def routed_pages(router: Router, topic: str, wanted: Selection,
@@ -37,13 +38,14 @@ def routed_pages(router: Router, topic: str, wanted: Selection,
     """The selected messages, queue after queue. Who answered for which offsets is a note,
     offsets that nobody has as damage.
     """
-    queues = [one for one in routed_queues(router, topic) if wanted.queue_id in (None, one)]
+    queues = [queue_id for queue_id in routed_queues(router, topic)
+              if wanted.queue_id in (None, queue_id)]
 
-    def found() -> Iterator[Page]:
+    def pages_by_queue() -> Iterator[Page]:
         for queue_id in queues:
             yield from gathered(_Reading(router, topic, queue_id, wanted, report).records())
 
-    yield from counted(found(), wanted)
+    yield from counted(pages_by_queue(), wanted)
 
 
 class _Reading:
@@ -63,10 +65,10 @@ class _Reading:
     def _start(self) -> int | None:
         start = self.wanted.from_offset
         if self.wanted.since is not None:
-            found = self.router.at_time(self.topic, self.queue_id,
-                                        self.wanted.since - CLOCK_SLACK)
-            if found is not None:
-                start = max(start or 0, found.queue_offset)
+            by_time = self.router.at_time(self.topic, self.queue_id,
+                                          self.wanted.since - CLOCK_SLACK)
+            if by_time is not None:
+                start = max(start or 0, by_time.queue_offset)
         return start
 
     def records(self) -> Iterator[Record]:

@@ -46,7 +46,7 @@ class Strategy(IntEnum):
         try:
             return cls[name.upper().replace("-", "_")]
         except KeyError:
-            known = ", ".join(one.name.lower().replace("_", "-") for one in cls)
+            known = ", ".join(strategy.name.lower().replace("_", "-") for strategy in cls)
             raise UsageError(f"no strategy {name!r}; there are {known}") from None
 
 
@@ -268,30 +268,31 @@ class Router:
         Without ``offset`` from the queue's first on. Where nobody can answer a broker's consumer
         hangs; here it goes on behind that stretch.
         """
-        at = self.min_offset(topic, queue_id) if offset is None else offset
+        queue_offset = self.min_offset(topic, queue_id) if offset is None else offset
         while True:
-            found = self.get(topic, queue_id, at, count)
-            yield at, found
-            if found.status in (get_message.OVERFLOW_ONE, get_message.OVERFLOW_BADLY,
-                                get_message.NO_MESSAGE, get_message.NO_QUEUE):
+            answer = self.get(topic, queue_id, queue_offset, count)
+            yield queue_offset, answer
+            if answer.status in (get_message.OVERFLOW_ONE, get_message.OVERFLOW_BADLY,
+                                 get_message.NO_MESSAGE, get_message.NO_QUEUE):
                 return
             # The tier's max is not the queue's: behind it the local store is asked.
-            if found.next_offset <= at and found.side == "local" and at >= found.max:
+            if (answer.next_offset <= queue_offset and answer.side == "local"
+                    and queue_offset >= answer.max):
                 return
-            if found.status == get_message.FOUND_NULL and found.side == "tier":
-                at = self._behind(topic, queue_id, at, found.max)
+            if answer.status == get_message.FOUND_NULL and answer.side == "tier":
+                queue_offset = self._behind(topic, queue_id, queue_offset, answer.max)
             else:
-                at = max(found.next_offset, at + 1)
+                queue_offset = max(answer.next_offset, queue_offset + 1)
 
-    def _behind(self, topic: str, queue_id: int, at: int, end: int) -> int:
+    def _behind(self, topic: str, queue_id: int, queue_offset: int, end: int) -> int:
         """The first offset behind ``at`` with an answer, as far as what has none is one stretch."""
         def is_answered(offset: int) -> bool:
             return self.get(topic, queue_id, offset, 1).status != get_message.FOUND_NULL
 
         step = 1
-        while at + step < end and not is_answered(at + step):
-            at, step = at + step, 2 * step
-        low, high = at + 1, min(at + step, end)
+        while queue_offset + step < end and not is_answered(queue_offset + step):
+            queue_offset, step = queue_offset + step, 2 * step
+        low, high = queue_offset + 1, min(queue_offset + step, end)
         while low < high:
             middle = (low + high) // 2
             if is_answered(middle):

@@ -114,33 +114,33 @@ class Cut:
         return size, part
 
 
-def _block_of(one: Taken, cut: Cut, base: int) -> Block:
+def _block_of(taken: Taken, cut: Cut, base: int) -> Block:
     """The block of some rows, as far as the records are what the rows say.
 
     The records are joined first: then what follows finds them in the processor's cache.
     """
-    size, data = cut.joined(one.rows)
+    size, data = cut.joined(taken.rows)
     end = np.cumsum(size)
     begin = end - size
     records = np.frombuffer(data, np.uint8)
     # What each record says of its place: the local one, then the one it will have.
     places = begin + _PHYSICAL.offset
-    in_place = gather_int(records, places, "i8") == one.rows["physical_offset"]
+    in_place = gather_int(records, places, "i8") == taken.rows["physical_offset"]
     _scatter(data, places, base + begin)
     batch, ok = examine(records, base, begin)  # the record as it will be proves itself
-    batch = _proven(one, batch, ok & in_place)
+    batch = _proven(taken, batch, ok & in_place)
     good = len(batch)
-    return Block(one.queue, one.first, base, data, end[:good], size[:good], _tags(one, batch),
+    return Block(taken.queue, taken.first, base, data, end[:good], size[:good], _tags(taken, batch),
                  batch)
 
 
 def blocks_of(taken: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
     """The blocks of a window that are not empty; ``place``: the tiered offset of a queue's next."""
     for group in _groups(taken):
-        bases = [place(one.queue) for one in group]
+        bases = [place(taken.queue) for taken in group]
         blocks = _blocks_together(group, cut, bases) if len(group) > 1 else None
         if blocks is None:  # one by one shows whose record is bad, and since where
-            blocks = [_block_of(one, cut, base) for one, base in zip(group, bases, strict=True)]
+            blocks = [_block_of(taken, cut, base) for taken, base in zip(group, bases, strict=True)]
         yield from (block for block in blocks if len(block))
 
 
@@ -148,12 +148,12 @@ def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
     """Neighbours that are made together: small ones only."""
     group: list[Taken] = []
     size = 0
-    for one in taken:
-        own = int(one.rows["size"].sum(dtype=np.int64))
+    for taken_rows in taken:
+        own = int(taken_rows.rows["size"].sum(dtype=np.int64))
         if group and size + own > _TOGETHER:
             yield group
             group, size = [], 0
-        group.append(one)
+        group.append(taken_rows)
         size += own
     if group:
         yield group
@@ -201,42 +201,42 @@ def _blocks_together(group: list[Taken], cut: Cut,
     return blocks
 
 
-def _tags(one: Taken, batch: Batch) -> Array:
+def _tags(taken: Taken, batch: Batch) -> Array:
     """The tags code of each row, computed where its extension unit is lost."""
-    tags, lost = one.queue.tags(one.rows)
+    tags, lost = taken.queue.tags(taken.rows)
     for number in lost:
         tags[number] = computed_tags(batch.bytes_at(number))
     return tags
 
 
-def _proven(one: Taken, batch: Batch, ok: Array) -> Batch:
+def _proven(taken: Taken, batch: Batch, ok: Array) -> Batch:
     """The records of a queue, up to the first that is not what its row says."""
     count = len(ok)
     good = count if ok.all() else int(ok.argmin())
     if good < count:  # columns of what is no record mean nothing
         batch = batch.select(slice(0, good))
-    tests = _tests(one, batch)
+    tests = _tests(taken, batch)
     passed = np.logical_and.reduce([test for _, test in tests])
     if not passed.all():
         good = int(passed.argmin())
-        one.cut(good, next(text for text, test in tests if not test[good]))
+        taken.cut(good, next(text for text, test in tests if not test[good]))
         return batch.select(slice(0, good))
     if good < count:
-        one.cut(good, "no record lies there, or it is damaged")
+        taken.cut(good, "no record lies there, or it is damaged")
     return batch
 
 
-def _tests(one: Taken, batch: Batch) -> list[tuple[str, Array]]:
+def _tests(taken: Taken, batch: Batch) -> list[tuple[str, Array]]:
     """What every record must pass, and what to say of one that does not; the first counts."""
-    queue, count = one.queue, len(batch)
+    queue, count = taken.queue, len(batch)
     topic = queue.topic.encode("utf-8", "surrogateescape")
     return [
         ("the record there has another size than its row",
-         batch.column("total_size") == one.rows["size"][:count]),
+         batch.column("total_size") == taken.rows["size"][:count]),
         ("the record there is of another topic", _has_topic(batch, topic)),
         ("the record there is of another queue", batch.column("queue_id") == queue.queue_id),
         ("the record there has another queue offset",
-         batch.column("queue_offset") == one.first + np.arange(count)),
+         batch.column("queue_offset") == taken.first + np.arange(count)),
         ("the body of the record there does not match its CRC", batch.crc_ok()),
     ]
 
@@ -252,33 +252,33 @@ def _has_topic(batch: Batch, topic: bytes) -> Array:
 
 def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
     """Whether the first messages are of the first topic, and so on."""
-    raw = [one.encode("utf-8", "surrogateescape") for one in topics]
-    lengths = np.array([len(one) for one in raw])
+    raw = [topic.encode("utf-8", "surrogateescape") for topic in topics]
+    lengths = np.array([len(topic) for topic in raw])
     wanted = np.repeat(lengths, counts)
     if (batch.column("topic_length") != wanted).any():
         return False
     for width in np.unique(lengths[lengths > 0]).tolist():
         rows = np.flatnonzero(wanted == width)
-        texts = np.frombuffer(b"".join(one for one in raw if len(one) == width), f"V{width}")
-        expected = np.repeat(texts, [count for one, count in zip(raw, counts, strict=True)
-                                     if len(one) == width])
+        texts = np.frombuffer(b"".join(topic for topic in raw if len(topic) == width), f"V{width}")
+        expected = np.repeat(texts, [count for topic, count in zip(raw, counts, strict=True)
+                                     if len(topic) == width])
         present = _bytes_at(batch.data, batch.column("topic_start")[rows], width)
         if (present != expected.view(np.uint8).reshape(-1, width)).any():
             return False
     return True
 
 
-def _bytes_at(data: Array, at: Array, width: int) -> Array:
+def _bytes_at(data: Array, position: Array, width: int) -> Array:
     """(uint8 [places, width]) the bytes at some places, as far as they are inside."""
-    raw: Array = gather(data, at, width).view(np.uint8).reshape(-1, width)
+    raw: Array = gather(data, position, width).view(np.uint8).reshape(-1, width)
     return raw
 
 
-def _scatter(data: memoryview, at: Array, values: Array) -> None:
+def _scatter(data: memoryview, position: Array, values: Array) -> None:
     """Writes big-endian numbers of eight bytes at places of a buffer."""
     width = _PHYSICAL.size
     window: Array = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
-    window[at] = values.astype(">i8").view(f"V{width}")
+    window[position] = values.astype(">i8").view(f"V{width}")
 
 
 # -- the sweep ------------------------------------------------------------------------------------
@@ -329,14 +329,15 @@ class Sweep:
 
     def _blocks(self, source: FileSource, start: int, taken: list[Taken]) -> Iterator[Block]:
         file_end = source.base + source.size
-        for one in taken:
-            inside = one.rows["physical_offset"] + one.rows["size"] <= file_end
+        for queue_taken in taken:
+            inside = queue_taken.rows["physical_offset"] + queue_taken.rows["size"] <= file_end
             if not inside.all():
-                one.cut(int(inside.argmin()), "the record would reach over the end of the log file")
-        taken = [one for one in taken if len(one.rows)]
+                queue_taken.cut(int(inside.argmin()), "the record would reach over the end of the "
+                                                      "log file")
+        taken = [queue_taken for queue_taken in taken if len(queue_taken.rows)]
         if not taken:
             return
-        rows = np.concatenate([one.rows for one in taken])
+        rows = np.concatenate([queue_taken.rows for queue_taken in taken])
         self._read(source, start, rows)
         # Damaged rows may claim far more than a window has: that is joined elsewhere, if at all.
         room = min(int(rows["size"].sum(dtype=np.int64)), self._window + MAX_RECORD)
@@ -356,8 +357,8 @@ class Sweep:
         begins = np.concatenate((physical[:1], physical[far + 1])).tolist()
         ends = np.concatenate((end[far], end[-1:])).tolist()
         view = self._buffer
-        for one, other in zip(begins, ends, strict=True):
-            part = view[one - start:other - start]
-            done = source.read_into(part, one - source.base)
+        for begin, other in zip(begins, ends, strict=True):
+            part = view[begin - start:other - start]
+            done = source.read_into(part, begin - source.base)
             if done < len(part):  # it was shortened meanwhile: no record proves itself in zeros
                 part[done:] = bytes(len(part) - done)

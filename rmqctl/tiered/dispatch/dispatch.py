@@ -239,9 +239,9 @@ class Dispatch:
     def _to_upload(self, by_local: dict[int, Upload], window: Iterator[Block]) -> Blocks:
         """What of a window is uploaded."""
         blocks = []
-        for whole in window:
-            upload = by_local[id(whole.queue)]
-            block = self._cut(upload, whole)
+        for full_block in window:
+            upload = by_local[id(full_block.queue)]
+            block = self._cut(upload, full_block)
             if len(block):
                 upload.next_base += block.bytes
                 blocks.append((upload, block))
@@ -362,8 +362,8 @@ class Stages:
         for pool in self._pools:
             pool.shutdown(wait=True)
         if kind is None:
-            for one in self._under_way:
-                one.result()
+            for future in self._under_way:
+                future.result()
 
 
 class Committer:

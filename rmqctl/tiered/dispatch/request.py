@@ -67,19 +67,19 @@ class Result:
     @property
     def is_fault(self) -> bool:
         """A queue could not be uploaded, what was uploaded is not there, or verify fails."""
-        return (any(one.is_fault for one in self.outcomes)
+        return (any(outcome.is_fault for outcome in self.outcomes)
                 or bool(self.checked and (self.checked.problems or self.checked.is_damaged)))
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "cluster": self.cluster, "broker": self.broker,
-            "messages": sum(one.messages for one in self.outcomes),
-            "bytes": sum(one.bytes for one in self.outcomes),
+            "messages": sum(outcome.messages for outcome in self.outcomes),
+            "bytes": sum(outcome.bytes for outcome in self.outcomes),
             "index_items": self.items, "index_files": self.index_files,
             "checked": None if self.checked is None else {
                 "messages": self.checked.messages, "problems": self.checked.problems,
                 "findings": self.checked.findings},
-            "queues": [one.as_dict() for one in self.outcomes]}
+            "queues": [outcome.as_dict() for outcome in self.outcomes]}
 
 
 @dataclass(slots=True)
@@ -270,7 +270,7 @@ def verify_all(checked: Checked, tier: Tier, broker: str, settings: TierSettings
         broker=broker, index_slots=settings.index_slots, index_max=settings.index_max),
         progress=advance), _MOST_FINDINGS)
     checked.is_damaged = any(severity == ERROR for _, severity in result.counts)
-    for finding in [one for one in result.findings if one.is_trouble][:_MOST_LISTED]:
+    for finding in [finding for finding in result.findings if finding.is_trouble][:_MOST_LISTED]:
         place = f"{finding.file or ''}{'' if finding.offset is None else f' @{finding.offset}'}"
         checked.findings.append(f"{finding.category}: {place}: {finding.detail}")
     if result.troubles > len(checked.findings):

@@ -81,12 +81,12 @@ def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
     rows, log = queue.consume_queue, queue.commit_log
     # Segments that were never committed go, then torn ends.
     for segment in loose:
-        kept = writer.put_aside(segment.path)
-        resumed.cut.append((segment.path, segment.size, kept))
+        moved_to = writer.put_aside(segment.path)
+        resumed.cut.append((segment.path, segment.size, moved_to))
         metadata.segments[segment.path.split("/")[-2]].get(queue.name.path, {}).pop(
             segment.base, None)
-    for number, (path, size, kept) in enumerate(resumed.cut):
-        if not kept:
+    for number, (path, size, moved_to) in enumerate(resumed.cut):
+        if not moved_to:
             present = writer.size(path) or 0
             resumed.cut[number] = path, size, writer.cut(path, present - size) or ""
     # The commit log first: a unit never leads to what may be gone after a power failure.
@@ -125,7 +125,8 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
         behind = flat.segments[number:]
         before = known.get(gap[0].base)
         if ((before is None or before.size <= gap[0].size)
-                and all(one.base not in known or not known[one.base].size for one in behind)):
+                and all(segment.base not in known or not known[segment.base].size
+                        for segment in behind)):
             loose += behind
             del flat.segments[number:]
     return loose
@@ -152,11 +153,11 @@ def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]
 
 def _damage_inside(queue: FlatQueue) -> str | None:
     """Whether a segment that is not the last is not what the next one's base makes it."""
-    for one, other in queue.consume_queue.gaps():
-        return f"units are missing between {one.name} and {other.name}"
-    for one, other in queue.commit_log.gaps():
-        return f"bytes of the commit log are missing between {one.name} and {other.name}"
-    if any(one.base % UNIT_SIZE for one in queue.consume_queue.segments):
+    for segment, other in queue.consume_queue.gaps():
+        return f"units are missing between {segment.name} and {other.name}"
+    for segment, other in queue.commit_log.gaps():
+        return f"bytes of the commit log are missing between {segment.name} and {other.name}"
+    if any(segment.base % UNIT_SIZE for segment in queue.consume_queue.segments):
         return "a segment of the consume queue begins in the middle of a unit"
     return None
 
@@ -285,7 +286,7 @@ def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None
     """
     for queue in queues:
         if queue.name.topic not in metadata.topics and any(
-                one.size for one in queue.commit_log.segments):
+                segment.size for segment in queue.commit_log.segments):
             return queue.name.topic
     return None
 
@@ -324,7 +325,7 @@ class Committed:
         name, done = self.queue.name, self.done
         return {"broker": name.broker, "topic": name.topic, "queue_id": name.queue_id,
                 "units_added": done.units, "bytes_cut": sum(size for _, size, _ in done.cut),
-                "kept": [kept for *_, kept in done.cut if kept],
+                "kept": [moved_to for *_, moved_to in done.cut if moved_to],
                 "entries_changed": done.entries,
                 "status": ("refused" if done.fault else "completed" if done.changed else
                            "nothing to do"),

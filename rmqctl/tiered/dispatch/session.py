@@ -158,11 +158,11 @@ def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFo
 def _oldest(run: Dispatch) -> int | None:
     """The store time of the oldest message that goes up; where none does, of the store's first."""
     log = run.store.log
-    rows = [one.local.row(one.outcome.start) for one in run.uploads]
+    rows = [upload.local.row(upload.outcome.start) for upload in run.uploads]
     records = [log.record_at(row.physical_offset, row.size) for row in rows if row is not None]
     if not any(records) and log.files:
         records = [log.record_at(log.min_offset)]
-    return min((one.store_timestamp for one in records if one is not None), default=None)
+    return min((record.store_timestamp for record in records if record is not None), default=None)
 
 
 def _queues_with_ids(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int]]:

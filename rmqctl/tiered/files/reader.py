@@ -84,24 +84,24 @@ class PosixReader(Closing):
 
     def list(self, folder: str) -> list[Entry]:
         full = self._full(folder)
-        found: list[Entry] = []
+        listed: list[Entry] = []
         try:
             with os.scandir(full) as entries:
-                found.extend(map(self._entry, entries))
+                listed.extend(map(self._entry, entries))
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
             raise failed(error, self.where(folder), "list") from None
-        return sorted(found, key=lambda one: one.name)
+        return sorted(listed, key=lambda entry: entry.name)
 
     @staticmethod
-    def _entry(one: os.DirEntry[str]) -> Entry:
+    def _entry(entry: os.DirEntry[str]) -> Entry:
         try:
-            about = one.stat()
+            about = entry.stat()
         except OSError:  # vanished meanwhile, or a link to nowhere
-            return Entry(one.name, False, is_strange=True)
+            return Entry(entry.name, False, is_strange=True)
         folder = stat.S_ISDIR(about.st_mode)
-        return Entry(one.name, folder, 0 if folder else about.st_size,
+        return Entry(entry.name, folder, 0 if folder else about.st_size,
                      about.st_mtime_ns // 1_000_000,
                      not folder and not stat.S_ISREG(about.st_mode))
 
@@ -126,8 +126,8 @@ class PosixReader(Closing):
         return FileSource(self._full(path), base)
 
     def close(self) -> None:
-        for one in self._open.values():
-            one.close()
+        for source in self._open.values():
+            source.close()
         self._open.clear()
 
 

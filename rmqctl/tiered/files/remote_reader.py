@@ -60,7 +60,7 @@ class RemoteReader(Closing):
             path = f"{folder}/{entry.name}" if folder else entry.name
             if not entry.is_folder:
                 self._sizes[path] = entry.size
-        return sorted(listed, key=lambda one: one.name)
+        return sorted(listed, key=lambda entry: entry.name)
 
     def size(self, path: str) -> int | None:
         with failing(self.where(path), "look at"):

@@ -114,7 +114,7 @@ def opened(path: str, slots: int | None = None, max_items: int | None = None) ->
                       max_items=max_items)
 
 
-def write(found: Compacted, path: str) -> None:
+def write(compacted: Compacted, path: str) -> None:
     """Writes the rearranged form as a new file, which lasts. StoreIOError, also where it exists.
 
     What was written of it before an error is taken away again.
@@ -123,7 +123,7 @@ def write(found: Compacted, path: str) -> None:
     writer = DirectWriter()
     try:
         position = 0
-        for part in found.parts():
+        for part in compacted.parts():
             writer.write(fd, part, position, path)
             position += len(part)
         durable.sync(fd, path, whole=True)
@@ -160,24 +160,24 @@ def _counted_items(file: IndexFile, place: Array, items: int) -> Iterator[memory
         end = min(start + PART_ITEMS, items)
         part = room[:end - start]
 
-        def put(number: int, found: Array, part: Array = part, start: int = start,
+        def put(number: int, block: Array, part: Array = part, start: int = start,
                 end: int = end) -> None:
-            to = place[number - 1:number - 1 + len(found)]
-            kept = _shortened(found)
+            to = place[number - 1:number - 1 + len(block)]
+            short_items = _shortened(block)
             if start or end < items:
                 inside = (to >= start) & (to < end)
-                to, kept = to[inside], kept[inside]
-            part[to - start if start else to] = kept
+                to, short_items = to[inside], short_items[inside]
+            part[to - start if start else to] = short_items
 
         # No two items have one place, and numpy copies without holding the interpreter's lock.
         with ThreadPoolExecutor(_THREADS) as pool:
             under_way: deque[Future[None]] = deque()
-            for number, found in blocks_of(file):
-                under_way.append(pool.submit(put, number, found))
+            for number, block in blocks_of(file):
+                under_way.append(pool.submit(put, number, block))
                 while len(under_way) > 2 * _THREADS:
                     under_way.popleft().result()
-            for one in under_way:
-                one.result()
+            for future in under_way:
+                future.result()
         yield raw(part)
 
 
@@ -194,12 +194,12 @@ def _followed_items(file: IndexFile, order: Array, items: int) -> Iterator[memor
         yield memoryview(part)
 
 
-def _shortened(found: Array) -> Array:
+def _shortened(items: Array) -> Array:
     """The first 28 bytes of each item, as one thing."""
-    whole = found.view(np.dtype({"names": ["kept"], "formats": [_ITEM_BYTES], "offsets": [0],
-                                 "itemsize": fmt.ITEM.size}))
-    kept: Array = whole["kept"]
-    return kept
+    view = items.view(np.dtype({"names": ["kept"], "formats": [_ITEM_BYTES], "offsets": [0],
+                                "itemsize": fmt.ITEM.size}))
+    shortened: Array = view["kept"]
+    return shortened
 
 
 # -- chains: what leads where, proven for all items at once (§5.2, §5.3) -------------------------
@@ -221,9 +221,9 @@ def heads_of(file: IndexFile) -> Array:
 def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
     """All items by blocks. FormatError where some are not there."""
     expected = 1
-    for number, found in file.blocks():
-        yield number, found
-        expected = number + len(found)
+    for number, items in file.blocks():
+        yield number, items
+        expected = number + len(items)
     if expected != file.items + 1:
         raise FormatError(f"the file ends before item {expected} of {file.items}", path="item",
                           file=file.where, offset=file.shape.item_position(expected))
@@ -265,13 +265,13 @@ def proven(file: IndexFile, heads: Array) -> tuple[Array, Array] | None:
     return counts, pair[1:]
 
 
-def _settled(pair: Array, here: Array, previous: Array) -> bool:
+def _settled(pair: Array, own: Array, previous: Array) -> bool:
     """Brings the depths of items up to date whose links lead into their own block."""
     for _ in range(_DEEPEST):
-        more = (pair[previous] & _DEPTH) + 1 - (pair[here] & _DEPTH)
+        more = (pair[previous] & _DEPTH) + 1 - (pair[own] & _DEPTH)
         if not more.any():
             return True
-        pair[here] += more
+        pair[own] += more
     return False
 
 
@@ -284,11 +284,11 @@ def counted(file: IndexFile, heads: Array) -> tuple[Array, Array, bool]:
     counts: Array = np.zeros(slots, np.int32)
     pair: Array = np.empty(file.items, np.int64)
     sound = True
-    for number, found in blocks_of(file):
-        links = link(slots_of(found["key_hash"], slots), newest, number)
-        sound = sound and bool((links.previous == np.maximum(found["previous"], 0)).all())
-        length = np.diff(np.append(links.first, len(found)))
-        depth = np.arange(1, len(found) + 1) - np.repeat(links.first - counts[links.touched],
+    for number, items in blocks_of(file):
+        links = link(slots_of(items["key_hash"], slots), newest, number)
+        sound = sound and bool((links.previous == np.maximum(items["previous"], 0)).all())
+        length = np.diff(np.append(links.first, len(items)))
+        depth = np.arange(1, len(items) + 1) - np.repeat(links.first - counts[links.touched],
                                                          length)
         pair[number - 1 + links.order] = links.slot.astype(np.int64) << _PAIR | depth
         counts[links.touched] += length.astype(np.int32)

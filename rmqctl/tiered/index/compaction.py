@@ -181,11 +181,11 @@ def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
     for entry in _entries(metadata, broker).values():
         if entry.begin_timestamp == file.timestamp and entry.size:
             path = _segment_path(cluster, broker, entry.base_offset)
-            expected, there = file.shape.compacted_size(file.items), writer.size(path)
-            if not expected == entry.size == there:
+            expected, size = file.shape.compacted_size(file.items), writer.size(path)
+            if not expected == entry.size == size:
                 raise RefusedError(
                     f"{file.where}: metadata has it uploaded as {writer.where(path)} with "
-                    f"{entry.size} bytes; there are {there or 0}, and {expected} are expected: "
+                    f"{entry.size} bytes; there are {size or 0}, and {expected} are expected: "
                     f"{_RECOVER}")
             return Uploaded(file.where, "known", file.timestamp, file.items, path,
                             entry.base_offset, entry.size)
@@ -200,7 +200,7 @@ def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
     only planned.
     """
     last = max(_entries(metadata, broker).values(),
-               key=lambda one: (one.base_offset + one.size, one.base_offset), default=None)
+               key=lambda entry: (entry.base_offset + entry.size, entry.base_offset), default=None)
     base = 0
     if last is not None:
         base = last.base_offset + last.size
@@ -211,7 +211,7 @@ def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
                                f"{present}: {_RECOVER}")
     path = _segment_path(cluster, broker, base)
     flat = FlatFile.open(writer, path.rpartition("/")[0])
-    beyond = [one for one in flat.segments if one.base > base and one.size]
+    beyond = [segment for segment in flat.segments if segment.base > base and segment.size]
     if beyond:
         raise RefusedError(f"{writer.where(beyond[0].path)}: metadata does not know it, it ends at "
                            f"{base}: {_RECOVER}")
@@ -246,7 +246,7 @@ def _send(writer: TierWriter, path: str, compacted: Compacted) -> None:
     parts = compacted.parts()
     position = 0
     # The header goes with the first slots: it is too short for a write of its own.
-    for some in chain([[next(parts), next(parts)]], ([one] for one in parts)):
+    for some in chain([[next(parts), next(parts)]], ([part] for part in parts)):
         position += writer.append(path, some, position)
 
 
@@ -345,7 +345,8 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
     broker_root = _known_root(tier)
     assert tier.metadata_path is not None
     fault = tier.metadata_error or next(
-        (f"{tier.metadata_path}: {one.path}: {one.reason}" for one in tier.metadata.faults), None)
+        (f"{tier.metadata_path}: {fault.path}: {fault.reason}" for fault in tier.metadata.faults),
+        None)
     if fault:
         raise RefusedError(f"{fault}; let `rmqctl tiered recover` mend the metadata first")
     cluster, broker = _owner(tier, request)
@@ -360,13 +361,14 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
     if waiting:
         notes.append(f"a `tiered dispatch` was interrupted: {', '.join(waiting)} in {folder} stay "
                      "until it is run again, which completes them")
-        present = [one for one in present if one not in waiting]
+        present = [name for name in present if name not in waiting]
     files = LocalFiles(
         broker_root, tier.metadata_path.removesuffix(".bak"), cluster, broker,
-        [os.path.join(folder, one) for one in present],
+        [os.path.join(folder, name) for name in present],
         request.slots or remembered.get("index_slots") or known_slots(tier, broker),
         request.max_items or remembered.get("index_max"), notes)
-    files.notes += [f"{os.path.join(folder, one)}: of a broker of 5.1.x, left alone" for one in old]
+    files.notes += [f"{os.path.join(folder, name)}: of a broker of 5.1.x, left alone"
+                    for name in old]
     return files
 
 
@@ -381,18 +383,20 @@ def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
             for name, queue in tier.found.queues.items() if (name.cluster, name.broker) == owner}
     if progress.position is None or not progress.is_unfinished(ends):
         return []
-    return [one for one in present if int(one) >= progress.position[0]]
+    return [name for name in present if int(name) >= progress.position[0]]
 
 
 def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
     """The one cluster and broker that the local files can belong to. UsageError."""
-    owners = {(one.cluster, one.broker) for one in tier.found.queues} | set(tier.found.indexes)
+    owners = {(queue.cluster, queue.broker)
+              for queue in tier.found.queues} | set(tier.found.indexes)
     fitting = sorted((cluster, broker) for cluster, broker in owners
                      if request.cluster in (None, cluster) and request.broker in (None, broker))
     if len(fitting) == 1:
         return fitting[0]
     if not fitting and request.cluster and request.broker:
         return request.cluster, request.broker
-    what = ", ".join(f"{broker} of {cluster}" for cluster, broker in fitting or sorted(owners))
-    raise UsageError(f"{tier.name}: whose index files these are is not clear ({what or 'no broker'}"
+    named = ", ".join(f"{broker} of {cluster}" for cluster, broker in fitting or sorted(owners))
+    raise UsageError(f"{tier.name}: whose index files these are is not clear "
+                     f"({named or 'no broker'}"
                      " is there): name --broker and --cluster")

@@ -97,8 +97,8 @@ class IndexFile:
         block = BLOCK_ITEMS * fmt.COMPACTED_ITEM.size
         for start in range(0, length, block):
             data = self.read(extent.position + start, min(block, length - start))
-            whole = len(data) - len(data) % fmt.COMPACTED_ITEM.size
-            yield from fmt.COMPACTED_ITEM.decode_all(data[:whole])
+            complete = len(data) - len(data) % fmt.COMPACTED_ITEM.size
+            yield from fmt.COMPACTED_ITEM.decode_all(data[:complete])
             if len(data) < min(block, length - start):
                 raise self._fault(extent.position + start + len(data), "item", "the file ends here")
 
@@ -140,16 +140,16 @@ class IndexFile:
             if len(data) < wanted:
                 return
 
-    def _decoded(self, unit: Any, at: int) -> Any:
-        data = self.read(at, unit.size)
+    def _decoded(self, unit: Any, position: int) -> Any:
+        data = self.read(position, unit.size)
         try:
-            return unit.decode(data, 0, at)
+            return unit.decode(data, 0, position)
         except FormatError as error:
             error.file = self.where
             raise
 
-    def _fault(self, at: int, path: str, reason: str) -> FormatError:
-        return FormatError(reason, file=self.where, offset=at, path=path)
+    def _fault(self, position: int, path: str, reason: str) -> FormatError:
+        return FormatError(reason, file=self.where, offset=position, path=path)
 
 
 def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = -1,
@@ -189,12 +189,12 @@ def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]
     """The uploaded index files of a broker by base offset; what is none, or cannot be read, comes
     as its error.
     """
-    for one in flat.segments:
-        def read(position: int, length: int, path: str = one.path) -> bytes:
+    for segment in flat.segments:
+        def read(position: int, length: int, path: str = segment.path) -> bytes:
             return flat.reader.read(path, position, length)
         try:
-            yield examine(read, one.usable, flat.reader.where(one.path), status="UPLOADED",
-                          base=one.base)
+            yield examine(read, segment.usable, flat.reader.where(segment.path), status="UPLOADED",
+                          base=segment.base)
         except (FormatError, StoreIOError) as error:
             yield error
 
@@ -248,15 +248,15 @@ def local_names(folder: str | None) -> list[str]:
         return []
     except OSError as error:
         raise StoreIOError.from_oserror(error, folder, "list") from None
-    return sorted((one for one in every if one.isascii() and one.isdigit()
-                   and not os.path.isdir(os.path.join(folder, one))),
-                  key=lambda one: (one not in names.OLD_INDEX_NAMES, int(one)))
+    return sorted((name for name in every if name.isascii() and name.isdigit()
+                   and not os.path.isdir(os.path.join(folder, name))),
+                  key=lambda name: (name not in names.OLD_INDEX_NAMES, int(name)))
 
 
 def known_slots(tier: Tier, broker: str | None = None) -> int | None:
     """The number of hash slots of the uploaded files, for those that do not tell theirs."""
     for _, flat in tier.indexes(broker):
-        for one in uploaded(flat):
-            if isinstance(one, IndexFile) and one.form == COMPACTED:
-                return one.shape.slots
+        for file in uploaded(flat):
+            if isinstance(file, IndexFile) and file.form == COMPACTED:
+                return file.shape.slots
     return None

@@ -26,7 +26,7 @@ _SIMPLE_KEYS = 8
 _SPACE, _HIGH = 0x20, 0x80
 _NO_BREAK = frozenset("\u00a0\u2007\u202f")
 _CONTROL = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f ")
-_SEPARATORS = frozenset("\u1680\u2028\u2029\u205f\u3000") | {chr(one) for one in
+_SEPARATORS = frozenset("\u1680\u2028\u2029\u205f\u3000") | {chr(number) for number in
                                                             range(0x2000, 0x200B)}
 _WHITESPACE = _CONTROL | _SEPARATORS - _NO_BREAK
 """``Character.isWhitespace`` of Java."""
@@ -58,23 +58,24 @@ def key_set(unique: str | None, keys: str | None) -> list[str]:
         parts = keys.rstrip(SEPARATOR).split(SEPARATOR)
         keys_in_order.update(dict.fromkeys(parts))
     names = tuple(keys_in_order)
-    return [names[at] for at in java_map.ordered(names, _CAPACITY)]
+    return [names[index] for index in java_map.ordered(names, _CAPACITY)]
 
 
-def keys_of(batch: Batch, topic: str | Array, found: text.Properties | None = None) -> Keys:
+def keys_of(batch: Batch, topic: str | Array,
+            found_properties: text.Properties | None = None) -> Keys:
     """The keys of a batch's messages.
 
     ``topic`` is one for all of them, or an array (int64) of `topic_hash` for each. ``found`` are
     the batch's properties where somebody has cut them already.
     """
-    properties = text.Properties(batch) if found is None else found
+    properties = text.Properties(batch) if found_properties is None else found_properties
     sharp = np.full(len(batch), topic_hash(topic), np.int64) if isinstance(topic, str) else topic
     return _keys(properties, sharp)
 
 
 def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> Keys:
     """The keys of several batches as of one, each of a topic: much quicker where they are small."""
-    sharp = np.repeat([topic_hash(one) for one in topics], [len(one) for one in batches])
+    sharp = np.repeat([topic_hash(topic) for topic in topics], [len(batch) for batch in batches])
     packed = text.joined([text.properties(batch).packed() for batch in batches])
     return _keys(text.Properties(packed), sharp)
 
@@ -83,10 +84,10 @@ def _keys(properties: text.Properties, sharp: Array) -> Keys:
     count = len(sharp)
     data = properties.data
     unique = properties.places(props.UNIQUE_KEY)
-    whole = properties.places(props.KEYS)
-    odd = _odd(data, unique, whole, count)
-    of, start, length = text.split(data, whole[1], whole[2], keep_empty=True)
-    row = np.concatenate([unique[0], whole[0][of]])
+    key_places = properties.places(props.KEYS)
+    odd = _odd(data, unique, key_places, count)
+    of, start, length = text.split(data, key_places[1], key_places[2], keep_empty=True)
+    row = np.concatenate([unique[0], key_places[0][of]])
     start = np.concatenate([unique[1], start])
     length = np.concatenate([unique[2], length])
     odd |= np.bincount(row, minlength=count) > _SIMPLE_KEYS
@@ -101,11 +102,11 @@ def _keys(properties: text.Properties, sharp: Array) -> Keys:
         twice: Array = np.zeros(count, bool)
         twice[row[again]] = True
         odd |= twice
-        kept = ~twice[row]
-        row, hashed = row[kept], hashed[kept]
+        good = ~twice[row]
+        row, hashed = row[good], hashed[good]
     if not odd.any():
         return Keys(row, hashed)
-    return _with_odd(Keys(row, hashed), np.flatnonzero(odd), sharp, data, unique, whole)
+    return _with_odd(Keys(row, hashed), np.flatnonzero(odd), sharp, data, unique, key_places)
 
 
 def topic_hash(topic: str) -> int:
@@ -113,14 +114,14 @@ def topic_hash(topic: str) -> int:
     return string_hash(fmt.key_text(topic, ""))
 
 
-def _odd(data: Array, unique: tuple[Array, Array, Array], whole: tuple[Array, Array, Array],
+def _odd(data: Array, unique: tuple[Array, Array, Array], key_places: tuple[Array, Array, Array],
          count: int) -> Array:
     """Messages that may have a blank value or a space at the end of their keys (bool)."""
     odd: Array = np.zeros(count, bool)
-    for row, start, _ in (unique, whole):
+    for row, start, _ in (unique, key_places):
         first = data[start]
         odd[row[(first <= _SPACE) | (first >= _HIGH)]] = True
-    row, start, length = whole
+    row, start, length = key_places
     odd[row[data[start + length - 1] == _SPACE]] = True
     return odd
 
@@ -156,11 +157,11 @@ def _item_hash(sharp: Array, own: Array, units: Array) -> Array:
 
 
 def _with_odd(plain: Keys, odd: Array, sharp: Array, data: Array, unique: tuple[Any, ...],
-              whole: tuple[Any, ...]) -> Keys:
+              key_places: tuple[Any, ...]) -> Keys:
     rows, hashes = [], []
     for row in odd.tolist():
-        one, other = (_value(data, where, row) for where in (unique, whole))
-        for key in key_set(one, other):
+        unique_key, other = (_value(data, where, row) for where in (unique, key_places))
+        for key in key_set(unique_key, other):
             rows.append(row)
             hashes.append(_slow_hash(int(sharp[row]), key))
     row = np.concatenate([plain.row, np.array(rows, np.int64)])

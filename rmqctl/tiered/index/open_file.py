@@ -115,26 +115,26 @@ class OpenIndexFile:
             return False
         start = max(1, self.items + 1 - MOST_PENDING)
         heads = np.zeros_like(self._heads)
-        for number, found in self._read(source, start):
-            slot = slots_of(found["key_hash"], self.shape.slots)
+        for number, items in self._read(source, start):
+            slot = slots_of(items["key_hash"], self.shape.slots)
             previous = link(slot, heads, number).previous
             known = previous > 0
-            stands = found["previous"]
+            stands = items["previous"]
             if ((stands != previous) & known).any() or (stands[~known] >= start).any():
                 return False
-        there = heads > 0
-        return bool((heads[there] == self._heads[there]).all()
-                    and (self._heads[~there] < start).all())
+        in_use = heads > 0
+        return bool((heads[in_use] == self._heads[in_use]).all()
+                    and (self._heads[~in_use] < start).all())
 
     def _repair(self, source: FileSource) -> None:
         """Links all items anew, which are right whatever leads to them."""
         before, heads = self._heads.copy(), self._heads
         heads[:] = 0
         written = False
-        for number, found in self._read(source, 1):
-            previous = link(slots_of(found["key_hash"], self.shape.slots), heads, number).previous
-            if (found["previous"] != previous).any():
-                linked = found.copy()
+        for number, items in self._read(source, 1):
+            previous = link(slots_of(items["key_hash"], self.shape.slots), heads, number).previous
+            if (items["previous"] != previous).any():
+                linked = items.copy()
                 linked["previous"] = previous
                 durable.write_all(self._fd, raw(linked), self.shape.item_position(number),
                                   self.path)

@@ -57,8 +57,8 @@ class IndexWriter(Closing):
         self._file = self._opened(known[-1] if known else self._fresh(0))
 
     def _timestamps(self) -> list[int]:
-        return sorted(int(one) for one in local_names(self.folder)
-                      if one not in names.OLD_INDEX_NAMES and str(int(one)) == one)
+        return sorted(int(name) for name in local_names(self.folder)
+                      if name not in names.OLD_INDEX_NAMES and str(int(name)) == name)
 
     def _path(self, timestamp: int) -> str:
         return os.path.join(self.folder, str(timestamp))
@@ -94,8 +94,8 @@ class IndexWriter(Closing):
         counts = np.bincount(row, minlength=len(offset))
         if (large := counts >= self.shape.max_items).any():
             self.dropped += int(counts[large].sum())
-            kept = ~large[row]
-            row, key_hash = row[kept], key_hash[kept]
+            small = ~large[row]
+            row, key_hash = row[small], key_hash[small]
             counts = np.bincount(row, minlength=len(offset))
         if not len(row):
             return 0
@@ -145,7 +145,8 @@ class IndexWriter(Closing):
 
     def full_files(self) -> list[str]:
         """The paths of the files that receive nothing any more, oldest first."""
-        return [self._path(one) for one in self._timestamps() if one < self._file.timestamp]
+        return [self._path(timestamp)
+                for timestamp in self._timestamps() if timestamp < self._file.timestamp]
 
     @property
     def open_file(self) -> str:
@@ -157,11 +158,11 @@ class IndexWriter(Closing):
 
         To see whose they are before they are forgotten by `rewind`.
         """
-        for one in self._timestamps():
-            if one < timestamp:
+        for file_timestamp in self._timestamps():
+            if file_timestamp < timestamp:
                 continue
-            start = items if one == timestamp else 0
-            with FileSource(self._path(one)) as source:
+            start = items if file_timestamp == timestamp else 0
+            with FileSource(self._path(file_timestamp)) as source:
                 header = fmt.HEADER.decode(source.read(0, fmt.HEADER.size))
                 for number in range(start + 1, header.item_count + 1, BLOCK):
                     count = min(BLOCK, header.item_count + 1 - number)
@@ -186,8 +187,8 @@ class IndexWriter(Closing):
             self._file.close()
             self._file = target
             aside = AsideFolder(os.path.dirname(os.path.abspath(self.folder)))
-            for one in reversed([one for one in known if one > timestamp]):
-                aside.move(os.path.abspath(self._path(one)))
+            for later in reversed([later for later in known if later > timestamp]):
+                aside.move(os.path.abspath(self._path(later)))
         target.rewind(items)
         return True
 

@@ -70,29 +70,29 @@ class IndexFiles(Closing):
         """``slots`` and ``max_items`` are those of files that do not tell: the open ones. Without
         them the slots are taken to be those of the uploaded files. Of each the header is read.
         """
-        found = cls()
+        files = cls()
         for owner, flat in tier.indexes(broker):
-            found._add_uploaded(tier, owner, flat)
+            files._add_uploaded(tier, owner, flat)
         owner = _local_owner(tier)
         if broker is None or owner in (broker, ""):
             if slots is None and max_items is None:
-                slots = next((one.file.shape.slots for one in found.files
-                              if one.file.form == COMPACTED and owner in (one.owner, "")), None)
-            found._add_local(tier, owner, slots, max_items)
-        found.files.sort(key=lambda one: (one.key, one.owner, one.file.base))
-        return found
+                slots = next((keyed.file.shape.slots for keyed in files.files
+                              if keyed.file.form == COMPACTED and owner in (keyed.owner, "")), None)
+            files._add_local(tier, owner, slots, max_items)
+        files.files.sort(key=lambda keyed: (keyed.key, keyed.owner, keyed.file.base))
+        return files
 
     def _add_uploaded(self, tier: Tier, owner: str, flat: FlatFile) -> None:
         entries = tier.metadata.segments[INDEX].get(
             metadata_path(owner, INDEX_TOPIC, INDEX_QUEUE), {})
-        for one in uploaded(flat):
-            if not isinstance(one, IndexFile):
-                self.errors.append(one)
+        for file in uploaded(flat):
+            if not isinstance(file, IndexFile):
+                self.errors.append(file)
                 continue
-            entry = entries.get(one.base)
+            entry = entries.get(file.base)
             known = entry is not None and entry.begin_timestamp != NEVER
-            key = entry.begin_timestamp if known and entry is not None else one.timestamp
-            self.files.append(Keyed(key, owner, one))
+            key = entry.begin_timestamp if known and entry is not None else file.timestamp
+            self.files.append(Keyed(key, owner, file))
 
     def _add_local(self, tier: Tier, owner: str, slots: int | None,
                    max_items: int | None) -> None:
@@ -102,10 +102,10 @@ class IndexFiles(Closing):
             self.errors.append(error)
             return
         self.errors += self._local.errors
-        for one in self._local.files:
-            name = os.path.basename(one.where)
-            key = one.timestamp if name in OLD_INDEX_NAMES else int(name)
-            self.files.append(Keyed(key, owner, one))
+        for file in self._local.files:
+            name = os.path.basename(file.where)
+            key = file.timestamp if name in OLD_INDEX_NAMES else int(name)
+            self.files.append(Keyed(key, owner, file))
 
     def newest_first(self) -> Iterator[Keyed]:
         """All of them."""
@@ -116,10 +116,10 @@ class IndexFiles(Closing):
         (which it deletes when it starts), the last uploaded before others.
         """
         last: int | None = None
-        for one in self.newest_first():
-            if one.key != last:
-                last = one.key
-                yield one
+        for keyed in self.newest_first():
+            if keyed.key != last:
+                last = keyed.key
+                yield keyed
 
     def close(self) -> None:
         if self._local is not None:
@@ -166,12 +166,12 @@ def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
     """Whether a message carries a key, as brokers index it: its unique key, or a part of KEYS
     between single spaces (also the empty part between two of them). ``kind``: one of the two.
     """
-    found = props.parse(java_text(record.properties))
-    if kind != "key" and key and found.get(props.UNIQUE_KEY) == key:
+    properties = props.parse(java_text(record.properties))
+    if kind != "key" and key and properties.get(props.UNIQUE_KEY) == key:
         return True
     if kind == "unique":
         return False
-    keys = found.get(props.KEYS, "")
+    keys = properties.get(props.KEYS, "")
     return key in keys.rstrip(" ").split(" ") if keys.strip() else not key
 
 
@@ -201,19 +201,21 @@ class _Queues:
 
 def _proven(queue: FlatQueue, item: CompactedItemRecord) -> Record:
     """FormatError where the place holds no message of that size that says it lies there."""
-    at = item.commit_log_offset
+    physical_offset = item.commit_log_offset
     where = queue.commit_log.reader.where(queue.commit_log.folder)
-    if not message.MIN_SIZE <= item.size <= MAX_RECORD or at < 0:
-        raise FormatError("the item leads to no message", file=where, offset=at, path="size")
-    data = queue.commit_log.read(at, item.size)
-    record = message.decode(data, 0, at) if len(data) == item.size else None
+    if not message.MIN_SIZE <= item.size <= MAX_RECORD or physical_offset < 0:
+        raise FormatError("the item leads to no message", file=where, offset=physical_offset,
+                          path="size")
+    data = queue.commit_log.read(physical_offset, item.size)
+    record = message.decode(data, 0, physical_offset) if len(data) == item.size else None
     if record is None:
-        gone = "expired" if at < queue.commit_log.start else "not there"
-        raise FormatError(f"the message is {gone}", file=where, offset=at, path="offset")
-    for name, wanted in (("physical_offset", at), ("total_size", item.size)):
+        gone = "expired" if physical_offset < queue.commit_log.start else "not there"
+        raise FormatError(f"the message is {gone}", file=where, offset=physical_offset,
+                          path="offset")
+    for name, wanted in (("physical_offset", physical_offset), ("total_size", item.size)):
         if getattr(record, name) != wanted:
             raise FormatError(f"says {getattr(record, name)}, the index {wanted}", file=where,
-                              offset=at, path=name)
+                              offset=physical_offset, path=name)
     return record
 
 
@@ -275,16 +277,16 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
 def _all_items(files: IndexFiles, topic: str, key: str,
                report: Report) -> Iterator[tuple[str, CompactedItemRecord]]:
     """(broker, item) of every file under each hash a key may have, the newest file first."""
-    for one in files.newest_first():
+    for keyed in files.newest_first():
         for wanted in fmt.both_hashes(topic, key):
-            for item in _chain(one, wanted, report):
-                yield one.owner, item
+            for item in _chain(keyed, wanted, report):
+                yield keyed.owner, item
 
 
-def _chain(one: Keyed, wanted: int, report: Report,
+def _chain(keyed: Keyed, wanted: int, report: Report,
            most: int | None = None) -> Iterator[CompactedItemRecord]:
     try:
-        yield from one.file.chain(wanted, most)
+        yield from keyed.file.chain(wanted, most)
     except FormatError as error:
         report(Problem("damage", f"{error}: the rest of this chain is left out"))
     except StoreIOError as error:
@@ -303,26 +305,26 @@ def items_as_broker(files: IndexFiles, topic: str, key: str, most: int, begin: i
     if begin > end:
         return []
     wanted = fmt.key_hash(topic, key)
-    for one in files.table_newest_first():
-        if not begin <= one.key <= end:
+    for keyed in files.table_newest_first():
+        if not begin <= keyed.key <= end:
             continue
-        limit = most + 1 if one.file.form == OPEN else most
-        for item in _accepted(one, wanted, begin, end, limit, report):
+        limit = most + 1 if keyed.file.form == OPEN else most
+        for item in _accepted(keyed, wanted, begin, end, limit, report):
             if len(table) < most:
                 table[f"{item.queue_id}-{item.commit_log_offset}"] = item
     return [item for _, item in java_order(table)][:most]
 
 
-def _accepted(one: Keyed, wanted: int, begin: int, end: int, limit: int,
+def _accepted(keyed: Keyed, wanted: int, begin: int, end: int, limit: int,
               report: Report) -> Iterator[CompactedItemRecord]:
-    if one.file.form == EMPTY:
+    if keyed.file.form == EMPTY:
         return
-    looked = fmt.MAX_SLOT_ITEMS if one.file.form == COMPACTED else fmt.MAX_CHAIN
-    scale = 1 if one.file.shape.old else 1000
-    for item in _chain(one, wanted, report, looked):
+    looked = fmt.MAX_SLOT_ITEMS if keyed.file.form == COMPACTED else fmt.MAX_CHAIN
+    scale = 1 if keyed.file.shape.old else 1000
+    for item in _chain(keyed, wanted, report, looked):
         if limit <= 0:
             return
-        if begin <= one.key + item.time_diff * scale <= end:
+        if begin <= keyed.key + item.time_diff * scale <= end:
             limit -= 1
             yield item
 
@@ -335,7 +337,7 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
     Bytes that are no message are given by a broker, too; here they are ``dangling``, as is what
     makes its whole query fail. UsageError where the files are those of several brokers.
     """
-    if len({one.owner for one in files.files}) > 1:
+    if len({keyed.owner for keyed in files.files}) > 1:
         raise UsageError("the tier has index files of several brokers, and a broker answers from "
                          "its own: name one with --broker")
     _errors(files, report)

@@ -57,10 +57,11 @@ def queues(tier: Tier, broker: str | None = None, topic: str | None = None) -> I
             "commit_log_start": queue.commit_log.start, "commit_log_end": queue.commit_log.end,
             "commit_log_segments": len(queue.commit_log.segments),
             "consume_queue_segments": len(queue.consume_queue.segments),
-            "bytes": sum(one["size"] or 0 for one in segments),
-            "metadata_bytes": sum(one["metadata_size"] or 0 for one in segments)
+            "bytes": sum(segment["size"] or 0 for segment in segments),
+            "metadata_bytes": sum(segment["metadata_size"] or 0 for segment in segments)
             if tier.metadata_path else None,
-            "state": max((one["state"] for one in segments), key=STATES.index, default=EMPTY_FILE),
+            "state": max((segment["state"] for segment in segments), key=STATES.index,
+                         default=EMPTY_FILE),
         }
 
 
@@ -100,12 +101,12 @@ def segments_of(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Row]:
     entries = dict(tier.metadata.segments[flat.kind].get(name.path, {}))
     known = tier.metadata_path is not None and tier.metadata_error is None
     rows = []
-    for number, one in enumerate(flat.segments):
-        entry = entries.pop(one.base, None)
+    for number, segment in enumerate(flat.segments):
+        entry = entries.pop(segment.base, None)
         after = flat.segments[number + 1] if number + 1 < len(flat.segments) else None
-        state = _state(one, after, entry, known)
-        rows.append(_row(name.broker, name.topic, name.queue_id, flat.kind, one, entry, state,
-                         flat.reader.where(one.path)))
+        state = _state(segment, after, entry, known)
+        rows.append(_row(name.broker, name.topic, name.queue_id, flat.kind, segment, entry, state,
+                         flat.reader.where(segment.path)))
     rows += [_row(name.broker, name.topic, name.queue_id, flat.kind, None, entry, NO_FILE, None)
              for entry in entries.values()]
     yield from sorted(rows, key=lambda row: row["base_offset"])
@@ -212,6 +213,7 @@ def kind_of(path: str) -> str | None:
     kind = _ALIKE.get(str(kind), kind)
     if kind in TYPES.values():
         return kind
-    what = "what it is" if kind is None else f"a file of a tier; it looks like {kind}"
-    raise NotAStoreError(f"{path}: neither its path nor its content tells {what}; give --type, one "
+    unknown = "what it is" if kind is None else f"a file of a tier; it looks like {kind}"
+    raise NotAStoreError(f"{path}: neither its path nor its content tells {unknown}; give --type, "
+                         "one "
                          f"of: {', '.join(TYPES)}")

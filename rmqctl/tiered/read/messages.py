@@ -97,11 +97,11 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
             queue_offset = beyond
 
 
-def _next_unit(queue: FlatQueue, at: int) -> int:
+def _next_unit(queue: FlatQueue, row: int) -> int:
     """The first queue offset at or behind ``at`` with a whole unit; the end where none is."""
     for segment in queue.consume_queue.segments:
-        if segment.end > at * UNIT_SIZE and segment.usable:
-            first = max(-(-segment.base // UNIT_SIZE), at)
+        if segment.end > row * UNIT_SIZE and segment.usable:
+            first = max(-(-segment.base // UNIT_SIZE), row)
             for number in (first, first + 1):
                 try:
                     exists = queue.unit(number) is not None
@@ -115,16 +115,16 @@ def _next_unit(queue: FlatQueue, at: int) -> int:
 def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
            span: int) -> Iterator[Record | Fault]:
     """Units in runs whose messages lie one behind the other: one read for each run."""
-    at = 0
-    while at < len(units):
-        end, reach = at + 1, _end(units[at])
-        most = units[at].commit_log_offset + span
+    first_unit = 0
+    while first_unit < len(units):
+        end, reach = first_unit + 1, _end(units[first_unit])
+        most = units[first_unit].commit_log_offset + span
         while end < len(units) and reach <= units[end].commit_log_offset <= _end(
                 units[end]) <= most:
             reach = _end(units[end])
             end += 1
-        yield from _run(queue, first + at, units[at:end])
-        at = end
+        yield from _run(queue, first + first_unit, units[first_unit:end])
+        first_unit = end
 
 
 def _end(unit: UnitRecord) -> int:
@@ -146,14 +146,14 @@ def _run(queue: FlatQueue, first: int, units: Sequence[UnitRecord]) -> Iterator[
                or proven(queue, first + number, unit))
 
 
-def _quick(data: bytes, at: int, unit: UnitRecord, queue_offset: int) -> Record | None:
+def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> Record | None:
     """The message at a place of what was read, if all is as it should be."""
-    if is_coda(data, at):
-        at += CODA_SIZE
-    if unit.size < message.MIN_SIZE or at + unit.size > len(data):
+    if is_coda(data, position):
+        position += CODA_SIZE
+    if unit.size < message.MIN_SIZE or position + unit.size > len(data):
         return None
     try:
-        record = message.decode(data, at)
+        record = message.decode(data, position)
     except FormatError:
         return None
     fits = (record.total_size == unit.size and record.queue_offset == queue_offset)

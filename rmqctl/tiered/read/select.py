@@ -35,9 +35,9 @@ def pages(tier: Tier, wanted: Selection, broker: str | None = None,
     of the queue's tiered commit log.
     """
     unreadable(tier, wanted.topic, report)
-    found = (page for queue in tier.queues(wanted.topic, wanted.queue_id, broker)
-             for page in _queue_pages(queue, wanted, report, advance))
-    yield from counted(found, wanted)
+    queue_pages = (page for queue in tier.queues(wanted.topic, wanted.queue_id, broker)
+                   for page in _queue_pages(queue, wanted, report, advance))
+    yield from counted(queue_pages, wanted)
 
 
 def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
@@ -88,9 +88,9 @@ def gathered(records: Iterable[Record]) -> Iterator[Page]:
     """Records in pages of bounded size."""
     page: list[Record] = []
     size = 0
-    for one in records:
-        page.append(one)
-        size += one.total_size
+    for record in records:
+        page.append(record)
+        size += record.total_size
         if len(page) == PAGE or size >= PAGE_BYTES:
             yield RecordPage(page)
             page, size = [], 0
@@ -103,12 +103,12 @@ class FaultReport:
 
     def __init__(self, queue: str, report: Report) -> None:
         self._queue, self._report = queue, report
-        self._told = self._more = 0
+        self._reported = self._more = 0
         self._last: int | None = None
 
     def add(self, fault: Fault) -> None:
-        if self._told < _NAMED:
-            self._told += 1
+        if self._reported < _NAMED:
+            self._reported += 1
             self._report(Problem("unreadable" if fault.unreadable else "damage",
                                  f"{self._queue}: {fault}", fault.offset))
         else:

@@ -61,20 +61,21 @@ def collect(tier: Tier, query: Query, *, apart: bool = False,
     groups the logs are read twice (`Aggregate`).
     """
     figures = _pass(tier, query, {}, apart, progress)
-    full = {name: one.candidates for name, one in figures.brokers.items() if one.is_full}
+    full = {name: aggregate.candidates
+            for name, aggregate in figures.brokers.items() if aggregate.is_full}
     if full:
         figures = _pass(tier, query, full, apart, None)
     for reason in tier.unreadable(query.topic):
         figures.problems.append(reason)
         figures.is_whole = False
     for _, flat in tier.indexes(query.broker):
-        for one in uploaded(flat):
-            if isinstance(one, IndexFile):
+        for file in uploaded(flat):
+            if isinstance(file, IndexFile):
                 figures.index_files += 1
-                figures.index_items += one.items
-                figures.index_bytes += one.size
+                figures.index_items += file.items
+                figures.index_bytes += file.size
             else:
-                figures.problems.append(str(one))
+                figures.problems.append(str(file))
     return figures
 
 

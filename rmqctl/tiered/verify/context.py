@@ -59,13 +59,13 @@ class Coverage:
         """As in ``verify``: ``bytes_total`` is ``bytes_in_messages`` (here with the orphans) +
         ``bytes_blank`` (the codas) + ``bytes_zero`` + ``bytes_damaged``.
         """
-        found = {}
+        values = {}
         for name in self.__slots__:
-            found[name] = getattr(self, name)
+            values[name] = getattr(self, name)
             if name == "bytes_in_messages":
-                found[name] += self.bytes_orphaned
-                found["bytes_blank"] = self.bytes_coda
-        return found
+                values[name] += self.bytes_orphaned
+                values["bytes_blank"] = self.bytes_coda
+        return values
 
 
 @dataclass(slots=True)
@@ -79,9 +79,9 @@ class Place:
               offset: int | None, more: dict[str, Any]) -> Finding:
         file, position = None, None
         if offset is not None:
-            one = flat.segment_of(offset)
-            if one is not None:
-                file, position = flat.reader.where(one.path), offset - one.base
+            segment = flat.segment_of(offset)
+            if segment is not None:
+                file, position = flat.reader.where(segment.path), offset - segment.base
         name = self.queue.name
         return Finding(category, structure, detail, file or flat.reader.where(flat.folder), offset,
                        topic=name.topic, queue_id=name.queue_id, position=position, **more)

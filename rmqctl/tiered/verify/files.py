@@ -26,10 +26,10 @@ _HASHES = "the hash in the cluster's folder is wrong"
 
 def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     """Names and folders; segments that do not follow each other. ``broker``: only its files."""
-    for one in tier.problems:
-        category = ("file-unreadable" if one.unreadable else
-                    "tiered-name" if one.reason == _HASHES else "tiered-stray")
-        yield Finding(category, TIER, one.reason, tier.reader.where(one.path))
+    for problem in tier.problems:
+        category = ("file-unreadable" if problem.unreadable else
+                    "tiered-name" if problem.reason == _HASHES else "tiered-stray")
+        yield Finding(category, TIER, problem.reason, tier.reader.where(problem.path))
     for name, flat in flat_files(tier):
         if broker not in (None, name.broker):
             continue
@@ -77,11 +77,11 @@ def _about(name: QueueName, flat: FlatFile, segment: Segment, structure_: str, c
 
 def foreign(tier: Tier) -> set[str]:
     """Brokers with files in this tier whose metadata is another one: each broker has its own."""
-    found = tier.metadata
-    named = found.brokers | {path.split("/")[0] for table in found.segments.values()
+    known = tier.metadata
+    named = known.brokers | {path.split("/")[0] for table in known.segments.values()
                              for path in table}
-    there = {name.broker for name, _ in flat_files(tier)}
-    return there - named if there & named else set()
+    brokers = {name.broker for name, _ in flat_files(tier)}
+    return brokers - named if brokers & named else set()
 
 
 def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
@@ -155,8 +155,9 @@ def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
         if name.broker in others:
             continue
         if name.topic not in known.topics or name.queue_id not in known.queues.get(name.topic, {}):
-            what = "topic" if name.topic not in known.topics else "queue"
-            yield Finding("tiered-metadata-entry", METADATA, f"its {what} has no entry: a broker "
+            lacking = "topic" if name.topic not in known.topics else "queue"
+            yield Finding("tiered-metadata-entry", METADATA, f"its {lacking} has no entry: a "
+                                                             "broker "
                           "does not see it", queue.commit_log.reader.where(
                               queue.commit_log.folder.rpartition("/")[0]),
                           topic=name.topic, queue_id=name.queue_id)
@@ -169,36 +170,39 @@ def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
 
 def _flat(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Finding]:
     entries = tier.metadata.segments[flat.kind].get(name.path, {})
-    there = {one.base for one in flat.segments}
-    last = max(there, default=-1)
-    for one in flat.segments:
-        entry = entries.get(one.base)
+    bases = {segment.base for segment in flat.segments}
+    last = max(bases, default=-1)
+    for segment in flat.segments:
+        entry = entries.get(segment.base)
         if entry is None:
-            harmless = not one.size
-            yield _about(name, flat, one, METADATA,
+            harmless = not segment.size
+            yield _about(name, flat, segment, METADATA,
                          "tiered-oddity" if harmless else "tiered-metadata-entry",
                          "has no entry in the metadata" + (
                              ", and no bytes" if harmless else ": a broker does not see it"))
             continue
-        yield from _size(name, flat, one, entry, one.base == last)
-    for base in sorted(set(entries) - there):
+        yield from _size(name, flat, segment, entry, segment.base == last)
+    for base in sorted(set(entries) - bases):
         yield _missing(flat.kind, name.path, entries[base], flat.reader.where(flat.folder))
 
 
-def _size(name: QueueName, flat: FlatFile, one: Segment, entry: meta.SegmentEntry,
+def _size(name: QueueName, flat: FlatFile, segment: Segment, entry: meta.SegmentEntry,
           last: bool) -> Iterator[Finding]:
-    if entry.size in (one.size, one.usable):
+    if entry.size in (segment.size, segment.usable):
         return  # what is behind the next segment's base is an overlap, found elsewhere
-    if entry.size > one.size:
-        yield _about(name, flat, one, METADATA, "tiered-segment-short", f"has {one.size} bytes, "
-                     f"{entry.size} were committed: {entry.size - one.size} are missing",
-                     entry.size - one.size)
+    if entry.size > segment.size:
+        yield _about(name, flat, segment, METADATA, "tiered-segment-short", f"has {segment.size} "
+                                                                            "bytes, "
+                     f"{entry.size} were committed: {entry.size - segment.size} are missing",
+                     entry.size - segment.size)
     elif last and flat.kind != names.INDEX:
-        yield _about(name, flat, one, METADATA, "tiered-metadata-size", f"has {one.size} bytes, "
+        yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
+                                                                            "bytes, "
                      f"{entry.size} in the metadata: a broker takes the file's when it starts",
                      severity="info")
     else:
-        yield _about(name, flat, one, METADATA, "tiered-metadata-size", f"has {one.size} bytes, "
+        yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
+                                                                            "bytes, "
                      f"{entry.size} in the metadata: a broker reads no further")
 
 

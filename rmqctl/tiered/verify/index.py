@@ -43,9 +43,10 @@ class Times:
     def newest(self, file: IndexFile) -> tuple[int, int]:
         """The least and greatest store time (ms) the newest item may be of."""
         step = 1 if file.shape.old else 1000
-        at = file.header.begin_timestamp + self.most * step
+        newest = file.header.begin_timestamp + self.most * step
         # Differences are cut towards zero.
-        return (at - (step - 1 if self.most <= 0 else 0), at + (step - 1 if self.most >= 0 else 0))
+        return (newest - (step - 1 if self.most <= 0 else 0),
+                newest + (step - 1 if self.most >= 0 else 0))
 
 
 def check(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
@@ -125,20 +126,22 @@ def _slots(file: IndexFile) -> Iterator[Finding]:
 def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, begin: Array,
                  wrong: Array, off: Array) -> Iterator[Finding]:
     follows = 0
-    for at in np.flatnonzero(wrong | off).tolist():
-        place = file.shape.slot_position(first + at)
-        if wrong[at]:
-            yield note(file, "tiered-index-slot", f"slot {first + at}: {int(length[at])} bytes of "
+    for slot in np.flatnonzero(wrong | off).tolist():
+        place = file.shape.slot_position(first + slot)
+        if wrong[slot]:
+            yield note(file, "tiered-index-slot", f"slot {first + slot}: {int(length[slot])} bytes "
+                                                  "of "
                        "items, which is no number of items that fits", place, length=8)
             # Behind a wrong length the places of all others are off by as much.
-            rest = position[at + 1:] - begin[at + 1:-1]
+            rest = position[slot + 1:] - begin[slot + 1:-1]
             follows = int(rest[0]) if len(rest) else 0
-        elif int(position[at] - begin[at]) != follows:
-            yield note(file, "tiered-index-slot", f"slot {first + at}: items at "
-                       f"{int(position[at])}, they should be at {int(begin[at]) + follows}", place,
+        elif int(position[slot] - begin[slot]) != follows:
+            yield note(file, "tiered-index-slot", f"slot {first + slot}: items at "
+                       f"{int(position[slot])}, they should be at {int(begin[slot]) + follows}",
+                       place,
                        length=8)
-            shift = int(position[at] - begin[at])
-            if at + 1 < len(position) and int(position[at + 1] - begin[at + 1]) == shift:
+            shift = int(position[slot] - begin[slot])
+            if slot + 1 < len(position) and int(position[slot + 1] - begin[slot + 1]) == shift:
                 follows = shift  # a length before it is wrong, not the places of all behind it
 
 
@@ -153,13 +156,15 @@ def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Find
         hashed = items["key_hash"].astype(np.int64)
         own = hashed % slots
         position, length = _slot_places(file, own)
-        at = file.shape.items_at + (first + np.arange(len(items))) * unit.size
+        item_position = file.shape.items_at + (first + np.arange(len(items))) * unit.size
         negative = (hashed < 0) & ~_lowest(hashed, slots)
-        bad = negative | (at < position) | (at >= position + length)
-        for one in np.flatnonzero(bad).tolist():
-            reason = (f"the slot of its hash {int(hashed[one])} has its items elsewhere"
-                      if not negative[one] else f"a key hash is never negative: {int(hashed[one])}")
-            yield note(file, "tiered-index-hash", f"item {first + one}: {reason}", int(at[one]),
+        bad = negative | (item_position < position) | (item_position >= position + length)
+        for item in np.flatnonzero(bad).tolist():
+            reason = (f"the slot of its hash {int(hashed[item])} has its items elsewhere"
+                      if not negative[item] else "a key hash is never negative: "
+                                                 f"{int(hashed[item])}")
+            yield note(file, "tiered-index-hash", f"item {first + item}: {reason}",
+                       int(item_position[item]),
                        length=unit.size)
     if seen < file.items:
         yield note(file, "tiered-index-header", f"says {file.items} items, there are {seen}",
@@ -168,8 +173,8 @@ def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Find
 
 def _lowest(hashed: Array, slots: int) -> Array:
     """Which hashes are -2^31, the one a broker cannot negate, and have a slot all the same."""
-    found: Array = (hashed == _I32.min) & (hashed % slots == 0)
-    return found
+    mask: Array = (hashed == _I32.min) & (hashed % slots == 0)
+    return mask
 
 
 def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
@@ -182,8 +187,8 @@ def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
         picked = table[np.minimum(own - least, len(table) - 1)]
     else:
         distinct, back = np.unique(own, return_inverse=True)
-        data = b"".join(file.read(file.shape.slot_position(one), unit.size).ljust(unit.size, b"\0")
-                        for one in distinct.tolist())
+        data = b"".join(file.read(file.shape.slot_position(slot), unit.size).ljust(unit.size, b"\0")
+                        for slot in distinct.tolist())
         picked = np.frombuffer(data, unit.dtype())[back]
     return picked["position"].astype(np.int64), picked["length"].astype(np.int64)
 
@@ -219,9 +224,10 @@ def _links(file: IndexFile, first: int, items: Array, last: Array) -> Iterator[F
     negative = (hashed < 0) & ~_lowest(hashed, file.shape.slots)
     good = np.flatnonzero(~negative)
     previous = items["previous"].astype(np.int64)
-    for at in np.flatnonzero(negative).tolist():
-        yield note(file, "tiered-index-hash", f"item {first + at}: a key hash is never negative: "
-                   f"{int(hashed[at])}", file.shape.item_position(first + at), length=fmt.ITEM.size)
+    for row in np.flatnonzero(negative).tolist():
+        yield note(file, "tiered-index-hash", f"item {first + row}: a key hash is never negative: "
+                   f"{int(hashed[row])}", file.shape.item_position(first + row),
+                   length=fmt.ITEM.size)
     slot = hashed[good] % file.shape.slots
     order = np.argsort(slot, kind="stable")
     slot, rows = slot[order], good[order]
@@ -232,13 +238,13 @@ def _links(file: IndexFile, first: int, items: Array, last: Array) -> Iterator[F
     wanted[1:][~head[1:]] = first + rows[:-1][~head[1:]]
     tail = np.append(head[1:], True) if len(rows) else head
     last[slot[tail]] = first + rows[tail]
-    found = previous[rows]
-    bad = found != wanted
-    for at in np.sort(rows[bad])[:BLOCK_ITEMS].tolist():
-        should = int(wanted[rows == at][0])
-        yield note(file, "tiered-index-chain", f"item {first + at} leads to {int(previous[at])}, "
+    leads_to = previous[rows]
+    bad = leads_to != wanted
+    for row in np.sort(rows[bad])[:BLOCK_ITEMS].tolist():
+        should = int(wanted[rows == row][0])
+        yield note(file, "tiered-index-chain", f"item {first + row} leads to {int(previous[row])}, "
                    f"the item before it in its slot is {should}",
-                   file.shape.item_position(first + at), length=fmt.ITEM.size)
+                   file.shape.item_position(first + row), length=fmt.ITEM.size)
 
 
 def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
@@ -247,14 +253,15 @@ def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
         count = min(_BLOCK_SLOTS, file.shape.slots - first)
         data = file.read(file.shape.slot_position(first), count * unit.size)
         heads = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
-        found = heads["item"].astype(np.int64)
-        wrong = found != last[first:first + len(heads)]
+        heads_lead_to = heads["item"].astype(np.int64)
+        wrong = heads_lead_to != last[first:first + len(heads)]
         spare = heads["unused"] != 0
-        for at in np.flatnonzero(wrong | spare).tolist():
-            place = file.shape.slot_position(first + at)
-            detail = (f"leads to item {int(heads['item'][at])}, its newest is "
-                      f"{int(last[first + at])}" if wrong[at] else "has bytes where none are used")
-            yield note(file, "tiered-index-slot", f"slot {first + at} {detail}", place, length=8)
+        for slot in np.flatnonzero(wrong | spare).tolist():
+            place = file.shape.slot_position(first + slot)
+            detail = (f"leads to item {int(heads['item'][slot])}, its newest is "
+                      f"{int(last[first + slot])}" if wrong[slot] else "has bytes where none are "
+                                                                       "used")
+            yield note(file, "tiered-index-slot", f"slot {first + slot} {detail}", place, length=8)
         if len(heads) < count:
             yield note(file, "tiered-index-slot", "the file ends inside its slots", file.size)
             return

@@ -60,8 +60,8 @@ class Items:
         self.has_empty = False
         self._tallies: list[Tally] = []
         self._serial = metadata.serial
-        self._queues = {_low(one.topic_id): set(metadata.queues.get(one.topic, ()))
-                        for one in metadata.topics.values()}
+        self._queues = {_low(topic.topic_id): set(metadata.queues.get(topic.topic, ()))
+                        for topic in metadata.topics.values()}
         """The queues of each topic id that metadata has."""
         codes, starts, empties = [], [], []
         for number, queue in enumerate(self.queues):
@@ -71,8 +71,8 @@ class Items:
             starts.append(queue.commit_log.start)
             empties.append(string_hash(f"{queue.name.topic}#"))
         codes.sort()
-        self._codes = np.array([one for one, _ in codes], np.int64)
-        self._numbers = np.array([one for _, one in codes], np.int64)
+        self._codes = np.array([code for code, _ in codes], np.int64)
+        self._numbers = np.array([number for _, number in codes], np.int64)
         self._starts = np.array(starts, np.int64)
         self._empties = folded(np.array(empties, np.int64))
 
@@ -115,15 +115,15 @@ class Items:
         a topic id that was given and is not there any more is of a removed topic.
         """
         pairs, counts = np.unique(np.stack([topic, queue_id]), axis=1, return_counts=True)
-        for (one, queue), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
-            known = self._queues.get(one)
-            if known is None and 0 <= one <= self._serial:
+        for (topic_id, queue), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+            known = self._queues.get(topic_id)
+            if known is None and 0 <= topic_id <= self._serial:
                 tally.removed += count
             elif known is not None and queue in known:
                 tally.expired += count
             elif len(tally.unknown) < MOST_EXPLAINED:
-                tally.unknown[f"topic id {one}, which was never given" if known is None else
-                              f"queue {queue} of topic id {one}, which there is not"] += count
+                tally.unknown[f"topic id {topic_id}, which was never given" if known is None else
+                              f"queue {queue} of topic id {topic_id}, which there is not"] += count
             else:
                 tally.unknown["further queues which there are not"] += count
 
@@ -167,8 +167,8 @@ class Items:
 
     def _tallied(self) -> Iterator[Finding]:
         for file, tally in zip(self.files, self._tallies, strict=True):
-            for what, count in sorted(tally.unknown.items()):
-                yield note(file, "tiered-index-item", f"{plural(count, 'item')} of {what}",
+            for unknown, count in sorted(tally.unknown.items()):
+                yield note(file, "tiered-index-item", f"{plural(count, 'item')} of {unknown}",
                            count=count)
             if tally.expired or tally.removed:
                 yield note(file, "tiered-index-expired", f"{plural(tally.expired, 'item')} of "
@@ -217,14 +217,16 @@ class Items:
         """Why an item has no message."""
         file = self.files[number]
         place, size = self._place(file, item)
-        found = fmt.COMPACTED_ITEM.decode(file.read(place, fmt.COMPACTED_ITEM.size).ljust(
+        item_record = fmt.COMPACTED_ITEM.decode(file.read(place, fmt.COMPACTED_ITEM.size).ljust(
             fmt.COMPACTED_ITEM.size, b"\0"))
-        at = int(np.searchsorted(self._codes, code_of(found.topic_id, found.queue_id)))
-        queue = self.queues[int(self._numbers[min(at, len(self._numbers) - 1)])]
+        place_of_code = int(np.searchsorted(self._codes,
+                                            code_of(item_record.topic_id, item_record.queue_id)))
+        queue = self.queues[int(self._numbers[min(place_of_code, len(self._numbers) - 1)])]
         # A damaged message is found where it lies; that items lead to it is no trouble of theirs.
-        severity = INFO if _leads_as_unit(queue, found) else ""
-        return note(file, "tiered-index-item", f"item {item} leads to {found.commit_log_offset} of "
-                    f"{queue.name.topic}/{queue.name.queue_id}: {self._reason(queue, found)}",
+        severity = INFO if _leads_as_unit(queue, item_record) else ""
+        return note(file, "tiered-index-item", f"item {item} leads to "
+                                               f"{item_record.commit_log_offset} of "
+                    f"{queue.name.topic}/{queue.name.queue_id}: {self._reason(queue, item_record)}",
                     place, length=size, topic=queue.name.topic, queue_id=queue.name.queue_id,
                     severity=severity)
 
@@ -276,13 +278,13 @@ def _low(topic_id: int) -> int:
 
 def code_of(topic_id: Array | int, queue_id: Array | int) -> Array:
     """Topic id and queue as one number."""
-    found: Array = np.asarray(topic_id, np.int64) * _I32 + (np.asarray(queue_id, np.int64) % _I32)
-    return found
+    codes: Array = np.asarray(topic_id, np.int64) * _I32 + (np.asarray(queue_id, np.int64) % _I32)
+    return codes
 
 
 def _wrapped(value: Array) -> Array:
-    found: Array = value.astype(np.int32).astype(np.int64)
-    return found
+    wrapped: Array = value.astype(np.int32).astype(np.int64)
+    return wrapped
 
 
 def _diff(value: Array, old: bool) -> Array:

@@ -27,7 +27,7 @@ KEY = np.dtype([("mark", np.uint64), ("queue", np.uint32), ("queue_offset", np.i
 ITEM = np.dtype([("mark", np.uint64), ("file", np.uint32), ("number", np.uint32),
                  ("time_diff", np.int32)])
 """An item; ``number`` is its place in the file's order."""
-_MIX = tuple(np.uint64(one) for one in (
+_MIX = tuple(np.uint64(factor) for factor in (
     0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 BUCKETS = 64
 MEMORY = 64 << 20
@@ -38,8 +38,8 @@ _FIRST = np.arange(BUCKETS, dtype=np.uint64) << np.uint64(58)
 def folded(key_hash: Array) -> Array:
     """The same number for the hashes either rule gives to a key (int64)."""
     value = np.abs(key_hash.astype(np.int64))
-    found: Array = np.minimum(value, _HALF - value)
-    return found
+    folded_value: Array = np.minimum(value, _HALF - value)
+    return folded_value
 
 
 def marks(*parts: Array) -> Array:
@@ -69,23 +69,23 @@ class MessageKeys:
         self._sharp = string_hash(f"{topic}#")
         self._empty_too = empty_too
 
-    def add(self, found: text.Properties, rows: Array, offset: Array, size: Array,
+    def add(self, properties: text.Properties, rows: Array, offset: Array, size: Array,
             queue_offset: Array, time: Array, true_time: Array) -> tuple[Array, Array]:
         """The keys of messages (columns of one batch) whose ``rows`` (bool) are to be trusted.
 
         Returns of every key its row and its length in bytes.
         """
-        unique, keys = found.places(props.UNIQUE_KEY), found.places(props.KEYS)
-        of, start, length = text.split(found.data, *keys[1:])
+        unique, keys = properties.places(props.UNIQUE_KEY), properties.places(props.KEYS)
+        of, start, length = text.split(properties.data, *keys[1:])
         row = np.concatenate([unique[0], keys[0][of]])
         start = np.concatenate([unique[1], start])
         length = np.concatenate([unique[2], length])
-        hashed, units = text.hashes(found.data, start, length)
+        hashed, units = text.hashes(properties.data, start, length)
         power = text.power_table()[np.minimum(units, len(text.power_table()) - 1)]
         total = np.uint32(self._sharp & 0xFFFFFFFF) * power + hashed.astype(np.uint32)
         signed = total.astype(np.uint32).view(np.int32).astype(np.int64)
         self._put(row, signed, rows, offset, size, queue_offset, time, true_time,
-                  wanted=_not_blank(found.data, start, length))
+                  wanted=_not_blank(properties.data, start, length))
         if self._empty_too:
             every = np.arange(len(offset))
             sharp = np.full(len(every), self._sharp, np.int64)
@@ -95,8 +95,8 @@ class MessageKeys:
 
     def _put(self, row: Array, signed: Array, rows: Array, offset: Array, size: Array,
              queue_offset: Array, time: Array, true_time: Array, wanted: Array) -> None:
-        kept = rows[row]
-        row, signed, wanted = row[kept], signed[kept], wanted[kept]
+        of_message = rows[row]
+        row, signed, wanted = row[of_message], signed[of_message], wanted[of_message]
         out: Array = np.zeros(len(row), KEY)
         queue = np.full(len(row), self._number, np.int64)
         out["mark"] = marks(queue, offset[row], size[row], folded(signed))
@@ -107,10 +107,10 @@ class MessageKeys:
 
 def _not_blank(data: Array, start: Array, length: Array) -> Array:
     """Whether texts begin with anything but white space; a doubtful one counts as blank."""
-    found: Array = np.zeros(len(start), bool)
+    mask: Array = np.zeros(len(start), bool)
     filled = length > 0
-    found[filled] = data[start[filled]] > _SPACE
-    return found
+    mask[filled] = data[start[filled]] > _SPACE
+    return mask
 
 
 class Spool:
@@ -154,8 +154,8 @@ class Spool:
     def _memory_rows(self) -> Array:
         """What is in memory, ordered by mark."""
         if len(self._rows) != 1 or not self._ordered:
-            whole = np.concatenate(self._rows) if self._rows else np.zeros(0, self._dtype)
-            self._rows = [whole[np.argsort(whole["mark"], kind="stable")]]
+            rows = np.concatenate(self._rows) if self._rows else np.zeros(0, self._dtype)
+            self._rows = [rows[np.argsort(rows["mark"], kind="stable")]]
             self._ordered = True
         return self._rows[0]
 
@@ -169,9 +169,9 @@ class Spool:
         if not self._extents[number]:
             return parts[0]
         parts += [self._file.read(first, count) for first, count in self._extents[number]]
-        found: Array = np.concatenate(parts)
-        order = np.argsort(found["mark"], kind="stable")
-        return found[order]
+        bucket: Array = np.concatenate(parts)
+        order = np.argsort(bucket["mark"], kind="stable")
+        return bucket[order]
 
     def close(self) -> None:
         self._rows = []
@@ -197,8 +197,8 @@ def compare(items: Spool, keys: Spool, progress: Callable[[int], None] | None = 
     """Both sides by bucket."""
     for number in range(BUCKETS):
         ours, theirs = items.bucket(number), keys.bucket(number)
-        at = np.searchsorted(theirs["mark"], ours["mark"])
-        inside = np.minimum(at, max(len(theirs) - 1, 0))
+        place = np.searchsorted(theirs["mark"], ours["mark"])
+        inside = np.minimum(place, max(len(theirs) - 1, 0))
         hit = theirs["mark"][inside] == ours["mark"] if len(theirs) else np.zeros(len(ours), bool)
         back = np.searchsorted(ours["mark"], theirs["mark"])
         inner = np.minimum(back, max(len(ours) - 1, 0))

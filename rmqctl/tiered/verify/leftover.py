@@ -59,12 +59,12 @@ class Shifts:
         distance = loose.offset - loose.unit_offset
         rows = np.flatnonzero(loose.known & (loose.unit_size == loose.size) & (distance > 0)
                               & (loose.unit_offset >= self._log.start))
-        for at in rows.tolist():
-            queue_offset = int(loose.queue_offset[at])
+        for row in rows.tolist():
+            queue_offset = int(loose.queue_offset[row])
             if not self._check.seen.has(queue_offset, 1)[0]:
-                claimed[at] = True
-                self._note(int(distance[at]), queue_offset, int(loose.offset[at]))
-                self._check.seen.add(loose.queue_offset[at:at + 1])
+                claimed[row] = True
+                self._note(int(distance[row]), queue_offset, int(loose.offset[row]))
+                self._check.seen.add(loose.queue_offset[row:row + 1])
 
     def _note(self, distance: int, queue_offset: int, offset: int) -> None:
         self._shifts[distance] += 1
@@ -90,14 +90,14 @@ class Shifts:
     def _search(self, span: Span) -> None:
         """Finds a message in a span of no records that says it lies further ahead, with a unit."""
         data = self._log.read(span.offset, min(span.length, _SEARCHED))
-        for tried, found in enumerate(message.MAGIC_PATTERN.finditer(data, message.MAGIC_OFFSET)):
-            at = span.offset + found.start() - message.MAGIC_OFFSET
-            record = self._log.record_at(at)
-            if record is not None and record.physical_offset < at:
+        for tried, hit in enumerate(message.MAGIC_PATTERN.finditer(data, message.MAGIC_OFFSET)):
+            position = span.offset + hit.start() - message.MAGIC_OFFSET
+            record = self._log.record_at(position)
+            if record is not None and record.physical_offset < position:
                 units = self._check.units.at(np.array([record.queue_offset], np.int64))
                 if units.known[0] and int(units.offset[0]) == record.physical_offset and int(
                         units.size[0]) == record.total_size:
-                    self._shifts.setdefault(at - record.physical_offset, 0)
+                    self._shifts.setdefault(position - record.physical_offset, 0)
                     return
             if tried > _MOST_TRIED:
                 return
@@ -122,7 +122,7 @@ class Left:
         self.loose: Loose = check.loose
         self._claimed: Array = np.zeros(len(self.loose.offset), bool)
         self._shifts = Shifts(check)
-        self._span_starts = np.array([min(one.offset, NEVER) for one in check.spans],
+        self._span_starts = np.array([min(span.offset, NEVER) for span in check.spans],
                                      np.int64)
         self._hit_spans: dict[int, list[Unit]] = {}
         self._explained = 0
@@ -157,10 +157,11 @@ class Left:
             yield self.place.rows("tiered-cq-torn", f"ends with {plural(rest, 'byte')} of a unit",
                                   flat.end - rest, length=rest)
         if not units.tears:
-            for one in flat.segments:
-                if one.base % UNIT_SIZE:
-                    yield self.place.rows("tiered-cq-torn", f"begins at {one.base}, inside of a "
-                                          "unit", one.base)
+            for segment in flat.segments:
+                if segment.base % UNIT_SIZE:
+                    yield self.place.rows("tiered-cq-torn", f"begins at {segment.base}, inside of "
+                                                            "a "
+                                          "unit", segment.base)
 
     # -- units -------------------------------------------------------------------------------------
 
@@ -267,8 +268,8 @@ class Left:
                                length=UNIT_SIZE, queue_offset=unit.queue_offset)
 
     def _span_of(self, offset: int) -> int | None:
-        at = int(np.searchsorted(self._span_starts, offset, "right")) - 1
-        return at if at >= 0 and offset < self.check.spans[at].end else None
+        number = int(np.searchsorted(self._span_starts, offset, "right")) - 1
+        return number if number >= 0 and offset < self.check.spans[number].end else None
 
     def _damaged(self, span: Span, units: list[Unit]) -> Finding:
         first = units[0]
@@ -283,6 +284,7 @@ class Left:
 
     def _orphans(self) -> Iterator[Finding]:
         counted, loose, check = self.place.counted, self.loose, self.check
+        # Records that a unit led to after all are messages, no orphans.
         free = ~self._claimed
         claimed = int(self._claimed.sum())
         counted.orphans -= claimed
@@ -295,12 +297,14 @@ class Left:
                     "tiered-cq-missing", f"{plural(check.loose_count, 'message')}, and no consume "
                     "queue", self.log.start, count=check.loose_count)
             return
+        # Queue offsets beyond the units: more of them than a broker has pending is a fault.
         late = free & (loose.queue_offset >= check.units.end)
         many = len(np.unique(loose.queue_offset[late]))
         if many > MOST_BEHIND:
             yield self.place.log("tiered-cq-behind", f"the messages of {many} queue offsets from "
                                  f"{check.units.end} on have no unit: more than a broker has "
                                  "pending", int(loose.offset[late][0]), count=many)
+        # What is left: whole messages without a unit, and bytes that are no message.
         garbage = [span for number, span in enumerate(check.spans) if number not in self._hit_spans]
         if self._shifts:
             garbage = []

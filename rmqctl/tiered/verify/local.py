@@ -55,9 +55,11 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
             units = local.units(queue_offset, min(_BLOCK, min(high, end) - queue_offset))
             if not len(units):
                 break
-            mine = [UnitRecord(*row) for row in queue.units(queue_offset, len(units)).tolist()]
+            tier_units = [UnitRecord(*row)
+                          for row in queue.units(queue_offset, len(units)).tolist()]
             for number, row in enumerate(units.tolist()):
-                unit = mine[number] if number < len(mine) else queue.unit(queue_offset + number)
+                unit = tier_units[number] if number < len(tier_units) else queue.unit(queue_offset
+                                                                                      + number)
                 finding = _difference(queue, store, queue_offset + number, unit,
                                       consume_queue.UnitRecord(*row), where)
                 if finding is None:
@@ -85,21 +87,21 @@ def count_others(tier: Tier, store: Store, counted: Coverage) -> None:
                 queue.close()
 
 
-def _difference(queue: FlatQueue, store: Store, queue_offset: int, mine: UnitRecord | None,
+def _difference(queue: FlatQueue, store: Store, queue_offset: int, tier_unit: UnitRecord | None,
                 local: consume_queue.UnitRecord, where: str) -> Finding | None:
     """What differs between the two copies of a message; None where nothing does."""
-    if mine is None:
+    if tier_unit is None:
         return _differs(queue, queue_offset, "the tier has no unit for it", where, None)
     ours = store.log.raw_at(local.physical_offset, local.size)
-    theirs = _raw(queue, mine)
+    theirs = _raw(queue, tier_unit)
     if ours is None:
         return _differs(queue, queue_offset, "the local store has no such message at "
-                        f"{local.physical_offset}", where, mine)
+                        f"{local.physical_offset}", where, tier_unit)
     if theirs is None:
-        return _differs(queue, queue_offset, "it is not whole in the tier", where, mine)
-    if mine.tags_code != local.tags_code and not consume_queue_ext.is_address(local.tags_code):
-        return _differs(queue, queue_offset, f"tags code {mine.tags_code}, locally "
-                        f"{local.tags_code}", where, mine)
+        return _differs(queue, queue_offset, "it is not whole in the tier", where, tier_unit)
+    if tier_unit.tags_code != local.tags_code and not consume_queue_ext.is_address(local.tags_code):
+        return _differs(queue, queue_offset, f"tags code {tier_unit.tags_code}, locally "
+                        f"{local.tags_code}", where, tier_unit)
     end = _AT.offset + _AT.size
     if ours[:_AT.offset] == theirs[:_AT.offset] and ours[end:] == theirs[end:]:
         return None
@@ -108,7 +110,7 @@ def _difference(queue: FlatQueue, store: Store, queue_offset: int, mine: UnitRec
     unequal[_AT.offset:end] = False
     byte = int(unequal.argmax()) if unequal.any() else size
     return _differs(queue, queue_offset, f"byte {byte} of the message is not the local one", where,
-                    mine)
+                    tier_unit)
 
 
 def _raw(queue: FlatQueue, unit: UnitRecord) -> bytes | None:

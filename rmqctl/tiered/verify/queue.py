@@ -69,7 +69,7 @@ class Times:
     def __init__(self, queue: FlatQueue) -> None:
         self._log: dict[int, TimeSpan] = {}
         self._rows: dict[int, TimeSpan] = {}
-        bases = [one.base for one in queue.consume_queue.segments if one.usable]
+        bases = [segment.base for segment in queue.consume_queue.segments if segment.usable]
         self._bases = np.array(bases, np.int64)
         self.partial: set[int] = set()
         """Segments of the commit log with bytes that are no message: they may have been one."""
@@ -81,10 +81,11 @@ class Times:
         if not len(self._bases) or not matched.any():
             return
         engine, true = engine[matched], true[matched]
-        at = np.searchsorted(self._bases, queue_offset[matched] * UNIT_SIZE, "right") - 1
-        for one in np.unique(at[at >= 0]).tolist():
-            rows = at == one
-            self._rows.setdefault(int(self._bases[one]), TimeSpan()).take(engine[rows], true[rows])
+        number = np.searchsorted(self._bases, queue_offset[matched] * UNIT_SIZE, "right") - 1
+        for segment_number in np.unique(number[number >= 0]).tolist():
+            rows = number == segment_number
+            self._rows.setdefault(int(self._bases[segment_number]), TimeSpan()).take(engine[rows],
+                                                                                     true[rows])
 
     def findings(self, queue: FlatQueue, metadata: Metadata) -> Iterator[Finding]:
         """What metadata says of segments whose messages were all seen."""
@@ -95,20 +96,20 @@ class Times:
             metadata: Metadata) -> Iterator[Finding]:
         kind = flat.kind
         entries = metadata.segments[kind].get(name.path, {})
-        for one in flat.segments:
-            entry = entries.get(one.base)
-            if entry is None or not one.usable:
+        for segment in flat.segments:
+            entry = entries.get(segment.base)
+            if entry is None or not segment.usable:
                 continue
-            span = spans.get(one.base)
-            whole = span is not None and (
-                one.base not in self.partial if kind == names.COMMIT_LOG
-                else span.count * UNIT_SIZE == one.usable)
+            span = spans.get(segment.base)
+            complete = span is not None and (
+                segment.base not in self.partial if kind == names.COMMIT_LOG
+                else span.count * UNIT_SIZE == segment.usable)
             contradiction = judge(entry.begin_timestamp, entry.end_timestamp,
-                                  span if whole else None)
+                                  span if complete else None)
             if contradiction is not None:
                 category, detail = contradiction
-                yield Finding(category, METADATA, detail, flat.reader.where(one.path),
-                              topic=name.topic, queue_id=name.queue_id, offset=one.base)
+                yield Finding(category, METADATA, detail, flat.reader.where(segment.path),
+                              topic=name.topic, queue_id=name.queue_id, offset=segment.base)
 
 
 def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None:
@@ -234,7 +235,7 @@ class QueueCheck:
 
     def _keep(self, batch: Batch, rows: Array, units: UnitColumns) -> None:
         self.loose_count += int(rows.sum())
-        if sum(len(one[0]) for one in self._loose) < MAX_KEPT:
+        if sum(len(loose[0]) for loose in self._loose) < MAX_KEPT:
             self._loose.append((
                 batch.offset[rows], batch.column("total_size")[rows],
                 batch.column("queue_offset")[rows], batch.crc_ok()[rows], units.known[rows],
@@ -269,10 +270,10 @@ class QueueCheck:
         codes, tagged, tags = self._tags.codes(properties, numbers,
                                                batch.column("store_timestamp"))
         for number in np.flatnonzero(matched & (codes != units.tags_code)).tolist():
-            mine, code = int(queue_offset[number]), int(units.tags_code[number])
+            own_offset, code = int(queue_offset[number]), int(units.tags_code[number])
             yield self.place.rows(
                 "tiered-cq-wrong-tag", f"tags code {code}, the message's is {int(codes[number])}",
-                self.units.place(mine), length=UNIT_SIZE, queue_offset=mine)
+                self.units.place(own_offset), length=UNIT_SIZE, queue_offset=own_offset)
         # Keys, for the comparison with the index; and what nothing was held against.
         proven: Array = np.zeros(len(batch), np.int64)
         proven[tagged] += tags
@@ -287,13 +288,13 @@ class QueueCheck:
             (batch.column("properties_length") - proven)[matched], by_index=self._keys is not None)
 
     def _order(self, batch: Batch, matched: Array) -> Iterator[Finding]:
-        mine = batch.column("queue_offset")[matched]
-        before = np.concatenate([[self._last], mine[:-1]])
-        self._last = max(self._last, int(mine.max()))
+        own_offset = batch.column("queue_offset")[matched]
+        before = np.concatenate([[self._last], own_offset[:-1]])
+        self._last = max(self._last, int(own_offset.max()))
         rows = np.flatnonzero(matched)
-        for at in np.flatnonzero(mine <= before).tolist():
-            yield self._note("tiered-cq-order", batch, int(rows[at]), "lies after the message of "
-                             f"queue offset {int(before[at])}")
+        for row in np.flatnonzero(own_offset <= before).tolist():
+            yield self._note("tiered-cq-order", batch, int(rows[row]), "lies after the message of "
+                             f"queue offset {int(before[row])}")
 
     def _seals(self, batch: Batch, matched: Array) -> None:
         """Counts the copies with an appended CRC: it covers an offset that is gone."""
@@ -303,10 +304,10 @@ class QueueCheck:
         self.place.counted.property_crc_unverifiable += int(
             (seals == np.void(_SEAL)).sum())
 
-    def _note(self, category: str, batch: Batch, at: int, detail: str) -> Finding:
-        queue_offset = int(batch.column("queue_offset")[at])
-        return self.place.log(category, detail, int(batch.offset[at]),
-                              length=int(batch.column("total_size")[at]),
+    def _note(self, category: str, batch: Batch, row: int, detail: str) -> Finding:
+        queue_offset = int(batch.column("queue_offset")[row])
+        return self.place.log(category, detail, int(batch.offset[row]),
+                              length=int(batch.column("total_size")[row]),
                               queue_offset=queue_offset)
 
     # -- what is no message -----------------------------------------------------------------------

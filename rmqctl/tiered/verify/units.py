@@ -59,20 +59,20 @@ class Units:
 
     def find_tears(self) -> None:
         """Fills ``tears``. Only looks where the length gives a torn write away."""
-        starts = [one.base % UNIT_SIZE for one in self._file.segments if one.usable]
+        starts = [segment.base % UNIT_SIZE for segment in self._file.segments if segment.usable]
         if not self.torn_bytes and not any(starts):
             return
         low, shift = self.first, 0
         while len(self.tears) < _MOST_TEARS:
-            at = self._break(low, shift)
-            if at is None:
+            tear = self._break(low, shift)
+            if tear is None:
                 break
             more = next((other for other in range(shift + 1, shift + UNIT_SIZE)
-                         if self._leads_home(at, other)), None)
+                         if self._leads_home(tear, other)), None)
             if more is None:
                 break
-            self.tears.append(Tear(at, more))
-            low, shift = at + 1, more
+            self.tears.append(Tear(tear, more))
+            low, shift = tear + 1, more
         if self.tears:
             self.end = (self._file.end - self.tears[-1].shift) // UNIT_SIZE
 
@@ -129,18 +129,19 @@ class Units:
 
     def blocks(self) -> Iterator[tuple[int, Array]]:
         """(queue offset of the first, units) of all there are, passing over gaps."""
-        at = self.first
-        while at < self.end:
-            units = self.block(at, BLOCK)
+        number = self.first
+        while number < self.end:
+            units = self.block(number, BLOCK)
             if len(units):
-                yield at, units
-                at += len(units)
+                yield number, units
+                number += len(units)
                 continue
-            behind = self.place(at) + UNIT_SIZE - 1
-            after = [one.base for one in self._file.segments if one.usable and one.base > behind]
+            behind = self.place(number) + UNIT_SIZE - 1
+            after = [segment.base for segment in self._file.segments if segment.usable
+                     and segment.base > behind]
             if not after:
                 return
-            at = max(at + 1, -(-min(after) // UNIT_SIZE))
+            number = max(number + 1, -(-min(after) // UNIT_SIZE))
 
     def at(self, queue_offset: Array) -> UnitColumns:
         """The units of queue offsets (int64), in any order."""
@@ -176,8 +177,8 @@ class Units:
             units = self.block(first, end - first)
             step = max(len(units), 1)
             if len(units):
-                here = (wanted >= first) & (wanted < first + len(units))
-                row, picked = rows[here], units[wanted[here] - first]
+                inside = (wanted >= first) & (wanted < first + len(units))
+                row, picked = rows[inside], units[wanted[inside] - first]
                 columns.known[row] = True
                 columns.offset[row] = picked["commit_log_offset"]
                 columns.size[row] = picked["size"]
@@ -195,24 +196,24 @@ class Seen:
 
     def add(self, queue_offset: Array) -> None:
         number = queue_offset // self._BITS
-        for one in np.unique(number).tolist():
-            flags = self._blocks.setdefault(one, np.zeros(self._BITS, bool))
+        for block in np.unique(number).tolist():
+            flags = self._blocks.setdefault(block, np.zeros(self._BITS, bool))
             if flags is None:
                 continue
-            flags[queue_offset[number == one] % self._BITS] = True
+            flags[queue_offset[number == block] % self._BITS] = True
             if flags.all():
-                self._blocks[one] = None
+                self._blocks[block] = None
 
     def has(self, first: int, count: int) -> Array:
         """Flags (bool) of ``count`` queue offsets from ``first`` on."""
-        found: Array = np.zeros(count, bool)
-        at = first
-        while at < first + count:
-            number, inside = divmod(at, self._BITS)
-            step = min(self._BITS - inside, first + count - at)
+        present: Array = np.zeros(count, bool)
+        queue_offset = first
+        while queue_offset < first + count:
+            number, inside = divmod(queue_offset, self._BITS)
+            step = min(self._BITS - inside, first + count - queue_offset)
             if number in self._blocks:
                 flags = self._blocks[number]
-                found[at - first:at - first + step] = (
+                present[queue_offset - first:queue_offset - first + step] = (
                     True if flags is None else flags[inside:inside + step])
-            at += step
-        return found
+            queue_offset += step
+        return present

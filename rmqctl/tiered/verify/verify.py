@@ -66,7 +66,7 @@ class Options:
     jobs: int = 1
 
     def wants(self, *structures: str) -> bool:
-        return self.only is None or any(one in self.only for one in structures)
+        return self.only is None or any(structure in self.only for structure in structures)
 
 
 @dataclass(slots=True)
@@ -82,10 +82,10 @@ class Verification:
     ok: bool = True
 
     def findings(self) -> Iterator[Finding]:
-        for one in bounded(self._all()):
-            if one.severity != INFO:
+        for finding in bounded(self._all()):
+            if finding.severity != INFO:
                 self.ok = False
-            yield advised_in_tier(one, self.tier.name)
+            yield advised_in_tier(finding, self.tier.name)
 
     def _all(self) -> Iterator[Finding]:
         options = self.options
@@ -105,14 +105,16 @@ class Verification:
                 self.checked.append({"structure": name})
 
     def _brokers(self) -> list[tuple[str, str]]:
-        found = self.tier.found
-        every = {(one.cluster, one.broker) for one in found.queues} | set(found.indexes)
-        return sorted(one for one in every if self.options.broker in (None, one[1]))
+        tier_queues = self.tier.found
+        every = {(queue.cluster, queue.broker)
+                 for queue in tier_queues.queues} | set(tier_queues.indexes)
+        return sorted(owner for owner in every if self.options.broker in (None, owner[1]))
 
     def _broker(self, cluster: str, broker: str) -> Iterator[Finding]:
         """The queues and index files of one broker."""
         options = self.options
-        queues = [one for one in self.tier.queues(broker=broker) if one.name.cluster == cluster]
+        queues = [queue for queue in self.tier.queues(broker=broker)
+                  if queue.name.cluster == cluster]
         known = Metadata() if broker in files.foreign(self.tier) else self.tier.metadata
         items = Items(queues, known, self.coverage)
         try:
@@ -129,13 +131,13 @@ class Verification:
         self.coverage.queues += len(queues)
         keys = items.keys if items.files else None
         if self.options.jobs > 1 and len(queues) > 1:
-            for queue, found in in_processes(self.tier.name, queues, self.options.jobs, keys,
-                                             empty_too=items.has_empty):
-                self.coverage.add(found.coverage)
-                yield from found.findings
-                yield from found.times.findings(queue, self.tier.metadata)
+            for queue, result in in_processes(self.tier.name, queues, self.options.jobs, keys,
+                                              empty_too=items.has_empty):
+                self.coverage.add(result.coverage)
+                yield from result.findings
+                yield from result.times.findings(queue, self.tier.metadata)
                 if self.progress is not None:
-                    self.progress(found.coverage.bytes_total)
+                    self.progress(result.coverage.bytes_total)
             return
         for number, queue in enumerate(queues):
             check = QueueCheck(queue, Place(queue, self.coverage), None if keys is None else
@@ -144,11 +146,11 @@ class Verification:
             yield from _parts(check)
             yield from check.times.findings(queue, self.tier.metadata)
 
-    def _wanted(self, found: Iterator[Finding]) -> Iterator[Finding]:
-        return (one for one in found if self.options.wants(one.structure))
+    def _wanted(self, findings: Iterator[Finding]) -> Iterator[Finding]:
+        return (finding for finding in findings if self.options.wants(finding.structure))
 
-    def _guarded(self, structure: str, found: Iterator[Finding]) -> Iterator[Finding]:
-        return _guarded(structure, self.tier.reader.where(""), found)
+    def _guarded(self, structure: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+        return _guarded(structure, self.tier.reader.where(""), findings)
 
     # -- index files -----------------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ class Verification:
     def _local_index(self, broker: str, items: Items) -> Iterator[Finding]:
         folder, options = self.tier.local_index_folder, self.options
         slots = options.index_slots or known_slots(self.tier, broker)
-        keys = {one.timestamp for one in items.files if one.size}
+        keys = {file.timestamp for file in items.files if file.size}
         for path, file in local_files(folder, items.held, slots, options.index_max):
             name = os.path.basename(path)
             if not isinstance(file, IndexFile):
@@ -230,10 +232,10 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
                       "deletes it when it starts and makes it again", os.path.join(place, name))
 
 
-def _guarded(structure: str, where: str, found: Iterator[Finding]) -> Iterator[Finding]:
+def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     """What cannot be read ends this part, not the run. ``where``: named where no file is."""
     try:
-        yield from found
+        yield from findings
     except (StoreIOError, FormatError) as error:
         file = error.file if isinstance(error, FormatError) else None
         yield Finding("file-unreadable", structure, str(error), file or where)
@@ -303,10 +305,10 @@ def in_processes(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool 
                 yield _Task(number, queue.name, queue.commit_log.folder, queue.consume_queue.folder,
                            place, empty_too)
 
-        for task, found in parallel(partial(_work, root), tasks(), jobs):
+        for task, result in parallel(partial(_work, root), tasks(), jobs):
             if keys is not None and task.keys is not None:
                 _collect(task.keys, keys)
-            yield queues[task.number], found
+            yield queues[task.number], result
 
 
 def _collect(path: str, keys: Spool) -> None:
@@ -329,24 +331,24 @@ def _created(path: str) -> IO[bytes]:
 def _work(root: str, task: _Task) -> _Result:
     reader = open_reader(root)
     try:
-        queue = FlatQueue(task.name, *(FlatFile.open(reader, one) for one in (
+        queue = FlatQueue(task.name, *(FlatFile.open(reader, kind) for kind in (
             task.commit_log, task.consume_queue)))
         place = Place(queue)
         if task.keys is None:
             check = QueueCheck(queue, place)
-            found = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
+            findings = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
         else:
             with _created(task.keys) as file:
                 keys = MessageKeys(_KeyFile(file), task.number, task.name.topic,
                                    empty_too=task.empty_too)
                 check = QueueCheck(queue, place, keys)
-                found = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
-        return _Result(found, place.counted, check.times)
+                findings = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
+        return _Result(findings, place.counted, check.times)
     finally:
         reader.close()
 
 
 def verdict(run: Verification, most: int) -> Verdict[Coverage]:
     """Runs a verification to its end and keeps the first ``most`` findings."""
-    kept, counts = first_findings(run.findings(), most)
-    return Verdict(run.tier.name, run.ok, kept, counts, replace(run.coverage), tuple(run.checked))
+    first, counts = first_findings(run.findings(), most)
+    return Verdict(run.tier.name, run.ok, first, counts, replace(run.coverage), tuple(run.checked))
