@@ -207,8 +207,8 @@ class StoreIOError(RmqctlError):
         else:
             where = ""
         words = errno_words(exc)
-        what = f"cannot {doing} {where}".rstrip() if doing else where
-        text = f"{what}: {words}" if what else words
+        failure = f"cannot {doing} {where}".rstrip() if doing else where
+        text = f"{failure}: {words}" if failure else words
         noted = _refused.get()
         if noted is not None and exc.errno not in (errno.ENOENT, errno.ENOTDIR):
             noted.append(text)
@@ -227,10 +227,10 @@ def noting_refusals() -> Iterator[list[str]]:
     That something is not there is no refusal. For who must not act on half a view: a file that
     cannot be read for a moment looks like a damaged one.
     """
-    found: list[str] = []
-    token = _refused.set(found)
+    refusals: list[str] = []
+    token = _refused.set(refusals)
     try:
-        yield found
+        yield refusals
     finally:
         _refused.reset(token)
 

@@ -70,65 +70,65 @@ class QueueState:
         """
         if self.kind != PLAIN or self.found is None or self.added:
             return None
-        kept = [one for one in self.found.files if one not in self.doomed]
-        if not kept or not kept[-1].base or layout.byte_offset(self.end) > kept[-1].base:
+        left = [file for file in self.found.files if file not in self.doomed]
+        if not left or not left[-1].base or layout.byte_offset(self.end) > left[-1].base:
             return None
-        return kept[-1]
+        return left[-1]
 
 
 def loaded(files: list[StoreFile], version: BrokerVersion) -> list[StoreFile]:
     """The files of a sequence that a broker works on: an empty last one may be deleted first."""
     if not version.deletes_empty_last:
         return files
-    return [one for one in files if one.size or one.name != files[-1].name]
+    return [file for file in files if file.size or file.name != files[-1].name]
 
 
 def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueState]:
     """Every queue of a store after ``recover()``, plain queues first. StoreIOError."""
-    for key, whole in store.queues.items():
-        with closing(ConsumeQueue(*key, whole.folder, loaded(whole.files, version),
-                                  whole.troubles, whole.file_size)) as queue:
+    for key, full_queue in store.queues.items():
+        with closing(ConsumeQueue(*key, full_queue.folder, loaded(full_queue.files, version),
+                                  full_queue.troubles, full_queue.file_size)) as queue:
             yield recovered(key, queue)
     for key, batch in store.batch_queues.items() if version.batch_queues else ():
         yield recovered_batch(key, BatchQueue(*key, batch.folder, loaded(batch.files, version),
                                               batch.troubles, batch.file_size))
 
 
-def recovered(key: QueueKey, found: ConsumeQueue) -> QueueState:
+def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
     """The state after ``recover()``: the last three files, unit by unit."""
-    state = QueueState(key, PLAIN, found, has_file=bool(found.files))
+    state = QueueState(key, PLAIN, queue, has_file=bool(queue.files))
     position = 0
-    for number in range(max(0, len(found.files) - LAST_FILES), len(found.files)):
-        one = found.files[number]
-        with one.open() as source:
-            used = valid_prefix(source, one.size)
-        position = one.base + used
+    for number in range(max(0, len(queue.files) - LAST_FILES), len(queue.files)):
+        file = queue.files[number]
+        with file.open() as source:
+            used = valid_prefix(source, file.size)
+        position = file.base + used
         if used:
-            state.max_physic = long(found.max_physical(layout.queue_offset(position)))
-        if used < one.size:
+            state.max_physic = long(queue.max_physical(layout.queue_offset(position)))
+        if used < file.size:
             break
     state.end = state.found_end = layout.queue_offset(position)
-    state.doomed = [one for one in found.files if one.base > position]
-    state.has_file = any(one.base <= position for one in found.files)
+    state.doomed = [file for file in queue.files if file.base > position]
+    state.has_file = any(file.base <= position for file in queue.files)
     return state
 
 
-def truncated(state: QueueState, found: ConsumeQueue, log_end: int) -> None:
+def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
     """truncateDirtyLogicFiles: only the files that recovery kept are left to be looked at."""
-    kept = [one for one in found.files if one not in state.doomed]
-    left = ConsumeQueue(found.topic, found.queue_id, found.folder, kept, [], found.file_size)
+    present = [file for file in queue.files if file not in state.doomed]
+    left = ConsumeQueue(queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
     with closing(left):
-        first = layout.queue_offset(kept[-1].base) if kept else state.end
+        first = layout.queue_offset(present[-1].base) if present else state.end
         rows = left.units(first, state.end - first)
         if len(rows) and (rows["physical_offset"] < log_end).all():
             return  # nothing to cut: spares the unused rest of the file
         state.end = left.truncated(log_end)
         if not state.end:
-            state.doomed, state.has_file = list(found.files), False
+            state.doomed, state.has_file = list(queue.files), False
             state.max_physic = log_end
             return
         last = layout.byte_offset(state.end - 1)
-        state.doomed = [one for one in found.files if one.base > last]
+        state.doomed = [file for file in queue.files if file.base > last]
         unit = left.unit(state.end - 1)
         state.max_physic = -1 if unit is None else long(unit.physical_offset + unit.size)
 
@@ -138,18 +138,18 @@ def long(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def truncated_after_adding(state: QueueState, found: ConsumeQueue, log_end: int) -> None:
+def truncated_after_adding(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
     """TruncateDirtyLogicFiles on a queue that got rows, all of them before the log's end.
 
     It tests the units of the last file anew, and takes what was left behind the new rows.
     """
-    kept = [one for one in found.files if one not in state.doomed]
+    present = [file for file in queue.files if file not in state.doomed]
     last = layout.byte_offset(state.end - 1)
-    if kept and kept[-1].base <= last < kept[-1].end:
-        first, behind = layout.queue_offset(kept[-1].base), layout.queue_offset(kept[-1].end)
+    if present and present[-1].base <= last < present[-1].end:
+        first, behind = layout.queue_offset(present[-1].base), layout.queue_offset(present[-1].end)
     else:  # a new file: it holds the new rows and nothing else
-        first, behind = layout.queue_offset(last - last % found.file_size), state.end
-    rows = found.units(first, behind - first)
+        first, behind = layout.queue_offset(last - last % queue.file_size), state.end
+    rows = queue.units(first, behind - first)
     good: Array = np.ones(behind - first, bool)
     good[:len(rows)] = valid(rows) & (rows["physical_offset"] < log_end)
     good[:1] = True
@@ -168,38 +168,38 @@ def truncated_after_adding(state: QueueState, found: ConsumeQueue, log_end: int)
         state.max_physic = long(int(unit["physical_offset"]) + int(unit["size"]))
 
 
-def recovered_batch(key: QueueKey, found: BatchQueue) -> QueueState:
+def recovered_batch(key: QueueKey, queue: BatchQueue) -> QueueState:
     """The state of a batch queue after ``recover()``."""
-    state = QueueState(key, BATCH, found)
+    state = QueueState(key, BATCH, queue)
     position = 0
-    for number in range(max(0, len(found.files) - LAST_FILES), len(found.files)):
-        rows, one = found.used(number), found.files[number]
+    for number in range(max(0, len(queue.files) - LAST_FILES), len(queue.files)):
+        rows, file = queue.used(number), queue.files[number]
         used = len(rows) * batch_layout.UNIT_SIZE
-        position = one.base + used
+        position = file.base + used
         if len(rows):
             state.max_physic = int(rows[-1]["physical_offset"])
-        if used < one.size:
+        if used < file.size:
             break
     state.end = state.found_end = position // batch_layout.UNIT_SIZE
-    state.doomed = [one for one in found.files if one.base > position]
-    state.has_file = any(one.base <= position for one in found.files)
+    state.doomed = [file for file in queue.files if file.base > position]
+    state.has_file = any(file.base <= position for file in queue.files)
     return state
 
 
-def truncated_batch(state: QueueState, found: BatchQueue, log_end: int) -> None:
+def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
     """TruncateDirtyLogicFiles of a batch queue."""
     state.max_physic = log_end - 1
-    for number in range(len(found.files) - 1, -1, -1):
-        one = found.files[number]
-        if one in state.doomed:
+    for number in range(len(queue.files) - 1, -1, -1):
+        file = queue.files[number]
+        if file in state.doomed:
             continue
-        rows = found.rows_of(number)
+        rows = queue.rows_of(number)
         if not len(rows) or int(rows[0]["physical_offset"]) >= log_end:
-            state.doomed.append(one)
+            state.doomed.append(file)
             continue
-        kept = max(1, len(found.used(number, log_end)))
-        state.end = one.base // batch_layout.UNIT_SIZE + kept
-        state.max_physic = int(rows[kept - 1]["physical_offset"])
+        rows_left = max(1, len(queue.used(number, log_end)))
+        state.end = file.base // batch_layout.UNIT_SIZE + rows_left
+        state.max_physic = int(rows[rows_left - 1]["physical_offset"])
         return
     state.end, state.has_file = 0, False
 
@@ -233,10 +233,10 @@ def batch_topics(store: Store) -> frozenset[str]:
     """The topics with ``queue.type=BatchCQ`` in config/topics.json."""
     value = load_one(store, "topics.json").value
     table = value.get("topicConfigTable") if isinstance(value, dict) else None
-    found = set()
+    topics = set()
     for topic, config in (table or {}).items() if isinstance(table, dict) else ():
         given = config.get("attributes") if isinstance(config, dict) else None
         if isinstance(given, dict) and "BatchCQ" in (given.get("queue.type"),
                                                      given.get("+queue.type")):
-            found.add(topic)
-    return frozenset(found)
+            topics.add(topic)
+    return frozenset(topics)

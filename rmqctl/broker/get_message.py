@@ -98,8 +98,8 @@ def _plain_answer(view: View, queue: ConsumeQueue, offset: int, max_messages: in
     refused = outside(offset, bounds.first, bounds.end, view.generation)
     if refused is not None:
         return refused
-    number = next((n for n, one in enumerate(queue.files)
-                   if one.base <= offset * UNIT_SIZE < one.end), None)
+    number = next((n for n, file in enumerate(queue.files)
+                   if file.base <= offset * UNIT_SIZE < file.end), None)
     if number is None:
         missing = queue.file_size // UNIT_SIZE
         return Answer(FOUND_NULL, offset - offset % missing + missing, bounds.first, bounds.end)
@@ -128,26 +128,26 @@ def _collected(view: View, units: Iterator[_Unit], offset: int, least: int, most
                max_messages: int) -> Answer:
     """Takes rows until the answer is full; rows without a record are passed over."""
     status, next_begin = NO_MATCH, offset
-    found: list[int] = []
+    places: list[int] = []
     total = messages = 0
     skip_to: int | None = None
     readable = _readable(view)
     for unit in units:
-        if found and (messages + unit.messages > max_messages or total + unit.size > MAX_BYTES
-                      or messages >= MAX_COUNT):
+        if places and (messages + unit.messages > max_messages or total + unit.size > MAX_BYTES
+                       or messages >= MAX_COUNT):
             break
         next_begin = unit.next_offset
         if skip_to is not None and unit.physical < skip_to:
             continue
         if not readable(unit.physical, unit.size):
-            if not found:
+            if not places:
                 status = REMOVING
             size = view.store.log.file_size
             skip_to = unit.physical - unit.physical % size + size
             continue
-        found.append(unit.physical)
+        places.append(unit.physical)
         total, messages, status, skip_to = total + unit.size, messages + unit.messages, FOUND, None
-    return Answer(status, next_begin, least, most, tuple(found))
+    return Answer(status, next_begin, least, most, tuple(places))
 
 
 def _readable(view: View) -> Callable[[int, int], bool]:
@@ -158,8 +158,8 @@ def _readable(view: View) -> Callable[[int, int], bool]:
     def judge(physical: int, size: int) -> bool:
         if limit is None:
             return log.record_at(physical, size) is not None
-        one = log.file_of(physical)
-        return one is not None and physical + size <= min(one.end, limit)
+        file = log.file_of(physical)
+        return file is not None and physical + size <= min(file.end, limit)
 
     return judge
 

@@ -73,7 +73,8 @@ def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
             return RecoveredLog(0, 0, [])
         reach = -1
         if version.normal_by_queues and not store.has_abort:
-            reach = max((one.max_physic for one in recovered_queues(store, version)), default=-1)
+            reach = max((state.max_physic
+                         for state in recovered_queues(store, version)), default=-1)
         walk = RecoveryWalk(log, start_file(store, log, version, reach)[0], version)
         for _ in walk:
             pass
@@ -207,13 +208,13 @@ class RecoveryWalk:
         if not len(batch):
             return 0, ""
         bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)
-        reasons = {int(at): "its body does not match its CRC" for at in np.flatnonzero(bad)[:1]}
+        reasons = {int(row): "its body does not match its CRC" for row in np.flatnonzero(bad)[:1]}
         if not self._version.message_v2:
             newer = np.flatnonzero(batch.column("magic") == MAGIC_V2)
             if len(newer):
                 reasons.setdefault(int(newer[0]), "it is a v2 record, unknown to this version")
-        for at in bad_numbers(batch, self._version.generation)[:1].tolist():
-            reasons.setdefault(at, "a property of it that must be a number is none")
+        for row in bad_numbers(batch, self._version.generation)[:1].tolist():
+            reasons.setdefault(row, "a property of it that must be a number is none")
         if not reasons:
             return len(batch), ""
         first = min(reasons)
@@ -226,19 +227,20 @@ def properties(batch: Batch) -> Properties:
     """
     if _LATEST and _LATEST[0][0] is batch:
         return _LATEST[0][1]
-    found = Properties(batch)
-    _LATEST[:] = [(batch, found)]
-    return found
+    of_batch = Properties(batch)
+    _LATEST[:] = [(batch, of_batch)]
+    return of_batch
 
 
-def judge(source: Source, at: int, version: BrokerVersion, *, check_crc: bool = True) -> tuple[
+def judge(source: Source, position: int, version: BrokerVersion, *,
+          check_crc: bool = True) -> tuple[
         int | None, str]:
     """A broker's test of what lies at position ``at``: (size, why not).
 
     Size of an accepted record; (None, "") for a blank; (None, why) where it stops.
     """
-    where, rest = source.base + at, source.size - at
-    head = source.read(at, _HEAD.size)
+    where, rest = source.base + position, source.size - position
+    head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
         return None, f"at {where} no more than {rest} bytes of the file are left"
     total, magic = _HEAD.unpack(head)
@@ -252,7 +254,8 @@ def judge(source: Source, at: int, version: BrokerVersion, *, check_crc: bool = 
         return None, f"what lies at {where} is no record"
     if magic == MAGIC_V2 and not version.message_v2:
         return None, f"the record at {where} is a v2 record, unknown to this version"
-    record = _decoded(source, at, total) if MIN_SIZE <= total <= min(rest, MAX_RECORD) else None
+    record = _decoded(source, position, total) if MIN_SIZE <= total <= min(rest,
+                                                                           MAX_RECORD) else None
     if record is None:
         return None, f"the lengths of the record at {where} do not add up"
     if check_crc and record.body and not record.crc_ok:
@@ -260,21 +263,21 @@ def judge(source: Source, at: int, version: BrokerVersion, *, check_crc: bool = 
     return total, ""
 
 
-def misplaced(source: Source, at: int, size: int) -> Batch | None:
+def misplaced(source: Source, position: int, size: int) -> Batch | None:
     """The record at position ``at`` which lies about its place, as a broker dispatches it: with
     the physical offset that it says. None where there is no such record.
     """
-    record = _decoded(source, at, size)
+    record = _decoded(source, position, size)
     if record is None:
         return None
-    data = np.frombuffer(source.read(at, size), np.uint8)
+    data = np.frombuffer(source.read(position, size), np.uint8)
     batch, ok = examine(data, record.physical_offset, np.zeros(1, np.int64))
     return batch if ok.all() else None
 
 
-def _decoded(source: Source, at: int, total: int) -> Record | None:
+def _decoded(source: Source, position: int, total: int) -> Record | None:
     try:
-        return decode(source.read(at, total))
+        return decode(source.read(position, total))
     except FormatError:
         return None
 
@@ -295,17 +298,17 @@ class ReputWalk:
         self.odd = False
 
     def __iter__(self) -> Iterator[Batch]:
-        at = self.start
-        for number, one in enumerate(self._log.files):
-            if one.end <= at or one.base >= self.end:
+        position = self.start
+        for number, file in enumerate(self._log.files):
+            if file.end <= position or file.base >= self.end:
                 continue
-            if one.base > at:
-                self.stuck = at
+            if file.base > position:
+                self.stuck = position
                 return
-            yield from self._file(self._log.source(number), at - one.base)
-            at = one.end
-        if at < self.end:
-            self.stuck = at
+            yield from self._file(self._log.source(number), position - file.base)
+            position = file.end
+        if position < self.end:
+            self.stuck = position
 
     def _file(self, source: Source, position: int) -> Iterator[Batch]:
         limit = self.end - source.base
@@ -355,7 +358,7 @@ def dispatched(log: CommitLog, again: DispatchRange, version: BrokerVersion) -> 
     if again.reput:
         yield from ReputWalk(log, again.start, again.end, version)
         return
-    number = next(at for at, one in enumerate(log.files) if one.base == again.start)
+    number = next(number for number, file in enumerate(log.files) if file.base == again.start)
     for batch in RecoveryWalk(log, number, version):
         if again.behind is None:
             yield batch

@@ -98,9 +98,9 @@ def checked(settings: Settings) -> tuple[Settings, list[str]]:
     _bounded("a consumequeue file", settings.consumequeue_file_size, 1)
     _bounded("a batch consumequeue file", settings.batch_consumequeue_file_size, 1)
     _bounded("a consumequeue ext file", settings.consumequeue_ext_file_size, LEAST_EXT)
-    for what, count in (("slots", settings.index_slots), ("entries", settings.index_max)):
+    for unit, count in (("slots", settings.index_slots), ("entries", settings.index_max)):
         if count < LEAST_INDEX:
-            raise UsageError(f"an index file has at least {LEAST_INDEX} {what}, not {count}")
+            raise UsageError(f"an index file has at least {LEAST_INDEX} {unit}, not {count}")
     size = Shape(settings.index_slots, settings.index_max).file_size
     if size > MAX_INT:
         raise UsageError(f"an index file of {settings.index_slots} slots and {settings.index_max} "
@@ -115,29 +115,29 @@ def checked(settings: Settings) -> tuple[Settings, list[str]]:
     return _rounded(settings)
 
 
-def _bounded(what: str, size: int, least: int) -> None:
+def _bounded(setting: str, size: int, least: int) -> None:
     if size < least:
-        raise UsageError(f"{what} of {size} bytes is too small; {least} is the least")
+        raise UsageError(f"{setting} of {size} bytes is too small; {least} is the least")
     if size > MAX_INT:
-        raise UsageError(f"{what} of {size} bytes is too large; a broker allows {MAX_INT}")
+        raise UsageError(f"{setting} of {size} bytes is too large; a broker allows {MAX_INT}")
 
 
 def _rounded(settings: Settings) -> tuple[Settings, list[str]]:
     notes = []
-    for name, unit, what in (
+    for name, unit, meaning in (
             ("consumequeue_file_size", consume_queue.UNIT_SIZE, "consumequeue"),
             ("batch_consumequeue_file_size", batch_consume_queue.UNIT_SIZE, "batch consumequeue")):
         asked = getattr(settings, name)
         size = -(-asked // unit) * unit
         if size != asked:
-            _bounded(f"a {what} file", size, unit)
-            notes.append(f"a {what} file gets {size} bytes instead of {asked}: it holds whole "
+            _bounded(f"a {meaning} file", size, unit)
+            notes.append(f"a {meaning} file gets {size} bytes instead of {asked}: it holds whole "
                          f"units of {unit}")
             settings = replace(settings, **{name: size})
     return settings, notes
 
 
-_NAMES = frozenset(one.name for one in fields(Settings))
+_NAMES = frozenset(field.name for field in fields(Settings))
 _SHAPE = ("index_slots", "index_max")
 Origin = Literal["given", "remembered", "shown", "files", "default"]
 

@@ -68,7 +68,7 @@ class BrokerVersion:
     """The offset at a time is that of the row nearest in time; a boundary since 5.1.1."""
 
 
-VERSIONS: dict[str, BrokerVersion] = {one.name: one for one in (
+VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
     BrokerVersion(
         name="4.9.3", generation=4, trailing_separator=False, map_capacity=16, message_v2=False,
         stores_wait=False, ensures_unique_key=False, body_room=0, timer=False,
@@ -160,8 +160,8 @@ def version_of(release: str) -> BrokerVersion:
     release = release_of(release)
     profile = VERSIONS.get(release) or version_for(int(release[0]))
     rules: dict[str, Any] = {}
-    for one in _differences(release):
-        rules |= one.rules
+    for difference in _differences(release):
+        rules |= difference.rules
     return replace(profile, **rules) if rules else profile
 
 
@@ -169,15 +169,16 @@ def profile_note(release: str) -> str | None:
     """One sentence on what stands for a release; None for one that has a profile of its own."""
     if release in VERSIONS:
         return None
-    followed = [one.words for one in _differences(release) if one.rules]
-    other = [one.words for one in _differences(release) if not one.rules]
+    followed = [difference.words for difference in _differences(release) if difference.rules]
+    other = [difference.words for difference in _differences(release) if not difference.rules]
     return (f"a {release} broker is followed by the profile of {version_of(release).name}"
             + (f"; otherwise: {'; '.join(followed)}" if followed else "")
             + (f"; not followed: {'; '.join(other)}" if other else ""))
 
 
 def _differences(release: str) -> Iterator[Difference]:
-    return (one for one in DIFFERENCES if one.holds_for(release) and release not in VERSIONS)
+    return (difference for difference in DIFFERENCES if difference.holds_for(release)
+            and release not in VERSIONS)
 
 
 def _numbers(release: str) -> tuple[int, ...]:
@@ -186,4 +187,4 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 def version_for(generation: int) -> BrokerVersion:
     """The version whose rules stand for a generation (4, 5) when nobody names one."""
-    return next(one for one in VERSIONS.values() if one.generation == generation)
+    return next(version for version in VERSIONS.values() if version.generation == generation)

@@ -27,7 +27,7 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
     if kind == "auto" and not store.layout.reads("consumequeue"):
         kind = "disk"  # a broker's recovery begins where its consumequeues say
     if kind == "auto":
-        size = sum(one.size for one in store.log.files)
+        size = sum(file.size for file in store.log.files)
         kind = "broker" if size <= SMALL_LOG else "disk"
     if kind == "broker":
         return broker_view(store, version)

@@ -139,7 +139,7 @@ class Engine(Closing):
         size = 0
         for message in messages:
             group.append(message)
-            size += (sum(len(one.body) for one in message.messages)
+            size += (sum(len(item.body) for item in message.messages)
                      if isinstance(message, OutgoingBatch) else len(message.body))
             if size >= GROUP_BYTES or len(group) >= GROUP_MESSAGES:
                 yield from self.put_many(group)
@@ -192,9 +192,9 @@ class Engine(Closing):
                 self._settling -= 1
                 self._settled.notify_all()
         if not done:
-            for one in results:
-                if one.stored:
-                    one.status = FLUSH_DISK_TIMEOUT
+            for result in results:
+                if result.stored:
+                    result.status = FLUSH_DISK_TIMEOUT
 
     def _not_now(self) -> PutResult | None:
         """checkStoreStatus, before the put lock is asked for."""
@@ -235,21 +235,21 @@ class Engine(Closing):
         """
         start = min(index_from, catch_up_start(self.state, self._dispatcher.max_physic()))
         if not self._running and not any(
-                one.last_row for one in recorded_runs(self._store, start, self.state.end)):
+                run.last_row for run in recorded_runs(self._store, start, self.state.end)):
             return
         self._begin()
-        for one in recorded_runs(self._store, start, self.state.end):
-            self._dispatcher.dispatch(one.data, one.base)
-            self.recovered += one.count
-            self._path.last_timestamp = one.last_timestamp
+        for run in recorded_runs(self._store, start, self.state.end):
+            self._dispatcher.dispatch(run.data, run.base)
+            self.recovered += run.count
+            self._path.last_timestamp = run.last_timestamp
         self._path.table.update(self._dispatcher.next_offsets())
 
     def _plan_checkpoint(self) -> None:
         self._next_checkpoint = (time.monotonic()
                                  + self.settings.flush_consumequeue_thorough_interval / 1000)
 
-    def _dispatch(self, one: RecordRun) -> None:
-        self._dispatcher.dispatch(one.data, one.base, one.bit_maps, one.starts)
+    def _dispatch(self, run: RecordRun) -> None:
+        self._dispatcher.dispatch(run.data, run.base, run.bit_maps, run.starts)
 
     def reput(self) -> None:
         """Dispatches everything appended so far to consumequeues and index, for all to see."""

@@ -62,7 +62,7 @@ def _flush(store: Store, settings: Settings, dirs: list[str], progress: Callable
            *, dry_run: bool) -> Flushed:
     done = Flushed(dry_run=dry_run)
     for structure, folders in (("commitlog", store.log_folders),
-                               *((one, [store.path(one)]) for one in STRUCTURES)):
+                               *((structure, [store.path(structure)]) for structure in STRUCTURES)):
         for folder in folders:
             for path, is_folder in _below(folder):
                 if not is_folder:
@@ -87,7 +87,7 @@ def _flush(store: Store, settings: Settings, dirs: list[str], progress: Callable
 def _below(folder: str) -> Iterator[tuple[str, bool]]:
     """(path, is a folder) of everything below, each folder behind what is in it."""
     try:
-        entries = sorted(os.scandir(folder), key=lambda one: one.name)
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -114,9 +114,9 @@ def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
                           "because a recovery relies on it")
         return
     physic = logics = 0
-    for one in recorded_runs(store, state.start, state.end):
-        physic = one.last_timestamp
-        logics = one.last_timestamp if _has_last_row(store, one.last_row) else logics
+    for run in recorded_runs(store, state.start, state.end):
+        physic = run.last_timestamp
+        logics = run.last_timestamp if _has_last_row(store, run.last_row) else logics
     checkpoint.advance(physic=physic, logics=logics, index=_full_until(store))
 
 

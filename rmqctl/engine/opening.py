@@ -81,11 +81,11 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
 def _intact_behind(store: Store, end: int) -> int | None:
     """Physical offset of the first intact record at or after the end of the log."""
     log = store.log
-    for number, one in enumerate(log.files):
-        if one.end <= end:
+    for number, file in enumerate(log.files):
+        if file.end <= end:
             continue
         source = log.source(number)
-        for batch in Walk(source, max(0, end - one.base)):
+        for batch in Walk(source, max(0, end - file.base)):
             intact = batch.crc_ok().nonzero()[0]
             if len(intact):
                 return int(batch.offset[intact[0]])

@@ -99,8 +99,9 @@ def _refuse_links_in(folder: str, name: str, *, deep: bool) -> None:
     path = os.path.join(folder, name)
     if os.path.islink(path):
         raise _through_link(path)
-    for inner in (os.path.join(path, one) for one in _names(path)):
-        for some in (inner, *(os.path.join(inner, one) for one in (_names(inner) if deep else ()))):
+    for inner in (os.path.join(path, name) for name in _names(path)):
+        for some in (inner, *(os.path.join(inner, name)
+                              for name in (_names(inner) if deep else ()))):
             if os.path.islink(some):
                 raise _through_link(some)
 
@@ -114,16 +115,16 @@ def _names(folder: str) -> list[str]:
         raise failed(error, folder, "list") from None
 
 
-def give_to_owner_of(folder: str, made: int | str) -> None:
+def give_to_owner_of(folder: str, created: int | str) -> None:
     """What the administrator makes in somebody's store is that somebody's: a broker that runs as
     another user must be able to write to it. ``made`` is a new file's descriptor or a path.
     """
     if os.geteuid() != 0:
         return
     with contextlib.suppress(OSError):
-        owner, mine = os.stat(folder), os.stat(made)
-        if mine.st_uid == 0 and (owner.st_uid, owner.st_gid) != (mine.st_uid, mine.st_gid):
-            os.chown(made, owner.st_uid, owner.st_gid)
+        owner, current = os.stat(folder), os.stat(created)
+        if current.st_uid == 0 and (owner.st_uid, owner.st_gid) != (current.st_uid, current.st_gid):
+            os.chown(created, owner.st_uid, owner.st_gid)
 
 
 def copy_mode_and_owner(fd: int, old: os.stat_result) -> None:

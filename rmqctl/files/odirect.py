@@ -36,14 +36,14 @@ class DirectWriter:
         """Writes all of ``data`` at ``position``. StoreIOError; then a part may be written."""
         view = memoryview(data)
         head = min(-position % BLOCK, len(view))
-        whole = (len(view) - head) // BLOCK * BLOCK
-        if self._refused or whole < FROM:
+        full_blocks = (len(view) - head) // BLOCK * BLOCK
+        if self._refused or full_blocks < FROM:
             durable.write_all(fd, view, position, where)
             return
         durable.write_all(fd, view[:head], position, where)
         try:
             with _directly(fd):
-                done = head + self._pieces(fd, view[head:head + whole], position + head)
+                done = head + self._pieces(fd, view[head:head + full_blocks], position + head)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise durable.failed(error, where, "write to") from None

@@ -78,12 +78,12 @@ def content_digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def same_content(one: str, other: str) -> bool:
+def same_content(first_path: str, other: str) -> bool:
     """Whether two files have the same bytes. StoreIOError, also for what is no regular file.
 
     Where both have a hole nothing is read: an index file of default size is 400 MB of them.
     """
-    with FileSource(one) as first, FileSource(other) as second:
+    with FileSource(first_path) as first, FileSource(other) as second:
         if first.size != second.size:
             return False
         position = 0

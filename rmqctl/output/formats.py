@@ -47,8 +47,8 @@ class Format(NamedTuple):
     streams: bool = False
 
     def writer(self, name: str, target: Target) -> Writer:
-        made: Writer = importlib.import_module(self.module).writer(name, target)
-        return made
+        writer: Writer = importlib.import_module(self.module).writer(name, target)
+        return writer
 
 
 FORMATS: dict[str, Format] = {

@@ -265,8 +265,8 @@ def _header(
 def _row_styles(row: Row, names: Sequence[str], styles: Styles | None) -> dict[int, str]:
     if not styles:
         return {}
-    found = {i: styles[name](row.get(name)) for i, name in enumerate(names) if name in styles}
-    return {i: style for i, style in found.items() if style}
+    row_styles = {i: styles[name](row.get(name)) for i, name in enumerate(names) if name in styles}
+    return {i: style for i, style in row_styles.items() if style}
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], canvas: Canvas,

@@ -49,7 +49,7 @@ class NewStore:
 
     @property
     def log_folders(self) -> list[str]:
-        return [os.path.join(self.root, one) for one in self.commitlog_dirs]
+        return [os.path.join(self.root, folder) for folder in self.commitlog_dirs]
 
     def as_dict(self) -> dict[str, Any]:
         """The document of the command line: the store and all that is remembered of it."""
@@ -82,7 +82,7 @@ def create_store(root: str | os.PathLike[str], settings: Settings,
     with StoreLock(plan.root):
         _refuse_content(plan)  # again: now nobody else can be about it
         publish(os.path.join(plan.root, STAGING, MARK), b"", store=plan.root)
-        for folder in (*plan.log_folders, *(os.path.join(plan.root, one) for one in FOLDERS)):
+        for folder in (*plan.log_folders, *(os.path.join(plan.root, name) for name in FOLDERS)):
             make_folders(folder)
         page = checkpoint_format.build(CheckpointRecord(0, 0, 0))
         publish(os.path.join(plan.root, CHECKPOINT), page, store=plan.root)
@@ -121,23 +121,23 @@ def _unmark(root: str) -> None:
 def _log_names(root: str, given: Iterable[str]) -> tuple[str, ...]:
     """The names as they are kept: relative to the root where they lie below it."""
     top = os.path.abspath(root)
-    found: list[str] = []
+    folders: list[str] = []
     for name in given:
         if not name or "\0" in name:
             raise UsageError(f"{name!r} is no name of a folder")
         folder = os.path.normpath(os.path.join(top, name))
         if _inside(top, folder):
             raise UsageError(f"commitlog folder {name!r} would hold the store itself")
-        kept = os.path.relpath(folder, top) if _inside(folder, top) else folder
-        if kept.split(os.sep)[0] in _TAKEN:
+        folder_name = os.path.relpath(folder, top) if _inside(folder, top) else folder
+        if folder_name.split(os.sep)[0] in _TAKEN:
             raise UsageError(f"commitlog folder {name!r} is where something else of the store lies")
-        for other in found:
-            there = os.path.join(top, other)
-            if _inside(folder, there) or _inside(there, folder):
+        for other in folders:
+            other_path = os.path.join(top, other)
+            if _inside(folder, other_path) or _inside(other_path, folder):
                 raise UsageError(f"commitlog folders {other!r} and {name!r} are one or lie in "
                                  "each other")
-        found.append(kept)
-    return tuple(found) or (LOG,)
+        folders.append(folder_name)
+    return tuple(folders) or (LOG,)
 
 
 def _inside(path: str, folder: str) -> bool:
@@ -153,7 +153,7 @@ def _refuse_content(plan: NewStore) -> None:
         names = _names(folder)
         if names:
             raise RefusedError(f"{folder}: not empty, so no log is made here ({_few(names)})")
-    names = [one for one in _names(plan.root) if one != _MOUNT_POINT]
+    names = [name for name in _names(plan.root) if name != _MOUNT_POINT]
     strange = list(_strange(plan, names))
     if strange:
         raise RefusedError(f"{plan.root}: not empty, so no store is made here ({_few(strange)})")
@@ -169,8 +169,8 @@ def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
         if name == LOCK:
             ours = _size(path) in (0, len(lock_format.CONTENT))
         elif name == STAGING:
-            ours = all(one == MARK or one.endswith(".new") or (marked and one == NAME)
-                       for one in staged)
+            ours = all(name == MARK or name.endswith(".new") or (marked and name == NAME)
+                       for name in staged)
         elif name == CHECKPOINT:
             ours = marked and _is_zero(path)
         elif name in FOLDERS:
@@ -183,11 +183,11 @@ def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
 
 def _leads_to(plan: NewStore, name: str) -> bool:
     """Whether ``name`` is nothing but the way to (empty) folders of the log."""
-    logs = [one for one in plan.commitlog_dirs if not os.path.isabs(one)]
+    logs = [folder for folder in plan.commitlog_dirs if not os.path.isabs(folder)]
 
     def only(path: str) -> bool:
         return path in logs or (
-            any(_inside(one, path) for one in logs)
+            any(_inside(folder, path) for folder in logs)
             and all(only(os.path.join(path, inner))
                     for inner in _names(os.path.join(plan.root, path))))
 

@@ -164,29 +164,29 @@ class Topics:
     # -- reading ------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        found = load_one(self._store, NAME)
-        self._refuse_damage(found)
-        self._from_main = found.main.usable
-        self._main_is_there = found.main.state not in (MISSING, EMPTY)
+        config = load_one(self._store, NAME)
+        self._refuse_damage(config)
+        self._from_main = config.main.usable
+        self._main_is_there = config.main.state not in (MISSING, EMPTY)
         self.notes = []
-        if found.fell_back:
-            self.notes.append(f"{found.main.fault()}; {found.backup.path} is taken instead, as a "
+        if config.fell_back:
+            self.notes.append(f"{config.main.fault()}; {config.backup.path} is taken instead, as a "
                               "broker does")
-        self.exists = found.used is not None
-        self._value: dict[str, Any] = dict(found.value or {})
+        self.exists = config.used is not None
+        self._value: dict[str, Any] = dict(config.value or {})
         for key in (TABLE, VERSION):
             if not isinstance(self._value.get(key, {}), dict):
                 raise RefusedError(f"{self._path()}: {key} is no object; see `rmqctl config`")
 
-    def _refuse_damage(self, found: ConfigFile) -> None:
-        main, backup = found.main, found.backup
-        for one in (main, backup) if not main.usable else (main,):
-            if one.state == UNREADABLE and one.size > MAX_SIZE:
-                raise RefusedError(f"{self._store.path(one.path)}: {one.reason}")
-            if one.state == UNREADABLE and one.offset is None:
+    def _refuse_damage(self, config: ConfigFile) -> None:
+        main, backup = config.main, config.backup
+        for copy in (main, backup) if not main.usable else (main,):
+            if copy.state == UNREADABLE and copy.size > MAX_SIZE:
+                raise RefusedError(f"{self._store.path(copy.path)}: {copy.reason}")
+            if copy.state == UNREADABLE and copy.offset is None:
                 # Not damage: the next try may well read it, so the backup must not win.
-                raise StoreIOError(f"cannot read {self._store.path(one.path)}: {one.reason}")
-        used = found.used
+                raise StoreIOError(f"cannot read {self._store.path(copy.path)}: {copy.reason}")
+        used = config.used
         if used is None and UNREADABLE in (main.state, backup.state):
             raise RefusedError(self._said(main if main.state == UNREADABLE else backup)
                                + "; a broker does not start on it")
@@ -202,8 +202,8 @@ class Topics:
 
     @property
     def _table(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._value.get(TABLE, {})
-        return found
+        table: dict[str, Any] = self._value.get(TABLE, {})
+        return table
 
     @property
     def data_version(self) -> dict[str, Any]:
@@ -212,8 +212,8 @@ class Topics:
 
     def get(self, name: str) -> Config | None:
         """The configuration of a topic as it stands in the file; None if it does not."""
-        found = self._table.get(name)
-        return dict(found) if isinstance(found, dict) else None
+        config = self._table.get(name)
+        return dict(config) if isinstance(config, dict) else None
 
     def is_batch(self, topic: str) -> bool:
         """Whether a topic has ``queue.type=BatchCQ`` (5.x)."""
@@ -260,10 +260,10 @@ class Topics:
             raise RefusedError(f"{self._path()}: the entry of {name} is no object")
         before = self.get(name)
         after = dict(before) if before is not None else self._bean(name, DEFAULT_QUEUES)
-        for what, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
+        for field, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
             if count is not None and not 1 <= count <= _MAX_QUEUES:
                 raise UsageError(f"a topic has 1 to {_MAX_QUEUES} queues, not {count}")
-            after[what] = count if count is not None else after.get(what, _BEAN_QUEUES)
+            after[field] = count if count is not None else after.get(field, _BEAN_QUEUES)
         if perm is not None and not 1 <= perm <= MAX_PERM:
             raise UsageError(f"perm is 2 (write), 4 (read) or 6 (both), not {perm}")
         after["perm"] = perm if perm is not None else after.get("perm", READ_WRITE)
@@ -382,8 +382,8 @@ class Topics:
 
 
 def _attributes(config: Config | None) -> dict[str, str]:
-    found = (config or {}).get("attributes")
-    return dict(found) if isinstance(found, dict) else {}
+    attributes = (config or {}).get("attributes")
+    return dict(attributes) if isinstance(attributes, dict) else {}
 
 
 def _number(config: Config, key: str, default: int) -> int:

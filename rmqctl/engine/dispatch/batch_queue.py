@@ -106,19 +106,19 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
         wanted = rows.queue != UNWANTED
         wild = (rows.base < 0) | (rows.count < 0)
         self.refused += int((wild & wanted).sum())
-        kept = np.flatnonzero(wanted & ~wild)
-        kept = kept[np.argsort(rows.queue[kept], kind="stable")]
-        if not len(kept):
+        good = np.flatnonzero(wanted & ~wild)
+        good = good[np.argsort(rows.queue[good], kind="stable")]
+        if not len(good):
             return
-        units = np.zeros(len(kept), layout.dtype())
+        units = np.zeros(len(good), layout.dtype())
         for name, column in (("physical_offset", rows.physical), ("size", rows.size),
                              ("tags_code", rows.tags_code),
                              ("store_timestamp", rows.store_timestamp),
                              ("msg_base_offset", rows.base), ("batch_size", rows.count)):
-            units[name] = column[kept]
+            units[name] = column[good]
         units["compacted_offset"] = NOT_COMPACTED
-        number = rows.queue[kept]
-        stops = [*(np.flatnonzero(np.diff(number)) + 1).tolist(), len(kept)]
+        number = rows.queue[good]
+        stops = [*(np.flatnonzero(np.diff(number)) + 1).tolist(), len(good)]
         start = 0
         for stop in stops:
             self._append(self.queues[int(number[start])], units[start:stop])

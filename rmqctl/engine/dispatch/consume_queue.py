@@ -113,13 +113,13 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
             return
         # Rows that lead behind the log's end are cut off.
         end = stale = on_disk.written
-        kept = True
+        has_rows = True
         if self._log_end is not None and on_disk.max_physical(end) > self._log_end:
             end = on_disk.truncated(self._log_end)
-            kept, stale = end > 0, on_disk.disk_end
+            has_rows, stale = end > 0, on_disk.disk_end
             if not self._as_broker:
                 self._cut.append(queue)
-        queue.files.load(on_disk.files, layout.byte_offset(end) if kept else None,
+        queue.files.load(on_disk.files, layout.byte_offset(end) if has_rows else None,
                          layout.byte_offset(stale))
         last = on_disk.unit(end - 1) if end > on_disk.first_index else None
         # A queue of fillers only would pass for dispatched up to 2 GiB, and lose its rows, as it
@@ -153,10 +153,10 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
             left_out = wild
         if wild.any() or left_out.any():
             self.refused += int(wild.sum())
-            kept = np.flatnonzero(~(wild | left_out))
-            rows = rows.take(kept)
+            wanted = np.flatnonzero(~(wild | left_out))
+            rows = rows.take(wanted)
             if codes is not None:
-                codes = _renumbered(codes, kept)
+                codes = _renumbered(codes, wanted)
         count = len(rows)
         if not count:
             return
@@ -241,5 +241,5 @@ class _Run:
     codes: Codes | None
 
 
-def _renumbered(codes: Codes, kept: Array) -> Codes:
-    return lambda queue, rows: codes(queue, kept[rows])
+def _renumbered(codes: Codes, places: Array) -> Codes:
+    return lambda queue, rows: codes(queue, places[rows])

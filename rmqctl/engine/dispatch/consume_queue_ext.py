@@ -79,18 +79,18 @@ def _find_end(files: list[StoreFile], last_address: int | None) -> int:
     """The byte offset where a broker's recovery goes on: behind the last row's unit, if there."""
     if last_address is not None:
         offset = layout.byte_offset(last_address)
-        for one in files:
-            if one.base <= offset < one.end:
-                size = _unit_size(one, offset - one.base)
+        for file in files:
+            if file.base <= offset < file.end:
+                size = _unit_size(file, offset - file.base)
                 if size is not None:
                     return offset + size
     last = files[-1]
     return last.base + _used(last)
 
 
-def _unit_size(file: StoreFile, at: int) -> int | None:
+def _unit_size(file: StoreFile, position: int) -> int | None:
     with FileSource(file.path) as source:
-        data = source.read(at, MAX_SIZE)
+        data = source.read(position, MAX_SIZE)
     try:
         return layout.decode(data).size
     except FormatError:
@@ -99,16 +99,16 @@ def _unit_size(file: StoreFile, at: int) -> int | None:
 
 def _used(file: StoreFile) -> int:
     """Bytes that the sizes of the units lead over, from the start of a file."""
-    at = start = 0
+    position = start = 0
     data = b""
     with FileSource(file.path) as source:
-        while at + HEAD_SIZE <= source.size:
-            if not start <= at <= start + len(data) - _SIZE.size:
-                start, data = at, source.read(at, _PAGE)
+        while position + HEAD_SIZE <= source.size:
+            if not start <= position <= start + len(data) - _SIZE.size:
+                start, data = position, source.read(position, _PAGE)
                 if len(data) < _SIZE.size:
                     break
-            size = _SIZE.unpack_from(data, at - start)[0]
+            size = _SIZE.unpack_from(data, position - start)[0]
             if size <= 0:
                 break
-            at += size
-    return min(at, file.size)
+            position += size
+    return min(position, file.size)

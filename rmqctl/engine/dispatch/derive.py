@@ -81,33 +81,33 @@ class Deriver:
     def derive(self, batch: Batch) -> Derived:
         """The columns for the messages of a batch; they hold nothing of its buffer."""
         topic = self.topics.encode(text.topics(batch))
-        found = text.Properties(batch)
+        properties = text.Properties(batch)
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
         when, queue_offset = batch.column("store_timestamp"), batch.column("queue_offset")
-        made = Derived(self.topics.texts, topic, batch.column("queue_id"), queue_offset,
-                       batch.offset, batch.column("total_size"), when, topic[:0], rowed,
-                       None, None, None, None)
+        derived = Derived(self.topics.texts, topic, batch.column("queue_id"), queue_offset,
+                          batch.offset, batch.column("total_size"), when, topic[:0], rowed,
+                          None, None, None, None)
         if self._rows:
-            made.tags = self._tags.codes(found, topic, when)[0]
-            if self._profile.batch_queues and len(found.places(props.INNER_BASE)[0]):
-                made.inner = batch_ranges(found, queue_offset)
+            derived.tags = self._tags.codes(properties, topic, when)[0]
+            if self._profile.batch_queues and len(properties.places(props.INNER_BASE)[0]):
+                derived.inner = batch_ranges(properties, queue_offset)
         if self._multi:
-            made.further = self._further(found, topic, rowed)
+            derived.further = self._further(properties, topic, rowed)
         if self._with_keys:
-            keys = self._keys.keys(found, topic)
-            made.key_row, made.key_hash = keys.row, keys.key_hash
+            keys = self._keys.keys(properties, topic)
+            derived.key_row, derived.key_hash = keys.row, keys.key_hash
             rollback = kind == sysflag.TRANSACTION_ROLLBACK
             if rollback.any():
-                kept = ~rollback[keys.row]
-                made.key_row, made.key_hash = keys.row[kept], keys.key_hash[kept]
-        return made
+                indexed = ~rollback[keys.row]
+                derived.key_row, derived.key_hash = keys.row[indexed], keys.key_hash[indexed]
+        return derived
 
-    def _further(self, found: text.Properties, topic: Array, rowed: Array) -> Further | None:
+    def _further(self, properties: text.Properties, topic: Array, rowed: Array) -> Further | None:
         if self._profile.generation >= 5:
-            left_out = [one.startswith(NOT_DISPATCHED) for one in self.topics.texts]
+            left_out = [topic.startswith(NOT_DISPATCHED) for topic in self.topics.texts]
             rowed = rowed & ~np.array(left_out, bool)[topic]
-        message, names, offset = dispatched_rows(found, rowed)
+        message, names, offset = dispatched_rows(properties, rowed)
         if not len(message):
             return None
         distinct = text.Dictionary()

@@ -72,12 +72,12 @@ class IndexFile:
     def create(cls, path: str, shape: Shape, pool: FilePool, before: Header | None) -> IndexFile:
         """A new file; its header starts with the end of the file ``before`` (spec §7)."""
         pool.create(path, shape.file_size)
-        made = cls(path, shape, pool, Header(), np.zeros(shape.slots, _SLOTS))
-        made._header_dirty = made.touched = True
+        file = cls(path, shape, pool, Header(), np.zeros(shape.slots, _SLOTS))
+        file._header_dirty = file.touched = True
         if before is not None:
-            made.follow(before)
-            made.sync_to_file()  # else, after a crash, nobody knew what is indexed already
-        return made
+            file.follow(before)
+            file.sync_to_file()  # else, after a crash, nobody knew what is indexed already
+        return file
 
     def follow(self, before: Header) -> None:
         """Starts an empty file's header with the end of the file before it."""
@@ -104,10 +104,10 @@ class IndexFile:
             source.read_into(memoryview(table.view(np.uint8).data), HEADER.size)
             if source.size == 0:
                 pool.create(path, shape.file_size)
-            made = cls(path, shape, pool, header, table)
+            file = cls(path, shape, pool, header, table)
             if repair:
-                made._lead_slots_back(source)
-        return made
+                file._lead_slots_back(source)
+        return file
 
     def _lead_slots_back(self, source: FileSource) -> None:
         """Follows the chains from slots that lead too far to the newest entry that counts."""
@@ -122,11 +122,11 @@ class IndexFile:
             "previous"].astype(np.int64)
         while True:
             behind[behind - count >= len(previous)] = 0
-            at = np.flatnonzero(behind >= count)
-            if not len(at):
+            leading = np.flatnonzero(behind >= count)
+            if not len(leading):
                 break
-            linked = previous[behind[at] - count]
-            behind[at] = np.where((linked >= 0) & (linked < behind[at]), linked, 0)
+            linked = previous[behind[leading] - count]
+            behind[leading] = np.where((linked >= 0) & (linked < behind[leading]), linked, 0)
         self._table[over] = behind
         self._mark(over)
 

@@ -81,7 +81,8 @@ class FilePool:
         self._dirty[path] = None
         self._folders[folder] = None
 
-    def write(self, path: str, data: bytes | memoryview, at: int, *, unused: bool = False) -> None:
+    def write(self, path: str, data: bytes | memoryview, position: int, *,
+              unused: bool = False) -> None:
         """Writes all of ``data`` at position ``at`` of a file that exists.
 
         ``unused``: nothing of value was there, so a write that fails half way is wiped out again:
@@ -90,19 +91,19 @@ class FilePool:
         fd = self._descriptor(path)
         self._dirty[path] = None
         try:
-            write_all(fd, data, at, path)
+            write_all(fd, data, position, path)
         except StoreIOError:
             if unused:
-                wipe(fd, at, len(data))
+                wipe(fd, position, len(data))
             raise
 
-    def read(self, path: str, length: int, at: int) -> bytes:
+    def read(self, path: str, length: int, position: int) -> bytes:
         """Up to ``length`` bytes at position ``at``."""
         fd = self._descriptor(path)
         try:
-            return os.pread(fd, length, at)
+            return os.pread(fd, length, position)
         except OSError as error:
-            raise failed(error, path, f"read at offset {at} of") from None
+            raise failed(error, path, f"read at offset {position} of") from None
 
     def move_aside(self, path: str) -> None:
         """Moves a file out of its queue: nothing is deleted."""
@@ -182,9 +183,9 @@ class FilePool:
             raise StoreIOError(self._failed)
 
 
-def wrong_size(path: str, there: int, wanted: int) -> RefusedError:
+def wrong_size(path: str, size: int, wanted: int) -> RefusedError:
     """Files of another size than configured: a broker would not start on them either."""
-    return RefusedError(f"{path}: has {there} bytes, but the settings say {wanted}; files of "
+    return RefusedError(f"{path}: has {size} bytes, but the settings say {wanted}; files of "
                         "different sizes cannot be mixed")
 
 
@@ -212,17 +213,17 @@ class QueueFiles:
         queue is next written, or by `wipe`, which also zeroes the units from ``position`` up to
         ``stale``. RefusedError when a file has another size.
         """
-        for number, one in enumerate(files):
-            empty_last = one.size == 0 and number == len(files) - 1
-            if one.size != self.file_size and not empty_last:
-                raise wrong_size(one.path, one.size, self.file_size)
-        kept = [one for one in files if position is not None and one.base <= position]
-        self._behind = [one.path for one in files if position is None or one.base > position]
-        if position is None or not kept:
+        for number, file in enumerate(files):
+            empty_last = file.size == 0 and number == len(files) - 1
+            if file.size != self.file_size and not empty_last:
+                raise wrong_size(file.path, file.size, self.file_size)
+        used_files = [file for file in files if position is not None and file.base <= position]
+        self._behind = [file.path for file in files if position is None or file.base > position]
+        if position is None or not used_files:
             return
-        self.base, self._path, self.position = kept[-1].base, kept[-1].path, position
+        self.base, self._path, self.position = used_files[-1].base, used_files[-1].path, position
         self._stale = min(stale, self.base + self.file_size)
-        if kept[-1].size == 0:
+        if used_files[-1].size == 0:
             self._enter(self.base)
 
     @property
@@ -276,8 +277,9 @@ class QueueFiles:
         """
         self._clear()
         if self.base is not None and self._stale > self.position:
-            at, length = self.position - self.base, self._stale - self.position
-            self._pool.save_bytes(self._path, at, self._pool.read(self._path, length, at))
+            position, length = self.position - self.base, self._stale - self.position
+            self._pool.save_bytes(self._path, position,
+                                  self._pool.read(self._path, length, position))
             self.write_at(self.position, bytes(length))
         self._stale = 0
 
@@ -376,6 +378,6 @@ class QueueSet(ABC, Generic[Q, D]):
 
 def refuse_unreadable(troubles: list[Trouble]) -> None:
     """StoreIOError for a folder or file that could not be looked at: its queue is not empty."""
-    for one in troubles:
-        if one.unreadable:
-            raise StoreIOError(f"cannot list {one.path}: {one.reason}")
+    for trouble in troubles:
+        if trouble.unreadable:
+            raise StoreIOError(f"cannot list {trouble.path}: {trouble.reason}")

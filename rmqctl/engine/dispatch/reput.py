@@ -159,28 +159,29 @@ class Dispatcher:
                                 "records")
         self.apply(self._deriver.derive(batch), bit_maps)
 
-    def apply(self, what: Derived, bit_maps: BitMaps | None = None) -> None:
+    def apply(self, derived: Derived, bit_maps: BitMaps | None = None) -> None:
         """Writes what was derived from records, which come in log order from call to call.
 
         It may have been derived elsewhere, with topics numbered in another way.
         """
-        if not len(what):
+        if not len(derived):
             return
         self._failed = True
-        self._put_rows(what, self._translated(what), bit_maps or {})
-        if self._index is not None and what.key_row is not None and what.key_hash is not None:
-            self._index.put(what.physical, what.key_row, what.key_hash, what.store_timestamp)
+        self._put_rows(derived, self._translated(derived), bit_maps or {})
+        if self._index is not None and derived.key_row is not None and derived.key_hash is not None:
+            self._index.put(derived.physical, derived.key_row, derived.key_hash,
+                            derived.store_timestamp)
         self._failed = False
 
-    def _translated(self, what: Derived) -> Array:
+    def _translated(self, derived: Derived) -> Array:
         """Each message's topic as a number of the dispatcher's own."""
         topics = self._deriver.topics
-        topic = what.topic
-        if what.topics is not topics.texts:
-            if self._numbering[0] is not what.topics or (
-                    len(self._numbering[1]) < len(what.topics)):
-                own = np.array([topics.number(raw) for raw in what.topics], np.int64)
-                self._numbering = what.topics, own
+        topic = derived.topic
+        if derived.topics is not topics.texts:
+            if self._numbering[0] is not derived.topics or (
+                    len(self._numbering[1]) < len(derived.topics)):
+                own = np.array([topics.number(raw) for raw in derived.topics], np.int64)
+                self._numbering = derived.topics, own
             topic = self._numbering[1][topic]
         new = topics.texts[len(self._kinds):]
         if new:
@@ -193,16 +194,16 @@ class Dispatcher:
             return _NOWHERE
         return _BATCH if self._profile.batch_queues and self._is_batch(topic) else _PLAIN
 
-    def _put_rows(self, what: Derived, topic: Array, bit_maps: BitMaps) -> None:
-        rowed, when = what.rowed, what.store_timestamp
+    def _put_rows(self, derived: Derived, topic: Array, bit_maps: BitMaps) -> None:
+        rowed, when = derived.rowed, derived.store_timestamp
         if self._rows:
-            self._put_queues(what, topic, bit_maps)
+            self._put_queues(derived, topic, bit_maps)
         if rowed.any():
             self.logics_timestamp = int(when[np.flatnonzero(rowed)[-1]])
 
-    def _put_queues(self, what: Derived, topic: Array, bit_maps: BitMaps) -> None:
+    def _put_queues(self, derived: Derived, topic: Array, bit_maps: BitMaps) -> None:
         """The rows of plain queues, of batch queues, and those that some messages have besides."""
-        rowed, tags = what.rowed, what.tags
+        rowed, tags = derived.rowed, derived.tags
         # Which messages go to which kind of queue.
         kinds = self._kinds[topic]
         plain = rowed & (kinds == _PLAIN)
@@ -212,30 +213,31 @@ class Dispatcher:
             which = np.flatnonzero(plain)
             batched = np.flatnonzero(rowed & (kinds == _BATCH))
             if len(batched):
-                self._put_batches(what, topic, batched)
+                self._put_batches(derived, topic, batched)
             self.unplaceable += int(np.count_nonzero(rowed & (kinds == _NOWHERE)))
         # Plain rows; where there are extension units, an address stands for the tags code.
-        rows = Rows(self._numbers.encode(topic[which], what.queue_id[which]),
-                    what.queue_offset[which], what.physical[which], what.size[which], tags[which])
+        rows = Rows(self._numbers.encode(topic[which], derived.queue_id[which]),
+                    derived.queue_offset[which], derived.physical[which], derived.size[which],
+                    tags[which])
         codes = None
         if self._settings.consumequeue_ext:
-            codes = self._ext_codes(tags[which], what.store_timestamp[which], rows.physical,
+            codes = self._ext_codes(tags[which], derived.store_timestamp[which], rows.physical,
                                     bit_maps)
             if self._as_broker:
                 rows.tags_code = self._all_codes(rows, codes)
                 codes = None
         # Rows in the further queues of multi-dispatched messages.
-        if what.further is not None:
-            rows, codes = self._with_dispatched(rows, codes, what, what.further, plain)
+        if derived.further is not None:
+            rows, codes = self._with_dispatched(rows, codes, derived, derived.further, plain)
         self._queues.put(rows, codes)
 
-    def _put_batches(self, what: Derived, topic: Array, which: Array) -> None:
-        offset = what.queue_offset
-        first, count = what.inner or (offset, np.ones(len(offset), np.int64))
+    def _put_batches(self, derived: Derived, topic: Array, which: Array) -> None:
+        offset = derived.queue_offset
+        first, count = derived.inner or (offset, np.ones(len(offset), np.int64))
         self._batches.put(BatchRows(
-            self._batch_numbers.encode(topic[which], what.queue_id[which]),
-            what.physical[which], what.size[which], what.tags[which],
-            what.store_timestamp[which], first[which], count[which]))
+            self._batch_numbers.encode(topic[which], derived.queue_id[which]),
+            derived.physical[which], derived.size[which], derived.tags[which],
+            derived.store_timestamp[which], first[which], count[which]))
 
     # -- rows that only some messages have --------------------------------------------------------
 
@@ -270,15 +272,15 @@ class Dispatcher:
             out[row] = codes(self._queues.queues[number], np.array([row]))[0]
         return out
 
-    def _with_dispatched(self, rows: Rows, codes: Codes | None, what: Derived, further: Further,
+    def _with_dispatched(self, rows: Rows, codes: Codes | None, derived: Derived, further: Further,
                          plain: Array) -> tuple[Rows, Codes | None]:
         """The rows and those of multi-dispatched messages, a message's own row first (spec §10)."""
-        message, queue, offset = self._dispatched(what, further, plain)
+        message, queue, offset = self._dispatched(derived, further, plain)
         if not len(message):
             return rows, codes
         own, count = np.flatnonzero(plain), len(rows)
         extra = rows.take(np.searchsorted(own, message))
-        extra.queue, extra.offset, extra.tags_code = queue, offset, what.tags[message]
+        extra.queue, extra.offset, extra.tags_code = queue, offset, derived.tags[message]
         both = Rows(*(np.concatenate([getattr(rows, name), getattr(extra, name)])
                       for name in ("queue", "offset", "physical", "size", "tags_code")))
         order = np.argsort(both.physical, kind="stable")
@@ -289,29 +291,29 @@ class Dispatcher:
 
         def mixed(queue: PlainQueue, asked: Array) -> Array:
             out: Array = both.tags_code[asked]
-            mine = np.flatnonzero(order[asked] < count)  # further rows have plain codes
-            if len(mine):
-                out[mine] = own_codes(queue, order[asked[mine]])
+            own = np.flatnonzero(order[asked] < count)  # further rows have plain codes
+            if len(own):
+                out[own] = own_codes(queue, order[asked[own]])
             return out
 
         return both, mixed
 
-    def _dispatched(self, what: Derived, further: Further,
+    def _dispatched(self, derived: Derived, further: Further,
                     plain: Array) -> tuple[Array, Array, Array]:
         """(message, queue number, queue offset) of the further rows."""
         own = np.array([self._further.number(raw) for raw in further.names], np.int64)
         message, name, offset = further.message, own[further.name], further.offset
-        kept = plain[message]
-        if not kept.all():
-            message, name, offset = message[kept], name[kept], offset[kept]
+        queued = plain[message]
+        if not queued.all():
+            message, name, offset = message[queued], name[queued], offset[queued]
         known = self._further.texts
-        safe = np.array([is_queue_name(os.fsdecode(one)) for one in known], bool)[name]
+        safe = np.array([is_queue_name(os.fsdecode(name_text)) for name_text in known], bool)[name]
         if not safe.all():
             self.unplaceable += int(np.count_nonzero(~safe))
             message, name, offset = message[safe], name[safe], offset[safe]
-        queue_id = what.queue_id[message]
+        queue_id = derived.queue_id[message]
         if self._settings.lmq:
-            light = np.array([one.startswith(_LMQ) for one in known], bool)[name]
+            light = np.array([name_text.startswith(_LMQ) for name_text in known], bool)[name]
             queue_id = np.where(light, 0, queue_id)
         return message, self._further_numbers.encode(name, queue_id), offset
 

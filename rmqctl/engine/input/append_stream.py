@@ -121,7 +121,7 @@ class AppendSession:
         if not messages:
             return []
         results = self.engine.put_many(messages, stop=stop)
-        if not {one.topic for one in messages} <= self._seen:
+        if not {message.topic for message in messages} <= self._seen:
             for message, result in zip(messages, results, strict=False):
                 if result.stored:
                     self._note_topic(message)
@@ -205,8 +205,8 @@ class AppendTally:
         """Takes stored messages into account, in the order of the log."""
         if not stored:
             return
-        self.messages += sum([len(one.physical_offsets) or 1 for one in stored])
-        self.bytes_written += sum([one.wrote_bytes or 0 for one in stored])
+        self.messages += sum([len(result.physical_offsets) or 1 for result in stored])
+        self.bytes_written += sum([result.wrote_bytes or 0 for result in stored])
         if self.first_physical_offset is None:
             self.first_physical_offset = stored[0].physical_offset
         last = stored[-1]
@@ -238,8 +238,8 @@ def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = F
         return objects.Recorded(trailing=trailing).line
     if replay:
         return objects.Replay(trailing=trailing).line
-    made = ingest.preparer(settings, ingest.unique_ids())
-    return objects.Plain(made, item=objects.joined(trailing=trailing),
+    prepare = ingest.preparer(settings, ingest.unique_ids())
+    return objects.Plain(prepare, item=objects.joined(trailing=trailing),
                          batch=ingest.preparer(settings, ingest.unique_ids(), batch=True)).line
 
 
@@ -271,7 +271,7 @@ class LineAppender:
             messages, sources = self._join(messages, sources)
         results = self._session.put(messages, stop=self._stop,
                                     obey_topics=self._obey_topics) if messages else []
-        stored = [one for one in results if one.physical_offset is not None]
+        stored = [result for result in results if result.physical_offset is not None]
         self.tally.count(stored)
         if len(stored) < len(results):
             for (number, raw), result in zip(sources, results, strict=False):
@@ -279,9 +279,9 @@ class LineAppender:
                     reason = result.reason or result.status
                     self._fault(LineFault(number, reason, result.status, raw))
         if self.stopped_by is None:
-            for one in broken:
-                self._fault(one)
-        self.faults.sort(key=lambda one: one.line)
+            for fault in broken:
+                self._fault(fault)
+        self.faults.sort(key=lambda fault: fault.line)
         return ((source[0], result) for source, result in zip(sources, results, strict=False))
 
     def _read(self, lines: Sequence[tuple[int, Line]]) -> tuple[
@@ -348,7 +348,7 @@ class DryRunLog:
         return self._left
 
     def append(self, parts: Sequence[bytes]) -> None:
-        count = sum(len(one) for one in parts)
+        count = sum(len(part) for part in parts)
         self.current = self
         self.position += count
         self._left -= count
@@ -429,7 +429,7 @@ def _table(store: Store, settings: Settings, state: LogState) -> dict[tuple[str,
     start = catch_up_start(state, dispatched_to(store, version))
     for batch in store.log.walk(start, state.end):
         reach.add(batch)
-    for (topic, queue_id), found in reach.found().items():
+    for (topic, queue_id), queue_reach in reach.found().items():
         key = os.fsdecode(topic), queue_id
-        table[key] = max(table.get(key, 0), found.end)
+        table[key] = max(table.get(key, 0), queue_reach.end)
     return table

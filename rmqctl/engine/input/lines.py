@@ -86,8 +86,9 @@ class LineReader:
 
     def _numbered(self, lines: list[Line]) -> list[tuple[int, Line]]:
         first = self._number + 1
-        ordinary = [one for one in lines
-                    if isinstance(one, bytes) and one.startswith(b"{") and len(one) <= self._limit]
+        ordinary = [line for line in lines
+                    if isinstance(line, bytes) and line.startswith(b"{")
+                    and len(line) <= self._limit]
         if len(ordinary) == len(lines):
             self._number += len(lines)
             return list(enumerate(lines, first))
@@ -135,10 +136,10 @@ class LineReader:
     def _wait(self, wake: int) -> None:
         """Until there is input. A signal's handler runs, and may raise, whenever it wakes this."""
         waiting = select.poll()
-        for one in (self.fd, wake):
-            waiting.register(one, select.POLLIN)
+        for descriptor in (self.fd, wake):
+            waiting.register(descriptor, select.POLLIN)
         while True:
-            ready = {one for one, _ in waiting.poll()}
+            ready = {descriptor for descriptor, _ in waiting.poll()}
             if wake in ready:
                 with suppress(BlockingIOError):
                     os.read(wake, 1 << 12)
@@ -186,15 +187,15 @@ def parse(line: bytes) -> dict[str, Any]:
     if not text.strip():
         raise InputError("empty")
     try:
-        found = json.loads(text, parse_int=_integer, parse_constant=_no_constant)
+        document = json.loads(text, parse_int=_integer, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         reason = error.msg[:1].lower() + error.msg[1:]
         raise InputError(f"column {error.colno}: not JSON: {reason}") from None
     except RecursionError:
         raise InputError("not readable: nested too deeply") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise InputError("not a JSON object")
-    return found
+    return document
 
 
 def _integer(digits: str) -> int:
@@ -236,10 +237,10 @@ class Typed(Generic[_Fields]):
                 raise line from None
         return self.object(parse(line))
 
-    def object(self, found: Mapping[str, Any]) -> _Fields:
+    def object(self, fields: Mapping[str, Any]) -> _Fields:
         """The same for an object that is parsed already; it is left as it is."""
         try:
-            typed = msgspec.convert(found, self._type)
+            typed = msgspec.convert(fields, self._type)
         except msgspec.ValidationError as error:
             raise InputError(_in_words(str(error))) from None
         _check_texts(typed, "")
@@ -251,36 +252,36 @@ _NAMES = {"int": "a whole number", "float": "a number with a fraction or exponen
 
 
 def _name(match: re.Match[str]) -> str:
-    kinds = [one for one in match[1].split(" | ") if one != "null"] or ["null"]
-    return " or ".join(_NAMES.get(one, one) for one in kinds)
+    kinds = [kind for kind in match[1].split(" | ") if kind != "null"] or ["null"]
+    return " or ".join(_NAMES.get(kind, kind) for kind in kinds)
 
 
 def _in_words(account: str) -> str:
     """The decoder's account of a wrong type, in the form of all reasons."""
     match = _AT.fullmatch(account)
-    what, where = match.groups() if match else (account, "")
-    what = re.sub("`([^`]*)`", _name, what[:1].lower() + what[1:])
-    return f"field {where.removesuffix('[...]')}: {what}" if where else what
+    wrong, where = match.groups() if match else (account, "")
+    wrong = re.sub("`([^`]*)`", _name, wrong[:1].lower() + wrong[1:])
+    return f"field {where.removesuffix('[...]')}: {wrong}" if where else wrong
 
 
-def _check_texts(value: Any, at: str) -> None:
+def _check_texts(value: Any, field: str) -> None:
     """Refuses half surrogates which stand for no byte."""
     if isinstance(value, str):
         if not value.isascii():
             try:
                 value.encode("utf-8", "surrogateescape")
             except UnicodeEncodeError as error:
-                raise InputError(f"field {at}: {half_surrogate(error)}") from None
+                raise InputError(f"field {field}: {half_surrogate(error)}") from None
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            _check_texts(getattr(value, name), f"{at}.{name}" if at else name)
+            _check_texts(getattr(value, name), f"{field}.{name}" if field else name)
     elif isinstance(value, dict):
-        for name, one in value.items():
-            _check_texts(name, at)
-            _check_texts(one, at)
+        for name, item in value.items():
+            _check_texts(name, field)
+            _check_texts(item, field)
     elif isinstance(value, list):
-        for number, one in enumerate(value):
-            _check_texts(one, f"{at}[{number}]")
+        for number, item in enumerate(value):
+            _check_texts(item, f"{field}[{number}]")
 
 
 def half_surrogate(error: UnicodeEncodeError) -> str:

@@ -86,11 +86,11 @@ class _Way(Generic[_Fields, _Made]):
         """What a JSON line says. InputError says in one line why it cannot be taken."""
         return self._make(self._read(line))
 
-    def object(self, found: Mapping[str, Any]) -> _Made:
+    def object(self, fields: Mapping[str, Any]) -> _Made:
         """The same for an object that is parsed already; it is left as it is."""
-        return self._make(self._check(found))
+        return self._make(self._check(fields))
 
-    def _make(self, found: _Fields) -> _Made:
+    def _make(self, fields: _Fields) -> _Made:
         raise NotImplementedError
 
 
@@ -102,47 +102,47 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
         super().__init__(fields)
         self._single, self._item, self._batch = single, item, batch
 
-    def _stored_at(self, found: _Fields) -> int | None:
+    def _stored_at(self, fields: _Fields) -> int | None:
         return None
 
-    def _make(self, found: _Fields) -> Outgoing | OutgoingBatch:
-        if found.messages is not None:
-            return self._make_batch(found, found.messages)
-        topic, text = found.topic, found.body
+    def _make(self, fields: _Fields) -> Outgoing | OutgoingBatch:
+        if fields.messages is not None:
+            return self._make_batch(fields, fields.messages)
+        topic, text = fields.topic, fields.body
         if topic is None or text is None:
-            raise _missing(found, ("topic", "body"))
-        born, stored = found.born_host, found.store_host
+            raise _missing(fields, ("topic", "body"))
+        born, stored = fields.born_host, fields.store_host
         return Outgoing(
-            topic, text.encode() if found.body_encoding is None and found.crc_ok is None
-            and text.isascii() else _body(found),
-            _prepared(self._single, found), found.queue_id or 0,
-            found.flag or 0, found.sys_flag or 0, found.born_timestamp,
-            None if born is None else _host("born_host", born), self._stored_at(found),
-            None if stored is None else _host("store_host", stored), found.reconsume_times or 0,
-            found.prepared_transaction_offset or 0,
-            None if found.filter_bit_map is None else _bit_map(found))
+            topic, text.encode() if fields.body_encoding is None and fields.crc_ok is None
+            and text.isascii() else _body(fields),
+            _prepared(self._single, fields), fields.queue_id or 0,
+            fields.flag or 0, fields.sys_flag or 0, fields.born_timestamp,
+            None if born is None else _host("born_host", born), self._stored_at(fields),
+            None if stored is None else _host("store_host", stored), fields.reconsume_times or 0,
+            fields.prepared_transaction_offset or 0,
+            None if fields.filter_bit_map is None else _bit_map(fields))
 
-    def _make_batch(self, found: _Fields, items: list[_Item]) -> OutgoingBatch:
-        if found.topic is None:
-            raise _missing(found, ("topic",))
-        if found.body is not None or found.prepared_transaction_offset or not items:
+    def _make_batch(self, fields: _Fields, items: list[_Item]) -> OutgoingBatch:
+        if fields.topic is None:
+            raise _missing(fields, ("topic",))
+        if fields.body is not None or fields.prepared_transaction_offset or not items:
             raise InputError("field messages: a batch without messages" if not items else
                              "field messages: has no place beside body or "
                              "prepared_transaction_offset")
-        made = []
+        batch_items = []
         for number, item in enumerate(items):
-            at = f"messages[{number}]."
+            field = f"messages[{number}]."
             if item.body is None:
-                raise _missing(item, ("body",), at)
-            made.append(BatchItem(_body(item, at), _prepared(self._item, item, at),
-                                  item.flag or 0, _bit_map(item, at)))
+                raise _missing(item, ("body",), field)
+            batch_items.append(BatchItem(_body(item, field), _prepared(self._item, item, field),
+                                         item.flag or 0, _bit_map(item, field)))
         return OutgoingBatch(
-            found.topic, made, _prepared(self._batch, found), found.queue_id or 0,
-            found.sys_flag or 0, found.born_timestamp,
-            None if found.born_host is None else _host("born_host", found.born_host),
-            self._stored_at(found),
-            None if found.store_host is None else _host("store_host", found.store_host),
-            found.reconsume_times or 0)
+            fields.topic, batch_items, _prepared(self._batch, fields), fields.queue_id or 0,
+            fields.sys_flag or 0, fields.born_timestamp,
+            None if fields.born_host is None else _host("born_host", fields.born_host),
+            self._stored_at(fields),
+            None if fields.store_host is None else _host("store_host", fields.store_host),
+            fields.reconsume_times or 0)
 
 
 class Plain(_Sent[_Message]):
@@ -167,8 +167,8 @@ class Replay(_Sent[_Timed]):
         join = joined(trailing=trailing)
         super().__init__(_Timed, join, join, join)
 
-    def _stored_at(self, found: _Timed) -> int | None:
-        return found.store_timestamp
+    def _stored_at(self, fields: _Timed) -> int | None:
+        return fields.store_timestamp
 
 
 class Recorded(_Way[_Stored, Record]):
@@ -230,8 +230,8 @@ def joined(*, trailing: bool) -> Prepare:
 
 # -- parts of a message ---------------------------------------------------------------------------
 
-def _missing(found: _Item, needed: tuple[str, ...], at: str = "") -> InputError:
-    names = [at + name for name in needed if getattr(found, name) is None]
+def _missing(item: _Item, needed: tuple[str, ...], field: str = "") -> InputError:
+    names = [field + name for name in needed if getattr(item, name) is None]
     return InputError(f"field{'s' * (len(names) > 1)} {', '.join(names)}: missing")
 
 
@@ -239,19 +239,19 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
-def _body(found: _Item, at: str = "") -> bytes:
-    text, encoding = found.body or "", found.body_encoding
-    if found.crc_ok is False and found.body:
-        raise InputError(f"field {at}crc_ok: the body was found damaged; stored again it would "
+def _body(item: _Item, field: str = "") -> bytes:
+    text, encoding = item.body or "", item.body_encoding
+    if item.crc_ok is False and item.body:
+        raise InputError(f"field {field}crc_ok: the body was found damaged; stored again it would "
                          "get a CRC that fits it and look sound (leave the field out to do so)")
     if encoding is None or encoding == "utf-8":
         try:
             return text.encode()
         except UnicodeEncodeError as error:
-            raise InputError(f"field {at}body: {half_surrogate(error)}; what is no text goes as "
+            raise InputError(f"field {field}body: {half_surrogate(error)}; what is no text goes as "
                              "base64") from None
     if encoding != "base64":
-        raise InputError(f"field {at}body_encoding: {_shown(encoding)} is neither utf-8 nor "
+        raise InputError(f"field {field}body_encoding: {_shown(encoding)} is neither utf-8 nor "
                          "base64")
     try:
         return msgspec.convert(text, bytes)  # three times as fast as binascii
@@ -259,32 +259,32 @@ def _body(found: _Item, at: str = "") -> bytes:
         try:
             return binascii.a2b_base64(text, strict_mode=True)
         except ValueError as error:
-            raise InputError(f"field {at}body: not base64: {error}") from None
+            raise InputError(f"field {field}body: not base64: {error}") from None
 
 
-def _properties(found: _Item, at: str = "") -> dict[str, str] | str:
-    if found.properties_raw is not None:
-        if found.delay_level is not None:
-            raise InputError(f"field {at}delay_level: has no place beside properties_raw")
-        return found.properties_raw
-    pairs = {} if found.properties is None else found.properties
-    if found.tags:
-        pairs.setdefault(props.TAGS, found.tags)
-    if found.keys:
-        keys = found.keys if isinstance(found.keys, str) else " ".join(filter(None, found.keys))
+def _properties(item: _Item, field: str = "") -> dict[str, str] | str:
+    if item.properties_raw is not None:
+        if item.delay_level is not None:
+            raise InputError(f"field {field}delay_level: has no place beside properties_raw")
+        return item.properties_raw
+    pairs = {} if item.properties is None else item.properties
+    if item.tags:
+        pairs.setdefault(props.TAGS, item.tags)
+    if item.keys:
+        keys = item.keys if isinstance(item.keys, str) else " ".join(filter(None, item.keys))
         pairs.setdefault(props.KEYS, keys)
-    if found.delay_level:
-        pairs.setdefault(props.DELAY, str(found.delay_level))
+    if item.delay_level:
+        pairs.setdefault(props.DELAY, str(item.delay_level))
     return pairs
 
 
-def _prepared(prepare: Prepare, found: _Item, at: str = "") -> str:
-    given = _properties(found, at)
+def _prepared(prepare: Prepare, item: _Item, field: str = "") -> str:
+    given = _properties(item, field)
     try:
         return prepare(given)
     except ValueError as error:
         reason = None if isinstance(given, str) else _unstorable(given)
-        raise InputError(f"field {at}properties: {reason or error}") from None
+        raise InputError(f"field {field}properties: {reason or error}") from None
 
 
 def _unstorable(pairs: Mapping[str, str]) -> str | None:
@@ -298,11 +298,11 @@ def _unstorable(pairs: Mapping[str, str]) -> str | None:
     return None
 
 
-def _bit_map(found: _Item, at: str = "") -> bytes | None:
+def _bit_map(item: _Item, field: str = "") -> bytes | None:
     try:
-        return None if found.filter_bit_map is None else bytes.fromhex(found.filter_bit_map)
+        return None if item.filter_bit_map is None else bytes.fromhex(item.filter_bit_map)
     except ValueError:
-        raise InputError(f"field {at}filter_bit_map: not hexadecimal") from None
+        raise InputError(f"field {field}filter_bit_map: not hexadecimal") from None
 
 
 def _host(name: str, text: str) -> Host:

@@ -48,14 +48,15 @@ class LogFile(ABC):
     def full(self) -> bool:
         return self.wrote == self.size
 
-    def _demand(self, at: int, size: int) -> None:
+    def _demand(self, position: int, size: int) -> None:
         """Guards the file: nothing goes anywhere but behind the last byte, and it must fit."""
-        if at != self.wrote or at + size > self.size:
-            raise InternalError(f"{self.path}: {size} bytes cannot go to position {at}: the next "
+        if position != self.wrote or position + size > self.size:
+            raise InternalError(f"{self.path}: {size} bytes cannot go to position {position}: the "
+                                "next "
                                 f"is {self.wrote} of {self.size}")
 
     @abstractmethod
-    def append(self, parts: Sequence[Part], at: int) -> int:
+    def append(self, parts: Sequence[Part], position: int) -> int:
         """Appends the parts at position ``at``, which must be `wrote`; the number of bytes.
 
         Views must have items of one byte. StoreIOError; then nothing was appended.
@@ -104,12 +105,12 @@ class LogFile(ABC):
 class ChannelFile(LogFile):
     """Positional writes into a sparse file; a full disk is a clean error."""
 
-    def append(self, parts: Sequence[Part], at: int) -> int:
+    def append(self, parts: Sequence[Part], position: int) -> int:
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if at != self.wrote or at + size > self.size:
-            self._demand(at, size)
-        write_parts(self._fd, parts, at, self.path)
-        self.wrote = at + size
+        if position != self.wrote or position + size > self.size:
+            self._demand(position, size)
+        write_parts(self._fd, parts, position, self.path)
+        self.wrote = position + size
         return size
 
 
@@ -136,12 +137,12 @@ class BufferPool:
             if self._out >= self.count:
                 raise InternalError("all buffers of the transient store pool are in use")
             try:
-                found = self._idle.pop() if self._idle else mmap.mmap(-1, self.size)
+                buffer = self._idle.pop() if self._idle else mmap.mmap(-1, self.size)
             except (OSError, ValueError, OverflowError):
                 raise StoreIOError(f"cannot get a buffer of {self.size} bytes for the transient "
                                    "store pool: out of memory") from None
             self._out += 1
-            return found
+            return buffer
 
     def give(self, buffer: mmap.mmap) -> None:
         """Takes a buffer back."""
@@ -152,8 +153,8 @@ class BufferPool:
     def close(self) -> None:
         """Gives the idle buffers back to the system."""
         with self._lock:
-            for one in self._idle:
-                one.close()
+            for buffer in self._idle:
+                buffer.close()
             self._idle.clear()
 
 
@@ -179,23 +180,23 @@ class PooledFile(LogFile):
     def committed(self) -> int:
         return self._committed
 
-    def append(self, parts: Sequence[Part], at: int) -> int:
+    def append(self, parts: Sequence[Part], position: int) -> int:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
-        end = at + len(data)
-        if at != self.wrote or end > self.size:
-            self._demand(at, len(data))
+        end = position + len(data)
+        if position != self.wrote or end > self.size:
+            self._demand(position, len(data))
         if self._buffer is None:
             self._buffer = self._pool.take()
-        self._buffer[at:end] = data
+        self._buffer[position:end] = data
         self._filled = self.wrote = end
-        return end - at
+        return end - position
 
     def commit(self) -> None:
         with self._committing:
             wrote, filled = self.wrote, self._filled
             start = min(self._committed, filled)
             if self._buffer is not None:
-                with memoryview(self._buffer) as whole, whole[start:filled] as part:
+                with memoryview(self._buffer) as content, content[start:filled] as part:
                     write_all(self._fd, part, start, self.path)
             # `wrote` was read first: where it says full, nothing can have come in after it.
             self._committed = self.size if wrote == self.size else filled
@@ -234,14 +235,14 @@ class MappedFile(LogFile):
         if warm:
             self._warm()
 
-    def append(self, parts: Sequence[Part], at: int) -> int:
+    def append(self, parts: Sequence[Part], position: int) -> int:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
-        end = at + len(data)
-        if at != self.wrote or end > self.size:
-            self._demand(at, len(data))
-        self._map[at:end] = data
+        end = position + len(data)
+        if position != self.wrote or end > self.size:
+            self._demand(position, len(data))
+        self._map[position:end] = data
         self.wrote = end
-        return end - at
+        return end - position
 
     def _warm(self) -> None:
         """Touches, advises and locks every page. That the system refuses is no error."""

@@ -75,11 +75,11 @@ class LogFiles:
         self._open()
 
     def _open(self) -> None:
-        for one in self.files:
-            if one.base <= self._end < one.base + self.file_size:
-                self.current = self._maker.open(one.path, one.base, self._end - one.base)
+        for file in self.files:
+            if file.base <= self._end < file.base + self.file_size:
+                self.current = self._maker.open(file.path, file.base, self._end - file.base)
                 return
-        lasts = (one.base + self.file_size for one in self.files)
+        lasts = (file.base + self.file_size for file in self.files)
         if self._end % self.file_size or (self.files and self._end not in lasts):
             raise RefusedError(f"the log cannot go on at physical offset {self._end}: no file "
                                "holds it and none ends there")
@@ -280,7 +280,7 @@ def place(folders: Sequence[str], start: int, file_size: int, *,
     Folders that are ``full`` are passed over unless all are. RefusedError when every folder is
     ``read_only``.
     """
-    writable = {one for one in folders if one not in read_only}
+    writable = {folder for folder in folders if folder not in read_only}
     candidates = sorted(writable.difference(full) or writable)
     if not candidates:
         raise RefusedError("every commitlog folder is read-only: nowhere to make a file")
@@ -290,12 +290,12 @@ def place(folders: Sequence[str], start: int, file_size: int, *,
 def is_all_zero(path: str) -> bool:
     """Whether a file holds nothing but zeros; holes are not read. StoreIOError."""
     with FileSource(path) as source:
-        at = source.next_data(0)
-        while at < source.size:
-            data = source.read(at, _READ)
+        position = source.next_data(0)
+        while position < source.size:
+            data = source.read(position, _READ)
             if data.count(0) != len(data):
                 return False
-            at = source.next_data(at + _READ)
+            position = source.next_data(position + _READ)
     return True
 
 
@@ -407,10 +407,10 @@ class FileAllocator:
         self.ask(base)
         with self._change:
             self._change.wait_for(lambda: base in self._made)
-            found = self._made.pop(base)
-        if isinstance(found, RmqctlError):
-            raise found
-        return found
+            file = self._made.pop(base)
+        if isinstance(file, RmqctlError):
+            raise file
+        return file
 
     def _run(self) -> None:
         while True:
@@ -419,16 +419,16 @@ class FileAllocator:
                 if self._stopping:
                     return
                 base = self._wanted[0]
-            found: LogFile | RmqctlError
+            outcome: LogFile | RmqctlError
             try:
-                found = self._make(base)
+                outcome = self._make(base)
             except RmqctlError as error:
-                found = error
+                outcome = error
             except Exception as error:  # noqa: BLE001  # whoever waits must get an answer
-                found = InternalError(f"the file at {base} could not be made: {error!r}")
+                outcome = InternalError(f"the file at {base} could not be made: {error!r}")
             with self._change:
                 self._wanted.remove(base)
-                self._made[base] = found
+                self._made[base] = outcome
                 self._change.notify_all()
 
     def close(self) -> list[LogFile]:
@@ -438,6 +438,6 @@ class FileAllocator:
             self._change.notify_all()
         if self._thread is not None:
             self._thread.join()
-        left = [one for one in self._made.values() if isinstance(one, LogFile)]
+        left = [outcome for outcome in self._made.values() if isinstance(outcome, LogFile)]
         self._made.clear()
         return left

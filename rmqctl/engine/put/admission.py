@@ -242,7 +242,7 @@ def check_message(message: Outgoing, settings: Settings, *,
     return refused(MESSAGE_ILLEGAL, fault) if fault else None
 
 
-def check_inner_batch(message: Outgoing, found: Properties, settings: Settings,
+def check_inner_batch(message: Outgoing, properties: Properties, settings: Settings,
                       is_batch_topic: Callable[[str], bool]) -> PutResult | None:
     """An inner batch goes to a BatchCQ topic only, and only it has ``INNER_NUM`` (5.x).
 
@@ -251,7 +251,7 @@ def check_inner_batch(message: Outgoing, found: Properties, settings: Settings,
     if not settings.profile.batch_queues:
         return None
     is_inner = message.sys_flag & INNER_BATCH
-    if not is_inner and found.get(props.INNER_NUM) is not None:
+    if not is_inner and properties.get(props.INNER_NUM) is not None:
         return refused(MESSAGE_ILLEGAL, f"it has the property {props.INNER_NUM}, but its "
                        "sys_flag does not say that it is an inner batch")
     if is_inner and not is_batch_topic(message.topic):
@@ -260,14 +260,14 @@ def check_inner_batch(message: Outgoing, found: Properties, settings: Settings,
     return None
 
 
-def unreadable(topic: str, found: Properties, settings: Settings) -> str | None:
+def unreadable(topic: str, properties: Properties, settings: Settings) -> str | None:
     """Why a broker's check of the log would call this message dirty, and end the log there."""
     if topic == props.SCHEDULE_TOPIC:
         try:
-            delay_level_of(found)
+            delay_level_of(properties)
         except ValueError as error:
             return f"{error}; in {topic} a broker would take the record for damage"
-    number, base = found.get(props.INNER_NUM), found.get(props.INNER_BASE)
+    number, base = properties.get(props.INNER_NUM), properties.get(props.INNER_BASE)
     if settings.profile.batch_queues and number is not None and base is not None:
         try:
             java_int(number, 16)
@@ -310,8 +310,8 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
 
 def request_size(batch: OutgoingBatch) -> int:
     """Bytes of a batch as its producer sends it."""
-    return sum(BATCH_ITEM_SIZE + len(one.body) + len(raw_text(one.properties))
-               for one in batch.messages)
+    return sum(BATCH_ITEM_SIZE + len(item.body) + len(raw_text(item.properties))
+               for item in batch.messages)
 
 
 def check_batch(batch: OutgoingBatch, settings: Settings, *,
@@ -322,8 +322,8 @@ def check_batch(batch: OutgoingBatch, settings: Settings, *,
     """
     fault = topic_fault(batch.topic, settings.version, hooks) or number_fault(
         batch, ("queue_id", "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times"))
-    for number, one in enumerate(batch.messages, 1):
-        fault = fault or number_fault(one, ("flag",)) or encoding_fault(one.properties)
+    for number, item in enumerate(batch.messages, 1):
+        fault = fault or number_fault(item, ("flag",)) or encoding_fault(item.properties)
         if fault is not None:
             return refused(MESSAGE_ILLEGAL, f"message {number} of the batch: {fault}")
     fault = fault or encoding_fault(batch.properties) or _batch_fault(batch, settings)
@@ -341,12 +341,12 @@ def _batch_fault(batch: OutgoingBatch, settings: Settings) -> str | None:
                 "for all its messages")
     if batch.sys_flag & TRANSACTION_MASK:
         return "a batch cannot be part of a transaction"
-    found = props.parse(batch.properties)
+    properties = props.parse(batch.properties)
     if settings.profile.batch_queues and (batch.sys_flag & INNER_BATCH
-                                          or props.INNER_NUM in found):
+                                          or props.INNER_NUM in properties):
         return "an inner batch is put as one message, not as a batch"
     try:
-        level = delay_level_of(found)
+        level = delay_level_of(properties)
     except ValueError as error:
         return str(error)
     return "a batch cannot be delayed" if level > 0 else None
@@ -360,7 +360,7 @@ def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequ
     broker does not test their sum: its length field would overflow.
     """
     reserved = append_crc.SIZE if settings.append_properties_crc else 0
-    longest = max([len(raw_text(batch.properties)), *(one + reserved for one in properties)])
+    longest = max([len(raw_text(batch.properties)), *(size + reserved for size in properties)])
     if longest > MAX_PROPERTIES:
         return refused(PROPERTIES_SIZE_EXCEEDED, f"the properties of a message of the batch have "
                        f"{longest} bytes, at most {MAX_PROPERTIES} are allowed")

@@ -149,13 +149,13 @@ class Backlog:
     def add(self, written: list[RecordRun]) -> bool:
         """Takes what was written; whether it is time to `clear`."""
         self._waiting += written
-        self._bytes += sum([len(one.data) for one in written])
+        self._bytes += sum([len(run.data) for run in written])
         return self._bytes >= DISPATCH_BYTES
 
     def clear(self) -> None:
         """Dispatches everything."""
-        for one in joined(self._waiting):
-            self._dispatch(one)
+        for run in joined(self._waiting):
+            self._dispatch(run)
         self._waiting, self._bytes = [], 0
 
 

@@ -136,7 +136,7 @@ def preparer(settings: Settings, unique_id: Callable[[], str], *,
     plans: dict[tuple[str, ...], _Plan | None] = {}
     cut = None if settings.profile.trailing_separator else -1
 
-    def made(properties: Mapping[str, str] | str) -> str:
+    def prepared(properties: Mapping[str, str] | str) -> str:
         if not isinstance(properties, str):
             names = tuple(properties)
             plan = plans.get(names, _UNKNOWN)
@@ -155,7 +155,7 @@ def preparer(settings: Settings, unique_id: Callable[[], str], *,
                     return text[:cut]
         return prepare(properties, settings, unique_id, batch=batch)
 
-    return made
+    return prepared
 
 
 def _plan(names: tuple[str, ...], settings: Settings, batch: bool) -> _Plan | None:
@@ -198,19 +198,19 @@ def _pairs(properties: Mapping[str, str]) -> dict[str, str]:
     except TypeError:
         raise ValueError("a property's name and value are texts") from None
     if _NAME in names or _END in names or "" in properties:
-        wrong = next(one for one in properties if not one or _NAME in one or _END in one)
+        wrong = next(name for name in properties if not name or _NAME in name or _END in name)
         raise ValueError(f"{wrong[:40]!r} cannot name a property: it is empty or holds 0x01 or "
                          "0x02, which separate properties")
     if _END in values:
-        wrong = next(one for one, value in properties.items() if _END in value)
+        wrong = next(name for name, value in properties.items() if _END in value)
         raise ValueError(f"the value of the property {wrong[:40]!r} holds 0x02, which separates "
                          "properties")
     return {name: value for name, value in properties.items() if value}
 
 
-def _is_delayed(found: Mapping[str, str]) -> bool:
+def _is_delayed(properties: Mapping[str, str]) -> bool:
     try:
-        return delay_level_of(found) > 0
+        return delay_level_of(properties) > 0
     except ValueError:
         return False
 
@@ -265,7 +265,7 @@ def _at_most(item: Outgoing) -> int:
     """A bound for the bytes of a message's record: with an appended CRC and its separator."""
     texts = item.topic, item.properties
     return _MOST_AROUND + len(item.body) + sum(
-        len(one) if one.isascii() else 4 * len(one) for one in texts)
+        len(text) if text.isascii() else 4 * len(text) for text in texts)
 
 
 def _together(run: list[Outgoing]) -> Outgoing | OutgoingBatch:
@@ -274,6 +274,7 @@ def _together(run: list[Outgoing]) -> Outgoing | OutgoingBatch:
         return first
     return OutgoingBatch(
         first.topic,
-        [BatchItem(one.body, one.properties, one.flag, one.filter_bit_map) for one in run], "",
+        [BatchItem(outgoing.body, outgoing.properties, outgoing.flag, outgoing.filter_bit_map)
+         for outgoing in run], "",
         first.queue_id, first.sys_flag, first.born_timestamp, first.born_host,
         first.store_timestamp, first.store_host, first.reconsume_times)

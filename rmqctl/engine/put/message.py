@@ -109,7 +109,7 @@ class PutResult(msgspec.Struct, gc=False):
         if self.physical_offset is None or self.store_host is None:
             return None
         places = self.physical_offsets or (self.physical_offset,)
-        return ",".join(message_id(*self.store_host, one) for one in places)
+        return ",".join(message_id(*self.store_host, place) for place in places)
 
     def as_dict(self) -> dict[str, Any]:
         """The result object of the command line."""

@@ -163,8 +163,8 @@ def _with_value(raw: bytes, name: bytes, value: str) -> bytes:
     """The properties with another value for one name, everything else as it was."""
     separator = props.PROPERTY_SEPARATOR.encode()
     start = name + props.NAME_VALUE_SEPARATOR.encode()
-    return separator.join(start + value.encode() if one.startswith(start) else one
-                          for one in raw.split(separator))
+    return separator.join(start + value.encode() if part.startswith(start) else part
+                          for part in raw.split(separator))
 
 
 # -- the put path ---------------------------------------------------------------------------------

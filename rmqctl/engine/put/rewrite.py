@@ -82,50 +82,50 @@ def batch_properties(own: str, shared: str) -> bytes:
     return first + second
 
 
-def moved(message: M, found: JavaMap, topic: str, queue_id: int, settings: Settings) -> M:
+def moved(message: M, properties: JavaMap, topic: str, queue_id: int, settings: Settings) -> M:
     """The message in another topic and queue, its own kept in ``REAL_TOPIC``/``REAL_QID``."""
-    found.put(props.REAL_TOPIC, message.topic)
-    found.put(props.REAL_QUEUE_ID, str(message.queue_id))
-    return _rebuilt(replace(message, topic=topic, queue_id=queue_id), found, settings)
+    properties.put(props.REAL_TOPIC, message.topic)
+    properties.put(props.REAL_QUEUE_ID, str(message.queue_id))
+    return _rebuilt(replace(message, topic=topic, queue_id=queue_id), properties, settings)
 
 
-def _rebuilt(message: M, found: JavaMap, settings: Settings) -> M:
-    text = found.text(trailing=settings.profile.trailing_separator)
+def _rebuilt(message: M, properties: JavaMap, settings: Settings) -> M:
+    text = properties.text(trailing=settings.profile.trailing_separator)
     return replace(message, properties=text)
 
 
-def delay_rewrite(message: M, found: JavaMap, level: int, settings: Settings) -> M:
+def delay_rewrite(message: M, properties: JavaMap, level: int, settings: Settings) -> M:
     """Into the schedule topic; a level beyond the highest becomes the highest."""
     highest = delay_table(settings.message_delay_level).max_level
     if level > highest:
-        found.put(props.DELAY, str(level := highest))
-    return moved(message, found, props.SCHEDULE_TOPIC, level - 1, settings)
+        properties.put(props.DELAY, str(level := highest))
+    return moved(message, properties, props.SCHEDULE_TOPIC, level - 1, settings)
 
 
-def _deliver_time(found: JavaMap, now: int) -> int:
-    seconds, milliseconds = found.get(TIMER_DELAY_SEC), found.get(TIMER_DELAY_MS)
+def _deliver_time(properties: JavaMap, now: int) -> int:
+    seconds, milliseconds = properties.get(TIMER_DELAY_SEC), properties.get(TIMER_DELAY_MS)
     if seconds is not None:
         time = now + java_int(seconds, 64) * 1000
     elif milliseconds is not None:
         time = now + java_int(milliseconds, 64)
     else:
-        time = java_int(found.get(TIMER_DELIVER_MS) or "", 64)
+        time = java_int(properties.get(TIMER_DELIVER_MS) or "", 64)
     # Java's arithmetic wraps around, which makes some of the far future the past.
     return (time + _I64) % (2 * _I64) - _I64
 
 
-def timer_rewrite(message: M, found: JavaMap, now: int, settings: Settings) -> M | PutResult:
+def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
     """Into the timer topic, due at a multiple of the precision; unchanged when due already.
 
     ``now``: the broker's clock in ms. WHEEL_TIMER_MSG_ILLEGAL for a time that is none or too
     far ahead, and for a delete request that comes too late.
     """
     try:
-        time = _deliver_time(found, now)
+        time = _deliver_time(properties, now)
     except ValueError as error:
         return refused(TIMER_ILLEGAL, f"the deliver time: {error}")
     if time <= now:
-        if TIMER_DELETE in found:
+        if TIMER_DELETE in properties:
             return refused(TIMER_ILLEGAL, "what is to be deleted was due already")
         return message
     if time - now > settings.timer_max_delay:
@@ -133,11 +133,11 @@ def timer_rewrite(message: M, found: JavaMap, now: int, settings: Settings) -> M
                        f"{settings.timer_max_delay} are allowed")
     precision = settings.timer_precision
     time -= time % precision or precision
-    found.put(TIMER_OUT_MS, str(time))
-    return moved(message, found, props.TIMER_TOPIC, 0, settings)
+    properties.put(TIMER_OUT_MS, str(time))
+    return moved(message, properties, props.TIMER_TOPIC, 0, settings)
 
 
-def schedule(message: M, found: JavaMap, now: int, settings: Settings) -> M | PutResult:
+def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
     """The delay or timer rewrite, if the message asks for one.
 
     A message that is in the schedule topic already is left there; a broker never sees one.
@@ -145,32 +145,32 @@ def schedule(message: M, found: JavaMap, now: int, settings: Settings) -> M | Pu
     if not has_consume_queue_row(message.sys_flag) or message.topic == props.SCHEDULE_TOPIC:
         return message
     try:
-        level = delay_level_of(found)
+        level = delay_level_of(properties)
     except ValueError as error:
         return refused(MESSAGE_ILLEGAL, str(error))
     if settings.profile.timer and message.topic != props.TIMER_TOPIC:
         if level > 0:
             for name in _TIMER_REQUESTS:
-                found.remove(name)
-        elif TIMER_OUT_MS not in found and any(name in found for name in _TIMER_REQUESTS):
-            return timer_rewrite(message, found, now, settings)
-    return delay_rewrite(message, found, level, settings) if level > 0 else message
+                properties.remove(name)
+        elif TIMER_OUT_MS not in properties and any(name in properties for name in _TIMER_REQUESTS):
+            return timer_rewrite(message, properties, now, settings)
+    return delay_rewrite(message, properties, level, settings) if level > 0 else message
 
 
-def inner_batch(message: Outgoing, found: JavaMap, settings: Settings,
+def inner_batch(message: Outgoing, properties: JavaMap, settings: Settings,
                 offset: int) -> tuple[Outgoing, int]:
     """An inner batch with its first queue offset, and how many it takes. ValueError: no number."""
-    text = found.get(props.INNER_NUM)
+    text = properties.get(props.INNER_NUM)
     number = 1 if text is None else max(1, java_int(text, 16))
     if has_consume_queue_row(message.sys_flag):
-        found.put(props.INNER_BASE, str(offset))
-        message = _rebuilt(message, found, settings)
+        properties.put(props.INNER_BASE, str(offset))
+        message = _rebuilt(message, properties, settings)
     return message, number
 
 
-def wants_multi_dispatch(message: Outgoing, found: JavaMap, settings: Settings) -> bool:
+def wants_multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings) -> bool:
     """Whether offsets of other queues are allotted to the message."""
-    if is_blank(found.get(props.MULTI_DISPATCH)):
+    if is_blank(properties.get(props.MULTI_DISPATCH)):
         return False
     if settings.profile.multi_dispatch_any_queue:
         return settings.multi_dispatch
@@ -178,9 +178,9 @@ def wants_multi_dispatch(message: Outgoing, found: JavaMap, settings: Settings) 
         (RETRY_PREFIX, _SYSTEM_PREFIX))
 
 
-def _names(found: JavaMap) -> list[str]:
+def _names(properties: JavaMap) -> list[str]:
     """Java's ``split``: empty names at the end do not count."""
-    names = (found.get(props.MULTI_DISPATCH) or "").split(",")
+    names = (properties.get(props.MULTI_DISPATCH) or "").split(",")
     while names and not names[-1]:
         names.pop()
     return names
@@ -275,14 +275,14 @@ class Rewriter:
             return self._multi_dispatch(changed, properties, number, table)
         return Rewritten(changed, number)
 
-    def _multi_dispatch(self, message: Outgoing, found: JavaMap, number: int,
+    def _multi_dispatch(self, message: Outgoing, properties: JavaMap, number: int,
                         table: Mapping[QueueKey, int]) -> Rewritten | PutResult:
         if self._settings.profile.multi_dispatch_any_queue:
             # 4.9.3 encodes before it takes the lock, and once more with the offsets.
             wrong = self._too_large(message, multi_dispatch=False)
             if wrong is not None:
                 return wrong
-        result = multi_dispatch(message, found, self._settings, table)
+        result = multi_dispatch(message, properties, self._settings, table)
         if isinstance(result, PutResult):
             return result
         result.message_number = number
@@ -300,6 +300,7 @@ class Rewriter:
     def apply_batch(self, batch: OutgoingBatch, now: int) -> OutgoingBatch | PutResult:
         """A batch as it is encoded: its own string rebuilt, a timer batch in the timer topic."""
         settings = self._settings
-        found = JavaMap.from_properties(batch.properties, settings.profile.map_capacity)
-        changed = schedule(batch, found, now, settings)
-        return changed if isinstance(changed, PutResult) else _rebuilt(changed, found, settings)
+        properties = JavaMap.from_properties(batch.properties, settings.profile.map_capacity)
+        changed = schedule(batch, properties, now, settings)
+        return changed if isinstance(changed, PutResult) else _rebuilt(changed, properties,
+                                                                       settings)
