@@ -36,6 +36,7 @@ class Fixed(Generic[T]):
             raise layout.LayoutError(f"{record.__name__} has not the fields {self.names}")
         self._make = named._make
         self._struct = layout.reader(declaration)
+        self._dtype: np.dtype[Any] | None = None
 
     def _refuse_short(self, available: int, where: int) -> FormatError:
         missing = next(part for part in self.fields if part.offset + part.size > available)
@@ -82,4 +83,12 @@ class Fixed(Generic[T]):
 
     def dtype(self) -> np.dtype[Any]:
         """The numpy structured dtype of an array of these units."""
-        return layout.dtype(self.declaration)
+        if self._dtype is None:
+            self._dtype = layout.dtype(self.declaration)
+        return self._dtype
+
+    def array(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
+        """The whole units of ``data`` as an array; what fills none at the end is left out."""
+        import numpy as np
+
+        return np.frombuffer(data, self.dtype(), len(data) // self.size)

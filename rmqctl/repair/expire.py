@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rmqctl.checks.verify.common import plural
+from rmqctl.checks.verify.common import pages, plural
 from rmqctl.errors import StoreIOError
+from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext
-from rmqctl.formats.local.consume_queue import UNIT_SIZE as ROW_SIZE
 from rmqctl.formats.local.index_file import HEADER
 from rmqctl.formats.local.properties import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.timer import timer_log
@@ -28,6 +28,7 @@ from rmqctl.repair.plan import Action, MoveAside, Plan, Step
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.truncate import refuse_overlaps
 from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, common_size, listing
 from rmqctl.store.log.end import used_size
@@ -222,30 +223,28 @@ def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:
     out = QueuesExpired()
     for key, queue in store.queues.items():
         with closing(queue):
-            gone = _gone(out, queue.files, queue.file_size, consume_queue.dtype(), after)
+            gone = _gone(out, queue.files, queue.file_size, consume_queue.UNIT, after)
             if after > before:
                 out.rows[key] = QueueStart(_first_row(queue, before), _first_row(queue, after))
         out.files += gone
         out.files += _gone_ext(store, key, queue.files[len(gone):], after)
     for key, batch in store.batch_queues.items():
-        out.files += _gone(out, batch.files, batch.file_size, batch_consume_queue.dtype(), after)
+        out.files += _gone(out, batch.files, batch.file_size, batch_consume_queue.UNIT, after)
         if after > before:
             out.rows[key] = QueueStart(_first_of_batch(batch, before),
                                        _first_of_batch(batch, after))
     return out
 
 
-def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, dtype: np.dtype[Any],
+def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, unit: Fixed[Any],
           after: int) -> list[StoreFile]:
-    last = _last_used(files)
     gone: list[StoreFile] = []
-    for file in files[:max(last, 0)]:
-        if file.size < file_size or not _ends_before(file, file_size, dtype, after):
+    for file in files[:_last_used(files)]:
+        if file.size < file_size or not _ends_before(file, file_size, unit, after):
             break
-        if _leads_behind(file, dtype, after):
+        if _leads_behind(file, unit, after):
             out.notes.append(f"{file.path}: its last row leads to an expired message, but others "
-                             "do "
-                             "not; it stays (a broker would delete it), see `rmqctl verify`")
+                             "do not; it stays (a broker would delete it), see `rmqctl verify`")
             break
         gone.append(file)
     return gone
@@ -260,28 +259,24 @@ def _last_used(files: list[StoreFile]) -> int:
     return 0
 
 
-def _ends_before(file: StoreFile, file_size: int, dtype: np.dtype[Any], after: int) -> bool:
+def _ends_before(file: StoreFile, file_size: int, unit: Fixed[Any], after: int) -> bool:
     """The broker's test: where the last unit of the file leads to."""
     with FileSource(file.path) as source:
-        raw = source.read(file_size - dtype.itemsize, dtype.itemsize)
-    return int(np.frombuffer(raw, dtype)[0]["physical_offset"]) < after
+        raw = source.read(file_size - unit.size, unit.size)
+    return bool(unit.decode(raw).physical_offset < after)
 
 
-def _leads_behind(file: StoreFile, dtype: np.dtype[Any], after: int) -> bool:
+def _leads_behind(file: StoreFile, unit: Fixed[Any], after: int) -> bool:
     """Whether any row of the file leads to a message that stays (only in a damaged one)."""
-    size = dtype.itemsize
+    return any(len(rows) for rows in _rows_behind(file, unit, after))
+
+
+def _rows_behind(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array]:
+    """The rows of a file that lead to ``after`` or behind, page by page."""
     with FileSource(file.path) as source:
-        position, end = 0, source.size - source.size % size
-        while position < end:
-            position = max(position, source.next_data(position) // size * size)
-            rows = np.frombuffer(source.read(position,
-                                             min(_PAGE_ROWS * size, max(end - position, 0))), dtype)
-            if not len(rows):
-                return False
-            if ((rows["physical_offset"] >= after) & (rows["size"] > 0)).any():
-                return True
-            position += len(rows) * size
-    return False
+        for _, data in pages(source, unit.size, _PAGE_ROWS):
+            rows = unit.array(data)
+            yield rows[(rows["physical_offset"] >= after) & (rows["size"] > 0)]
 
 
 def _first_row(queue: ConsumeQueue, physical: int) -> int:
@@ -333,20 +328,9 @@ def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
 
 def _first_code(file: StoreFile, after: int) -> int | None:
     """The tags code of the file's first row that leads to ``after`` or behind."""
-    dtype = consume_queue.dtype()
-    with FileSource(file.path) as source:
-        position = 0
-        end = min(source.size, -(-used_size(source) // ROW_SIZE) * ROW_SIZE)
-        while position < end:
-            data = source.read(position, min(_PAGE_ROWS * ROW_SIZE, end - position))
-            rows = np.frombuffer(data[:len(data) - len(data) % ROW_SIZE], dtype)
-            if not len(rows):
-                return None
-            alive = np.flatnonzero((rows["physical_offset"] >= after) & (rows["size"] > 0))
-            if len(alive):
-                return int(rows[alive[0]]["tags_code"])
-            position += len(rows) * ROW_SIZE
-    return None
+    behind = (rows for rows in _rows_behind(file, consume_queue.UNIT, after) if len(rows))
+    first = next(behind, None)
+    return None if first is None else int(first[0]["tags_code"])
 
 
 # -- files of the timer log (5.x) -----------------------------------------------------------------
@@ -370,13 +354,7 @@ def expire_timer(store: Store, before: int, after: int, read_until: int | None) 
     out = TimerExpired()
     files = listing(store.path("timerlog")).files
     size = common_size(files) or 0
-    last = len(files) - 1
-    while last > 0:
-        with FileSource(files[last].path) as source:
-            if used_size(source):
-                break
-        last -= 1
-    for file in files[:max(last, 0)]:
+    for file in files[:_last_used(files)]:
         unit = _last_unit(file, size)
         if unit is None or not unit.is_valid or unit.physical_offset >= after:
             break
@@ -403,17 +381,12 @@ def _pending(file: StoreFile, before: int, after: int, read_until: int) -> int:
     """Units in a file for messages that expire now and whose time is still to come."""
     count = 0
     with FileSource(file.path) as source:
-        position, end = 0, used_size(source)
-        while position < end:
-            data = source.read(position, min(_PAGE_UNITS * UNIT_SIZE, source.size - position))
-            units = np.frombuffer(data[:len(data) - len(data) % UNIT_SIZE], timer_log.dtype())
-            if not len(units):
-                break
+        for _, data in pages(source, UNIT_SIZE, _PAGE_UNITS):
+            units = timer_log.UNIT.array(data)
             physical = units["physical_offset"].astype(np.int64)
             due = units["curr_write_time"].astype(np.int64) + units["delay_time"]
             count += int(np.count_nonzero(
                 (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
                 & ((units["magic"] & timer_log.MAGIC_DELETE) == 0)
                 & (physical >= before) & (physical < after) & (due > read_until)))
-            position += len(units) * UNIT_SIZE
     return count

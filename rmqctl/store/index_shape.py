@@ -24,9 +24,7 @@ from rmqctl.formats.local.index_file import (
     HeaderRecord,
     Shape,
     candidates,
-    dtype,
     shape_of,
-    slot_dtype,
 )
 
 Read = Callable[[int, int], bytes]
@@ -209,10 +207,9 @@ def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
     entries that are reached exactly once; entry 0 must be unused.
     """
     raw = read(shape.slot_position(0), shape.slots * SLOT.size)
-    heads = np.frombuffer(raw[:len(raw) - len(raw) % SLOT.size], slot_dtype())["entry"].astype(
-        np.int64)
+    heads = SLOT.array(raw)["entry"].astype(np.int64)
     raw = read(shape.entry_position(0), shape.max_entries * ENTRY.size)
-    table = np.frombuffer(raw[:len(raw) - len(raw) % ENTRY.size], dtype())
+    table = ENTRY.array(raw)
     used = np.flatnonzero(heads)
     inside = (heads[used] > 0) & (heads[used] < len(table))
     count = max(min(header.entries, len(table) - 1), int(heads[used][inside].max(initial=0)), 0)

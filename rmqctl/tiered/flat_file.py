@@ -258,10 +258,8 @@ class FlatQueue:
         """Up to ``count`` units from a queue offset on, as a structured array (field names of
         `rmqctl.formats.tiered.units.Unit`); fewer at a gap or the end.
         """
-        import numpy as np
-
         data = self.consume_queue.read(start * UNIT_SIZE, count * UNIT_SIZE)
-        return np.frombuffer(data, UNIT.dtype(), len(data) // UNIT_SIZE)
+        return UNIT.array(data)
 
     def raw(self, unit: UnitRecord) -> bytes:
         """The bytes a unit leads to; FormatError where they are not all there, or are no message

@@ -129,7 +129,7 @@ class Index:
                 while at < last:
                     many = min(_PAGE, last - at)
                     raw = index.source.read(index.shape.entry_position(at), many * ENTRY.size)
-                    whole = np.frombuffer(raw[:len(raw) - len(raw) % ENTRY.size], ENTRY.dtype())
+                    whole = ENTRY.array(raw)
                     if not len(whole):
                         break
                     found += int((whole["physical_offset"] < end).sum())

@@ -234,10 +234,10 @@ def _columns(batch: Batch) -> tuple[Array, ...]:
 
 def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
     """(position, rows) up to the end unit or the unused rest; a text says what is odd there."""
-    end = np.frombuffer(layout.build(END_UNIT), layout.dtype())
+    end = UNIT.array(layout.build(END_UNIT))
     gaps = Gaps()
     for first_row, data in pages(source, UNIT_SIZE, _PAGE):
-        rows = np.frombuffer(data, layout.dtype())
+        rows = UNIT.array(data)
         stop = np.flatnonzero(rows == end)
         if len(stop):
             rows = rows[:int(stop[0])]

@@ -118,8 +118,7 @@ class IndexFile:
         behind = self._table[over].astype(np.int64)
         most = min(int(behind.max()), self.shape.capacity)
         raw = source.read(self.shape.entry_position(count), (most + 1 - count) * ENTRY.size)
-        previous = np.frombuffer(raw[:len(raw) - len(raw) % ENTRY.size], _ENTRIES)[
-            "previous"].astype(np.int64)
+        previous = ENTRY.array(raw)["previous"].astype(np.int64)
         while True:
             behind[behind - count >= len(previous)] = 0
             leading = np.flatnonzero(behind >= count)

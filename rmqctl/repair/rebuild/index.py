@@ -119,7 +119,7 @@ def _pages(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Itera
         while number < header.index_count:
             count = min(_PAGE, header.index_count - number)
             raw = source.read(shape.entry_position(number), count * ENTRY.size)
-            page = np.frombuffer(raw[:len(raw) - len(raw) % ENTRY.size], layout.dtype())
+            page = ENTRY.array(raw)
             physical = page["physical_offset"].astype(np.int64)
             good = (physical < log_min) & (physical >= np.append(before, physical[:-1]))
             good &= (page["key_hash"] >= 0) & (page["previous"] >= 0)

@@ -107,8 +107,7 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
     aside = AsideFolder(scratch.root)
     for queue in queues_of(scratch.root, size).values():
         with closing(queue):
-            numbers = [_sound_rows(_rows(file, consume_queue.dtype()), done)
-                       for file in queue.files]
+            numbers = [_sound_rows(file, done) for file in queue.files]
             any_row = any((rows[:count] != _FILLER).any() for rows, count in numbers)
         row_counts = [count for _, count in numbers] if any_row else [0] * len(numbers)
         _cut_files(queue.files, row_counts, consume_queue.UNIT_SIZE, size, aside)
@@ -121,14 +120,10 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
         _cut_files(batches.files, counts, batch_consume_queue.UNIT_SIZE, size, aside)
 
 
-def _rows(file: StoreFile, dtype: Any) -> Any:
+def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
+    """The rows of a file and how many of them, from the first on, are there for good."""
     with FileSource(file.path) as source:
-        data = source.read(0, file.size)
-    return np.frombuffer(data[:len(data) - len(data) % dtype.itemsize], dtype)
-
-
-def _sound_rows(rows: Any, done: int) -> tuple[Any, int]:
-    """The rows and how many of them, from the first on, are there for good."""
+        rows = consume_queue.UNIT.array(source.read(0, file.size))
     end = rows["physical_offset"] + rows["size"]
     good = valid(rows) & ((end <= done) | (rows == _FILLER))
     return rows, len(rows) if good.all() else int(good.argmin())
@@ -188,9 +183,7 @@ def _take_rows(theirs: str, queue: ConsumeQueue, log_min: int) -> None:
     if count <= 0 or not os.path.isfile(path):
         return
     with FileSource(path) as source:
-        raw = source.read(0, consume_queue.byte_offset(count))
-    rows = np.frombuffer(raw[:len(raw) - len(raw) % consume_queue.UNIT_SIZE],
-                         consume_queue.dtype())
+        rows = consume_queue.UNIT.array(source.read(0, consume_queue.byte_offset(count)))
     place: Any = np.full(count, _FILLER, consume_queue.dtype())
     old = np.flatnonzero(valid(rows) & (rows["physical_offset"] < log_min))
     if len(old):

@@ -163,7 +163,7 @@ def _pages(index: IndexFile, last: int) -> Iterator[tuple[int, Array]]:
         first = max(1, last + 1 - _PAGE_ENTRIES)
         data = index.source.read(index.shape.entry_position(first),
                                  (last + 1 - first) * ENTRY.size)
-        yield first, np.frombuffer(data[:len(data) - len(data) % ENTRY.size], layout.dtype())
+        yield first, ENTRY.array(data)
         last = first - 1
 
 
@@ -187,7 +187,7 @@ def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
     shape, header = index.shape, index.header
     table = np.zeros(shape.slots, np.int64)
     raw = index.source.read(shape.slot_position(0), shape.slots * SLOT.size)
-    slots = np.frombuffer(raw[:len(raw) - len(raw) % SLOT.size], layout.slot_dtype())["entry"]
+    slots = SLOT.array(raw)["entry"]
     table[:len(slots)] = slots
     entries = min(header.entries, max(shape.capacity, 0))
     freed = 0
@@ -216,7 +216,7 @@ def _slot_pieces(index: IndexFile, table: Array) -> Iterator[Piece]:
     """The slots that change, in runs of whole pages."""
     shape = index.shape
     raw = index.source.read(shape.slot_position(0), shape.slots * SLOT.size)
-    old = np.frombuffer(raw[:len(raw) - len(raw) % SLOT.size], layout.slot_dtype())["entry"]
+    old = SLOT.array(raw)["entry"]
     pages = np.unique(np.flatnonzero(table[:len(old)] != old) // _PAGE_SLOTS)
     if not len(pages):
         return

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rmqctl.errors import FormatError
+from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext
 from rmqctl.repair.plan import Action, MoveAside, Patch, Step
 from rmqctl.repair.targets import target
@@ -53,7 +54,7 @@ def cut_queues(store: Store, to: int) -> QueuesCut:
     """
     cut = QueuesCut()
     for key, queue in store.queues.items():
-        tail = _tail(queue.files, consume_queue.dtype(), to)
+        tail = _tail(queue.files, consume_queue.UNIT, to)
         if tail is None:
             with closing(queue):
                 cut.next_offsets[key] = queue.written
@@ -71,7 +72,7 @@ def cut_queues(store: Store, to: int) -> QueuesCut:
             cut.restarted.append(key)
         _cut_ext(cut, store, key, queue.files, tail)
     for key, batch in store.batch_queues.items():
-        tail = _tail(batch.files, batch_consume_queue.dtype(), to)
+        tail = _tail(batch.files, batch_consume_queue.UNIT, to)
         if tail is None:
             cut.next_offsets[key] = batch.bounds(0)[1]
             continue
@@ -103,15 +104,15 @@ class _Tail:
     first_address: int | None
 
 
-def _tail(files: list[StoreFile], dtype: np.dtype[Any], to: int) -> _Tail | None:
+def _tail(files: list[StoreFile], unit: Fixed[Any], to: int) -> _Tail | None:
     """None where no row at the queue's end leads to ``to`` or behind."""
     used = 0
     newest: Any = None
     address: int | None = None
     end: int | None = None
     last: Any = None
-    for base, page in _backwards(files, dtype):
-        used = used or base + len(page) * dtype.itemsize
+    for base, page in backwards(files, unit):
+        used = used or base + len(page) * unit.size
         valid = (page["physical_offset"] >= 0) & (page["size"] > 0)
         before = np.flatnonzero(valid & (page["physical_offset"] < to))
         first = int(before[-1]) + 1 if len(before) else 0
@@ -122,18 +123,18 @@ def _tail(files: list[StoreFile], dtype: np.dtype[Any], to: int) -> _Tail | None
             least = int(linked.min())
             address = least if address is None else min(address, least)
         if len(before):
-            end, last = base + first * dtype.itemsize, page[first - 1]
+            end, last = base + first * unit.size, page[first - 1]
             break
     return None if newest is None else _Tail(end, last, used, newest, address)
 
 
-def _backwards(files: list[StoreFile], dtype: np.dtype[Any],
-               until: int | None = None) -> Iterator[tuple[int, Array]]:
-    """(byte of the queue where it starts, rows) page by page from the end, unused space left out.
+def backwards(files: list[StoreFile], unit: Fixed[Any],
+              until: int | None = None) -> Iterator[tuple[int, Array]]:
+    """(where it starts in the stream, units) page by page from the end; no unused space.
 
-    ``until``: only rows in front of this byte of the queue.
+    ``until``: only units in front of this byte.
     """
-    size = dtype.itemsize
+    size = unit.size
     for file in reversed(files):
         if until is not None and file.base >= until:
             continue
@@ -144,8 +145,7 @@ def _backwards(files: list[StoreFile], dtype: np.dtype[Any],
             while count > 0:
                 first = max(0, count - _PAGE_ROWS)
                 data = source.read(first * size, (count - first) * size)
-                yield file.base + first * size, np.frombuffer(
-                    data[:len(data) - len(data) % size], dtype)
+                yield file.base + first * size, unit.array(data)
                 count = first
 
 
@@ -215,7 +215,7 @@ def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) 
 
 def _last_address(files: list[StoreFile], until: int) -> int | None:
     """The address of the last row in front of ``until`` that has one."""
-    for _, page in _backwards(files, consume_queue.dtype(), until):
+    for _, page in backwards(files, consume_queue.UNIT, until):
         linked = np.flatnonzero(page["tags_code"] <= consume_queue_ext.MAX_ADDRESS)
         if len(linked):
             return int(page["tags_code"][linked[-1]])

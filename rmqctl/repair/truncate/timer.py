@@ -8,7 +8,6 @@ slots are led back to the last unit that stays.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +20,7 @@ from rmqctl.formats.timer.timer_log import UNIT_SIZE
 from rmqctl.formats.timer.timer_wheel import SLOT_SIZE
 from rmqctl.repair.plan import Action, MoveAside, Patch, Step
 from rmqctl.repair.targets import target
+from rmqctl.repair.truncate.queues import backwards
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import Piece
 from rmqctl.scan.source import FileSource
@@ -29,7 +29,6 @@ from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Store
 
-_PAGE_UNITS = 1 << 15
 _PAGE_SLOTS = 128
 
 
@@ -58,19 +57,6 @@ def cut_timer(store: Store, to: int, next_row: int | None) -> TimerCut:
     return cut
 
 
-def _pages(files: list[StoreFile]) -> Iterator[tuple[int, Array]]:
-    """(place in the timer log, units) page by page from the end."""
-    for file in reversed(files):
-        with FileSource(file.path) as source:
-            count = min(-(-used_size(source) // UNIT_SIZE), file.size // UNIT_SIZE)
-            while count > 0:
-                first = max(0, count - _PAGE_UNITS)
-                data = source.read(first * UNIT_SIZE, (count - first) * UNIT_SIZE)
-                yield file.base + first * UNIT_SIZE, np.frombuffer(
-                    data[:len(data) - len(data) % UNIT_SIZE], timer_log.dtype())
-                count = first
-
-
 def _sound(units: Array) -> Array:
     """The test a broker's recovery makes of a unit; the end mark of a file fails it."""
     sound: Array = (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
@@ -80,7 +66,7 @@ def _sound(units: Array) -> Array:
 def _kept_end(files: list[StoreFile], to: int) -> int | None:
     """The place behind the last unit that stays; None where none goes."""
     gone = 0
-    for base, units in _pages(files):
+    for base, units in backwards(files, timer_log.UNIT):
         sound = _sound(units)
         before = np.flatnonzero(sound & (units["physical_offset"] < to))
         first = int(before[-1]) + 1 if len(before) else 0
@@ -110,12 +96,12 @@ def _cut_wheel(cut: TimerCut, store: Store, files: list[StoreFile], end: int) ->
         return
     with FileSource(path) as source:
         raw = source.read(0, min(source.size, timer_wheel.FILE_SIZE))
-    slots = np.frombuffer(raw[:len(raw) - len(raw) % SLOT_SIZE], timer_wheel.dtype())
+    slots = timer_wheel.SLOT.array(raw)
     last, count = slots["last_pos"].astype(np.int64), slots["num"].astype(np.int64)
     touched = np.flatnonzero(last >= end)
     if not len(touched):
         return
-    for base, units in _pages(files):
+    for base, units in backwards(files, timer_log.UNIT):
         if base + len(units) * UNIT_SIZE <= end:
             break
         _lead_back(last, count, touched, base, units, end)

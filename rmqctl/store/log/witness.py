@@ -20,7 +20,7 @@ import numpy as np
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
-from rmqctl.formats.local.index_file import ENTRY, dtype
+from rmqctl.formats.local.index_file import ENTRY
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import provable
@@ -227,5 +227,5 @@ def _entries(store: Opened, file: StoreFile, position: int, count: int) -> Pair:
             data = index.source.read(position, count * ENTRY.size)
     except (FormatError, StoreIOError):
         return _NOTHING
-    rows = np.frombuffer(data[:len(data) - len(data) % ENTRY.size], dtype())
+    rows = ENTRY.array(data)
     return rows["physical_offset"].astype(np.int64), rows["key_hash"].astype(np.int64)

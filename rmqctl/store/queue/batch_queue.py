@@ -26,7 +26,7 @@ class BatchQueue:
         """All rows of file ``number``, used or not."""
         with self.files[number].open() as source:
             data = source.read(0, source.size)
-        return np.frombuffer(data[:len(data) - len(data) % UNIT_SIZE], layout.dtype())
+        return layout.UNIT.array(data)
 
     def used(self, number: int, log_end: int | None = None) -> Array:
         """The leading valid rows of file ``number`` (whose record starts before ``log_end``)."""

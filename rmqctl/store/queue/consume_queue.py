@@ -144,7 +144,7 @@ class ConsumeQueue:
         for number in range(len(self.files) - 1, -1, -1):
             file = self.files[number]
             data = self._open(number).read(0, file.size)
-            rows = np.frombuffer(data[:len(data) - len(data) % UNIT_SIZE], layout.dtype())
+            rows = UNIT.array(data)
             if not len(rows) or int(rows[0]["physical_offset"]) >= log_end:
                 continue
             good = valid(rows) & (rows["physical_offset"] < log_end)

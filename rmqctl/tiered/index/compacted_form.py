@@ -214,7 +214,7 @@ def heads_of(file: IndexFile) -> Array:
         if len(data) < count * fmt.SLOT.size:
             raise FormatError("the file ends here", file=file.where, path="slot",
                               offset=shape.slot_position(first) + len(data))
-        heads[first:first + count] = np.frombuffer(data, fmt.SLOT.dtype())["item"]
+        heads[first:first + count] = fmt.SLOT.array(data)["item"]
     return np.maximum(heads, 0, out=heads)
 
 

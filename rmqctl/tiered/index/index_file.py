@@ -124,8 +124,6 @@ class IndexFile:
         arrays: `Item` (`rmqctl.formats.tiered.index`) of an open file, `CompactedItem` of a
         compacted one.
         """
-        import numpy as np
-
         if self.form == EMPTY:
             return
         unit = fmt.COMPACTED_ITEM if self.form == COMPACTED else fmt.ITEM
@@ -134,7 +132,7 @@ class IndexFile:
         for start in range(0, self.items, BLOCK_ITEMS):
             wanted = min(BLOCK_ITEMS, self.items - start) * unit.size
             data = self.read(items_at + start * unit.size, wanted)
-            items = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
+            items = unit.array(data)
             if len(items):
                 yield first + start, items
             if len(data) < wanted:

@@ -101,7 +101,7 @@ class OpenIndexFile:
         for first in range(0, self.shape.slots, _WRITTEN):
             count = min(_WRITTEN, self.shape.slots - first)
             data = _whole(source, self.shape.slot_position(first), count * fmt.SLOT.size)
-            self._heads[first:first + count] = np.frombuffer(data, fmt.SLOT.dtype())["item"]
+            self._heads[first:first + count] = fmt.SLOT.array(data)["item"]
         np.maximum(self._heads, 0, out=self._heads)
         self.used = int(np.count_nonzero(self._heads))
         self._changed = header.magic == 0 or self.used != header.slot_count
@@ -157,7 +157,7 @@ class OpenIndexFile:
         for number in range(start, last + 1, BLOCK):
             count = min(BLOCK, last + 1 - number)
             data = _whole(source, self.shape.item_position(number), count * fmt.ITEM.size)
-            yield number, np.frombuffer(data, fmt.ITEM.dtype())
+            yield number, fmt.ITEM.array(data)
 
     # -- putting ----------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ class IndexWriter(Closing):
                 for number in range(start + 1, header.item_count + 1, BLOCK):
                     count = min(BLOCK, header.item_count + 1 - number)
                     raw = source.read(self.shape.item_position(number), count * fmt.ITEM.size)
-                    yield np.frombuffer(raw, fmt.ITEM.dtype(), len(raw) // fmt.ITEM.size)
+                    yield fmt.ITEM.array(raw)
 
     def rewind(self, timestamp: int, items: int) -> bool:
         """Back to an earlier `position`: what was put behind it is forgotten, committed or not.

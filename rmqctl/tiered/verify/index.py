@@ -95,7 +95,7 @@ def _slots(file: IndexFile) -> Iterator[Finding]:
     for first in range(0, shape.slots, _BLOCK_SLOTS):
         count = min(_BLOCK_SLOTS, shape.slots - first)
         data = file.read(shape.slot_position(first), count * unit.size)
-        slots = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
+        slots = unit.array(data)
         length = slots["length"].astype(np.int64)
         position = slots["position"].astype(np.int64)
         filled = length != 0
@@ -183,13 +183,13 @@ def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
     least, most = int(own.min()), int(own.max())
     if most - least <= _NEAR:
         data = file.read(file.shape.slot_position(least), (most - least + 1) * unit.size)
-        table = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
+        table = unit.array(data)
         picked = table[np.minimum(own - least, len(table) - 1)]
     else:
         distinct, back = np.unique(own, return_inverse=True)
         data = b"".join(file.read(file.shape.slot_position(slot), unit.size).ljust(unit.size, b"\0")
                         for slot in distinct.tolist())
-        picked = np.frombuffer(data, unit.dtype())[back]
+        picked = unit.array(data)[back]
     return picked["position"].astype(np.int64), picked["length"].astype(np.int64)
 
 
@@ -252,7 +252,7 @@ def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
     for first in range(0, file.shape.slots, _BLOCK_SLOTS):
         count = min(_BLOCK_SLOTS, file.shape.slots - first)
         data = file.read(file.shape.slot_position(first), count * unit.size)
-        heads = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
+        heads = unit.array(data)
         heads_lead_to = heads["item"].astype(np.int64)
         wrong = heads_lead_to != last[first:first + len(heads)]
         spare = heads["unused"] != 0

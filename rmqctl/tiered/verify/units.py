@@ -125,7 +125,7 @@ class Units:
         if count <= 0:
             return np.zeros(0, UNIT.dtype())
         data = self._file.read(self.place(first), count * UNIT_SIZE)
-        return np.frombuffer(data, UNIT.dtype(), len(data) // UNIT_SIZE)
+        return UNIT.array(data)
 
     def blocks(self) -> Iterator[tuple[int, Array]]:
         """(queue offset of the first, units) of all there are, passing over gaps."""

@@ -19,7 +19,7 @@ from rmqctl.checks.verify.index.keys import EntryPlace, KeyTally, OpenedFile
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, Shape, dtype, slot_dtype
+from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, Shape
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
@@ -211,9 +211,8 @@ def read_slots(source: FileSource, shape: Shape) -> Array:
     out: Array = np.zeros(shape.slots, np.int32)
     for start in range(0, shape.slots, _PAGE):
         data = source.read(shape.slot_position(start), min(_PAGE, shape.slots - start) * SLOT.size)
-        complete = len(data) // SLOT.size
-        out[start:start + complete] = np.frombuffer(data[:complete * SLOT.size],
-                                                    slot_dtype())["entry"]
+        slots = SLOT.array(data)["entry"]
+        out[start:start + len(slots)] = slots
     return out
 
 
@@ -348,9 +347,7 @@ def _entry_finding(index: IndexFile, category: str, number: int, field: str,
 
 def _page(source: FileSource, shape: Shape, start: int, count: int) -> Array:
     data = source.read(shape.entry_position(start), count * ENTRY.size)
-    if len(data) < count * ENTRY.size:
-        data = data.ljust(count * ENTRY.size, b"\0")
-    return np.frombuffer(data, dtype())
+    return ENTRY.array(data.ljust(count * ENTRY.size, b"\0"))
 
 
 def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:

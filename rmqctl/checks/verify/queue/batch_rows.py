@@ -14,7 +14,6 @@ from rmqctl.checks.verify.common import Gaps, nowhere, pages, plural, runs, unre
 from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import StoreIOError
-from rmqctl.formats.local import batch_consume_queue as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.batch_consume_queue import NOT_COMPACTED, UNIT, UNIT_SIZE
 from rmqctl.formats.local.message import Record
@@ -95,7 +94,7 @@ class _Rows:
                         filled = np.flatnonzero(used_units(data, UNIT_SIZE))
                         if not len(filled):
                             continue
-                        rows = np.frombuffer(data, layout.dtype())[filled]
+                        rows = UNIT.array(data)[filled]
                         real = valid(rows)
                         if unfinished is not None and real.any():
                             yield self._gap(*unfinished)

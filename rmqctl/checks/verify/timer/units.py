@@ -107,7 +107,7 @@ class TimerLog:
         while sum(times.nbytes for times in self._times.values()) > _KEPT and len(self._times) > 1:
             self._times.popitem(last=False)
         for first_unit, data in pages(source, UNIT_SIZE, _PAGE, count):
-            units = np.frombuffer(data, layout.dtype())
+            units = layout.UNIT.array(data)
             part = slice(first_unit, first_unit + len(units))
             filled = used_units(data, UNIT_SIZE)
             sound = (units["size"] == UNIT_SIZE) & (units["magic"] & ~MAGIC_BITS == 0)

@@ -60,7 +60,7 @@ class Wheel:
         used = used_units(data, SLOT_SIZE)
         if not used.any():
             return
-        slots = np.frombuffer(data, layout.dtype())
+        slots = layout.SLOT.array(data)
         number = np.arange(first_slot, first_slot + len(slots), dtype=np.int64)
         time, first, last = (slots[name].astype(np.int64) for name in (
             "time", "first_pos", "last_pos"))
