@@ -235,7 +235,7 @@ def properties(batch: Batch) -> Properties:
 def judge(source: Source, position: int, version: BrokerVersion, *,
           check_crc: bool = True) -> tuple[
         int | None, str]:
-    """A broker's test of what lies at position ``at``: (size, why not).
+    """A broker's test of what lies at ``position``: (size, why not).
 
     Size of an accepted record; (None, "") for a blank; (None, why) where it stops.
     """
@@ -264,7 +264,7 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
 
 def misplaced(source: Source, position: int, size: int) -> Batch | None:
-    """The record at position ``at`` which lies about its place, as a broker dispatches it: with
+    """The record at ``position`` which lies about its place, as a broker dispatches it: with
     the physical offset that it says. None where there is no such record.
     """
     record = _decoded(source, position, size)

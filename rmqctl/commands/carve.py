@@ -90,7 +90,7 @@ def command(
     sources = _inputs(out, paths)
     if out_store is not None:
         maker = _maker(out_store, sources, engine.version, layout)
-    total = sum(one.size for one in sources)
+    total = sum(source.size for source in sources)
     with out.progress("carving", total) as progress, Carving(
         sources, wanted, report=out.warn, advance=progress.advance
     ) as carving:
@@ -128,12 +128,12 @@ def _inputs(out: Output, paths: list[str]) -> list[Input]:
     from rmqctl.repair.carve.sources import inputs
 
     skipped: list[str] = []
-    found = list(inputs(paths, lambda path, why: skipped.append(f"{path}: {why}")))
+    sources = list(inputs(paths, lambda path, why: skipped.append(f"{path}: {why}")))
     for text in skipped[:_SKIPPED]:
         out.warn(f"{text}; left out")
     if len(skipped) > _SKIPPED:
         out.warn(f"and {len(skipped) - _SKIPPED} more were left out")
-    return found
+    return sources
 
 
 def _maker(root: str, sources: list[Input], version: str | None,
@@ -163,10 +163,10 @@ def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
     was found, which a page of messages does not know.
     """
     own = replace(projection, fields=[name for name in projection.fields if name not in more])
-    for found in carving.found():
-        fixed = {"source": carving.inputs[found.source].path, "placement": found.placement,
-                 _DUPLICATE: found.duplicate}
-        for row, offset in zip(own.rows(found.page), found.offset.tolist(), strict=True):
+    for carved in carving.found():
+        fixed = {"source": carving.inputs[carved.source].path, "placement": carved.placement,
+                 _DUPLICATE: carved.duplicate}
+        for row, offset in zip(own.rows(carved.page), carved.offset.tolist(), strict=True):
             row |= {name: fixed.get(name, offset) for name in columns if name in more}
             yield {name: row.pop(name) for name in columns} | row
 
@@ -175,10 +175,10 @@ def _into_store(out: Output, carving: Carving, maker: StoreMaker, *, misplaced: 
     from rmqctl.repair.carve.carve import MISPLACED
 
     with maker, DeferredSignals() as signals:
-        for found in carving.found():
+        for carved in carving.found():
             signals.check()
-            if misplaced or found.placement != MISPLACED:
-                maker.take(found)
+            if misplaced or carved.placement != MISPLACED:
+                maker.take(carved)
         if len(maker):
             with out.progress("writing", maker.size) as progress:
                 maker.write(carving, progress.advance, signals.check)

@@ -93,20 +93,20 @@ def command(
 
 
 def _listing(files: Iterable[ConfigFile]) -> Iterable[dict[str, Any]]:
-    for one in files:
-        shown = next((c for c in (one.main, one.backup) if c.state != "missing"), one.main)
-        fault = one.faults[0] if one.faults else None
+    for file in files:
+        shown = next((c for c in (file.main, file.backup) if c.state != "missing"), file.main)
+        fault = file.faults[0] if file.faults else None
         yield {
-            "file": one.main.path,
-            "kind": one.kind,
-            "size": one.main.size,
-            "state": "oddity" if fault and one.main.state == "ok" else one.main.state,
-            "source": one.used.path if one.used else None,
-            "entries": one.entries,
-            "data_version": one.data_version,
-            "backup": one.backup.state,
-            "offset": one.main.offset,
-            "reason": one.main.reason or shown.reason or fault,
+            "file": file.main.path,
+            "kind": file.kind,
+            "size": file.main.size,
+            "state": "oddity" if fault and file.main.state == "ok" else file.main.state,
+            "source": file.used.path if file.used else None,
+            "entries": file.entries,
+            "data_version": file.data_version,
+            "backup": file.backup.state,
+            "offset": file.main.offset,
+            "reason": file.main.reason or shown.reason or fault,
         }
 
 

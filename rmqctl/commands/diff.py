@@ -99,17 +99,18 @@ def _show(out: Output, run: Diff) -> None:
     from rmqctl.checks.diff.differences import COLUMNS
     from rmqctl.output.units import count_text
 
-    found = run.differences
-    if found.total > len(found.kept):
-        more = count_text(found.total - len(found.kept))
+    differences = run.differences
+    if differences.total > len(differences.kept):
+        more = count_text(differences.total - len(differences.kept))
         out.warn(f"differences counted, but not listed: {more} (--max-differences)")
-    rows = [one.as_dict() for one in found.kept]
+    rows = [difference.as_dict() for difference in differences.kept]
     document: dict[str, Any] = {
         "equal": run.equal,
         "summary": {**run.summary, "remarks": run.remarks},
         "differences": rows,
-        "differences_total": found.total,
-        "counts": [{"kind": kind, "count": count} for kind, count in sorted(found.counts.items())],
+        "differences_total": differences.total,
+        "counts": [{"kind": kind, "count": count}
+                   for kind, count in sorted(differences.counts.items())],
     }
     rest = {name: value for name, value in document.items() if name != "differences"}
     out.listing(document, lambda page: _page(page, run, rows), rows=rows, columns=COLUMNS,
@@ -135,12 +136,12 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     said = run.summary
     pairs = {}
     for name in ("a", "b"):
-        one = said[name]
-        spans, size = one["damaged_spans"], size_text(one["bytes_damaged"])
+        store = said[name]
+        spans, size = store["damaged_spans"], size_text(store["bytes_damaged"])
         damage = f", {counted(spans, 'damaged span')} ({size})" if spans else ""
         pairs[name] = (
-            f"{one['store']}: {count_text(one['messages'])} messages, physical offsets "
-            f"{one['min_phy_offset']} to {one['max_phy_offset']}{damage}"
+            f"{store['store']}: {count_text(store['messages'])} messages, physical offsets "
+            f"{store['min_phy_offset']} to {store['max_phy_offset']}{damage}"
         )
     pairs["paired by"] = {"physical": "physical offset", "queue": "topic, queue and queue offset"}[
         said["by"]
@@ -159,12 +160,12 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     page.pairs({name: text for name, text in pairs.items() if text})
 
 
-def _config(found: dict[str, Any]) -> str:
-    parts = [f"{words} {', '.join(found[name])}" for name, words in (
+def _config(counts: dict[str, Any]) -> str:
+    parts = [f"{words} {', '.join(counts[name])}" for name, words in (
         ("different", "different:"), ("only_in_a", "only in a:"), ("only_in_b", "only in b:"))
-        if found[name]]
+        if counts[name]]
     if not parts:
-        return f"{found['same']} files, all the same" if found["same"] else ""
+        return f"{counts['same']} files, all the same" if counts["same"] else ""
     return "; ".join(parts)
 
 
@@ -172,21 +173,21 @@ def _brief(run: Run) -> dict[str, Any]:
     """A row of the table: one difference, or as many as follow each other."""
     from rmqctl.output.units import counted
 
-    one, last = run.first, run.last
-    where = one.file or ("" if one.physical_offset is None else str(one.physical_offset))
-    if run.count > 1 and one.physical_offset is not None:
+    first, last = run.first, run.last
+    where = first.file or ("" if first.physical_offset is None else str(first.physical_offset))
+    if run.count > 1 and first.physical_offset is not None:
         where += f" to {run.end}"
-    if one.physical_offset_b is not None:
-        where += f" / {one.physical_offset_b}"
+    if first.physical_offset_b is not None:
+        where += f" / {first.physical_offset_b}"
     topics = sorted({topic for topic, _ in run.queues if topic is not None})
     if len(run.queues) > 1:
         queue = f"{counted(len(run.queues), 'queue')} of {', '.join(topics[:_TOPICS])}" + (
             f" and {len(topics) - _TOPICS} more topics" if len(topics) > _TOPICS else "")
     else:
-        queue = "" if one.topic is None else f"{one.topic}/{one.queue_id}" + (
-            f" #{one.queue_offset}" if one.queue_offset is not None else "") + (
+        queue = "" if first.topic is None else f"{first.topic}/{first.queue_id}" + (
+            f" #{first.queue_offset}" if first.queue_offset is not None else "") + (
             f" to #{last.queue_offset}" if run.count > 1 else "")
-    detail = one.detail if run.count == 1 else counted(run.count, "message") + (
-        f"; the first: {one.detail}" if one.detail else "")
-    return {"kind": one.kind, "where": where, "queue": queue, "fields": ", ".join(one.fields),
+    detail = first.detail if run.count == 1 else counted(run.count, "message") + (
+        f"; the first: {first.detail}" if first.detail else "")
+    return {"kind": first.kind, "where": where, "queue": queue, "fields": ", ".join(first.fields),
             "detail": detail}

@@ -71,7 +71,7 @@ class _Screen:
         if facts["abort"] and not lock["held"]:
             styles["last run"] = "warn"
         page.pairs({name: text for name, text in pairs.items() if text}, styles=styles)
-        said = (*(one["reason"] for one in facts["not_judged"]), *facts["layout_notes"])
+        said = (*(structure["reason"] for structure in facts["not_judged"]), *facts["layout_notes"])
         for text in dict.fromkeys(said):
             page.text(text, "warn")
         self._structures()
@@ -85,7 +85,7 @@ class _Screen:
                          if form != usual[name])
 
     def _evidence(self) -> str:
-        evidence = [one["evidence"] for one in self._facts["version_hints"]]
+        evidence = [hint["evidence"] for hint in self._facts["version_hints"]]
         # The strongest evidence is the youngest; the screen has room for a little.
         shown = evidence if self._full else evidence[-2:]
         return "; ".join(shown) or "nothing speaks for a younger one"
@@ -111,7 +111,7 @@ class _Screen:
         least, most = self._facts["min_phy_offset"], self._facts["max_phy_offset"]
         if most is None:
             return "not judged"
-        files = [one for one in self._facts["files"] if one["kind"] == "commitlog"]
+        files = [file for file in self._facts["files"] if file["kind"] == "commitlog"]
         if not files:
             return "no files"
         text = f"{count_text(least)} {self._dash} {count_text(most)} ({size_text(most - least)})"
@@ -187,28 +187,29 @@ class _Screen:
             return
         self._page.blank()
         rows = [
-            {"structure": one["kind"], "files": one["files"], "size": one["size"],
-             "on disk": one["allocated"]}
-            for one in self._facts["structures"]
+            {"structure": structure["kind"], "files": structure["files"], "size": structure["size"],
+             "on disk": structure["allocated"]}
+            for structure in self._facts["structures"]
         ]
         self._page.table(rows, render={"size": size_text, "on disk": size_text})
 
     def _topics(self) -> None:
         from rmqctl.output.units import count_text
 
-        topics = sorted(self._facts["topics"], key=lambda one: (-one["messages"], one["topic"]))
+        topics = sorted(self._facts["topics"],
+                        key=lambda topic: (-topic["messages"], topic["topic"]))
         if not topics:
             return
         self._page.blank()
         shown = topics if self._full else topics[:_MOST_TOPICS]
         rows = (
-            {"topic": one["topic"], "messages": one["messages"], "queues": len(one["queues"]),
-             "offsets by queue": self._queues(one["queues"])}
-            for one in shown
+            {"topic": topic["topic"], "messages": topic["messages"], "queues": len(topic["queues"]),
+             "offsets by queue": self._queues(topic["queues"])}
+            for topic in shown
         )
         self._page.table(rows, render={"messages": count_text})
         if len(topics) > len(shown):
-            rest = sum(one["messages"] for one in topics[len(shown) :])
+            rest = sum(topic["messages"] for topic in topics[len(shown) :])
             self._page.text(
                 f"{self._page.mark} and {len(topics) - len(shown)} more topics with "
                 f"{count_text(rest)} messages (-v shows all)",
@@ -218,9 +219,9 @@ class _Screen:
     def _queues(self, queues: list[dict[str, Any]]) -> str:
         shown = queues if self._full else queues[:_MOST_QUEUES]
         parts = [
-            f"{one['queue_id']}: unreadable" if one["max_offset"] is None
-            else f"{one['queue_id']}: {one['min_offset']}{self._dash}{one['max_offset']}"
-            for one in shown
+            f"{queue['queue_id']}: unreadable" if queue["max_offset"] is None
+            else f"{queue['queue_id']}: {queue['min_offset']}{self._dash}{queue['max_offset']}"
+            for queue in shown
         ]
         if len(queues) > len(shown):
             parts.append(f"{self._page.mark} {len(queues) - len(shown)} more")
@@ -232,8 +233,8 @@ class _Screen:
             return
         self._page.heading("troubles")
         shown = troubles if self._full else troubles[:_MOST_TROUBLES]
-        for one in shown:
-            self._page.text(f"{one['path']}: {one['reason']}", "warn")
+        for trouble in shown:
+            self._page.text(f"{trouble['path']}: {trouble['reason']}", "warn")
         if len(troubles) > len(shown):
             self._page.text(f"and {len(troubles) - len(shown)} more (-v shows all)", "dim")
 

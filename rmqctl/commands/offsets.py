@@ -51,8 +51,8 @@ def command(
                 out.warn(problem)
         count = _show(out, lag, tz)
     if not count and (group is not None or topic is not None):
-        what = [f"group {group}"] * (group is not None) + [f"topic {topic}"] * (topic is not None)
-        out.warn(f"nothing is known here of {' and '.join(what)}")
+        asked = [f"group {group}"] * (group is not None) + [f"topic {topic}"] * (topic is not None)
+        out.warn(f"nothing is known here of {' and '.join(asked)}")
         raise typer.Exit(int(ExitCode.FINDINGS))
     if lag.no_commits:
         raise typer.Exit(int(ExitCode.FINDINGS))

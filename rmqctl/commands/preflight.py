@@ -53,15 +53,16 @@ def command(
     with store.open() as opened:
         total = opened.log.size
         with out.progress("reading the log", total) as progress, noting_refusals() as refused:
-            made = preflight(opened, engine.version, full=not quick, progress=progress.advance)
-    following = _next(made, store.root)
-    out.document({**made.as_dict(), "next": following}, lambda page: _show(page, made, following))
+            predicted = preflight(opened, engine.version, full=not quick, progress=progress.advance)
+    following = _next(predicted, store.root)
+    out.document({**predicted.as_dict(), "next": following},
+                 lambda page: _show(page, predicted, following))
     if not out.is_data:
-        for text in made.notes:
+        for text in predicted.notes:
             out.note(text)
     if refused:
         raise StoreIOError(f"{refused[0]}; the prediction is made without it")
-    if not (made.start_is_harmless if start_only else made.harmless):
+    if not (predicted.start_is_harmless if start_only else predicted.harmless):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
@@ -79,12 +80,12 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.pairs(_facts(prediction))
     if prediction.actions and prediction.starts:
         page.blank()
-        page.table([blank_for_none(one.as_dict()) for one in prediction.actions],
+        page.table([blank_for_none(action.as_dict()) for action in prediction.actions],
                    ("action", "target", "from", "to", "reason"))
     if prediction.offsets_beyond_end:
         page.heading("Groups beyond the end of a queue")
         shown = prediction.offsets_beyond_end[:_GROUPS]
-        page.table([one._asdict() for one in shown], shown[0]._fields)
+        page.table([offset._asdict() for offset in shown], shown[0]._fields)
         if len(prediction.offsets_beyond_end) > _GROUPS:
             page.text(f"and {len(prediction.offsets_beyond_end) - _GROUPS} more (-o json has all)")
     if prediction.differences:
@@ -120,7 +121,7 @@ def _headline(prediction: Prediction) -> str:
         costs.append(f"serve {_many(prediction.undecodable, 'message')} at which clients give up")
     if prediction.rows_lost:
         costs.append(f"destroy all consumequeues ({count_text(prediction.rows_lost)} rows)")
-    groups = {one.group for one in prediction.offsets_beyond_end}
+    groups = {offset.group for offset in prediction.offsets_beyond_end}
     beyond = f"; {_many(len(groups), 'group')} would stand beyond the end" if groups else ""
     costless = "lose nothing more" if gone else "lose nothing"
     return f"{gone}{broker} would start and {' and '.join(costs) or costless}{beyond}"
@@ -128,7 +129,7 @@ def _headline(prediction: Prediction) -> str:
 
 def _of_topics(counts: dict[str, int]) -> str:
     """The topics with the most of them, for a headline."""
-    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{topic} {count}" for topic, count in ordered[:_NAMED]]
     if len(ordered) > _NAMED:
         shown.append(f"{len(ordered) - _NAMED} more topics")
@@ -149,9 +150,9 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         facts["starts with"] = f"{prediction.start_file}: {prediction.start_reason}"
         facts["log ends at"] = f"{prediction.truncate_to}: {prediction.stop_reason}"
     if prediction.dispatch:
-        found = prediction.as_dict()
+        values = prediction.as_dict()
         facts["dispatched again"] = (
-            f"{found['dispatch_from']} to {found['dispatch_to']}: "
+            f"{values['dispatch_from']} to {values['dispatch_to']}: "
             f"{_many(prediction.rows_added, 'row')} and {prediction.index_entries} index entries "
             "are new"
         )
@@ -166,7 +167,7 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     for name, counts in (("already lost of", prediction.already_lost_by_topic),
                          ("lost of", prediction.lost_by_topic),
                          ("without a row of", prediction.unreachable_by_topic)):
-        for topic, count in sorted(counts.items(), key=lambda one: -one[1])[:_TOPICS]:
+        for topic, count in sorted(counts.items(), key=lambda item: -item[1])[:_TOPICS]:
             facts[f"{name} {topic}"] = count
         if len(counts) > _TOPICS:
             facts[f"{name} other topics"] = len(counts) - _TOPICS

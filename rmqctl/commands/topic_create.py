@@ -36,7 +36,7 @@ def parse_perm(text: str | int) -> int:
         return int(word)
     letters = word.replace("-", "")
     if letters and set(letters) <= _LETTERS.keys() and len(set(letters)) == len(letters):
-        return sum(_LETTERS[one] for one in letters)
+        return sum(_LETTERS[letter] for letter in letters)
     raise UsageError(f"{text!r} is no permission; write 2 (w), 4 (r) or 6 (rw)")
 
 

@@ -70,11 +70,11 @@ def command(
     if abandon and (force or id is None):
         raise UsageError("--abandon needs the ID and goes without --force")
     seen = preview(store.root, id)
-    document = {**seen.entry.as_dict(), "actions": [dict(one) for one in seen.actions],
+    document = {**seen.entry.as_dict(), "actions": [dict(action) for action in seen.actions],
                 "changed": list(seen.changed), "kept": f".rmqctl/repairs/{seen.entry.id}",
                 "undone": False}
-    for one in () if abandon else seen.changed[:_SHOWN]:
-        out.warn(one)
+    for change in () if abandon else seen.changed[:_SHOWN]:
+        out.warn(change)
     if dry_run:
         out.note("dry run: nothing was changed")
         _show(out, document)
@@ -120,7 +120,7 @@ def _list(out: Output, root: str) -> None:
     from rmqctl.repair.executor.journal import history, put_aside
 
     entries = [*put_aside(root), *history(root)]
-    out.rows((one.as_dict() for one in reversed(entries)),
+    out.rows((entry.as_dict() for entry in reversed(entries)),
              ("id", "time", "command", "state", "actions", "files"),
              empty="no repairs", render={"time": _when})
 
@@ -140,8 +140,8 @@ def _show(out: Output, document: dict[str, Any]) -> None:
             "kept in": document["kept"],
         })
         if document["actions"]:
-            human.table(({name: one.get(name) for name in ("action", "target", "reason")}
-                         for one in document["actions"][:_SHOWN]),
+            human.table(({name: action.get(name) for name in ("action", "target", "reason")}
+                         for action in document["actions"][:_SHOWN]),
                         ("action", "target", "reason"), None)
         if len(document["actions"]) > _SHOWN:
             human.text(f"and {len(document['actions']) - _SHOWN} more actions (-o json has all)")

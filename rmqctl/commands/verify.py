@@ -146,20 +146,20 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     return pairs
 
 
-def _metrics(path: str, found: Verdict[Coverage]) -> None:
+def _metrics(path: str, verdict: Verdict[Coverage]) -> None:
     import time
 
     from rmqctl.files.durable import replace_file
     from rmqctl.output.prometheus import Metric, exposition
 
-    store = {"store": found.root}
-    cover = found.coverage.as_dict()
+    store = {"store": verdict.root}
+    cover = verdict.coverage.as_dict()
     text = exposition([
         Metric("rmqctl_verify_ok", "1 when nothing wrong was found.", "gauge",
-               [(store, float(found.ok))]),
+               [(store, float(verdict.ok))]),
         Metric("rmqctl_verify_findings", "Findings by category and severity.", "gauge",
                [({**store, "category": category, "severity": severity}, float(count))
-                for (category, severity), count in sorted(found.counts.items())]),
+                for (category, severity), count in sorted(verdict.counts.items())]),
         Metric("rmqctl_verify_messages", "Intact messages.", "gauge",
                [(store, float(cover["messages"]))]),
         Metric("rmqctl_verify_bytes", "Commitlog bytes by what they are.", "gauge",

@@ -146,7 +146,7 @@ def _body(text: str | None, file: str | None) -> bytes:
 
 def _properties(given: list[str] | None, tag: str | None, keys: list[str] | None,
                 delay_level: int | None) -> dict[str, str]:
-    properties = dict(parse_property(one) for one in given or ())
+    properties = dict(parse_property(pair) for pair in given or ())
     shorthand: dict[str, Any] = {"TAGS": tag, "KEYS": " ".join(keys) if keys else None,
                                  "DELAY": delay_level}
     for name, value in shorthand.items():

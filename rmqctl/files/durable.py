@@ -117,7 +117,7 @@ def _names(folder: str) -> list[str]:
 
 def give_to_owner_of(folder: str, created: int | str) -> None:
     """What the administrator makes in somebody's store is that somebody's: a broker that runs as
-    another user must be able to write to it. ``made`` is a new file's descriptor or a path.
+    another user must be able to write to it. ``created`` is a new file's descriptor or a path.
     """
     if os.geteuid() != 0:
         return

@@ -94,10 +94,10 @@ def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
     return None
 
 
-def parse(data: bytes, at: int = 0, base: int = 0) -> EntryHeadRecord:
-    """The entry head at ``data[at:]`` through construct. FormatError when it is none."""
-    head = ENTRY_HEAD.parse(data, at, base)
-    error = judge(head, base + at)
+def parse(data: bytes, position: int = 0, base: int = 0) -> EntryHeadRecord:
+    """The entry head at ``data[position:]`` through construct. FormatError when it is none."""
+    head = ENTRY_HEAD.parse(data, position, base)
+    error = judge(head, base + position)
     if error is not None:
         raise error
     return head
@@ -111,14 +111,14 @@ def build_end(size: int) -> bytes:
     return END.build(EndRecord(MAGIC_END, size))
 
 
-def detect(data: bytes, at: int = 0) -> str | None:
-    """How the bytes at ``at`` are framed: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None.
+def detect(data: bytes, position: int = 0) -> str | None:
+    """How the bytes at ``position`` are framed: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None.
 
     A broker tells them apart by the same words. A plain record is one whose magic stands at +4.
     """
-    if len(data) - at < END.size:
+    if len(data) - position < END.size:
         return None
-    first, magic = _START.unpack_from(data, at)
+    first, magic = _START.unpack_from(data, position)
     if first == MAGIC_END:
         return END_OF_FILE
     if magic in VERSIONS or magic == MAGIC_BLANK:
@@ -131,20 +131,21 @@ CHECKPOINT_KEYS = {"endIndex": "end_index", "committedIndex": "committed_index"}
 
 def parse_checkpoint(data: bytes) -> dict[str, int]:
     """``end_index`` and ``committed_index`` of DLedger's ``checkpoint`` (Java properties text)."""
-    found: dict[str, int] = {}
-    at = 0
+    values: dict[str, int] = {}
+    position = 0
     for raw in data.splitlines(keepends=True):
         key, _, value = raw.decode("latin-1").partition("=")
         if key.strip() in CHECKPOINT_KEYS:
             try:
-                found[CHECKPOINT_KEYS[key.strip()]] = java_int(value.strip(), 64)
+                values[CHECKPOINT_KEYS[key.strip()]] = java_int(value.strip(), 64)
             except ValueError:
-                raise FormatError("not a 64-bit number", offset=at, path=key.strip()) from None
-        at += len(raw)
+                raise FormatError("not a 64-bit number", offset=position,
+                                  path=key.strip()) from None
+        position += len(raw)
     for key, name in CHECKPOINT_KEYS.items():
-        if name not in found:
+        if name not in values:
             raise FormatError("missing", offset=len(data), path=key)
-    return found
+    return values
 
 
 def build_checkpoint(end_index: int, committed_index: int) -> bytes:

@@ -42,31 +42,32 @@ class Fixed(Generic[T]):
         missing = next(part for part in self.fields if part.offset + part.size > available)
         return FormatError(TOO_SHORT, offset=where, path=missing.name)
 
-    def parse(self, data: bytes, at: int = 0, base: int = 0) -> T:
-        """The unit at ``data[at:]`` through construct; ``base`` is where ``data[0]`` lies."""
+    def parse(self, data: bytes, position: int = 0, base: int = 0) -> T:
+        """The unit at ``data[position:]`` through construct; ``base`` is where ``data[0]`` lies."""
         try:
-            found = self.declaration.parse(data[at:at + self.size] if at >= 0 else b"")
+            values = self.declaration.parse(data[position:position + self.size] if position >= 0
+                                            else b"")
         except ConstructError as error:
             path = (error.path or "").removeprefix("(parsing) -> ").replace(" -> ", ".")
-            raise FormatError(TOO_SHORT, offset=base + at, path=path) from None
-        record: T = self._make(found[name] for name in self.names)
+            raise FormatError(TOO_SHORT, offset=base + position, path=path) from None
+        record: T = self._make(values[name] for name in self.names)
         return record
 
-    def decode(self, data: bytes | memoryview, at: int = 0, base: int = 0) -> T:
-        """The unit at ``data[at:]`` through the derived struct; same answers as `parse`."""
-        available = len(data) - at if at >= 0 else 0
+    def decode(self, data: bytes | memoryview, position: int = 0, base: int = 0) -> T:
+        """The unit at ``data[position:]`` through the derived struct; same answers as `parse`."""
+        available = len(data) - position if position >= 0 else 0
         if available < self.size:
-            raise self._refuse_short(max(available, 0), base + at)
-        record: T = self._make(self._struct.unpack_from(data, at))
+            raise self._refuse_short(max(available, 0), base + position)
+        record: T = self._make(self._struct.unpack_from(data, position))
         return record
 
     def decode_all(self, data: bytes | memoryview, base: int = 0) -> Iterator[T]:
         """All whole units of ``data`` in order, then FormatError if a part of one is left."""
-        whole = len(data) - len(data) % self.size
-        for values in self._struct.iter_unpack(memoryview(data)[:whole]):
+        used = len(data) - len(data) % self.size
+        for values in self._struct.iter_unpack(memoryview(data)[:used]):
             yield self._make(values)
-        if whole != len(data):
-            raise self._refuse_short(len(data) - whole, base + whole)
+        if used != len(data):
+            raise self._refuse_short(len(data) - used, base + used)
 
     def build(self, record: T) -> bytes:
         """The bytes of a unit. FormatError names a value that does not fit its field."""

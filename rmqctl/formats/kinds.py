@@ -188,8 +188,8 @@ def _is_dledger(head: bytes, _size: int) -> bool:
 
 def _is_dledger_index(head: bytes, size: int) -> bool:
     step = dledger.INDEX_UNIT.size
-    units = [dledger.INDEX_UNIT.decode(head, at)
-             for at in range(0, len(head) - step + 1, step)][:3]
+    units = [dledger.INDEX_UNIT.decode(head, position)
+             for position in range(0, len(head) - step + 1, step)][:3]
     used = [unit for unit in units if any(unit)]
     return bool(used) and size % step == 0 and all(unit.is_valid for unit in used) and all(
         b.entry_index == a.entry_index + 1 for a, b in pairwise(used))
@@ -235,20 +235,22 @@ def _is_timercheck(head: bytes, size: int) -> bool:
     if size not in (timer_check.TIMER_CHECK.size, timer_check.PAGE_SIZE) or any(
             head[timer_check.TIMER_CHECK.size:]) or len(head) < timer_check.TIMER_CHECK.size:
         return False
-    found = timer_check.parse(head)
-    progress = (found.last_timer_log_flush_pos, found.last_timer_queue_offset,
-                found.master_timer_queue_offset)
-    versioned = size == timer_check.TIMER_CHECK.size or _is_time(found.timestamp)
-    return _is_time(found.last_read_time_ms) and min(progress) >= 0 and versioned
+    timer_check_record = timer_check.parse(head)
+    progress = (timer_check_record.last_timer_log_flush_pos,
+                timer_check_record.last_timer_queue_offset,
+                timer_check_record.master_timer_queue_offset)
+    versioned = size == timer_check.TIMER_CHECK.size or _is_time(timer_check_record.timestamp)
+    return _is_time(timer_check_record.last_read_time_ms) and min(progress) >= 0 and versioned
 
 
 def _is_checkpoint(head: bytes, size: int) -> bool:
     if size != checkpoint.PAGE_SIZE or len(head) < checkpoint.CHECKPOINT.size or (
             not checkpoint.rest_is_zero(head)):
         return False
-    found = checkpoint.parse(head)
-    times = found[:checkpoint.CLASSIC_FIELDS]
-    return any(times) and all(not time or _is_time(time) for time in times) and min(found) >= 0
+    checkpoint_record = checkpoint.parse(head)
+    times = checkpoint_record[:checkpoint.CLASSIC_FIELDS]
+    return any(times) and all(not time or _is_time(time)
+                              for time in times) and min(checkpoint_record) >= 0
 
 
 def _is_batch(head: bytes, size: int) -> bool:
@@ -272,8 +274,8 @@ def _is_consumequeue(head: bytes, size: int) -> bool:
     if size % step or len(head) < step:
         return False
     end = 0
-    for number, at in enumerate(range(0, len(head) - step + 1, step)):
-        unit = consume_queue.decode(head, at)
+    for number, position in enumerate(range(0, len(head) - step + 1, step)):
+        unit = consume_queue.decode(head, position)
         if unit == consume_queue.ZERO:
             return number > 0
         if unit.is_filler:

@@ -100,14 +100,14 @@ def _walk(declaration: Any, context: Container) -> Iterator[tuple[str, int | Non
 @cache
 def _fields(declaration: Construct[Any, Any], context: tuple[tuple[str, int], ...]) -> tuple[
         tuple[Field, ...], bool]:
-    found: list[Field] = []
+    declared: list[Field] = []
     offset = 0
     for name, size, code in _walk(declaration, Container(dict(context))):
         if size is None:
-            return tuple(found), False
-        found.append(Field(name, offset, size, code))
+            return tuple(declared), False
+        declared.append(Field(name, offset, size, code))
         offset += size
-    return tuple(found), True
+    return tuple(declared), True
 
 
 def prefix(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...]:
@@ -117,30 +117,30 @@ def prefix(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...
 
 def fields(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...]:
     """All fields of a fixed-size declaration; LayoutError if it is not fixed in ``context``."""
-    found, complete = _fields(declaration, tuple(sorted(context.items())))
+    declared, complete = _fields(declaration, tuple(sorted(context.items())))
     if not complete:
         raise LayoutError(f"{declaration!r} has no fixed size")
-    return found
+    return declared
 
 
 def field(declaration: Construct[Any, Any], name: str, **context: int) -> Field:
     """One field of the fixed prefix by name."""
-    for found in prefix(declaration, **context):
-        if found.name == name:
-            return found
+    for candidate in prefix(declaration, **context):
+        if candidate.name == name:
+            return candidate
     raise LayoutError(f"no fixed field {name!r} in {declaration!r}")
 
 
 def size_of(declaration: Construct[Any, Any], **context: int) -> int:
     """Size in bytes of a fixed-size declaration."""
-    found = fields(declaration, **context)
-    return found[-1].offset + found[-1].size
+    declared = fields(declaration, **context)
+    return declared[-1].offset + declared[-1].size
 
 
 def prefix_size(declaration: Construct[Any, Any], **context: int) -> int:
     """Bytes before the first data-dependent field."""
-    found = prefix(declaration, **context)
-    return found[-1].offset + found[-1].size if found else 0
+    declared = prefix(declaration, **context)
+    return declared[-1].offset + declared[-1].size if declared else 0
 
 
 def fixed_total(declaration: Construct[Any, Any], **context: int) -> int:
@@ -150,8 +150,8 @@ def fixed_total(declaration: Construct[Any, Any], **context: int) -> int:
 
 def width_of(declaration: Construct[Any, Any], name: str, **context: int) -> tuple[int, str]:
     """(size in bytes, struct code) of a fixed-width field, wherever it lies."""
-    for found, size, code in _walk(declaration, Container(context)):
-        if found == name and size is not None:
+    for field_name, size, code in _walk(declaration, Container(context)):
+        if field_name == name and size is not None:
             return size, code
     raise LayoutError(f"no fixed-width field {name!r} in {declaration!r}")
 
@@ -164,13 +164,13 @@ def reader(declaration: Construct[Any, Any], *names: str, **context: int) -> _st
     wanted = prefix(declaration, **context)
     if names:
         wanted = tuple(field(declaration, name, **context) for name in names)
-    fmt, at = ">", 0
+    fmt, position = ">", 0
     for part in wanted:
-        if part.offset < at:
+        if part.offset < position:
             raise LayoutError("fields must be named in the order they lie on disk")
-        fmt += f"{part.offset - at}x" if part.offset > at else ""
+        fmt += f"{part.offset - position}x" if part.offset > position else ""
         fmt += part.struct_format
-        at = part.offset + part.size
+        position = part.offset + part.size
     return _struct.Struct(fmt)
 
 

@@ -98,7 +98,7 @@ def _columns(table: str, text: str) -> StructType:
 
 def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: Mapping[str, str],
                struct: StructType, needed: set[str] | None) -> None:
-    """The view of a table with the columns ``whole``; of ``needed`` None all of them are read."""
+    """The view of a table with the columns ``struct``; of ``needed`` None all of them are read."""
     from pyspark.sql.functions import col, lit
     from pyspark.sql.types import StructType
 

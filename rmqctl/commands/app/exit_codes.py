@@ -185,11 +185,11 @@ def _defect(exc: BaseException) -> list[str]:
     message = " ".join(str(exc).split())
     if len(message) > _LONGEST_MESSAGE:
         message = message[:_LONGEST_MESSAGE] + "..."
-    what = type(exc).__name__ + (f": {message}" if message else "")
+    failure = type(exc).__name__ + (f": {message}" if message else "")
     place = _innermost(exc)
     where = f", at {place}" if place else ""
     return [
-        f"rmqctl: error: a defect in rmqctl: {what} (rmqctl {rmqctl.__version__}{where})",
+        f"rmqctl: error: a defect in rmqctl: {failure} (rmqctl {rmqctl.__version__}{where})",
         "Please report it with the command you gave; with RMQCTL_DEBUG=1 it shows all it knows.",
     ]
 

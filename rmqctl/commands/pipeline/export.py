@@ -93,8 +93,8 @@ def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str,
     from rmqctl.pipeline.export.export import export
     from rmqctl.store.log.ranges import Processes
 
-    total = sum(piece.length for one in plans for piece in one.pieces)
-    with spark.pool(out, sum(one.bytes for one in plans)) as pool:
+    total = sum(piece.length for plan in plans for piece in plan.pieces)
+    with spark.pool(out, sum(plan.bytes for plan in plans)) as pool:
         if not isinstance(pool, Processes):  # Spark shows the tasks that are done
             return export(plans, spec, target, pool)
         with out.progress("exporting", total) as progress:
@@ -102,7 +102,7 @@ def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str,
 
 
 def _parts(text: str) -> list[str]:
-    named = [one.strip() for one in text.split(",") if one.strip()]
+    named = [part.strip() for part in text.split(",") if part.strip()]
     if "none" in named and len(named) > 1:
         raise UsageError(f"--partition-by {text}: none stands alone")
     return [] if named == ["none"] else named
@@ -132,8 +132,8 @@ def _report(out: Output, result: Result, spec: Export) -> None:
     from rmqctl.pipeline.export.manifest import NAME as MANIFEST
     from rmqctl.pipeline.export.manifest import summary
 
-    for one in result.stores:
-        _warn(out, one)
+    for store_result in result.stores:
+        _warn(out, store_result)
     if not result.complete:
         out.warn(f"the export is incomplete: {os.path.join(result.out, MANIFEST)} says what is "
                  "missing")
@@ -141,24 +141,24 @@ def _report(out: Output, result: Result, spec: Export) -> None:
     out.document(document, lambda page: _show(page, document))
 
 
-def _warn(out: Output, one: StoreResult) -> None:
+def _warn(out: Output, result: StoreResult) -> None:
     """The first places of each kind, and how many more."""
-    name = one.plan.name
-    for what, found in (("not exported", one.missing), ("damage", one.damage)):
-        for span in found.spans[:_NAMED]:
+    name = result.plan.name
+    for kind, faults in (("not exported", result.missing), ("damage", result.damage)):
+        for span in faults.spans[:_NAMED]:
             where = (f" at physical offset {span.offset}, {span.length} bytes" if span.length
                      else "")
-            out.warn(f"{name}: {what}{where}: {span.reason or 'zeros inside the log'}")
-        if found.count > _NAMED:
-            out.warn(f"{name}: {what}: {found.count - _NAMED:,} more places, {found.length:,} "
+            out.warn(f"{name}: {kind}{where}: {span.reason or 'zeros inside the log'}")
+        if faults.count > _NAMED:
+            out.warn(f"{name}: {kind}: {faults.count - _NAMED:,} more places, {faults.length:,} "
                      "bytes in all")
-    if one.bad_crc:
-        more = "" if one.bad_crc <= _NAMED else f" and {one.bad_crc - _NAMED:,} more"
-        places = ", ".join(map(str, one.bad_crc_at[:_NAMED]))
-        out.warn(f"{name}: {one.bad_crc:,} exported with a CRC that does not match the body "
+    if result.bad_crc:
+        more = "" if result.bad_crc <= _NAMED else f" and {result.bad_crc - _NAMED:,} more"
+        places = ", ".join(map(str, result.bad_crc_at[:_NAMED]))
+        out.warn(f"{name}: {result.bad_crc:,} exported with a CRC that does not match the body "
                  f"(crc_ok false): physical offset {places}{more}")
-    if one.in_progress is not None:
-        out.note(f"{name}: the record at physical offset {one.in_progress.offset} is being "
+    if result.in_progress is not None:
+        out.note(f"{name}: the record at physical offset {result.in_progress.offset} is being "
                  "written by the process that holds the store")
 
 
@@ -166,7 +166,7 @@ def _show(page: Human, document: dict[str, Any]) -> None:
     from rmqctl.output.units import count_text, counted, size_text
 
     if len(document["stores"]) > 1:
-        rows = [{**one, "log": one["log"]["bytes"]} for one in document["stores"]]
+        rows = [{**store, "log": store["log"]["bytes"]} for store in document["stores"]]
         page.table(rows, ("store", "complete", "messages", "log", "rows", "bytes"), render={
             "log": size_text, "bytes": size_text, "rows": count_text, "messages": count_text,
             "complete": lambda value: "yes" if value else "no"})

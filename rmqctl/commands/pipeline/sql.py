@@ -55,9 +55,9 @@ def command(
 
     names, text = _stores_and_query(arguments, file)
     stores = named_stores(names)
-    for one in stores:  # before Spark is started for something that is no store
-        if not _only_tiers(text, one):
-            Store.open(os.path.abspath(one)).close()
+    for store in stores:  # before Spark is started for something that is no store
+        if not _only_tiers(text, store):
+            Store.open(os.path.abspath(store)).close()
     if out_path is not None:
         from rmqctl.pipeline.staging import checked_target
 
@@ -115,7 +115,7 @@ def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, s
 def _stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str], str]:
     """(stores, query): the query is the last argument, unless it comes from a file."""
     if file is not None:
-        if len(arguments) > 1 and any(one.isspace() for one in arguments[-1].strip()) and (
+        if len(arguments) > 1 and any(char.isspace() for char in arguments[-1].strip()) and (
                 not os.path.lexists(arguments[-1])):
             raise UsageError("a query and --file: one of them")
         try:
@@ -128,7 +128,7 @@ def _stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str]
             raise UsageError(f"{file}: no query in it")
         return arguments, text
     *stores, text = arguments
-    if not any(one.isspace() for one in text.strip()) or os.path.lexists(text):
+    if not any(char.isspace() for char in text.strip()) or os.path.lexists(text):
         raise UsageError(f"the query is missing: the last argument ({text}) is none; give it in "
                          "quotes, or --file")
     return stores, text

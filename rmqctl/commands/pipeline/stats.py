@@ -50,8 +50,8 @@ def command(
     with ExitStack() as opened:
         sources = [
             # Workers stand in other folders.
-            Source.choose(out, opened.enter_context(Store.open(os.path.abspath(one))), query, one)
-            for one in names
+            Source.choose(out, opened.enter_context(Store.open(os.path.abspath(name))), query, name)
+            for name in names
         ]
         if dry_run:
             _show_pieces(out, *pieces(sources, spark))

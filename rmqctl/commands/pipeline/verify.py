@@ -55,65 +55,65 @@ def command(
         return
     size = total_size(roots, dirs)
     with spark.pool(out, size) as pool:
-        found = list(verify_stores(roots, pool, options, max_findings, dirs))
-    _show(out, found)
-    failed = next((one.error for one in found if one.error is not None), None)
+        judged = list(verify_stores(roots, pool, options, max_findings, dirs))
+    _show(out, judged)
+    failed = next((store.error for store in judged if store.error is not None), None)
     if failed is not None:
-        if len(found) == 1:
+        if len(judged) == 1:
             raise failed
         raise typer.Exit(int(failed.exit_code))
-    if any(one.verdict is not None and not one.verdict.ok for one in found):
+    if any(store.verdict is not None and not store.verdict.ok for store in judged):
         raise typer.Exit(int(ExitCode.FINDINGS))
-    for one in found:
-        if one.verdict is not None:
-            one.verdict.require_judged()
+    for store in judged:
+        if store.verdict is not None:
+            store.verdict.require_judged()
 
 
 def _show(out: Output, judged: list[Judged]) -> None:
     from rmqctl.commands.shared.verifying import COLUMNS
     from rmqctl.pipeline.verify import document
 
-    for one in judged:
-        if one.error is not None and len(judged) > 1:
-            out.warn(_reason(one))
-        elif one.verdict is not None and one.verdict.total > len(one.verdict.findings):
-            more = one.verdict.total - len(one.verdict.findings)
-            out.warn(f"{one.root}: {more} more findings are counted, not listed (--max-findings)")
+    for store in judged:
+        if store.error is not None and len(judged) > 1:
+            out.warn(_reason(store))
+        elif store.verdict is not None and store.verdict.total > len(store.verdict.findings):
+            more = store.verdict.total - len(store.verdict.findings)
+            out.warn(f"{store.root}: {more} more findings are counted, not listed (--max-findings)")
     out.listing(
         document(judged), lambda page: _page(page, judged), columns=("store", *COLUMNS),
-        rows=(row for one in judged for row in one.findings()),
-        lines=(row for one in judged for row in (*one.findings(), one.summary())))
+        rows=(row for store in judged for row in store.findings()),
+        lines=(row for store in judged for row in (*store.findings(), store.summary())))
 
 
-def _reason(one: Judged) -> str:
-    text = str(one.error)
-    return text if one.root in text else f"{one.root}: {text}"
+def _reason(store: Judged) -> str:
+    text = str(store.error)
+    return text if store.root in text else f"{store.root}: {text}"
 
 
-def _page(page: Human, found: list[Judged]) -> None:
+def _page(page: Human, judged: list[Judged]) -> None:
     from rmqctl.commands.shared.verifying import show_page
     from rmqctl.commands.verify import covered
     from rmqctl.output.units import count_text, counted, size_text
 
-    if len(found) == 1 and found[0].verdict is not None:
-        show_page(page, found[0].verdict, covered)
+    if len(judged) == 1 and judged[0].verdict is not None:
+        show_page(page, judged[0].verdict, covered)
         return
     rows = []
-    for one in found:
-        if one.verdict is None:
-            rows.append({"store": one.root, "verdict": "not judged", "detail": str(one.error)})
+    for store in judged:
+        if store.verdict is None:
+            rows.append({"store": store.root, "verdict": "not judged", "detail": str(store.error)})
             continue
-        each, cover = one.verdict, one.verdict.coverage
+        each, cover = store.verdict, store.verdict.coverage
         top = each.counts.most_common(3)
         rows.append({
-            "store": one.root,
+            "store": store.root,
             "verdict": "no damage" if each.ok else counted(each.troubles, "finding"),
             "messages": count_text(cover.messages), "commitlog": size_text(cover.bytes_total),
             "damaged": size_text(cover.bytes_damaged),
             "detail": ", ".join(f"{count} {name}" for (name, _), count in top)})
     page.table(rows, ("store", "verdict", "messages", "commitlog", "damaged", "detail"),
                styles={"verdict": lambda value: "good" if value == "no damage" else "bad"})
-    bad = [one.root for one in found if one.verdict is not None and not one.verdict.ok]
+    bad = [store.root for store in judged if store.verdict is not None and not store.verdict.ok]
     if bad:
         page.heading("What next")
         page.text("\n".join(f"rmqctl verify {root}" for root in bad[:6]))

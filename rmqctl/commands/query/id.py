@@ -47,7 +47,7 @@ def command(
     from rmqctl.store.query.lookup import by_unique_key, known_topics
 
     projection = show.projection(out)
-    wanted = [one for one in msgid.replace(" ", "").split(",") if one]
+    wanted = [part for part in msgid.replace(" ", "").split(",") if part]
     if not wanted:
         raise UsageError("no message id given")
     if topic is not None and not unique:
@@ -57,14 +57,14 @@ def command(
     reasons: list[str] = []
     with store.open() as opened:
         topics = [topic] if topic is not None else known_topics(opened) if unique else []
-        for one in wanted:
+        for message_id in wanted:
             if unique:
-                found = by_unique_key(opened, one, topics, faults.report)
-                if not found:
-                    reasons.append(_no_unique(opened, one, topics))
-                records += found
+                records_of_id = by_unique_key(opened, message_id, topics, faults.report)
+                if not records_of_id:
+                    reasons.append(_no_unique(opened, message_id, topics))
+                records += records_of_id
             else:
-                record, reason = _by_offset(out, opened, one)
+                record, reason = _by_offset(out, opened, message_id)
                 records += [record] if record is not None else []
                 reasons += [reason] if record is None else []
         show_records(out, records, projection, show.tz, faults)

@@ -77,17 +77,18 @@ def _in_the_log(query: KeyQuery) -> str:
 
 def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
     """Why there is nothing, as far as it can be told."""
-    what = query.nothing
+    nothing = query.nothing
     search = f"`{_in_the_log(query)}` looks at the messages themselves"
     if not store.index_listing.files:
-        return f"{what}: the store has no index files; {search}"
+        return f"{nothing}: the store has no index files; {search}"
     if answer.behind:
-        return f"{what} before the end of the log as a broker sees it"
+        return f"{nothing} before the end of the log as a broker sees it"
     if answer.dangling:
         physical = answer.dangling[0]
-        return (f"{what} can be read: the index leads to physical offset {physical}: "
+        return (f"{nothing} can be read: the index leads to physical offset {physical}: "
                 f"{store.log.explain(physical)}")
     if answer.false_hits:
-        return (f"{what}: the {answer.false_hits} found through the index have other keys of the "
+        return (f"{nothing}: the {answer.false_hits} found through the index have other keys of "
+                "the "
                 "same hash (--raw shows them)")
-    return f"{what} in the index; {search}"
+    return f"{nothing} in the index; {search}"

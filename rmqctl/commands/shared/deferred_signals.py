@@ -28,8 +28,8 @@ class DeferredSignals:
 
     def __enter__(self) -> Self:
         try:
-            for one in _SIGNALS:
-                self._before[one] = signal.signal(one, self._note)
+            for signal_number in _SIGNALS:
+                self._before[signal_number] = signal.signal(signal_number, self._note)
         except ValueError:  # not in the main thread: someone else decides about signals
             self._before.clear()
             return self
@@ -48,8 +48,8 @@ class DeferredSignals:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        for one, before in self._before.items():
-            signal.signal(one, before)
+        for signal_number, before in self._before.items():
+            signal.signal(signal_number, before)
         self._before.clear()
         if self._pipe is not None:
             signal.set_wakeup_fd(self._woken_before)

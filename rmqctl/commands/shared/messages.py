@@ -53,8 +53,8 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
 
     pages = list(faults.judged([RecordPage(records)] if records else []))
     if len(records) == 1 and not out.is_data and projection.fields is BRIEF:
-        whole = Projection(FIELDS, projection.body, projection.decompress)
-        out.human().pairs(_worded(next(whole.rows(pages[0])), tz))
+        all_fields = Projection(FIELDS, projection.body, projection.decompress)
+        out.human().pairs(_worded(next(all_fields.rows(pages[0])), tz))
     else:
         show_rows(out, rows_of(pages, projection), projection, tz, empty="")
 
@@ -115,9 +115,9 @@ class Faults:
             return
         more = self._bad_crc_count - len(self._bad_crc)
         places = ", ".join(map(str, self._bad_crc)) + (f" and {more} more" if more else "")
-        what = "1 message does" if self._bad_crc_count == 1 else (
+        counted = "1 message does" if self._bad_crc_count == 1 else (
             f"{self._bad_crc_count} messages do")
-        self._out.warn(f"{what} not match the CRC of the body (crc_ok false): physical offset "
+        self._out.warn(f"{counted} not match the CRC of the body (crc_ok false): physical offset "
                        f"{places}")
         self._bad_crc_count = 0
         self._bad_crc.clear()

@@ -125,10 +125,10 @@ def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
     """The answer for people; ``where`` words the place of its message, ``{}`` is the offset."""
     from rmqctl.output.units import time_text
 
-    there = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
+    state = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
     if answer.record is not None:
-        there = (f"stored {time_text(answer.record.store_timestamp, tz)}, "
+        state = (f"stored {time_text(answer.record.store_timestamp, tz)}, "
                  f"{where.format(answer.record.physical_offset)}")
     return {"asked for": time_text(when, tz), "queue offset": str(answer.queue_offset),
-            "there": there, "min offset": str(answer.min_offset),
+            "there": state, "min offset": str(answer.min_offset),
             "max offset": str(answer.max_offset)}

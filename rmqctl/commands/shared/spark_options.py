@@ -89,10 +89,10 @@ class SparkOptions(OptionGroup):
 def named_stores(names: list[str] | None) -> list[str]:
     """The store roots that arguments name, patterns expanded, each once, in order."""
     if not names:
-        one = os.environ.get(STORE_VARIABLE)
-        if not one:
+        store = os.environ.get(STORE_VARIABLE)
+        if not store:
             raise UsageError(f"Missing argument 'STORE': name a store, or set {STORE_VARIABLE}")
-        names = [one]
+        names = [store]
     roots: dict[str, None] = {}
     for name in names:
         if is_url(name):  # of a tier; whoever reads stores says that there is none
@@ -101,7 +101,7 @@ def named_stores(names: list[str] | None) -> list[str]:
         if os.path.lexists(name) or not glob.has_magic(name):
             roots[os.path.normpath(name)] = None
             continue
-        matches = sorted(one for one in glob.glob(name) if os.path.isdir(one))
+        matches = sorted(path for path in glob.glob(name) if os.path.isdir(path))
         if not matches:
             raise NotAStoreError(f"{name}: no folder matches")
         roots |= dict.fromkeys(map(os.path.normpath, matches))

@@ -108,7 +108,7 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
 def show(out: Output, figures: Figures, options: StatsOptions) -> None:
     """The figures in the form that was asked for; exit 5 where some of a log was not read."""
     _show(out, figures, options)
-    if any(one.unread for one in figures.sums):
+    if any(aggregate.unread for aggregate in figures.sums):
         raise typer.Exit(int(ExitCode.IO))
 
 
@@ -126,7 +126,7 @@ def _show(out: Output, figures: Figures, options: StatsOptions) -> None:
     elif not rows:
         out.note("no messages")
     else:
-        fillers = sum(one.fillers for one in figures.sums)
+        fillers = sum(aggregate.fillers for aggregate in figures.sums)
         if fillers:
             out.note(f"fillers among the messages: {fillers:,}; `recover` put them in place of "
                      "lost bytes")
@@ -165,25 +165,25 @@ def document_of(figures: Figures, shown: list[dict[str, Any]], groups: int) -> d
         "by": figures.by,
         "rows": shown,
         "groups": groups,
-        "cut": any(one.is_cut for one in figures.sums),
+        "cut": any(aggregate.is_cut for aggregate in figures.sums),
         "total": total(*figures.sums),
         **_coverage(figures.sums),
     }
     if figures.stores is not None and len(figures.stores) > 1:
         document["stores"] = [
-            {"store": name, **total(one), **_coverage([one])}
-            for name, one in zip(figures.stores, figures.sums, strict=True)
+            {"store": name, **total(aggregate), **_coverage([aggregate])}
+            for name, aggregate in zip(figures.stores, figures.sums, strict=True)
         ]
     return document
 
 
 def _coverage(sums: Sequence[Aggregate]) -> dict[str, Any]:
     names = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged")
-    counts = {name: sum(getattr(one, name) for one in sums) for name in names}
+    counts = {name: sum(getattr(aggregate, name) for aggregate in sums) for name in names}
     return {
         "damaged_bytes": counts["bytes_damaged"],
-        "damaged_spans": sum(one.damaged_spans for one in sums),
-        "fillers": sum(one.fillers for one in sums),
+        "damaged_spans": sum(aggregate.damaged_spans for aggregate in sums),
+        "fillers": sum(aggregate.fillers for aggregate in sums),
         "coverage": {"bytes_total": sum(counts.values()), **counts},
     }
 
@@ -336,9 +336,9 @@ def range_size(sources: Sequence[Source], partitions: int | None, jobs: int) -> 
     """Bytes of a range; ``partitions`` are those of the largest store."""
     from rmqctl.store.stats import range_size_for
 
-    logs = [one.files for one in sources]
+    logs = [source.files for source in sources]
     if partitions is not None:
-        logs = [max(sources, key=lambda one: one.size).files]
+        logs = [max(sources, key=lambda source: source.size).files]
     return range_size_for(logs, jobs, partitions)
 
 
@@ -349,8 +349,8 @@ def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOpti
     from rmqctl.store.log.ranges import RANGE_SIZE, Processes
     from rmqctl.store.stats import collect_many
 
-    size = sum(one.size for one in sources)
-    logs = [one.files for one in sources]
+    size = sum(source.size for source in sources)
+    logs = [source.files for source in sources]
     jobs, partitions = spark.workers, spark.partitions
     with spark.pool(out, size) as pool:
         local = isinstance(pool, Processes)
@@ -371,9 +371,9 @@ def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOpti
             sums = collect_many(logs, query, jobs, range_size=fine,
                                 progress=progress.advance, pool=None if plain else pool,
                                 again=again, together=together)
-    for number, one in enumerate(sums):
+    for number, aggregate in enumerate(sums):
         named = len(sources) > 1 and not together
-        warn(out, one, sources[number].store if named else None)
+        warn(out, aggregate, sources[number].store if named else None)
     return sums
 
 
@@ -386,7 +386,7 @@ def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[
     from rmqctl.store.log.ranges import RANGE_SIZE, split
 
     jobs, partitions = spark.workers, spark.partitions
-    name, why = chosen_engine(spark.engine, spark.master, sum(one.size for one in sources))
+    name, why = chosen_engine(spark.engine, spark.master, sum(source.size for source in sources))
     if name == "spark":
         from rmqctl.pipeline.session import workers_of
 
@@ -394,9 +394,9 @@ def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[
     local = name == "local" and partitions is None
     fine = RANGE_SIZE if local else range_size(sources, partitions, jobs)
     rows = []
-    for one in sources:
-        parts = list(split(one.files, fine))
-        rows.append({"store": one.store, "files": len(one.files), "partitions": len(parts),
+    for source in sources:
+        parts = list(split(source.files, fine))
+        rows.append({"store": source.store, "files": len(source.files), "partitions": len(parts),
                       "bytes": sum(part.end - part.start for part in parts),
-                      "file_bytes": one.size})
+                      "file_bytes": source.size})
     return name, why, rows

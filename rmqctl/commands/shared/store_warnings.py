@@ -17,11 +17,11 @@ def warn_of_log(out: Output, store: Store) -> None:
         out.warn(f"{trouble.path}: {trouble.reason}")
 
 
-def warn_if_held(out: Output, lock: LockState, what: str) -> None:
-    """Says that a process holds ``what``, and may change it meanwhile."""
+def warn_if_held(out: Output, lock: LockState, held: str) -> None:
+    """Says that a process holds ``held``, and may change it meanwhile."""
     if lock.held:
         who = f"process {lock.pid}" if lock.pid else "another process"
-        out.warn(f"{who} holds {what} ({lock.kind}): this is a moving picture")
+        out.warn(f"{who} holds {held} ({lock.kind}): this is a moving picture")
 
 
 def warn_of_cut(out: Output, view: View) -> bool:

@@ -67,14 +67,14 @@ def show_page(page: Human, verdict: Verdict[C],
             page.text(verdict.impact)
     if verdict.findings:
         page.blank()
-        page.table([_brief(one, verdict.root) for one in verdict.findings], _BRIEF,
+        page.table([_brief(finding, verdict.root) for finding in verdict.findings], _BRIEF,
                    styles={"severity": _STYLES.get})
         if verdict.next:
             page.heading("What next")
             page.text(verdict.next)
     page.heading("Coverage")
     page.pairs({**covered(verdict),
-                "checked": ", ".join(str(one["structure"]) for one in verdict.checked)})
+                "checked": ", ".join(str(row["structure"]) for row in verdict.checked)})
     if verdict.pieces is not None:
         page.text(f"only {plural(verdict.pieces, 'part')} of the log looked at", "warn")
 

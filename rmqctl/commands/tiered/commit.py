@@ -43,23 +43,23 @@ def command(
     if _is_empty(tier.root):
         out.rows([], _COLUMNS, empty="nothing was half done: the tier is empty")
         return ExitCode.OK
-    found: list[Committed] = []
+    committed: list[Committed] = []
     with DeferredSignals() as signals, closing(
             commit_tier(tier.root, tier.metadata, now_ms, dry_run=dry_run)) as queues:
-        for one in queues:
-            if one.done.changed or one.done.fault:
-                found.append(one)
+        for queue in queues:
+            if queue.done.changed or queue.done.fault:
+                committed.append(queue)
             signals.check()
-    for one in found:
-        if one.done.fault:
-            out.warn(f"{one.queue.name.path}: {one.done.fault}")
-        for path, size, kept in one.done.cut:
-            where = f"kept as {kept}" if kept else "would be cut"
+    for queue in committed:
+        if queue.done.fault:
+            out.warn(f"{queue.queue.name.path}: {queue.done.fault}")
+        for path, size, kept_as in queue.done.cut:
+            where = f"kept as {kept_as}" if kept_as else "would be cut"
             out.note(f"{path}: {size} bytes cut off, {where}")
     if dry_run:
         out.note("dry run: nothing was changed")
-    out.rows([one.as_dict() for one in found], _COLUMNS, empty="nothing was half done")
-    return ExitCode.FINDINGS if any(one.done.fault for one in found) else ExitCode.OK
+    out.rows([queue.as_dict() for queue in committed], _COLUMNS, empty="nothing was half done")
+    return ExitCode.FINDINGS if any(queue.done.fault for queue in committed) else ExitCode.OK
 
 
 def _is_empty(root: str) -> bool:

@@ -110,8 +110,8 @@ def _one(out: Output, file: str, to: str, slots: int | None, max_items: int | No
          dry_run: bool) -> None:
     from rmqctl.tiered.index.compaction import compact, opened, write
 
-    with opened(file, slots, max_items) as found:
-        done = compact(found)
+    with opened(file, slots, max_items) as index_file:
+        done = compact(index_file)
         if not dry_run:
             write(done, to)
     if not done.sound:

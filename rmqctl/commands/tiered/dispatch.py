@@ -47,9 +47,9 @@ Cluster = Annotated[
 ]
 
 
-def _size(option: str, default: str, what: str) -> Any:
+def _size(option: str, default: str, meaning: str) -> Any:
     return typer.Option(option, metavar="SIZE", parser=parse_size, rich_help_panel=_BROKER,
-                        help=f"{what} (default {default}, or what the tier was first fed with).")
+                        help=f"{meaning} (default {default}, or what the tier was first fed with).")
 
 
 def command(
@@ -176,9 +176,9 @@ def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:
 def _show(out: Output, result: Result, *, dry_run: bool) -> None:
     for text in result.notes:
         out.note(text)
-    for one in result.outcomes:
-        if one.reason is not None:
-            out.warn(f"{one.topic}/{one.queue_id}: {one.reason}")
+    for outcome in result.outcomes:
+        if outcome.reason is not None:
+            out.warn(f"{outcome.topic}/{outcome.queue_id}: {outcome.reason}")
     if result.checked is not None:
         for text in result.checked.problems:
             out.warn(f"read back: {text}")
@@ -187,7 +187,7 @@ def _show(out: Output, result: Result, *, dry_run: bool) -> None:
     if dry_run:
         out.note("dry run: nothing was changed")
     document = {**result.as_dict(), "dry_run": dry_run}
-    rows = [one.as_dict() for one in result.outcomes]
+    rows = [outcome.as_dict() for outcome in result.outcomes]
     out.listing(document, lambda page: _page(page, result), rows=rows, columns=_COLUMNS,
                 lines=rows)
 
@@ -198,14 +198,14 @@ def _page(page: Human, result: Result) -> None:
 
     page.pairs({
         "tier of": f"{result.broker} ({result.cluster})",
-        "messages": count_text(sum(one.messages for one in result.outcomes)),
-        "size": size_text(sum(one.bytes for one in result.outcomes)),
+        "messages": count_text(sum(outcome.messages for outcome in result.outcomes)),
+        "size": size_text(sum(outcome.bytes for outcome in result.outcomes)),
         "index": f"{count_text(result.items)} items, {plural(result.index_files, 'file')} uploaded",
         **({} if result.checked is None else
            {"read back": f"{count_text(result.checked.messages)} messages are as in the store",
             "verified": "no finding" if not result.checked.findings else "see the warnings"}),
     })
-    rows = [blank_for_none(one.as_dict()) for one in result.outcomes]
+    rows = [blank_for_none(outcome.as_dict()) for outcome in result.outcomes]
     if rows:
         page.blank()
         page.table(rows, [name for name in _COLUMNS[:-1]

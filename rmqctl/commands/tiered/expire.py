@@ -56,17 +56,17 @@ def command(
         place, scope = opened.name, scope_of(opened, tier.cluster, tier.broker)
         if topic is not None and next(opened.queues(topic, broker=scope.broker), None) is None:
             raise UsageError(f"{place}: there is no queue of topic {topic!r}")
-    at = now_ms() if now is None else now
+    time = now_ms() if now is None else now
 
     def propose(_: Scratch) -> applying.Proposal:
         with open_tier(tier.root, tier.metadata) as opened:
-            expiry = expire(opened, scope, at, older_than, topic)
+            expiry = expire(opened, scope, time, older_than, topic)
         messages, files = sum(expiry.messages.values()), sum(expiry.files.values())
         return applying.Proposal(
             expiry.plan,
-            {"now": at, "bytes": expiry.bytes, "files": dict(expiry.files),
+            {"now": time, "bytes": expiry.bytes, "files": dict(expiry.files),
              "messages_expired": messages, "expired_by_topic": expiry.messages,
-             "queues": [one.as_dict() for one in expiry.queues]},
+             "queues": [queue.as_dict() for queue in expiry.queues]},
             {"messages": count_text(messages), "queues": count_text(len(expiry.queues)),
              "files": f"{count_text(files)} ({size_text(expiry.bytes)})"})
 

@@ -71,8 +71,8 @@ def _warn_of(out: Any, tier: Tier) -> None:
         out.warn("no tieredStoreMetadata.json was found (--metadata names it)")
     elif tier.metadata_error is not None:
         out.warn(tier.metadata_error)
-    for one in tier.problems[:20]:
-        out.warn(f"{tier.reader.where(one.path)}: {one.reason}")
+    for problem in tier.problems[:20]:
+        out.warn(f"{tier.reader.where(problem.path)}: {problem.reason}")
 
 
 def _page(page: Human, document: dict[str, Any], kind: str, tz: Any) -> None:
@@ -87,19 +87,19 @@ def _page(page: Human, document: dict[str, Any], kind: str, tz: Any) -> None:
         **dict.fromkeys(("begin_timestamp", "end_timestamp"), moment),
         "items": count_text,
     }
-    found, indexes = document[kind], document["index_files"]
-    several = len({one["broker"] for one in (*found, *indexes)} - {None, ""}) > 1
+    rows, indexes = document[kind], document["index_files"]
+    several = len({row["broker"] for row in (*rows, *indexes)} - {None, ""}) > 1
     styles = {"state": lambda value: _STYLES.get(value, "bad")}
-    shown = [_segment(one) if kind == "segments" else _queue(one) for one in found]
-    same = all(one["size"] == one["in_metadata"] for one in shown if "in_metadata" in one)
+    shown = [_segment(row) if kind == "segments" else _queue(row) for row in rows]
+    same = all(row["size"] == row["in_metadata"] for row in shown if "in_metadata" in row)
     left_out = {*(() if several else ("broker",)), *(("in_metadata",) if same else ())}
     page.table(shown, [name for name in (_SEGMENTS if kind == "segments" else _QUEUES)
                        if name not in left_out], render=render, styles=styles)
     if indexes:
         page.heading("Index files")
-        wrong = any(one["error"] for one in indexes)
+        wrong = any(index["error"] for index in indexes)
         left_out = {*(() if several else ("broker",)), *(() if wrong else ("error",))}
-        page.table([_index(one) for one in indexes],
+        page.table([_index(index) for index in indexes],
                    [name for name in _INDEXES if name not in left_out], render=render)
 
 

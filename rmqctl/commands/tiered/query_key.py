@@ -78,18 +78,18 @@ def command(
 def _reason(files: IndexFiles, query: KeyQuery, answer: KeyAnswer | None,
             false_hits: int) -> str:
     """Why there is nothing, as far as it can be told."""
-    what = query.nothing
+    nothing = query.nothing
     if not files.files and answer is not None:
-        return f"{what}: the tier has no index files"
+        return f"{nothing}: the tier has no index files"
     if answer is not None and answer.unreadable:
         queue, offset, reason = answer.dangling[0]
-        return (f"{what} can be read: the index leads to offset {offset} of queue {queue}'s "
+        return (f"{nothing} can be read: the index leads to offset {offset} of queue {queue}'s "
                 f"commit log: {reason}")
     false_hits += 0 if answer is None else answer.false_hits
     if false_hits:
-        return (f"{what}: the {false_hits} found through the index have other keys of the same "
+        return (f"{nothing}: the {false_hits} found through the index have other keys of the same "
                 "hash (--raw shows them)")
-    return (f"{what} in the index; `rmqctl tiered read DIR --topic {query.topic} --key "
+    return (f"{nothing} in the index; `rmqctl tiered read DIR --topic {query.topic} --key "
             f"{query.key}` looks at the messages themselves")
 
 

@@ -70,31 +70,31 @@ def command(
     projection = show.projection(out)
     faults = Faults(out)
     with tier.open() as opened:
-        found = opened.queue(topic, queue, tier.broker)
+        flat_queue = opened.queue(topic, queue, tier.broker)
         answer: RoutedGet | None = None
         if local.root is not None and offset is not None:
             with local.router(out, opened, tier.broker) as routing:
                 answer = routing.get(topic, queue, offset, count if as_broker else 1)
         elif as_broker and offset is not None:
             matching = None if tag is None else TagMatching(tag)
-            answer = router.tier_only(found, offset, count, matching)
+            answer = router.tier_only(flat_queue, offset, count, matching)
         if as_broker and answer is not None:
             pull = answer
             out.document(_document(pull), lambda page: page.pairs(_document(pull)))
             if not pull.records:
                 faults.found = True
         elif answer is not None and offset is not None:
-            records = [one for one in answer.records if one.queue_offset == offset]
+            records = [record for record in answer.records if record.queue_offset == offset]
             show_records(out, records, projection, show.tz, faults)
             if not records:
                 not_found(out, faults, answer.trouble or f"{answer.status}: no message at queue "
                           f"offset {offset}; min {answer.min}, max {answer.max}")
-        elif found is None:
+        elif flat_queue is None:
             show_records(out, [], projection, show.tz, faults)
             not_found(out, faults, f"the tier has no queue {queue} of topic {topic}")
         else:
-            place = messages.at_offset(found, offset) if offset is not None else (
-                messages.at_place(found, phy or 0, around))
+            place = messages.at_offset(flat_queue, offset) if offset is not None else (
+                messages.at_place(flat_queue, phy or 0, around))
             records = [] if isinstance(place, str) else [place]
             show_records(out, records, projection, show.tz, faults)
             if isinstance(place, str):
@@ -105,5 +105,5 @@ def command(
 def _document(answer: RoutedGet) -> dict[str, Any]:
     return {"status": answer.status, "next_offset": answer.next_offset, "min_offset": answer.min,
             "max_offset": answer.max, "from": answer.side,
-            "queue_offsets": [one.queue_offset for one in answer.records],
-            "physical_offsets": [one.physical_offset for one in answer.records]}
+            "queue_offsets": [record.queue_offset for record in answer.records],
+            "physical_offsets": [record.physical_offset for record in answer.records]}

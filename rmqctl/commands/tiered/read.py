@@ -57,8 +57,9 @@ def command(
         if local.root is not None and topic is not None:
             unreadable(opened, topic, faults.report)
             with local.router(out, opened, tier.broker) as router:
-                found = faults.judged(routed_pages(router, topic, wanted, faults.report))
-                shown = show_rows(out, rows_of(found, projection), projection, show.tz, empty="")
+                found_pages = faults.judged(routed_pages(router, topic, wanted, faults.report))
+                shown = show_rows(out, rows_of(found_pages, projection), projection, show.tz,
+                                  empty="")
                 known = routed_queues(router, topic)
             if not shown:
                 out.note("no messages" if known and queue in (None, *known) else
@@ -66,7 +67,7 @@ def command(
         else:
             chosen = list(opened.queues(topic, queue, broker))
             _say_offset(out, opened, wanted.from_offset, topic, queue, broker)
-            size = sum(one.usable for each in chosen for one in each.commit_log.segments)
+            size = sum(segment.usable for each in chosen for segment in each.commit_log.segments)
             with out.progress("reading the tier", size) as progress:
                 rows = rows_of(faults.judged(pages(opened, wanted, broker, faults.report,
                                                    progress.advance)), projection)
@@ -85,10 +86,10 @@ def _missing(tier: Tier, topic: str | None, queue: int | None, broker: str | Non
 
     if topic is None:
         return "the tier has no queues"
-    numbers = [str(one.name.queue_id) for one in tier.queues(topic, None, broker)]
+    numbers = [str(flat_queue.name.queue_id) for flat_queue in tier.queues(topic, None, broker)]
     if numbers:
         return f"topic {topic} has no queue {queue} in the tier; there are: {named(numbers)}"
-    topics = sorted({one.name.topic for one in tier.queues(broker=broker)})
+    topics = sorted({flat_queue.name.topic for flat_queue in tier.queues(broker=broker)})
     return f"topic {topic} is not in the tier; " + (
         f"there are: {named(topics)}" if topics else "it has no queues at all")
 
@@ -101,8 +102,8 @@ def _say_offset(out: Output, tier: Tier, offset: int | None, topic: str | None, 
 
     if offset is None or topic is None or queue is None:
         return
-    for one in tier.queues(topic, queue, broker):
-        found = get_message.get(one, offset, 1)
-        if found.status not in (get_message.FOUND, get_message.NO_MATCH, get_message.FOUND_NULL):
-            answer = Answer(found.status, found.next_offset, found.min, found.max)
+    for flat_queue in tier.queues(topic, queue, broker):
+        result = get_message.get(flat_queue, offset, 1)
+        if result.status not in (get_message.FOUND, get_message.NO_MATCH, get_message.FOUND_NULL):
+            answer = Answer(result.status, result.next_offset, result.min, result.max)
             out.note(f"{topic}/{queue}: {meaning(answer, offset)}")

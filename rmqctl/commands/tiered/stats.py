@@ -45,12 +45,12 @@ def command(
     apart = by == "broker"
     query = Query("none" if apart else by, tier.broker, options.topic, *options.times())
     with tier.open() as opened:
-        size = sum(one.usable for queue in opened.queues(options.topic, broker=tier.broker)
-                   for one in queue.commit_log.segments)
+        size = sum(segment.usable for queue in opened.queues(options.topic, broker=tier.broker)
+                   for segment in queue.commit_log.segments)
         with out.progress("counting", size) as progress:
-            found = collect(opened, query, apart=apart, progress=progress.advance)
-    _show(out, found, by, options)
-    if not found.is_whole:
+            figures = collect(opened, query, apart=apart, progress=progress.advance)
+    _show(out, figures, by, options)
+    if not figures.is_whole:
         raise typer.Exit(int(ExitCode.IO))
 
 
@@ -62,8 +62,8 @@ def _show(out: Output, counted: Figures, by: str, options: StatsOptions) -> None
     tz, sort, top = options.tz, options.sort, options.top
     for problem in counted.problems[:20]:
         out.warn(problem)
-    for one in counted.brokers.values():
-        stats.warn(out, one)
+    for aggregate in counted.brokers.values():
+        stats.warn(out, aggregate)
     names = sorted(counted.brokers)
     sums = [counted.brokers[name] for name in names]
     if not sums:

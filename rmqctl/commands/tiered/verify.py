@@ -64,9 +64,10 @@ def command(
         store = None if local is None else stack.enter_context(Store.open(local))
         if opened.broker_root is not None:
             warn_if_held(out, probe(os.path.join(opened.broker_root, "lock")), opened.broker_root)
-        size = sum(one.usable for queue in opened.queues(broker=tier.broker)
-                   for one in queue.commit_log.segments)
-        size += sum(one.size for _, flat in opened.indexes(tier.broker) for one in flat.segments)
+        size = sum(segment.usable for queue in opened.queues(broker=tier.broker)
+                   for segment in queue.commit_log.segments)
+        size += sum(segment.size for _, flat in opened.indexes(tier.broker)
+                    for segment in flat.segments)
         with out.progress("verify", size) as progress:
             result = verdict(Verification(opened, options, store, progress.advance), max_findings)
         show(out, result, covered)
@@ -96,7 +97,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
                           "cover the local offset), "
                           f"{count_text(cover.items_unverifiable)} index items",
     }
-    if any(one["structure"] == "local" for one in verdict.checked):
+    if any(row["structure"] == "local" for row in verdict.checked):
         pairs["local store"] = (
             f"{count_text(cover.local_equal)} in both and equal, {count_text(cover.local_only)} "
             f"local only, {count_text(cover.tiered_only)} tiered only, "

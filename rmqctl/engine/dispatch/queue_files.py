@@ -83,7 +83,7 @@ class FilePool:
 
     def write(self, path: str, data: bytes | memoryview, position: int, *,
               unused: bool = False) -> None:
-        """Writes all of ``data`` at position ``at`` of a file that exists.
+        """Writes all of ``data`` at ``position`` of a file that exists.
 
         ``unused``: nothing of value was there, so a write that fails half way is wiped out again:
         no half unit may pass for a whole one.
@@ -98,7 +98,7 @@ class FilePool:
             raise
 
     def read(self, path: str, length: int, position: int) -> bytes:
-        """Up to ``length`` bytes at position ``at``."""
+        """Up to ``length`` bytes at ``position``."""
         fd = self._descriptor(path)
         try:
             return os.pread(fd, length, position)

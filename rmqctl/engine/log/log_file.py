@@ -57,7 +57,7 @@ class LogFile(ABC):
 
     @abstractmethod
     def append(self, parts: Sequence[Part], position: int) -> int:
-        """Appends the parts at position ``at``, which must be `wrote`; the number of bytes.
+        """Appends the parts at ``position``, which must be `wrote`; the number of bytes.
 
         Views must have items of one byte. StoreIOError; then nothing was appended.
         """

@@ -26,33 +26,33 @@ class BrokerIdentity(NamedTuple):
 
 def pieces(data: bytes) -> list[tuple[str, int, bytes]]:
     """(field name, offset, bytes) of each part, as far as they are there."""
-    found = []
-    at = 0
+    parts = []
+    position = 0
     for name, raw in zip(PARTS, data.rstrip(b"\r\n").split(SEPARATOR.encode(), len(PARTS) - 1),
                          strict=False):
-        found.append((name, at, raw))
-        at += len(raw) + len(SEPARATOR)
-    return found
+        parts.append((name, position, raw))
+        position += len(raw) + len(SEPARATOR)
+    return parts
 
 
 def parse(data: bytes) -> BrokerIdentity:
     """The identity. FormatError names the part that is missing or wrong."""
     texts: list[str] = []
-    for name, at, raw in pieces(data):
+    for name, position, raw in pieces(data):
         try:
             texts.append(raw.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise FormatError("not UTF-8", offset=at + error.start, path=name) from None
+            raise FormatError("not UTF-8", offset=position + error.start, path=name) from None
         if not raw:
-            raise FormatError("empty", offset=at, path=name)
+            raise FormatError("empty", offset=position, path=name)
     required = len(PARTS) - 1
     if len(texts) < required:
         raise FormatError("missing", offset=len(data), path=PARTS[len(texts)])
     try:
         broker_id = java_int(texts[2], 64)
     except ValueError:
-        at = pieces(data)[2][1]
-        raise FormatError("not a 64-bit number", offset=at, path=PARTS[2]) from None
+        position = pieces(data)[2][1]
+        raise FormatError("not a 64-bit number", offset=position, path=PARTS[2]) from None
     return BrokerIdentity(texts[0], texts[1], broker_id, *texts[required:])
 
 

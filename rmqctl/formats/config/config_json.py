@@ -56,9 +56,9 @@ _BAD_BYTES = re.compile("[\udc80-\udcff]+")
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
 
 
-def _behind_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
+def _behind_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
 
 
 class _NotStrictError(ValueError):
@@ -78,10 +78,10 @@ def _strict_float(text: str) -> float:
 
 
 def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise _NotStrictError
-    return found
+    return members
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -115,16 +115,16 @@ class _Text:
                           "U+FFFD stands for each")
                 self.text = _BAD_BYTES.sub(lambda m: "\ufffd" * len(m[0]), escaped)
 
-    def byte_offset(self, at: int) -> int:
-        """Where character ``at`` lies in the file."""
+    def byte_offset(self, position: int) -> int:
+        """Where character ``position`` lies in the file."""
         if self._ascii:
-            return at
-        return len(self._escaped[:at].encode("utf-8", "surrogateescape"))
+            return position
+        return len(self._escaped[:position].encode("utf-8", "surrogateescape"))
 
-    def note(self, kind: str, at: int, detail: str) -> None:
-        """Keeps an oddity at character ``at``."""
+    def note(self, kind: str, position: int, detail: str) -> None:
+        """Keeps an oddity at character ``position``."""
         if len(self.oddities) < MAX_ODDITIES:
-            self.oddities.append(Oddity(kind, self.byte_offset(at), detail))
+            self.oddities.append(Oddity(kind, self.byte_offset(position), detail))
 
 
 def _deep(text: str) -> bool:
@@ -146,8 +146,8 @@ class _Reader:
         self._source, self._text, self._at = source, source.text, source.start
         self._stack: list[tuple[Any, str | None]] = []
 
-    def _fail(self, reason: str, at: int | None = None) -> NoReturn:
-        where = self._at if at is None else at
+    def _fail(self, reason: str, position: int | None = None) -> NoReturn:
+        where = self._at if position is None else position
         path = "".join(f"[{len(inside)}]" if isinstance(inside, list) else f".{key or ''}"
                        for inside, key in self._stack).rstrip(".")
         if where >= len(self._text):
@@ -164,13 +164,13 @@ class _Reader:
         match = _STRING.match(self._text, self._at)
         if match is None:
             self._fail("a text is not closed or holds what JSON forbids")
-        raw, at = match[1], self._at
+        raw, position = match[1], self._at
         self._at = match.end()
         if "\\" not in raw:
             return raw
         text: str = json.loads(match[0])
         if _SURROGATE.search(text):
-            self._source.note(LONE_SURROGATE, at, "half of a surrogate pair")
+            self._source.note(LONE_SURROGATE, position, "half of a surrogate pair")
         return text
 
     def _scalar(self) -> Any:
@@ -191,17 +191,18 @@ class _Reader:
         return value
 
     def _key(self, container: dict[str, Any]) -> str:
-        at = self._at
-        if self._text.startswith('"', at):
+        position = self._at
+        if self._text.startswith('"', position):
             key = self._string()
         else:
-            match = _INTEGER_KEY.match(self._text, at)
+            match = _INTEGER_KEY.match(self._text, position)
             if match is None:
                 self._fail("a key was expected")
             key = match[0]
             self._at = match.end()
         if key in container:
-            self._source.note(DUPLICATE_KEY, at, f"{key[:80]!r} stands twice, the later one counts")
+            self._source.note(DUPLICATE_KEY, position, f"{key[:80]!r} stands twice, the later one "
+                                                       "counts")
         if self._skip() != ":":
             self._fail("a colon was expected")
         self._at += 1
@@ -280,11 +281,12 @@ def parse(data: bytes) -> Parsed:
     value, end = _decode(source)
     rest = source.text[end:]
     if rest.strip(" \t\r\n"):
-        at = source.byte_offset(_behind_space(source.text, end))
+        position = source.byte_offset(_behind_space(source.text, end))
         if not isinstance(value, dict | list):
-            raise FormatError("no JSON object", offset=at, path="$")
+            raise FormatError("no JSON object", offset=position, path="$")
         source.oddities.append(Oddity(
-            TRAILING_GARBAGE, at, f"{len(data) - at} bytes follow the end of the JSON value"))
+            TRAILING_GARBAGE, position, f"{len(data) - position} bytes follow the end of the JSON "
+                                        "value"))
     return Parsed(value, sorted(source.oddities, key=lambda oddity: oddity.offset))
 
 

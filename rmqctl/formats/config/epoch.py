@@ -35,14 +35,14 @@ class Line(NamedTuple):
 
 def lines(data: bytes) -> list[Line]:
     """The lines as Java's ``readLine`` cuts them, with their places."""
-    found = []
-    at = 0
-    while at < len(data):
-        match = _LINE.match(data, at)
+    lines_of_file = []
+    position = 0
+    while position < len(data):
+        match = _LINE.match(data, position)
         assert match is not None  # the pattern matches anywhere
-        found.append(Line(at, match[1]))
-        at = match.end()
-    return found
+        lines_of_file.append(Line(position, match[1]))
+        position = match.end()
+    return lines_of_file
 
 
 def _number(line: Line, path: str, bits: int = 32) -> int:
@@ -65,19 +65,19 @@ def _entry(line: Line, number: int) -> Epoch:
 
 def parse(data: bytes) -> list[Epoch]:
     """The entries. FormatError on a wrong count, CRC or line."""
-    found = lines(data)
+    file_lines = lines(data)
     for number, path in enumerate(("count", "crc")):
-        if len(found) <= number:
+        if len(file_lines) <= number:
             raise FormatError("missing", offset=len(data), path=path)
-    count, crc = _number(found[0], "count"), _number(found[1], "crc")
-    entries = [_entry(line, i) for i, line in enumerate(found[2:])]
+    count, crc = _number(file_lines[0], "count"), _number(file_lines[1], "crc")
+    entries = [_entry(line, i) for i, line in enumerate(file_lines[2:])]
     if len(entries) != count:
         raise FormatError(f"says {count}, the file has {len(entries)} entries",
-                          offset=found[0].at, path="count")
+                          offset=file_lines[0].at, path="count")
     if crc != UNCHECKED and crc not in (_crc(entries, "\n"), _crc(entries, "\r\n"),
-                                        _crc_of(data[found[2].at:] if entries else b"")):
+                                        _crc_of(data[file_lines[2].at:] if entries else b"")):
         raise FormatError(f"says {crc}, the entries make {_crc(entries, chr(10))}",
-                          offset=found[1].at, path="crc")
+                          offset=file_lines[1].at, path="crc")
     return entries
 
 

@@ -75,7 +75,7 @@ def _order(keys: tuple[str | int, ...], capacity: int) -> list[int]:
                 buckets, capacity = _doubled(buckets, capacity), 2 * capacity
         while number + 1 >= capacity - (capacity >> 2):
             buckets, capacity = _doubled(buckets, capacity), 2 * capacity
-    return [number for at in sorted(buckets) for _, number in buckets[at]]
+    return [number for bucket in sorted(buckets) for _, number in buckets[bucket]]
 
 
 def _doubled(buckets: dict[int, list[_Node]], capacity: int) -> dict[int, list[_Node]]:
@@ -84,8 +84,8 @@ def _doubled(buckets: dict[int, list[_Node]], capacity: int) -> dict[int, list[_
     Of each bucket the last run of nodes that stay together keeps its order; each node before is
     put in front of those that have its new bucket.
     """
-    found: dict[int, list[_Node]] = {}
-    for at, nodes in buckets.items():
+    doubled: dict[int, list[_Node]] = {}
+    for bucket, nodes in buckets.items():
         last = len(nodes) - 1
         while last and nodes[last - 1][0] & capacity == nodes[last][0] & capacity:
             last -= 1
@@ -93,6 +93,7 @@ def _doubled(buckets: dict[int, list[_Node]], capacity: int) -> dict[int, list[_
         halves[bool(nodes[last][0] & capacity)].extend(nodes[last:])
         for node in nodes[:last]:
             halves[bool(node[0] & capacity)].insert(0, node)
-        found.update((place, half) for half, place in zip(halves, (at, at + capacity), strict=True)
-                     if half)
-    return found
+        doubled.update((place, half)
+                       for half, place in zip(halves, (bucket, bucket + capacity), strict=True)
+                       if half)
+    return doubled

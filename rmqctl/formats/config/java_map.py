@@ -78,10 +78,10 @@ class JavaMap:
     @classmethod
     def from_properties(cls, raw: str, capacity: int) -> JavaMap:
         """The map a 4.9.1+ / 5.x broker makes of a properties string."""
-        found = cls(capacity)
+        java_map = cls(capacity)
         for key, value in properties.parse(raw).items():
-            found.put(key, value)
-        return found
+            java_map.put(key, value)
+        return java_map
 
     def put(self, key: str, value: str) -> None:
         if key not in self._entries:

@@ -73,6 +73,6 @@ def _unescaped(text: str, line: int) -> str:
                               "refuses the file")
         return chr(int(match.group(2), 16))
 
-    made = _ESCAPE.sub(character, text)
+    unescaped = _ESCAPE.sub(character, text)
     # Two UTF-16 units that are one character stand in two escapes.
-    return made.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -14,9 +14,9 @@ def parse(data: bytes) -> int | None:
     if not data:
         return None
     text = data.rstrip(b"\r\n")
-    for at, byte in enumerate(text):
-        if not 0x30 <= byte <= 0x39 or at >= MAX_DIGITS:
-            raise FormatError("neither empty nor a process id", offset=at, path="pid")
+    for position, byte in enumerate(text):
+        if not 0x30 <= byte <= 0x39 or position >= MAX_DIGITS:
+            raise FormatError("neither empty nor a process id", offset=position, path="pid")
     if not text:
         raise FormatError("neither empty nor a process id", offset=0, path="pid")
     return int(text)

@@ -50,10 +50,10 @@ def build(crc: int) -> bytes:
 def parse(data: bytes, base: int = 0) -> int:
     """The CRC in the twenty bytes ``data``. FormatError when they are none."""
     try:
-        found = AppendedCrc.parse(data)
+        appended = AppendedCrc.parse(data)
         if len(data) != SIZE:
             raise FormatError(f"has {len(data)} bytes, not {SIZE}", offset=base, path="end")
-        return read_digits(found.digits.decode("ascii", "replace"))
+        return read_digits(appended.digits.decode("ascii", "replace"))
     except ConstructError as error:
         path = (error.path or "").removeprefix("(parsing) -> ")
         raise FormatError("not an appended CRC", offset=base, path=path) from None
@@ -81,8 +81,8 @@ def stored(record: bytes) -> int | None:
 
 def verify(record: bytes) -> bool | None:
     """Whether the appended CRC matches the record; None when there is none."""
-    found = stored(record)
-    return None if found is None else found == compute(record)
+    stored_crc = stored(record)
+    return None if stored_crc is None else stored_crc == compute(record)
 
 
 def seal(record: bytes) -> bytes:

@@ -77,32 +77,32 @@ def _judge(size: int, bit_map_size: int, where: int) -> None:
                           offset=where, path="size")
 
 
-def parse(data: bytes, at: int = 0, base: int = 0) -> UnitRecord:
-    """The unit at ``data[at:]`` through construct. FormatError names field and offset."""
-    where = base + at
+def parse(data: bytes, position: int = 0, base: int = 0) -> UnitRecord:
+    """The unit at ``data[position:]`` through construct. FormatError names field and offset."""
+    where = base + position
     try:
-        found = Unit.parse(data[at:] if at >= 0 else b"")
+        values = Unit.parse(data[position:] if position >= 0 else b"")
     except ConstructError as error:
         path = (error.path or "").removeprefix("(parsing) -> ")
         if path == "bit_map" and "negative" in str(error):
             raise FormatError("negative length", offset=where, path="bit_map_size") from None
         raise FormatError(TOO_SHORT, offset=where, path=path) from None
-    _judge(found.size, found.bit_map_size, where)
-    return UnitRecord(found.size, found.tags_code, found.store_timestamp, found.bit_map)
+    _judge(values.size, values.bit_map_size, where)
+    return UnitRecord(values.size, values.tags_code, values.store_timestamp, values.bit_map)
 
 
-def decode(data: bytes | memoryview, at: int = 0, base: int = 0) -> UnitRecord:
-    """The unit at ``data[at:]`` through the derived struct; same answers as `parse`."""
-    where = base + at
-    available = len(data) - at if 0 <= at <= len(data) else 0
+def decode(data: bytes | memoryview, position: int = 0, base: int = 0) -> UnitRecord:
+    """The unit at ``data[position:]`` through the derived struct; same answers as `parse`."""
+    where = base + position
+    available = len(data) - position if 0 <= position <= len(data) else 0
     if available < HEAD_SIZE:
         short = next(part for part in layout.prefix(Unit) if part.offset + part.size > available)
         raise FormatError(TOO_SHORT, offset=where, path=short.name)
-    size, tags_code, store_timestamp, bit_map_size = _HEAD.unpack_from(data, at)
+    size, tags_code, store_timestamp, bit_map_size = _HEAD.unpack_from(data, position)
     if bit_map_size >= 0 and available < HEAD_SIZE + bit_map_size:
         raise FormatError(TOO_SHORT, offset=where, path="bit_map")
     _judge(size, bit_map_size, where)
-    bits = at + HEAD_SIZE
+    bits = position + HEAD_SIZE
     return UnitRecord(size, tags_code, store_timestamp, bytes(data[bits:bits + bit_map_size]))
 
 
@@ -127,47 +127,48 @@ class Step(NamedTuple):
     error: FormatError | None = None
 
 
-def walk(data: bytes, at: int = 0, base: int = 0) -> Iterator[Step]:
-    """Units of one file from ``at`` up to the end mark or unused space; always moves on.
+def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
+    """Units of one file from ``position`` up to the end mark or unused space; always moves on.
 
     A damaged unit is stepped over by whichever of its two lengths leads to a sound place, else by
     its size as a broker does. Where neither can be, nothing says where the next unit starts.
     """
-    while at + _SIZE.size <= len(data):
-        size = _SIZE.unpack_from(data, at)[0]
-        if data.startswith(END_MARK, at):
-            yield Step(at, _SIZE.size, end=True)
+    while position + _SIZE.size <= len(data):
+        size = _SIZE.unpack_from(data, position)[0]
+        if data.startswith(END_MARK, position):
+            yield Step(position, _SIZE.size, end=True)
             return
-        if not any(data[at:at + HEAD_SIZE]):
+        if not any(data[position:position + HEAD_SIZE]):
             return
         try:
-            unit = decode(data, at, base)
+            unit = decode(data, position, base)
         except FormatError as error:
-            step = _over(data, at, size)
-            yield Step(at, step or len(data) - at, end=not step, error=error)
+            step = _over(data, position, size)
+            yield Step(position, step or len(data) - position, end=not step, error=error)
             if not step:
                 return
-            at += step
+            position += step
         else:
-            yield Step(at, size, unit)
-            at += size
+            yield Step(position, size, unit)
+            position += size
 
 
-def _over(data: bytes, at: int, size: int) -> int:
+def _over(data: bytes, position: int, size: int) -> int:
     """Bytes from a damaged unit to the next; 0 when nothing tells."""
     lengths = [size]
-    if at + HEAD_SIZE <= len(data):
-        lengths.append(HEAD_SIZE + _HEAD.unpack_from(data, at)[-1])
-    lengths = [one for one in lengths if HEAD_SIZE <= one <= len(data) - at]
-    return next((one for one in lengths if _sound(data, at + one)), max(lengths[:1], default=0))
+    if position + HEAD_SIZE <= len(data):
+        lengths.append(HEAD_SIZE + _HEAD.unpack_from(data, position)[-1])
+    lengths = [length for length in lengths if HEAD_SIZE <= length <= len(data) - position]
+    return next((length for length in lengths if _sound(data, position + length)),
+                max(lengths[:1], default=0))
 
 
-def _sound(data: bytes, at: int) -> bool:
-    """Whether a unit, the end mark, unused space or the end of the data is at ``at``."""
-    if data.startswith(END_MARK, at) or not any(data[at:at + HEAD_SIZE]):
+def _sound(data: bytes, position: int) -> bool:
+    """Whether a unit, the end mark, unused space or the end of the data is at ``position``."""
+    if data.startswith(END_MARK, position) or not any(data[position:position + HEAD_SIZE]):
         return True
     try:
-        decode(data, at)
+        decode(data, position)
     except FormatError:
         return False
     return True

@@ -75,13 +75,13 @@ class Properties(Protocol):
     def get(self, key: str, /) -> str | None: ...
 
 
-def delay_level_of(found: Properties) -> int:
+def delay_level_of(properties: Properties) -> int:
     """The delay level a message asks for; 0 for none.
 
     ValueError when ``DELAY`` is no number: a broker then fails with an exception, and stores
     nothing.
     """
-    text = found.get(props.DELAY)
+    text = properties.get(props.DELAY)
     if text is None:
         return 0
     try:

@@ -57,12 +57,12 @@ def alone(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_record(record: Record) -> list[str]:
     """The categories of `ALONE` that a record breaks."""
-    found = alone({
+    broken_rules = alone({
         "born_host.port": record.born_host[1], "store_host.port": record.store_host[1],
         "sys_flag": record.sys_flag, "reconsume_times": record.reconsume_times,
         "prepared_transaction_offset": record.prepared_transaction_offset,
         "physical_offset": record.physical_offset})
-    return [name for name, broken in found.items() if broken]
+    return [name for name, broken in broken_rules.items() if broken]
 
 
 def is_number(value: str, bits: int) -> bool:

@@ -14,9 +14,9 @@ LOCKED_RANGE = (0, 1)
 def parse(data: bytes) -> str:
     """``lock``, or an empty text for a store that was opened and never started."""
     if data not in (CONTENT, b""):
-        at = next((i for i, (a, b) in enumerate(zip(data, CONTENT, strict=False)) if a != b),
-                  min(len(data), len(CONTENT)))
-        raise FormatError("not the text of a lock file", offset=at, path="text")
+        position = next((i for i, (a, b) in enumerate(zip(data, CONTENT, strict=False)) if a != b),
+                        min(len(data), len(CONTENT)))
+        raise FormatError("not the text of a lock file", offset=position, path="text")
     return data.decode("ascii")
 
 

@@ -178,28 +178,28 @@ def is_magic(value: int) -> bool:
     return value in VERSIONS
 
 
-def total_size_at(data: bytes | bytearray | memoryview, at: int = 0) -> int:
-    """The size in bytes that a record (or blank) at ``data[at:]`` gives itself; may be negative.
+def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
+    """The size in bytes that a record (or blank) at ``position`` gives itself; may be negative.
 
     0, which no record has, where the data ends before it.
     """
-    if len(data) < at + _TOTAL_SIZE.size:
+    if len(data) < position + _TOTAL_SIZE.size:
         return 0
-    size: int = _TOTAL_SIZE.unpack_from(data, at)[0]
+    size: int = _TOTAL_SIZE.unpack_from(data, position)[0]
     return size
 
 
-def magic_at(data: bytes | bytearray | memoryview, at: int = 0) -> int:
-    """The magic (unsigned) of a record at ``data[at:]``; 0 where the data ends before it."""
-    if len(data) < at + _MAGIC.size:
+def magic_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
+    """The magic (unsigned) of a record at ``data[position:]``; 0 where the data ends before it."""
+    if len(data) < position + _MAGIC.size:
         return 0
-    magic: int = _MAGIC.unpack_from(data, at)[0]
+    magic: int = _MAGIC.unpack_from(data, position)[0]
     return magic
 
 
-def properties_length_at(data: bytes | memoryview, at: int = 0) -> int:
-    """The length of the properties, from their length field at ``data[at:]``."""
-    length: int = _PROPERTIES_LENGTH.unpack_from(data, at)[0]
+def properties_length_at(data: bytes | memoryview, position: int = 0) -> int:
+    """The length of the properties, from their length field at ``data[position:]``."""
+    length: int = _PROPERTIES_LENGTH.unpack_from(data, position)[0]
     return length
 
 
@@ -223,10 +223,10 @@ def _refuse(path: str, reason: str, offset: int | None) -> FormatError:
     return FormatError(reason, offset=offset, path=path)
 
 
-def _refusal(data: bytes | memoryview, at: int, where: int) -> FormatError:
-    """Why no record can be read at ``data[at:]``: the first field that is wrong or not whole."""
+def _refusal(data: bytes | memoryview, position: int, where: int) -> FormatError:
+    """Why no record can be read at ``position``: the first field that is wrong or not whole."""
     last: tuple[str, int | bytes | None] = ("", None)
-    for part in trace(Message, data, at):
+    for part in trace(Message, data, position):
         if part.name == "magic" and part.whole and part.value not in VERSIONS:
             return _refuse("magic", f"not a message magic: {part.raw.hex()}", where)
         if not part.whole:
@@ -237,26 +237,26 @@ def _refusal(data: bytes | memoryview, at: int, where: int) -> FormatError:
     return _refuse("total_size", "no record", where)
 
 
-def parse(data: bytes, at: int = 0, base: int | None = None) -> Record:
-    """The record at ``data[at:]`` through construct. FormatError names field and offset.
+def parse(data: bytes, position: int = 0, base: int | None = None) -> Record:
+    """The record at ``data[position:]`` through construct. FormatError names field and offset.
 
     ``base`` is the physical offset of ``data[0]``; it is only used to word errors.
     """
-    where = at if base is None else base + at
-    if at < 0 or at > len(data):
+    where = position if base is None else base + position
+    if position < 0 or position > len(data):
         raise _refuse("total_size", "outside the data", where)
     try:
-        found = Message.parse(data[at:])
+        values = Message.parse(data[position:])
     except ConstructError:
-        raise _refusal(data, at, where) from None
-    lengths = (found.body_length, found.topic_length, found.properties_length)
-    _judge(found.total_size, found.magic, found.sys_flag, lengths, where)
+        raise _refusal(data, position, where) from None
+    lengths = (values.body_length, values.topic_length, values.properties_length)
+    _judge(values.total_size, values.magic, values.sys_flag, lengths, where)
     return Record(
-        found.total_size, found.magic, found.body_crc, found.queue_id, found.flag,
-        found.queue_offset, found.physical_offset, found.sys_flag, found.born_timestamp,
-        (found.born_host.address, found.born_host.port), found.store_timestamp,
-        (found.store_host.address, found.store_host.port), found.reconsume_times,
-        found.prepared_transaction_offset, found.body, found.topic, found.properties,
+        values.total_size, values.magic, values.body_crc, values.queue_id, values.flag,
+        values.queue_offset, values.physical_offset, values.sys_flag, values.born_timestamp,
+        (values.born_host.address, values.born_host.port), values.store_timestamp,
+        (values.store_host.address, values.store_host.port), values.reconsume_times,
+        values.prepared_transaction_offset, values.body, values.topic, values.properties,
     )
 
 
@@ -273,41 +273,44 @@ def _judge(total: int, magic: int, sys_flag: int, lengths: tuple[int, int, int],
         raise _refuse("total_size", f"says {total} bytes, the fields make {expected}", where)
 
 
-def decode(data: bytes | memoryview, at: int = 0, base: int | None = None) -> Record:
-    """The record at ``data[at:]`` through the derived fast path; same answers as `parse`."""
-    where = at if base is None else base + at
+def decode(data: bytes | memoryview, position: int = 0, base: int | None = None) -> Record:
+    """The record at ``data[position:]`` through the derived fast path; same answers as `parse`."""
+    where = position if base is None else base + position
     end = len(data)
-    if at < 0 or at > end:
+    if position < 0 or position > end:
         raise _refuse("total_size", "outside the data", where)
-    if at + START_SIZE > end:
-        raise _refusal(data, at, where)
-    total, magic, sys_flag = _START.unpack_from(data, at)
+    if position + START_SIZE > end:
+        raise _refusal(data, position, where)
+    # The head, whose layout depends on the magic and the width of the addresses.
+    total, magic, sys_flag = _START.unpack_from(data, position)
     if magic not in VERSIONS:
         raise _refuse("magic", f"not a message magic: {magic:08x}", where)
     shape = variant(sys_flag & HOST_BITS, magic)
-    if at + shape.head_size > end:
-        raise _refusal(data, at, where)
+    if position + shape.head_size > end:
+        raise _refusal(data, position, where)
     (_, _, crc, queue_id, flag, queue_offset, physical_offset, _, born_timestamp, born_address,
      born_port, store_timestamp, store_address, store_port, reconsume, prepared,
-     body_length) = shape.head.unpack_from(data, at)
+     body_length) = shape.head.unpack_from(data, position)
     if body_length < 0:
         raise _refuse("body_length", "negative length", where)
-    body_at = at + shape.head_size
+    # Body, topic and properties, each with its length before it.
+    body_at = position + shape.head_size
     topic_at = body_at + body_length + shape.topic_length.size
     if topic_at > end:
-        raise _refusal(data, at, where)
+        raise _refusal(data, position, where)
     topic_length: int = shape.topic_length.unpack_from(data, topic_at - shape.topic_length.size)[0]
     if topic_length < 0:
         raise _refuse("topic_length", "negative length", where)
     properties_at = topic_at + topic_length + _PROPERTIES_LENGTH.size
     if properties_at > end:
-        raise _refusal(data, at, where)
+        raise _refusal(data, position, where)
     properties_length: int = _PROPERTIES_LENGTH.unpack_from(
         data, properties_at - _PROPERTIES_LENGTH.size)[0]
     if properties_length < 0:
         raise _refuse("properties_length", "negative length", where)
     if properties_at + properties_length > end:
-        raise _refusal(data, at, where)
+        raise _refusal(data, position, where)
+    # The lengths have to make the total size.
     _judge(total, magic, sys_flag, (body_length, topic_length, properties_length), where)
     return Record(
         total, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag,

@@ -31,14 +31,14 @@ OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 def parse(raw: str) -> dict[str, str]:
     """The map a 4.9.1+ / 5.x broker reads: values may hold 0x01, empty keys or values drop."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for segment in raw.split(PROPERTY_SEPARATOR):
         if len(segment) < 3:
             continue
-        at = segment.find(NAME_VALUE_SEPARATOR)
-        if 1 <= at < len(segment) - 1:
-            found[segment[:at]] = segment[at + 1:]
-    return found
+        separator = segment.find(NAME_VALUE_SEPARATOR)
+        if 1 <= separator < len(segment) - 1:
+            properties[segment[:separator]] = segment[separator + 1:]
+    return properties
 
 
 def build(properties: dict[str, str], *, trailing: bool = True) -> str:

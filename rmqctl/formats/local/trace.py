@@ -41,31 +41,32 @@ def _size(leaf: Any, context: Container) -> int:
     return int(size(context) if callable(size) else size)
 
 
-def trace(declaration: Any, data: bytes | memoryview, at: int = 0) -> Iterator[Traced]:
-    """The fields of the record at ``data[at:]``, ending at the first that is not whole."""
-    yield from _trace(declaration, data, at, "")
+def trace(declaration: Any, data: bytes | memoryview, position: int = 0) -> Iterator[Traced]:
+    """The fields of the record at ``data[position:]``, ending at the first that is not whole."""
+    yield from _trace(declaration, data, position, "")
 
 
-def _trace(declaration: Any, data: bytes | memoryview, at: int, prefix: str) -> Iterator[Traced]:
+def _trace(declaration: Any, data: bytes | memoryview, position: int,
+           prefix: str) -> Iterator[Traced]:
     context = Container()
     for subcon in declaration.subcons:
         name = f"{prefix}{subcon.name}"
         leaf = _leaf(subcon, context)
         if isinstance(leaf, Struct):
-            for inner in _trace(leaf, data, at, f"{name}."):
+            for inner in _trace(leaf, data, position, f"{name}."):
                 yield inner
                 if not inner.whole:
                     return
-                at = inner.at + len(inner.raw)
+                position = inner.at + len(inner.raw)
             continue
         if not isinstance(leaf, FormatField | Bytes):
             raise TypeError(f"{name}: no place for a {type(leaf).__name__}")
         size = _size(leaf, context)
-        raw = bytes(data[at:at + size]) if size >= 0 else b""
+        raw = bytes(data[position:position + size]) if size >= 0 else b""
         if size < 0 or len(raw) < size:
-            yield Traced(name, at, raw, None, whole=False)
+            yield Traced(name, position, raw, None, whole=False)
             return
         value = struct.unpack(leaf.fmtstr, raw)[0] if isinstance(leaf, FormatField) else raw
         context[subcon.name] = value
-        yield Traced(name, at, raw, value)
-        at += size
+        yield Traced(name, position, raw, value)
+        position += size

@@ -226,8 +226,8 @@ def masked_hash(topic: str, key: str) -> int:
 
 def both_hashes(topic: str, key: str) -> tuple[int, ...]:
     """The hashes under which a key may be found, the one of 5.1 to 5.3.3 first."""
-    one, other = key_hash(topic, key), masked_hash(topic, key)
-    return (one,) if one == other else (one, other)
+    plain, other = key_hash(topic, key), masked_hash(topic, key)
+    return (plain,) if plain == other else (plain, other)
 
 
 ReadAt = Callable[[int, int], bytes]
@@ -256,11 +256,12 @@ def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | No
     usual = None if rest else _shape(count, 4 * count, old)
     if usual is not None and (header.item_count == 0 or _fits(read, usual, header)):
         return usual
-    found = [one for one in _fitting(read, size, header, old=old) if _fits(read, one, header)]
-    if len(found) > 1:
-        found = [one for one in found if _used(read, one) == header.slot_count]
-    if len(found) == 1:
-        return found[0]
+    fitting = [shape for shape in _fitting(read, size, header, old=old)
+               if _fits(read, shape, header)]
+    if len(fitting) > 1:
+        fitting = [shape for shape in fitting if _used(read, shape) == header.slot_count]
+    if len(fitting) == 1:
+        return fitting[0]
     if usual is not None:
         return usual
     raise FormatError(f"the number of hash slots of an open index file of {size} bytes is not to "
@@ -302,8 +303,8 @@ def _fits(read: ReadAt, shape: Shape, header: HeaderRecord) -> bool:
 
 def _used(read: ReadAt, shape: Shape) -> int:
     """How many slots have items."""
-    return sum(int((found["item"] > 0).sum())
-               for _, found in _units(read, SLOT, HEADER.size, shape.slots))
+    return sum(int((heads["item"] > 0).sum())
+               for _, heads in _units(read, SLOT, HEADER.size, shape.slots))
 
 
 def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
@@ -316,17 +317,17 @@ def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
     if header.item_count <= 0 or most <= 0:
         return
     heads: list[Any] = []
-    for first, found in _units(read, SLOT, HEADER.size, most):
-        heads.append(first + np.flatnonzero(found["item"] == newest))
+    for first, units in _units(read, SLOT, HEADER.size, most):
+        heads.append(first + np.flatnonzero(units["item"] == newest))
     leading = np.concatenate(heads)
     least = room % _STEP
     start = HEADER.size + least * SLOT.size + newest * ITEM.size
-    for first, found in _units(read, ITEM, start, (most - least) // _STEP + 1):
-        slots = least + _STEP * (first + np.arange(len(found)))
-        good = np.flatnonzero((found["size"] > 0) & (slots > 0))
-        slots, hashes = slots[good], found["key_hash"][good].astype(np.int64)
-        for one in slots[np.isin(hashes % slots, leading)].tolist():
-            yield Shape(one, (room - one) // _STEP, old)
+    for first, units in _units(read, ITEM, start, (most - least) // _STEP + 1):
+        slots = least + _STEP * (first + np.arange(len(units)))
+        good = np.flatnonzero((units["size"] > 0) & (slots > 0))
+        slots, hashes = slots[good], units["key_hash"][good].astype(np.int64)
+        for slot_count in slots[np.isin(hashes % slots, leading)].tolist():
+            yield Shape(slot_count, (room - slot_count) // _STEP, old)
 
 
 def _units(read: ReadAt, unit: Any, start: int, count: int) -> Iterator[
@@ -337,7 +338,7 @@ def _units(read: ReadAt, unit: Any, start: int, count: int) -> Iterator[
     at_once = _BLOCK // unit.size
     for first in range(0, count, at_once):
         data = read(start + first * unit.size, min(at_once, count - first) * unit.size)
-        found = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
-        if not len(found):
+        units = np.frombuffer(data, unit.dtype(), len(data) // unit.size)
+        if not len(units):
             return
-        yield first, found
+        yield first, units

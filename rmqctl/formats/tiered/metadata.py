@@ -109,14 +109,15 @@ class Metadata:
 
     def topic_of(self, topic_id: int) -> str | None:
         """The topic that has an id now; None: unknown (removed, or never known)."""
-        return next((one.topic for one in self.topics.values() if one.topic_id == topic_id), None)
+        return next((topic.topic for topic in self.topics.values() if topic.topic_id == topic_id),
+                    None)
 
     def copy(self) -> Metadata:
         """An equal one that may be changed."""
         return replace(
-            self, segments={kind: {path: dict(found) for path, found in table.items()}
+            self, segments={kind: {path: dict(entries) for path, entries in table.items()}
                             for kind, table in self.segments.items()},
-            queues={topic: dict(found) for topic, found in self.queues.items()},
+            queues={topic: dict(entries) for topic, entries in self.queues.items()},
             topics=dict(self.topics), faults=list(self.faults))
 
 
@@ -138,28 +139,28 @@ def of_value(value: Any) -> Metadata:
     """Metadata from what `config_json` made of the file."""
     if not isinstance(value, dict):
         raise FormatError("no JSON object", offset=0, path="metadata")
-    found = Metadata(old="maxTopicId" in value and "topicSerialNumber" not in value)
-    faults = found.faults
+    metadata = Metadata(old="maxTopicId" in value and "topicSerialNumber" not in value)
+    faults = metadata.faults
     for number, name in enumerate(SEGMENT_TABLES):
         for path, table in _items(value, name, faults):
-            for base, one in _items({path: table}, path, faults):
+            for base, entry in _items({path: table}, path, faults):
                 with _telling(f"{name}.{path}.{base}", faults):
-                    found.put_segment(_segment(one, number, path, base))
+                    metadata.put_segment(_segment(entry, number, path, base))
     for topic, table in _items(value, "queueMetadataTable", faults):
-        found.queues[topic] = {}
-        for text, one in _items({topic: table}, topic, faults):
+        metadata.queues[topic] = {}
+        for text, entry in _items({topic: table}, topic, faults):
             with _telling(f"queueMetadataTable.{topic}.{text}", faults):
-                found.queues[topic][_key(text)] = _queue(one, topic, text)
-    for topic, one in _items(value, "topicMetadataTable", faults):
+                metadata.queues[topic][_key(text)] = _queue(entry, topic, text)
+    for topic, entry in _items(value, "topicMetadataTable", faults):
         with _telling(f"topicMetadataTable.{topic}", faults):
-            found.topics[topic] = _topic(one, topic)
-    serial = value.get("maxTopicId" if found.old else "topicSerialNumber")
+            metadata.topics[topic] = _topic(entry, topic)
+    serial = value.get("maxTopicId" if metadata.old else "topicSerialNumber")
     if isinstance(serial, int) and not isinstance(serial, bool) and abs(serial) < 1 << 63:
-        found.serial = serial - 1 if found.old else serial
+        metadata.serial = serial - 1 if metadata.old else serial
     elif serial is not None or value:
-        found.serial = max((one.topic_id for one in found.topics.values()), default=-1)
+        metadata.serial = max((topic.topic_id for topic in metadata.topics.values()), default=-1)
         faults.append(Fault("topicSerialNumber", "no number"))
-    return found
+    return metadata
 
 
 @contextmanager
@@ -172,13 +173,13 @@ def _telling(path: str, faults: list[Fault]) -> Iterator[None]:
 
 
 def _items(value: Mapping[str, Any], name: str, faults: list[Fault]) -> Iterable[tuple[str, Any]]:
-    found = value.get(name)
-    if found is None:
+    table = value.get(name)
+    if table is None:
         return ()
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         faults.append(Fault(name, "no JSON object"))
         return ()
-    return found.items()
+    return table.items()
 
 
 def _is_int(value: Any) -> bool:
@@ -186,10 +187,10 @@ def _is_int(value: Any) -> bool:
 
 
 def _int(value: Any, name: str, default: int) -> int:
-    found = value.get(name, default)
-    if not _is_int(found) or not -(1 << 63) <= found < 1 << 63:
+    number = value.get(name, default)
+    if not _is_int(number) or not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"{name} is no number of 64 bits")
-    return int(found)
+    return int(number)
 
 
 def _key(text: str) -> int:
@@ -199,32 +200,32 @@ def _key(text: str) -> int:
     return int(text)
 
 
-def _segment(one: Any, number: int, path: str, base: str) -> SegmentEntry:
-    values = {name: _int(one, key, default) for name, (key, default) in _SEGMENT.items()}
+def _segment(fields: Any, number: int, path: str, base: str) -> SegmentEntry:
+    values = {name: _int(fields, key, default) for name, (key, default) in _SEGMENT.items()}
     offset = _key(base)
-    if _int(one, "baseOffset", offset) != offset:
+    if _int(fields, "baseOffset", offset) != offset:
         raise ValueError("baseOffset is not the entry's key")
-    if _int(one, "type", number) != number:
+    if _int(fields, "type", number) != number:
         raise ValueError("type is not the table's")
     return SegmentEntry(path.replace("\\", "/"), number, offset, **values)
 
 
-def _queue(one: Any, topic: str, number: str) -> QueueEntry:
-    named = one["queue"]
+def _queue(fields: Any, topic: str, number: str) -> QueueEntry:
+    named = fields["queue"]
     if named["topic"] != topic or _int(named, "queueId", -1) != _key(number):
         raise ValueError("the queue is not the entry's key")
     broker = named["brokerName"]
     if not isinstance(broker, str):
         raise TypeError("brokerName is no text")
-    return QueueEntry(topic, broker, _key(number), _int(one, "minOffset", -1),
-                      _int(one, "maxOffset", -1), _int(one, "updateTimestamp", 0))
+    return QueueEntry(topic, broker, _key(number), _int(fields, "minOffset", -1),
+                      _int(fields, "maxOffset", -1), _int(fields, "updateTimestamp", 0))
 
 
-def _topic(one: Any, topic: str) -> TopicEntry:
-    if one.get("topic", topic) != topic:
+def _topic(fields: Any, topic: str) -> TopicEntry:
+    if fields.get("topic", topic) != topic:
         raise ValueError("the topic is not the entry's key")
-    return TopicEntry(_int(one, "topicId", -1), topic, _int(one, "status", 0),
-                      _int(one, "reserveTime", -1), _int(one, "updateTimestamp", 0))
+    return TopicEntry(_int(fields, "topicId", -1), topic, _int(fields, "status", 0),
+                      _int(fields, "reserveTime", -1), _int(fields, "updateTimestamp", 0))
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -233,40 +234,41 @@ def build(metadata: Metadata) -> bytes:
     """The file as 5.3.3 writes it; maps in the order in which a broker that has made them since
     it started has them.
     """
-    whole: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for kind, name in zip(KINDS, SEGMENT_TABLES, strict=True):
-        whole[name] = {path: {base: _segment_text(one) for base, one in _numbered(table)}
-                       for path, table in _copied(metadata.segments[kind])}
-    whole["queueMetadataTable"] = {
-        topic: {number: _queue_text(one) for number, one in _numbered(table)}
+        document[name] = {path: {base: _segment_text(entry) for base, entry in _numbered(table)}
+                          for path, table in _copied(metadata.segments[kind])}
+    document["queueMetadataTable"] = {
+        topic: {number: _queue_text(entry) for number, entry in _numbered(table)}
         for topic, table in _copied(metadata.queues)}
-    whole["topicMetadataTable"] = {
-        topic: _topic_value(one)
-        for topic, one in java_concurrent_map.ordered(metadata.topics, _TABLE)}
-    whole["topicSerialNumber"] = metadata.serial
-    return fastjson.build(dict(sorted(whole.items())))
+    document["topicMetadataTable"] = {
+        topic: _topic_value(entry)
+        for topic, entry in java_concurrent_map.ordered(metadata.topics, _TABLE)}
+    document["topicSerialNumber"] = metadata.serial
+    return fastjson.build(dict(sorted(document.items())))
 
 
 # Dispatch writes the file for each window, and most entries are as they were.
 @lru_cache(_KEPT)
-def _segment_text(one: SegmentEntry) -> fastjson.Ready:
-    return fastjson.ready({"path": one.path, "type": one.type, "baseOffset": one.base_offset,
-            "status": one.status, "size": one.size, "createTimestamp": one.create_timestamp,
-            "beginTimestamp": one.begin_timestamp, "endTimestamp": one.end_timestamp,
-            "sealTimestamp": one.seal_timestamp}, _ENTRY)
+def _segment_text(entry: SegmentEntry) -> fastjson.Ready:
+    return fastjson.ready({"path": entry.path, "type": entry.type, "baseOffset": entry.base_offset,
+            "status": entry.status, "size": entry.size, "createTimestamp": entry.create_timestamp,
+            "beginTimestamp": entry.begin_timestamp, "endTimestamp": entry.end_timestamp,
+            "sealTimestamp": entry.seal_timestamp}, _ENTRY)
 
 
 @lru_cache(_KEPT)
-def _queue_text(one: QueueEntry) -> fastjson.Ready:
+def _queue_text(entry: QueueEntry) -> fastjson.Ready:
     return fastjson.ready({
-            "queue": {"brokerName": one.broker_name, "queueId": one.queue_id, "topic": one.topic},
-            "minOffset": one.min_offset, "maxOffset": one.max_offset,
-            "updateTimestamp": one.update_timestamp}, _ENTRY)
+            "queue": {"brokerName": entry.broker_name, "queueId": entry.queue_id,
+                      "topic": entry.topic},
+            "minOffset": entry.min_offset, "maxOffset": entry.max_offset,
+            "updateTimestamp": entry.update_timestamp}, _ENTRY)
 
 
-def _topic_value(one: TopicEntry) -> dict[str, Any]:
-    return {"topicId": one.topic_id, "topic": one.topic, "status": one.status,
-            "reserveTime": one.reserve_time, "updateTimestamp": one.update_timestamp}
+def _topic_value(entry: TopicEntry) -> dict[str, Any]:
+    return {"topicId": entry.topic_id, "topic": entry.topic, "status": entry.status,
+            "reserveTime": entry.reserve_time, "updateTimestamp": entry.update_timestamp}
 
 
 def java_order(table: Mapping[K, V]) -> list[tuple[K, V]]:
@@ -307,13 +309,13 @@ def _with_text_keys(text: str) -> str | None:
     out: list[str] = []
     stack: list[str] = []  # "{": a key comes; ":": its value; "[": in a list
     key_from: list[int] = []  # where in `out` a key that is an object began, and how deep
-    found = False
+    has_object_key = False
     for hit in _PART.finditer(text):
         part = hit[0]
         if part in "{[" and part:
             if stack and stack[-1] == "{" and part == "{" and _is_key_place(out):
                 key_from += [len(out), len(stack)]
-                found = True
+                has_object_key = True
             if len(stack) >= _MOST_DEPTH:
                 raise FormatError("too deep", offset=hit.start())
             stack.append(part)
@@ -328,19 +330,19 @@ def _with_text_keys(text: str) -> str | None:
             if key_from and key_from[-1] == len(stack):
                 start = key_from[-2]
                 del key_from[-2:]
-                whole = "".join([*out[start:], part])
-                out[start:] = [fastjson.build(_place(whole)).decode("utf-8", "surrogateescape")]
+                key_text = "".join([*out[start:], part])
+                out[start:] = [fastjson.build(_place(key_text)).decode("utf-8", "surrogateescape")]
                 continue
         out.append(part)
     if stack:
         raise FormatError("brackets are left open", offset=len(text))
-    return "".join(out) if found else None
+    return "".join(out) if has_object_key else None
 
 
 def _is_key_place(out: list[str]) -> bool:
-    for one in reversed(out):
-        if one.strip():
-            return one in ("{", ",")
+    for token in reversed(out):
+        if token.strip():
+            return token in ("{", ",")
     return False
 
 

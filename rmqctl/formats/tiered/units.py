@@ -53,9 +53,9 @@ NEVER = (1 << 63) - 1
 """A segment timestamp that was never set (Java's Long.MAX_VALUE)."""
 
 
-def is_coda(data: bytes | memoryview, at: int = 0) -> bool:
-    """Whether a coda record lies at ``data[at:]``."""
-    if len(data) - at < CODA_SIZE:
+def is_coda(data: bytes | memoryview, position: int = 0) -> bool:
+    """Whether a coda record lies at ``data[position:]``."""
+    if len(data) - position < CODA_SIZE:
         return False
-    found = CODA.decode(data, at)
-    return found.magic == CODA_MAGIC and found.size == CODA_SIZE
+    coda = CODA.decode(data, position)
+    return coda.magic == CODA_MAGIC and coda.size == CODA_SIZE

@@ -79,17 +79,18 @@ build = UNIT.build
 dtype = UNIT.dtype
 
 
-def parse_tail(data: bytes, at: int = 0, base: int = 0) -> TailRecord:
-    """The end mark at ``data[at:]``. FormatError when there is none."""
-    tail = TAIL.parse(data, at, base)
+def parse_tail(data: bytes, position: int = 0, base: int = 0) -> TailRecord:
+    """The end mark at ``data[position:]``. FormatError when there is none."""
+    tail = TAIL.parse(data, position, base)
     if tail.magic != MAGIC_BLANK:
-        raise FormatError(f"not an end mark: {tail.magic:08x}", offset=base + at, path="magic")
+        raise FormatError(f"not an end mark: {tail.magic:08x}", offset=base + position,
+                          path="magic")
     return tail
 
 
-def is_tail(data: bytes | memoryview, at: int = 0) -> bool:
+def is_tail(data: bytes | memoryview, position: int = 0) -> bool:
     """Whether the blank magic stands where an end mark has it."""
-    return len(data) - at >= TAIL.size and TAIL.decode(data, at).magic == MAGIC_BLANK
+    return len(data) - position >= TAIL.size and TAIL.decode(data, position).magic == MAGIC_BLANK
 
 
 class Step(NamedTuple):
@@ -113,21 +114,21 @@ def judge(unit: UnitRecord, where: int) -> FormatError | None:
     return None
 
 
-def walk(data: bytes, at: int = 0, base: int = 0) -> Iterator[Step]:
-    """Every place of a file from ``at`` on (a multiple of the unit), unused ones left out.
+def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
+    """Every place of a file from ``position`` on (a multiple of the unit), unused ones left out.
 
     Ends behind an end mark; goes on after a bad unit, because places are fixed.
     """
-    while at < len(data):
-        if is_tail(data, at):
-            yield Step(at, TAIL.size, tail=TAIL.decode(data, at))
+    while position < len(data):
+        if is_tail(data, position):
+            yield Step(position, TAIL.size, tail=TAIL.decode(data, position))
             return
-        if len(data) - at < UNIT_SIZE:
-            if any(data[at:]):
-                yield Step(at, len(data) - at, error=FormatError(
-                    TOO_SHORT, offset=base + at, path="size"))
+        if len(data) - position < UNIT_SIZE:
+            if any(data[position:]):
+                yield Step(position, len(data) - position, error=FormatError(
+                    TOO_SHORT, offset=base + position, path="size"))
             return
-        if any(data[at:at + UNIT_SIZE]):
-            unit = UNIT.decode(data, at, base)
-            yield Step(at, UNIT_SIZE, unit, error=judge(unit, base + at))
-        at += UNIT_SIZE
+        if any(data[position:position + UNIT_SIZE]):
+            unit = UNIT.decode(data, position, base)
+            yield Step(position, UNIT_SIZE, unit, error=judge(unit, base + position))
+        position += UNIT_SIZE

@@ -137,7 +137,7 @@ def _joined(some: list[Derived]) -> Derived:
 
 def _columns(derived: Derived, which: Array, further: Further | None,
              further_rows: Array | None) -> Columns:
-    """The columns of the messages ``which`` (ascending), with the further rows ``mine``."""
+    """The columns of the messages ``which`` (ascending), with the further rows ``further_rows``."""
     topics, topic = _used(derived.topics, derived.topic[which])
     first, count = (None, None) if derived.inner is None else (
         derived.inner[0][which], derived.inner[1][which])

@@ -63,8 +63,8 @@ def write_index(settings: Settings, log_min: int, index_task: Index, segments: I
                 key_row: int, scratch: Scratch) -> int:
     """Writes the files of a task into ``scratch``; the index timestamp at their end.
 
-    ``segments`` are those of the log in order, from the one on whose first entry is number ``at``:
-    see `begin`. StoreIOError.
+    ``segments`` are those of the log in order, from the one on whose first entry is number
+    ``key_row``: see `begin`. StoreIOError.
     """
     shape = shape_of(settings)
     index.seed(index_task.expired, shape, log_min, scratch)

@@ -153,7 +153,7 @@ class Checksums:
 
     @classmethod
     def _apart(cls, checksum: int, before: int, length: int) -> int:
-        """The CRC of the last ``length`` bytes of ``whole``, from that of what lies before."""
+        """The CRC of the last ``length`` bytes of ``checksum``, from that of what lies before."""
         return checksum ^ cls._join(before, 0, length) if length else 0
 
 

@@ -162,7 +162,7 @@ class _Queue:
                        leave=older.__contains__, movable=self.movable)
 
     def cut(self, files: list[StoreFile], end: int) -> list[Step]:
-        """Zeros from byte ``at`` of the queue on; files behind go away, the last first."""
+        """Zeros from byte ``end`` of the queue on; files behind go away, the last first."""
         steps: list[Step] = []
         for file in reversed(files):
             if file.base >= end:

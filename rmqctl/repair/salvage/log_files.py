@@ -186,7 +186,7 @@ class Files:
                 yield MoveAside(target)
 
     def steps(self, parts: Sequence[LogPart], written: Mapping[int, str]) -> list[Step]:
-        """What makes the files those of ``parts``. ``made``: files that are ready, by number."""
+        """What makes the files those of ``parts``. ``written``: files that are ready, by number."""
         steps: list[Step] = []
         for number, part in enumerate(parts):
             target = self._target(replace(part, path=None) if number in written else part)

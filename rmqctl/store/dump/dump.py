@@ -137,7 +137,7 @@ class Dump(Closing):
         return kind
 
     def _placed(self, options: DumpOptions, position: int) -> DumpOptions:
-        """The options with ``at`` as a position in the file: a stream offset is taken as well."""
+        """The options with the position in the file: a stream offset is taken as well."""
         from dataclasses import replace
 
         base, size = self._target.base, self._source.size

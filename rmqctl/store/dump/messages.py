@@ -22,7 +22,7 @@ _PEEK = 1 << 16
 
 
 def _implied_base(source: FileSource, position: int) -> int | None:
-    """The offset of the file's first byte as the record at ``at`` has it, if its sizes agree."""
+    """The offset of the file's first byte by the record at ``position``, if its sizes agree."""
     raw = source.read(position, message.START_SIZE)
     if len(raw) < message.START_SIZE:
         return None
@@ -132,7 +132,7 @@ def dledger_rows(target: Target) -> Iterator[Row]:
 
 
 def _entry(target: Target, raw: bytes, position: int, number: int) -> tuple[Iterator[Row], int]:
-    """The rows of what lies at ``at`` of DLedger data, and where it ends (always further on)."""
+    """The rows of what lies at ``position`` of DLedger data, and its end (always further on)."""
     source = target.source
     framing = dledger.detect(raw)
     if framing == dledger.END_OF_FILE:
@@ -174,7 +174,7 @@ def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, posit
 
 
 def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row]:
-    """The messages of ``[at, end)``: those inside one entry (several for a batch), or one."""
+    """The messages of ``[position, end)``: those inside one entry (several for a batch), or one."""
     while position < end:
         size = extent(target.source, position)
         try:

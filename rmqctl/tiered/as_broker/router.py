@@ -285,7 +285,7 @@ class Router:
                 queue_offset = max(answer.next_offset, queue_offset + 1)
 
     def _behind(self, topic: str, queue_id: int, queue_offset: int, end: int) -> int:
-        """The first offset behind ``at`` with an answer, as far as what has none is one stretch."""
+        """The first offset behind ``queue_offset`` with an answer; what has none is one stretch."""
         def is_answered(offset: int) -> bool:
             return self.get(topic, queue_id, offset, 1).status != get_message.FOUND_NULL
 

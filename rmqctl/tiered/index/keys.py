@@ -65,8 +65,8 @@ def keys_of(batch: Batch, topic: str | Array,
             found_properties: text.Properties | None = None) -> Keys:
     """The keys of a batch's messages.
 
-    ``topic`` is one for all of them, or an array (int64) of `topic_hash` for each. ``found`` are
-    the batch's properties where somebody has cut them already.
+    ``topic`` is one for all of them, or an array (int64) of `topic_hash` for each.
+    ``found_properties`` are the batch's properties where somebody has cut them already.
     """
     properties = text.Properties(batch) if found_properties is None else found_properties
     sharp = np.full(len(batch), topic_hash(topic), np.int64) if isinstance(topic, str) else topic

@@ -97,11 +97,11 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
             queue_offset = beyond
 
 
-def _next_unit(queue: FlatQueue, row: int) -> int:
-    """The first queue offset at or behind ``at`` with a whole unit; the end where none is."""
+def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
+    """The first queue offset from ``queue_offset`` on with a whole unit; the end where none is."""
     for segment in queue.consume_queue.segments:
-        if segment.end > row * UNIT_SIZE and segment.usable:
-            first = max(-(-segment.base // UNIT_SIZE), row)
+        if segment.end > queue_offset * UNIT_SIZE and segment.usable:
+            first = max(-(-segment.base // UNIT_SIZE), queue_offset)
             for number in (first, first + 1):
                 try:
                     exists = queue.unit(number) is not None

@@ -68,7 +68,7 @@ class ExtReader(Closing):
             return None
 
     def _read(self, path: str, position: int) -> tuple[int, int, bytes]:
-        """(position, last position whose unit is whole for sure, bytes) of a page at ``at``."""
+        """(position, last position whose unit is whole for sure, bytes) of the page there."""
         if self._source is None or self._source.name != path:
             self.close()
             self._source = FileSource(path)
@@ -167,7 +167,7 @@ class _Window:
         self._source, self._start, self._data = source, 0, b""
 
     def head(self, position: int) -> tuple[int, int]:
-        """(size, size of the bit map) of the unit at ``at``; zeros beyond the end."""
+        """(size, size of the bit map) of the unit at ``position``; zeros beyond the end."""
         if not self._start <= position <= self._start + len(self._data) - HEAD_SIZE:
             self._start, self._data = position, self._source.read(position, _CHUNK)
             if len(self._data) < HEAD_SIZE:
@@ -180,7 +180,7 @@ class _Window:
         return size == HEAD_SIZE + bits and bits >= 0 and position + size <= self._source.size
 
     def way_on(self, position: int, *ways: int) -> int | None:
-        """The first of the sizes that leads from ``at`` to a unit or the end mark.
+        """The first of the sizes that leads from ``position`` to a unit or the end mark.
 
         If none does, one that leads to the unused rest; else None.
         """
@@ -192,7 +192,7 @@ class _Window:
 
 
 def _next_used(source: FileSource, position: int) -> int | None:
-    """The first position from ``at`` on that is not zero; None if the rest is."""
+    """The first position from ``position`` on that is not zero; None if the rest is."""
     while position < source.size:
         position = source.next_data(position)
         data = source.read(position, _CHUNK)

@@ -88,7 +88,7 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
 
 
 def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Finding]:
-    """The file by itself; puts the record into ``found``."""
+    """The file by itself; puts the record into ``records``."""
     path = store.path("config", "timercheck")
     if not os.path.lexists(path):
         return
