@@ -45,7 +45,7 @@ _SHOWING = ("DescribeRelation", "DescribeColumn", "DescribeQueryCommand", "ShowT
 _CHANGING = ("org.apache.spark.sql.catalyst.plans.logical.Command",
              "org.apache.spark.sql.catalyst.plans.logical.ParsedStatement",
              "org.apache.spark.sql.catalyst.plans.logical.CompoundPlanStatement")
-_TOLD = re.compile(r"rmqctl\.errors\.(\w+): ([^\n]*)")
+_OWN_ERROR = re.compile(r"rmqctl\.errors\.(\w+): ([^\n]*)")
 _DATA_STATES = ("22", "P0001")
 """What the SQL states of errors in data begin with (a division by zero, raise_error)."""
 _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
@@ -371,7 +371,7 @@ def _error(error: Exception, log: str | None) -> BaseException:
 
     causes = list(_causes(error))
     text = "\n".join([str(error), *(words for _, words in causes)])
-    ours = _TOLD.search(text)
+    ours = _OWN_ERROR.search(text)
     kind = getattr(rmqctl.errors, ours[1], None) if ours else None
     if ours and isinstance(kind, type) and issubclass(kind, RmqctlError):
         return kind(ours[2])

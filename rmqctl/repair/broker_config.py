@@ -23,14 +23,14 @@ from rmqctl.store.store import Store
 class Configured:
     """``settings``, the topics with batch queues, and what had to be assumed (``notes``).
 
-    ``topics_told``: whether config/topics.json says which topics have batch queues.
+    ``topics_known``: whether config/topics.json says which topics have batch queues.
     ``assumes_batch``: whether nothing says the size of batch consumequeue files.
     """
 
     settings: Settings
     batch_topics: frozenset[str]
     notes: tuple[str, ...]
-    topics_told: bool
+    topics_known: bool
     assumes_batch: bool
 
     def with_batches(self, store: Store, topics: Iterable[str]) -> Configured:
@@ -38,7 +38,7 @@ class Configured:
 
         A topic that has plain consumequeue files stays one.
         """
-        if self.topics_told or self.settings.profile.generation < 5:
+        if self.topics_known or self.settings.profile.generation < 5:
             return self
         plain = {topic for (topic, _), queue in store.queues.items() if queue.files}
         batch = self.batch_topics | (frozenset(topics) - plain)

@@ -154,7 +154,7 @@ class _Planner:
 
     def _inner_batch_topics(self, parts: Sequence[LogPart]) -> set[str]:
         """What only the log tells, where it is asked for without salvage."""
-        if CONSUMEQUEUE not in self._options.only or self._known.topics_told:
+        if CONSUMEQUEUE not in self._options.only or self._known.topics_known:
             return set()
         with self._watch("looking for batch queues", sum(part.size for part in parts)) as done:
             survey = Surveyor(self._generation, self._known.batch_topics, progress=done).run(parts)

@@ -103,16 +103,16 @@ class AlreadyLost:
             if not good.all():
                 self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
             for number, offset, _, record in self._queues.expected(batch):
-                kept = good[record]
-                for one in np.unique(number[kept]).tolist():
-                    mine = offset[kept & (number == one)]
-                    self._seen[one] = max(self._seen.get(one, 0), int(mine.max()) + 1)
+                numbered = good[record]
+                for queue in np.unique(number[numbered]).tolist():
+                    offsets = offset[numbered & (number == queue)]
+                    self._seen[queue] = max(self._seen.get(queue, 0), int(offsets.max()) + 1)
         if spans and len(self._spans) < _MOST_SPANS:
-            self._spans += [(one.offset, one.end) for one in batch.spans if one.kind != BLANK]
+            self._spans += [(span.offset, span.end) for span in batch.spans if span.kind != BLANK]
 
     # -- the verdict ----------------------------------------------------------------------------
 
-    def judge(self, made: Prediction, log: CommitLog, without_row: dict[int, Array],
+    def judge(self, predicted: Prediction, log: CommitLog, without_row: dict[int, Array],
               running: bool, looked_from: int = 0, *, cut_off: bool = False) -> None:
         """Fills in what is lost. ``without_row``: queue offsets, by queue number, of messages in
         the log that have no row of theirs. ``running``: a broker holds the store. What lies before
@@ -120,45 +120,47 @@ class AlreadyLost:
         end was cut off by a repair. StoreIOError.
         """
         self._end = max(self._end, looked_from)
-        made.undecodable = len(self._undecodable)
-        if made.undecodable:
-            made.notes.append(
-                f"{plural(made.undecodable, 'intact message has', 'intact messages have')} a head "
+        predicted.undecodable = len(self._undecodable)
+        if predicted.undecodable:
+            predicted.notes.append(
+                f"{plural(predicted.undecodable, 'intact message has', 'intact messages have')} a "
+                "head "
                 f"that clients cannot decode, the first at {min(self._undecodable)}: a consumer "
                 "never gets these, nor what follows them in the same pull")
         if not log.files:
             if any(state.found_end for state in self._queues.states):
-                made.notes.append(
+                predicted.notes.append(
                     "rows of consumequeues lead to messages, and the log has no file: is it in "
                     "other folders (--commitlog-dir), or not mounted?")
             return
-        confirmed = cut_off or (made.truncate_to is not None and self._is_confirmed())
+        confirmed = cut_off or (predicted.truncate_to is not None and self._is_confirmed())
         if confirmed:
-            self._end = min(self._end, made.truncate_to or 0)
+            self._end = min(self._end, predicted.truncate_to or 0)
         if confirmed and not cut_off:
-            self._note_leftover(made)
-            if made.messages_lost:
-                made.notes.append(
+            self._note_leftover(predicted)
+            if predicted.messages_lost:
+                predicted.notes.append(
                     "the last clean stop left a checkpoint with this very end of the log: the "
                     "intact messages beyond it were cut off by an earlier start, unless the "
                     "damage is newer than that stop; which of the two cannot be told")
         self._settle(log, up_to_end=running or confirmed)
-        found = Witnessed()
+        witnessed = Witnessed()
         for number, state in enumerate(self._queues.states):
             for offset, place in self._rows(state, log.min_offset):
                 wrong = without_row.get(number)
                 if wrong is not None:
                     place = place[~np.isin(offset, wrong)]  # noqa: PLW2901
-                found.add(number, state.key[0], place)
-        places, topics = self._told_apart(found)
-        only_index, times = self._by_index(made, places)
-        by_offsets = Counter[str]() if running else self._by_offsets(made, log)
-        made.already_lost_by_topic = dict(sorted((topics + found.more + by_offsets).items()))
-        made.messages_already_lost = (topics.total() + found.more.total()
-                                      + max(only_index, by_offsets.total()))
-        if made.messages_already_lost:
-            self._times(made, log, places, times)
-            self._elsewhere(made, log, places)
+                witnessed.add(number, state.key[0], place)
+        places, topics = self._by_topic(witnessed)
+        only_index, times = self._by_index(predicted, places)
+        by_offsets = Counter[str]() if running else self._by_offsets(predicted, log)
+        predicted.already_lost_by_topic = dict(sorted((topics + witnessed.more
+                                                       + by_offsets).items()))
+        predicted.messages_already_lost = (topics.total() + witnessed.more.total()
+                                           + max(only_index, by_offsets.total()))
+        if predicted.messages_already_lost:
+            self._times(predicted, log, places, times)
+            self._elsewhere(predicted, log, places)
 
     def _is_confirmed(self) -> bool:
         """Whether a broker stopped cleanly with the very end that this start would find.
@@ -173,26 +175,26 @@ class AlreadyLost:
             return saved.confirm_phy_offset == last
         return before < time == saved.logics_msg_timestamp
 
-    def _note_leftover(self, made: Prediction) -> None:
+    def _note_leftover(self, predicted: Prediction) -> None:
         count = 0
         for state in self._queues.states:
             if isinstance(state.found, ConsumeQueue) and state.found.files:
                 with closing(state.found) as queue:
                     count += queue.disk_end - _first_from(queue, self._end)
         if count:
-            made.notes.append(
+            predicted.notes.append(
                 f"{plural(count, 'row leads', 'rows lead')} beyond the end of the log, which the "
                 "last clean stop has confirmed: an earlier recovery cut their messages off")
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
         """Brings the places without anything intact into one ascending list."""
-        spans = sorted([*self._spans, *((one.start, one.end) for one in log.gaps())])
+        spans = sorted([*self._spans, *((gap.start, gap.end) for gap in log.gaps())])
         self._end = max(self._end, log.min_offset)
         spans = [(start, min(end, self._end)) for start, end in spans if start < self._end]
         # Of two files with the same name each has what the other may lack.
         for name in {a.name for a, b in pairwise(log.files) if a.base == b.base}:
             twice = next(file for file in log.files if file.name == name)
-            spans = [one for one in spans if one[1] <= twice.base or one[0] >= twice.end]
+            spans = [span for span in spans if span[1] <= twice.base or span[0] >= twice.end]
         if not up_to_end:
             spans.append((self._end, _ENDLESS))
         joined: list[list[int]] = []
@@ -201,15 +203,15 @@ class AlreadyLost:
                 joined[-1][1] = max(joined[-1][1], end)
             else:
                 joined.append([start, end])
-        self._starts = np.array([one[0] for one in joined], np.int64)
-        self._ends = np.array([one[1] for one in joined], np.int64)
+        self._starts = np.array([span[0] for span in joined], np.int64)
+        self._ends = np.array([span[1] for span in joined], np.int64)
 
     def _gone(self, place: Array) -> Array:
         """Which places (int64) lie where nothing is intact (bool)."""
         if not len(self._starts):
             return np.zeros(len(place), bool)
-        at = np.searchsorted(self._starts, place, "right") - 1
-        gone: Array = (at >= 0) & (place < self._ends[at])
+        index = np.searchsorted(self._starts, place, "right") - 1
+        gone: Array = (index >= 0) & (place < self._ends[index])
         return gone
 
     # -- rows -----------------------------------------------------------------------------------
@@ -233,8 +235,8 @@ class AlreadyLost:
                 both = np.concatenate([rows, more])
                 offset, place = _used(start, both)
                 for offsets, places in self._leading_nowhere(offset, place, low):
-                    mine = offsets < start + len(rows)
-                    yield offsets[mine], places[mine]
+                    inside = offsets < start + len(rows)
+                    yield offsets[inside], places[inside]
 
     def _leading_nowhere(self, offset: Array, place: Array, low: int) -> Iterator[
             tuple[Array, Array]]:
@@ -247,13 +249,13 @@ class AlreadyLost:
         gone &= agrees
         yield offset[gone], place[gone]
 
-    def _told_apart(self, found: Witnessed) -> tuple[Array, Counter[str]]:
+    def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
         """The places, each once, and how many by topic: light queues share others' messages."""
-        if not sum(map(len, found.places)):
+        if not sum(map(len, witnessed.places)):
             return np.zeros(0, np.int64), Counter()
-        places, numbers = np.concatenate(found.places), np.concatenate(found.queues)
+        places, numbers = np.concatenate(witnessed.places), np.concatenate(witnessed.queues)
         topics = [state.key[0] for state in self._queues.states]
-        light = np.array([one.startswith(LMQ_PREFIX) for one in topics], bool)[numbers]
+        light = np.array([topic.startswith(LMQ_PREFIX) for topic in topics], bool)[numbers]
         order = np.lexsort((numbers, light, places))
         places, numbers = places[order], numbers[order]
         first = np.append(True, places[1:] != places[:-1])
@@ -264,15 +266,15 @@ class AlreadyLost:
 
     # -- the index ------------------------------------------------------------------------------
 
-    def _by_index(self, made: Prediction, places: Array) -> tuple[int, tuple[int, int] | None]:
+    def _by_index(self, predicted: Prediction, places: Array) -> tuple[int, tuple[int, int] | None]:
         """(messages which only the index knows, the times of its entries for all that is lost)."""
         entries = Entries(self._store)
         only, times = [np.zeros(0, np.int64)], []
         try:
-            at = entries.seek(int(self._starts[0])) if len(self._starts) else entries.total
+            position = entries.seek(int(self._starts[0])) if len(self._starts) else entries.total
             most = max((file.header.end_phy_offset for file in entries.files), default=-1)
-            while at < entries.total:
-                block = entries.read(at, _PAGE)
+            while position < entries.total:
+                block = entries.read(position, _PAGE)
                 if not len(block):
                     break
                 place = block["physical_offset"].astype(np.int64)
@@ -280,10 +282,10 @@ class AlreadyLost:
                 lost = self._gone(place) & (place <= later) & (place <= most)
                 rows = np.flatnonzero(lost)
                 for row in rows[[0, -1]].tolist() if len(rows) else ():
-                    file = entries.files[entries.place(at + row).file]
+                    file = entries.files[entries.place(position + row).file]
                     times.append(entry_time(file.header, EntryRecord(*block[row].tolist())))
                 only.append(np.setdiff1d(place[lost], places))
-                at += len(block)
+                position += len(block)
         except StoreIOError:
             pass  # verify says what cannot be read; the index only adds to what is known
         finally:
@@ -291,7 +293,7 @@ class AlreadyLost:
         unknown = np.unique(np.concatenate(only))
         beyond = unknown[unknown >= self._end]
         if len(beyond) and self._agreed(places):
-            made.notes.append(
+            predicted.notes.append(
                 f"the index knows {plural(len(beyond), 'message')} beyond the end of the log, at "
                 f"{self._end}, which the consumequeues agree with: an earlier recovery cut them "
                 "off, or all of them were lost; they are not counted as lost")
@@ -305,7 +307,7 @@ class AlreadyLost:
 
     # -- offsets of groups ----------------------------------------------------------------------
 
-    def _by_offsets(self, made: Prediction, log: CommitLog) -> Counter[str]:
+    def _by_offsets(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
         """Lost messages by topic that no row knows, but a group had reached."""
         numbers = {state.key: number for number, state in enumerate(self._queues.states)
                    if state.kind == PLAIN}
@@ -320,9 +322,9 @@ class AlreadyLost:
                         row["topic"] not in topics):
                     continue  # of a topic that was deleted
                 end = (self._queues.states[number].end if number is not None else
-                       0 if batch is None else self._batch_end(batch, made.truncate_to))
+                       0 if batch is None else self._batch_end(batch, predicted.truncate_to))
                 if row["offset"] > end:
-                    made.offsets_beyond_end.append(OffsetBeyondEnd(
+                    predicted.offsets_beyond_end.append(OffsetBeyondEnd(
                         row["group"], *key, row["offset"], end))
                     furthest[key] = max(furthest.get(key, 0), row["offset"])
         lost: Counter[str] = Counter()
@@ -335,7 +337,7 @@ class AlreadyLost:
                 else:
                     lost[key[0]] += offset - known
         if unclear:
-            made.notes.append(
+            predicted.notes.append(
                 f"groups stand beyond the end of {plural(unclear, 'queue')} of which nothing else "
                 "says that there was more: messages are lost, or the offsets were set by hand, or "
                 "are those of a topic that was made again; they are not counted as lost")
@@ -376,7 +378,7 @@ class AlreadyLost:
 
     # -- when and where -------------------------------------------------------------------------
 
-    def _times(self, made: Prediction, log: CommitLog, places: Array,
+    def _times(self, predicted: Prediction, log: CommitLog, places: Array,
                indexed: tuple[int, int] | None) -> None:
         """Store times (ms) between which all of it was stored, as far as neighbours tell."""
         before = after = None
@@ -387,7 +389,7 @@ class AlreadyLost:
         if indexed is not None:
             before = indexed[0] if before is None else before
             after = indexed[1] if after is None else after
-        made.already_lost_from, made.already_lost_to = before, after
+        predicted.already_lost_from, predicted.already_lost_to = before, after
 
     def _neighbour(self, log: CommitLog, place: int, *, before: bool) -> int | None:
         """The store time of the last message before a place, or the first one behind it, as rows
@@ -407,13 +409,13 @@ class AlreadyLost:
                 times.append(record.store_timestamp)
         return (max(times) if before else min(times)) if times else None
 
-    def _elsewhere(self, made: Prediction, log: CommitLog, places: Array) -> None:
+    def _elsewhere(self, predicted: Prediction, log: CommitLog, places: Array) -> None:
         """Rows that lead into whole files which are not there have another explanation, too."""
         inside: Array = np.zeros(len(places), bool)
-        for one in log.files:
-            inside |= (places >= one.base) & (places < one.end)
+        for file in log.files:
+            inside |= (places >= file.base) & (places < file.end)
         if not inside.all():
-            made.notes.append(
+            predicted.notes.append(
                 f"{plural(int((~inside).sum()), 'lost message')} would lie in files which the log "
                 "does not have: are these in another folder (--commitlog-dir), or were the "
                 "consumequeues copied later than the log?")
@@ -434,5 +436,5 @@ def _first_from(queue: ConsumeQueue, place: int) -> int:
 
 def _used(start: int, rows: Array) -> tuple[Array, Array]:
     """(queue offsets, places) of the rows that lead to a message."""
-    kept = np.flatnonzero(valid(rows) & (rows["size"] != FILLER.size))
-    return kept + start, rows["physical_offset"][kept].astype(np.int64)
+    used = np.flatnonzero(valid(rows) & (rows["size"] != FILLER.size))
+    return used + start, rows["physical_offset"][used].astype(np.int64)

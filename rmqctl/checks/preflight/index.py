@@ -48,9 +48,9 @@ class Index:
         self.kept: list[Loaded] = []
         self.discarded: list[Loaded] = []
         for file in store.index_listing.files:
-            one = Loaded(file, _header(file))
-            late = one.header is not None and one.header.end_timestamp > trusted_until
-            (self.discarded if late and not clean else self.kept).append(one)
+            loaded = Loaded(file, _header(file))
+            late = loaded.header is not None and loaded.header.end_timestamp > trusted_until
+            (self.discarded if late and not clean else self.kept).append(loaded)
         last = self.kept[-1].header if self.kept else None
         self._has_file = bool(self.kept)
         self._count = max(1, last.index_count) if last else 1
@@ -106,37 +106,37 @@ class Index:
         except (FormatError, StoreIOError):
             return 0
         try:
-            number = at = self._count - 1
-            while at > 0 and number - at < _MOST_KEYS:
-                entry = index.entry(at)
+            number = number_of_first = self._count - 1
+            while number_of_first > 0 and number - number_of_first < _MOST_KEYS:
+                entry = index.entry(number_of_first)
                 if entry is None or entry.physical_offset != self._end_phy:
                     break
-                at -= 1
-            return number - at
+                number_of_first -= 1
+            return number - number_of_first
         finally:
             index.close()
 
     def discarded_before(self, store: Store, end: int) -> int:
         """Entries of the discarded files that lead before physical offset ``end``."""
-        found = 0
-        for one in self.discarded:
+        lost = 0
+        for loaded in self.discarded:
             try:
-                index = store.open_index(one.file)
+                index = store.open_index(loaded.file)
             except (FormatError, StoreIOError):
                 continue
             try:
-                at, last = 1, min(index.count, index.shape.max_entries)
-                while at < last:
-                    many = min(_PAGE, last - at)
-                    raw = index.source.read(index.shape.entry_position(at), many * ENTRY.size)
-                    whole = ENTRY.array(raw)
-                    if not len(whole):
+                number, last = 1, min(index.count, index.shape.max_entries)
+                while number < last:
+                    many = min(_PAGE, last - number)
+                    raw = index.source.read(index.shape.entry_position(number), many * ENTRY.size)
+                    entries = ENTRY.array(raw)
+                    if not len(entries):
                         break
-                    found += int((whole["physical_offset"] < end).sum())
-                    at += len(whole)
+                    lost += int((entries["physical_offset"] < end).sum())
+                    number += len(entries)
             finally:
                 index.close()
-        return found
+        return lost
 
     def _current(self) -> None:
         full = self._has_file and self._count >= self._most

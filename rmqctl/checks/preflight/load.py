@@ -41,19 +41,19 @@ class Load:
 
 def load(store: Store, version: BrokerVersion) -> Load:
     """Everything that keeps a broker from starting; nothing is read but names and sizes."""
-    found = Load()
-    _config(store, found)
-    _log(store, version, found)
+    loading = Load()
+    _config(store, loading)
+    _log(store, version, loading)
     expected = queue_file_size(store)
     for queue in store.queues.values():
-        _folder(store, version, found, queue.folder, queue.files, queue.troubles, expected)
+        _folder(store, version, loading, queue.folder, queue.files, queue.troubles, expected)
     if version.generation >= 5:
         size = queue_size((batch.files for batch in store.batch_queues.values()),
                           batch_consume_queue.UNIT_SIZE)
         for batch in store.batch_queues.values():
-            _folder(store, version, found, batch.folder, batch.files, batch.troubles, size)
-        _batch_types(store, found)
-    return found
+            _folder(store, version, loading, batch.folder, batch.files, batch.troubles, size)
+        _batch_types(store, loading)
+    return loading
 
 
 def relative(store: Store, path: str) -> str:
@@ -69,58 +69,59 @@ def queue_file_size(store: Store) -> int | None:
         (queue.files for queue in store.queues.values()), layout.UNIT_SIZE)
 
 
-def _config(store: Store, found: Load) -> None:
+def _config(store: Store, loading: Load) -> None:
     for name in _CONFIG:
         try:
-            one = load_one(store, name)
+            config = load_one(store, name)
         except StoreIOError as error:
-            found.refuse(f"config/{name}", str(error))
+            loading.refuse(f"config/{name}", str(error))
             continue
-        if not one.main.usable and one.backup.state == UNREADABLE:
-            found.refuse(f"config/{name}", "neither it nor its backup can be decoded")
+        if not config.main.usable and config.backup.state == UNREADABLE:
+            loading.refuse(f"config/{name}", "neither it nor its backup can be decoded")
 
 
-def _log(store: Store, version: BrokerVersion, found: Load) -> None:
+def _log(store: Store, version: BrokerVersion, loading: Load) -> None:
     every = [listing(folder) for folder in store.log_folders]
-    names = [name for one in every for name in (
-        *one.folders, *(file.name for file in one.files),
-        *(os.path.basename(odd.path) for odd in one.troubles))]
+    names = [name for folder_listing in every for name in (
+        *folder_listing.folders, *(file.name for file in folder_listing.files),
+        *(os.path.basename(odd.path) for odd in folder_listing.troubles))]
     last = max(names, default="")
-    for folder, one in zip(store.log_folders, every, strict=True):
+    for folder, folder_listing in zip(store.log_folders, every, strict=True):
         if not version.skips_folders:
-            for name in one.folders:
-                found.folders = True
-                found.refuse(relative(store, os.path.join(folder, name)),
-                             "a folder among the files of the log")
-        for odd in one.troubles:
-            _odd(store, version, found, odd, last)
+            for name in folder_listing.folders:
+                loading.folders = True
+                loading.refuse(relative(store, os.path.join(folder, name)),
+                               "a folder among the files of the log")
+        for odd in folder_listing.troubles:
+            _odd(store, version, loading, odd, last)
     for file in store.log.files:
-        _size(store, version, found, file, store.log.file_size, file.name == last)
+        _size(store, version, loading, file, store.log.file_size, file.name == last)
 
 
-def _folder(store: Store, version: BrokerVersion, found: Load, folder: str, files: list[StoreFile],
+def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,
+            files: list[StoreFile],
             troubles: list[Trouble], expected: int | None) -> None:
     inner = listing(folder).folders
     last = max((*inner, *(file.name for file in files),
                 *(os.path.basename(odd.path) for odd in troubles)), default="")
     for odd in troubles:
-        _odd(store, version, found, odd, last)
+        _odd(store, version, loading, odd, last)
     if not version.skips_folders:
         for name in inner:
-            found.folders = True
-            found.refuse(relative(store, os.path.join(folder, name)),
-                         "a folder among the files of a queue")
+            loading.folders = True
+            loading.refuse(relative(store, os.path.join(folder, name)),
+                           "a folder among the files of a queue")
     for file in files:
-        _size(store, version, found, file, expected, file.name == last)
+        _size(store, version, loading, file, expected, file.name == last)
 
 
-def _odd(store: Store, version: BrokerVersion, found: Load, odd: Trouble, last: str) -> None:
+def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last: str) -> None:
     """Something that is no file of the sequence; if empty and the last, a broker deletes it."""
     name = os.path.basename(odd.path)
     if version.deletes_empty_last and not odd.unreadable and name == last and _is_empty(odd.path):
-        found.emptied.append(StoreFile(odd.path, name, -1, 0))
+        loading.emptied.append(StoreFile(odd.path, name, -1, 0))
     else:
-        found.refuse(relative(store, odd.path), odd.reason)
+        loading.refuse(relative(store, odd.path), odd.reason)
 
 
 def _is_empty(path: str) -> bool:
@@ -132,17 +133,18 @@ def _is_empty(path: str) -> bool:
     return not stat.S_ISDIR(info.st_mode) and not info.st_size
 
 
-def _size(store: Store, version: BrokerVersion, found: Load, file: StoreFile, expected: int | None,
+def _size(store: Store, version: BrokerVersion, loading: Load, file: StoreFile,
+          expected: int | None,
           last: bool) -> None:
     if not file.size and last and version.deletes_empty_last:
-        found.emptied.append(file)
+        loading.emptied.append(file)
     elif expected is not None and file.size != expected:
-        found.wrong_size = True
-        found.refuse(relative(store, file.path),
-                     f"it has {file.size} bytes where files have {expected}")
+        loading.wrong_size = True
+        loading.refuse(relative(store, file.path),
+                       f"it has {file.size} bytes where files have {expected}")
 
 
-def _batch_types(store: Store, found: Load) -> None:
+def _batch_types(store: Store, loading: Load) -> None:
     """5.x: a queue's folder must be of the kind that the topic's configuration says."""
     if known_topics(store) is None:
         return
@@ -153,4 +155,4 @@ def _batch_types(store: Store, found: Load) -> None:
             ("consumequeue", {topic for topic, _ in store.queues} & batch,
              "is configured with queue.type=BatchCQ")):
         for topic in sorted(topics):
-            found.refuse(f"{structure}/{topic}", f"topic {topic} {wrong}")
+            loading.refuse(f"{structure}/{topic}", f"topic {topic} {wrong}")

@@ -52,15 +52,15 @@ class Lost:
     def collect(self, log: CommitLog, look: Callable[[Batch], None],
                 progress: Progress | None = None) -> None:
         """``look`` sees all batches, too."""
-        for number, one in enumerate(log.files):
-            if one.end <= self._end:
+        for number, file in enumerate(log.files):
+            if file.end <= self._end:
                 continue
-            for batch in Walk(log.source(number), max(0, self._end - one.base)):
+            for batch in Walk(log.source(number), max(0, self._end - file.base)):
                 look(batch)
                 if len(batch):
                     self._add(batch)
             if progress is not None:
-                progress(one.end - max(one.base, self._end))
+                progress(file.end - max(file.base, self._end))
 
     def _add(self, batch: Batch) -> None:
         intact: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
@@ -68,9 +68,9 @@ class Lost:
         old: Array = np.zeros(len(batch), bool)
         for number, offset, place, record in self._queues.expected(batch):
             for part in _by_queue(number):
-                found = self._queues.states[int(number[part[0]])].found
-                if isinstance(found, ConsumeQueue):
-                    units = _units(found, offset[part])
+                queue = self._queues.states[int(number[part[0]])].found
+                if isinstance(queue, ConsumeQueue):
+                    units = _units(queue, offset[part])
                     other = ((units["physical_offset"] != place[part])
                              & (units["physical_offset"] < self._end)
                              & (units["physical_offset"] >= 0) & (units["size"] > 0)
@@ -81,7 +81,7 @@ class Lost:
 
     def _take(self, batch: Batch, rows: Array) -> None:
         topic = self._topics.encode(text.topics(batch))[rows]
-        names = [os.fsdecode(one) for one in self._topics.texts]
+        names = [os.fsdecode(topic) for topic in self._topics.texts]
         for number, count in zip(*np.unique(topic, return_counts=True), strict=True):
             self.by_topic[names[int(number)]] += int(count)
         for row, number in zip(rows[:KEEP - len(self.first)].tolist(), topic.tolist(),
@@ -159,41 +159,41 @@ class Unreachable:
             self.without_row[number] = np.concatenate([known, offset])
 
 
-def _there(found: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:
+def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:
     """Which of the messages have their row (bool)."""
-    if isinstance(found, BatchQueue):
-        return np.isin(place, found.all_used()["physical_offset"])
-    inside = (offset >= found.first_index) & (offset < end)
-    units = _units(found, offset[inside])
+    if isinstance(queue, BatchQueue):
+        return np.isin(place, queue.all_used()["physical_offset"])
+    inside = (offset >= queue.first_index) & (offset < end)
+    units = _units(queue, offset[inside])
     # A filler keeps the place of a row, and would pass for one of the message at 0.
     row = (units["size"] > 0) & (units["size"] != FILLER.size)
     good = row & (units["physical_offset"] == place[inside])
-    there: Array = np.zeros(len(place), bool)
-    there[inside] = good
-    if not there.all():
+    present: Array = np.zeros(len(place), bool)
+    present[inside] = good
+    if not present.all():
         # A broker that finds a gap in a queue puts rows at a wrong queue offset (spec §4).
-        with closing(found):
-            for _, rows in found.pages(found.first_index, end):
+        with closing(queue):
+            for _, rows in queue.pages(queue.first_index, end):
                 real = rows["physical_offset"][(rows["size"] > 0) & (rows["size"] != FILLER.size)]
-                there[~there] = np.isin(place[~there], real)
-    return there
+                present[~present] = np.isin(place[~present], real)
+    return present
 
 
-def _units(found: ConsumeQueue, offset: Array) -> Array:
+def _units(queue: ConsumeQueue, offset: Array) -> Array:
     """The rows with these queue offsets; zeros where there are none."""
-    out: Array = np.zeros(len(offset), found.units(0, 0).dtype)
+    out: Array = np.zeros(len(offset), queue.units(0, 0).dtype)
     order = np.argsort(offset, kind="stable")
-    with closing(found):
+    with closing(queue):
         for part in np.split(order, np.flatnonzero(np.diff(offset[order]) > _FAR) + 1):
             if not len(part):
                 continue
             first = int(offset[part[0]])
             if first < 0 or int(offset[part[-1]]) >= 1 << 58:
                 continue
-            rows = found.units(first, int(offset[part[-1]]) + 1 - first)
-            at = offset[part] - first
-            known = at < len(rows)
-            out[part[known]] = rows[at[known]]
+            rows = queue.units(first, int(offset[part[-1]]) + 1 - first)
+            index = offset[part] - first
+            known = index < len(rows)
+            out[part[known]] = rows[index[known]]
     return out
 
 
@@ -218,14 +218,14 @@ class DuplicateFiles(NamedTuple):
 
 def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
     """The names that more than one file of ``log`` has. ``end``: of the log. StoreIOError."""
-    found: list[DuplicateFiles] = []
-    for _, group in groupby(enumerate(log.files), lambda one: one[1].name):
+    duplicates: list[DuplicateFiles] = []
+    for _, group in groupby(enumerate(log.files), lambda numbered: numbered[1].name):
         same = list(group)
         if len(same) > 1:
             numbers = [number for number, _ in same]
-            found.append(DuplicateFiles([file for _, file in same], sum(
+            duplicates.append(DuplicateFiles([file for _, file in same], sum(
                 _only_here(log, number, numbers, end) for number in numbers)))
-    return found
+    return duplicates
 
 
 def _only_here(log: CommitLog, number: int, numbers: list[int], end: int) -> int:
@@ -240,12 +240,12 @@ def _only_here(log: CommitLog, number: int, numbers: list[int], end: int) -> int
             continue
         start, stop = batch.start[rows], (batch.start + batch.column("total_size"))[rows]
         low, high = int(start[0]), int(stop[-1])
-        mine = batch.data[low:high]
+        own = batch.data[low:high]
         differs: Array = np.zeros(len(rows), bool)
         for other in numbers:
             source = log.source(other)
             raw = source.read(batch.base + low - source.base, high - low).ljust(high - low, b"\0")
-            seen = np.append(0, np.cumsum(mine != np.frombuffer(raw, np.uint8)))
+            seen = np.append(0, np.cumsum(own != np.frombuffer(raw, np.uint8)))
             differs |= seen[stop - low] > seen[start - low]
         count += int(differs.sum())
     return count

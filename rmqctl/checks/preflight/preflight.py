@@ -52,39 +52,40 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     """
     release = broker_version or default_release(store)
     version = version_of(release)
-    made = Prediction(release, "abnormal" if store.has_abort else "normal", profile=version.name)
+    predicted = Prediction(release, "abnormal" if store.has_abort else "normal",
+                           profile=version.name)
     holder = store.lock
     running = holder.held and holder.pid != os.getpid()
     if running:
-        made.notes.append("a broker runs on this store now: this is what one would do that "
-                          "starts on the files as they are at this moment")
-    found = load(store, version)
-    if found.refusals:
-        made.starts = False
-        made.actions = list(found.refusals)
-        made.refusals = [f"{one.target}: {one.reason}" for one in found.refusals]
-        made.differences = differences(made, found, store.sizes.conf)
+        predicted.notes.append("a broker runs on this store now: this is what one would do that "
+                               "starts on the files as they are at this moment")
+    loading = load(store, version)
+    if loading.refusals:
+        predicted.starts = False
+        predicted.actions = list(loading.refusals)
+        predicted.refusals = [f"{refusal.target}: {refusal.reason}" for refusal in loading.refusals]
+        predicted.differences = differences(predicted, loading, store.sizes.conf)
         with closing(loaded_log(store, version)) as log:
             already = AlreadyLost(store, Queues(store, version))
             for batch in log.walk():
                 already.look(batch)
-            already.judge(made, log, {}, running)
-        return made
+            already.judge(predicted, log, {}, running)
+        return predicted
     with closing(loaded_log(store, version)) as log:
-        _Start(store, version, made, found, log, full, running, progress).run()
-    made.differences = differences(made, found, store.sizes.conf)
-    return made
+        _Start(store, version, predicted, loading, log, full, running, progress).run()
+    predicted.differences = differences(predicted, loading, store.sizes.conf)
+    return predicted
 
 
 class _Start:
     """One start of a broker, step by step."""
 
-    def __init__(self, store: Store, version: BrokerVersion, made: Prediction, found: Load,
+    def __init__(self, store: Store, version: BrokerVersion, predicted: Prediction, loading: Load,
                  log: CommitLog, full: bool, running: bool, progress: Progress | None) -> None:
         self.store, self.version, self.log = store, version, log
-        self.made, self.found = made, found
+        self.made, self.found = predicted, loading
         self.full, self.running, self.progress = full, running, progress
-        self.clean = made.recovery == "normal"
+        self.clean = predicted.recovery == "normal"
         self.saved = checkpoint(store)
         self.queues = Queues(store, version)
         self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
@@ -94,31 +95,32 @@ class _Start:
         self.cut: CutOff | None = None
 
     def run(self) -> None:
-        made = self.made
-        made.loaded_log = list(self.log.files)
+        predicted = self.made
+        predicted.loaded_log = list(self.log.files)
         if not self.log.files:
-            made.truncate_to = 0
-            made.stop_reason = "the log has no file"
+            predicted.truncate_to = 0
+            predicted.stop_reason = "the log has no file"
         else:
-            self._recover(made)
+            self._recover(predicted)
             self._table()
-            self._reput(made)
+            self._reput(predicted)
             if self.full:
                 self._older()
-            self._count(made)
-        self.already.judge(made, self.log, self.unreachable.without_row, self.running,
+            self._count(predicted)
+        self.already.judge(predicted, self.log, self.unreachable.without_row, self.running,
                            0 if self.full or not self.log.files else self.start,
                            cut_off=self.cut is not None)
         self._notes()
-        actions.fill(made, self.store, self.log, self.version, self.found, self.queues, self.index,
+        actions.fill(predicted, self.store, self.log, self.version, self.found, self.queues,
+                     self.index,
                      self.walk, self.saved)
 
-    def _recover(self, made: Prediction) -> None:
-        made, log, version = self.made, self.log, self.version
+    def _recover(self, predicted: Prediction) -> None:
+        predicted, log, version = self.made, self.log, self.version
         reach = self.queues.max_physic
-        number, made.start_reason = start_file(self.store, log, version, reach)
+        number, predicted.start_reason = start_file(self.store, log, version, reach)
         start = log.files[number]
-        made.start_file = relative(self.store, start.path)
+        predicted.start_file = relative(self.store, start.path)
         self.start = start.base
         self.walk = walk = RecoveryWalk(log, number, version)
         dispatches = not self.clean or version.normal_by_queues
@@ -137,31 +139,31 @@ class _Start:
             if not walk.odd:
                 self.already.look(batch, spans=False)
             self._read(batch)
-        made.truncate_to, made.stop_reason = walk.end, walk.stop
+        predicted.truncate_to, predicted.stop_reason = walk.end, walk.stop
         if self.store.cut_off is not None and self.store.cut_off.end == walk.end:
             self.cut = self.store.cut_off
-            made.cut_off = True
+            predicted.cut_off = True
         if dispatches and walk.last_valid is not None and (
                 behind is None or walk.last_valid > behind):
-            made.dispatch.append(DispatchRange(start.base, walk.end, behind, False, before))
+            predicted.dispatch.append(DispatchRange(start.base, walk.end, behind, False, before))
         if reach >= walk.end:
             self.queues.truncate(walk.end)
             self.unreachable.cut(log, walk.end)
 
     def _table(self) -> None:
         """The table of queue offsets: 5.x stumbles over a queue whose last file has no row."""
-        made = self.made
+        predicted = self.made
         if not self.version.empty_queue_file_fails:
             return
         for state in self.queues.states:
             file = state.empty_last
             if file is not None:
-                made.starts = False
-                made.refusals.append(
+                predicted.starts = False
+                predicted.refusals.append(
                     f"{relative(self.store, file.path)}: the last file of its queue, and no row in "
                     "it: an IllegalArgumentException in correctMinOffset, once recovery is over")
 
-    def _reput(self, made: Prediction) -> None:
+    def _reput(self, predicted: Prediction) -> None:
         """What is dispatched once recovery is over (4.x: from the queues' own end)."""
         assert self.made.truncate_to is not None
         end, log = self.made.truncate_to, self.log
@@ -185,8 +187,8 @@ class _Start:
                 self.made.refusals.append(f"it waits for ever at physical offset {walk.stuck}: "
                                           "the log has no file for it, and start-up ends only "
                                           "when all of the log was dispatched")
-            self.made.notes += [f"what lies from {one} to the end of its file cannot be read "
-                                "and gets no rows" for one in walk.skipped]
+            self.made.notes += [f"what lies from {position} to the end of its file cannot be read "
+                                "and gets no rows" for position in walk.skipped]
         self.reput_start = min(start, end)
 
     def _older(self) -> None:
@@ -208,64 +210,72 @@ class _Start:
             self.index.dispatch(batch, which)
         return put
 
-    def _count(self, made: Prediction) -> None:
-        made = self.made
+    def _count(self, predicted: Prediction) -> None:
+        predicted = self.made
         self.unreachable.flush()
-        lost = Lost(self.queues, made.truncate_to or 0)
+        lost = Lost(self.queues, predicted.truncate_to or 0)
         lost.collect(self.log, self.already.look, self.progress)
         if self.cut is not None:
-            made.notes.append(
+            predicted.notes.append(
                 f"{plural(lost.total + lost.superseded, 'intact message')} and "
                 f"{plural(self.cut.used - self.cut.end, 'byte')} in all lie beyond the end of the "
                 f"log at {self.cut.end}, where a repair has ended it: they were cut off then")
         else:
-            made.messages_lost, made.superseded = lost.total, lost.superseded
-            made.lost_by_topic, made.lost_first = dict(sorted(lost.by_topic.items())), lost.first
+            predicted.messages_lost, predicted.superseded = lost.total, lost.superseded
+            predicted.lost_by_topic = dict(sorted(lost.by_topic.items()))
+            predicted.lost_first = lost.first
         known = known_topics(self.store)
         gone = {topic for topic in self.unreachable.by_topic if deleted(topic, known)}
-        made.unreachable_by_topic = {topic: count for topic, count in
-                                     sorted(self.unreachable.by_topic.items())
-                                     if count and topic not in gone}
-        made.unreachable = sum(made.unreachable_by_topic.values())
-        self._duplicates(made)
+        predicted.unreachable_by_topic = {topic: count for topic, count in
+                                          sorted(self.unreachable.by_topic.items())
+                                          if count and topic not in gone}
+        predicted.unreachable = sum(predicted.unreachable_by_topic.values())
+        self._duplicates(predicted)
         if gone:
             count = sum(self.unreachable.by_topic[topic] for topic in gone)
-            made.notes.append(plural(count, "message without a row belongs",
-                                     "messages without a row belong")
-                              + " to topics that are not in config/topics.json; deleted topics "
-                              "are not counted")
+            predicted.notes.append(plural(count, "message without a row belongs",
+                                          "messages without a row belong")
+                                   + " to topics that are not in config/topics.json; deleted "
+                                     "topics "
+                                   "are not counted")
 
-    def _duplicates(self, made: Prediction) -> None:
-        for one in duplicate_files(self.log, made.truncate_to or 0):
-            made.shadowed += one.differing
-            targets = " and ".join(relative(self.store, file.path) for file in one.files)
-            made.notes.append(
+    def _duplicates(self, predicted: Prediction) -> None:
+        for duplicate in duplicate_files(self.log, predicted.truncate_to or 0):
+            predicted.shadowed += duplicate.differing
+            targets = " and ".join(relative(self.store, file.path) for file in duplicate.files)
+            predicted.notes.append(
                 f"{targets} have the same name: a broker reads by physical offset from the first "
                 "and writes to the last, and which is which depends on how the paths of their "
-                "folders hash" + (f"; not all of them hold {one.differing} of the messages"
-                                  if one.differing else ""))
+                "folders hash" + (f"; not all of them hold {duplicate.differing} of the messages"
+                                  if duplicate.differing else ""))
 
     def _notes(self) -> None:
-        made, walk = self.made, self.walk
-        if made.truncate_to is not None and self.index.end_phy > made.truncate_to:
-            made.notes.append(f"the index says it reaches to {self.index.end_phy}, beyond the end "
-                              f"of the log at {made.truncate_to}: messages that are written "
-                              "before that physical offset get no index entry")
+        predicted, walk = self.made, self.walk
+        if predicted.truncate_to is not None and self.index.end_phy > predicted.truncate_to:
+            predicted.notes.append(f"the index says it reaches to {self.index.end_phy}, beyond the "
+                                   "end "
+                                   f"of the log at {predicted.truncate_to}: messages that are "
+                                   "written "
+                                   "before that physical offset get no index entry")
         if walk is not None and walk.misplaced:
-            made.notes.append(plural(len(walk.misplaced), "record says another physical offset "
-                                     "than its own", "records say another physical offset than "
-                                     "theirs") + f", the first at {walk.misplaced[0]}; a broker "
-                              "takes such a record, and its row leads to nowhere")
-        if made.superseded:
-            made.notes.append(plural(made.superseded, "intact message beyond the end of the log "
-                                     "was", "intact messages beyond the end of the log were")
-                              + " cut off earlier: others have these queue offsets")
+            predicted.notes.append(plural(len(walk.misplaced), "record says another physical "
+                                                               "offset "
+                                          "than its own", "records say another physical offset "
+                                                          "than "
+                                          "theirs") + f", the first at {walk.misplaced[0]}; a "
+                                                      "broker "
+                                   "takes such a record, and its row leads to nowhere")
+        if predicted.superseded:
+            predicted.notes.append(plural(predicted.superseded, "intact message beyond the end of "
+                                                                "the log "
+                                          "was", "intact messages beyond the end of the log were")
+                                   + " cut off earlier: others have these queue offsets")
         if self.log.files and not self.store.index_listing.files and not self.index.entries:
-            made.notes.append("there is no index, and it is not made again: no message can be "
-                              "found by its key")
+            predicted.notes.append("there is no index, and it is not made again: no message can be "
+                                   "found by its key")
         if not self.full and self.log.files:
-            made.notes.append("messages without a row were looked for only where the broker "
-                              "reads")
+            predicted.notes.append("messages without a row were looked for only where the broker "
+                                   "reads")
 
     def _read(self, batch: Batch) -> None:
         if self.progress is not None:

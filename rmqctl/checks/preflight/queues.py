@@ -141,31 +141,31 @@ class Queues:
         own: Array = np.zeros(len(batch), bool)
         for number, offset, place, rows in self.expected(batch):
             own[rows] = True
-            kept = which[rows]
+            numbered = which[rows]
             state = self.states[int(number[0])]
             before = state.max_physic
-            put[rows[kept]] = self._put(number[kept], offset[kept], place[kept],
-                                        behind[rows[kept]])
+            put[rows[numbered]] = self._put(number[numbered], offset[numbered], place[numbered],
+                                            behind[rows[numbered]])
             if odd and put.any() and state.kind == PLAIN:
                 state.strange[state.end - 1] = int(place[0]), before
-        mine = np.flatnonzero(own & which)
-        if len(mine):
-            self.logics_timestamp = int(batch.column("store_timestamp")[mine[-1]])
+        own_rows = np.flatnonzero(own & which)
+        if len(own_rows):
+            self.logics_timestamp = int(batch.column("store_timestamp")[own_rows[-1]])
         self._put_further(batch, own & which)
         return put
 
     def _put_further(self, batch: Batch, which: Array) -> None:
         if self._version.generation >= 5:
-            left_out = [one.startswith(NOT_DISPATCHED) for one in self._topics.texts]
+            left_out = [topic.startswith(NOT_DISPATCHED) for topic in self._topics.texts]
             which = which & ~np.array(left_out, bool)[self._last_topic]
         record, names, offset = dispatched_rows(properties(batch), which)
         if not len(record):
             return
         name = self._further.encode(names)
         texts = self._further.texts
-        safe = np.array([is_queue_name(os.fsdecode(one)) for one in texts], bool)[name]
+        safe = np.array([is_queue_name(os.fsdecode(raw)) for raw in texts], bool)[name]
         record, name, offset = record[safe], name[safe], offset[safe]
-        light = np.array([one.startswith(_LMQ) for one in texts], bool)[name]
+        light = np.array([raw.startswith(_LMQ) for raw in texts], bool)[name]
         queue_id = np.where(light, 0, batch.column("queue_id")[record])
         place = batch.offset[record]
         self._put(self._further_table.encode(name, queue_id), offset, place,
@@ -200,24 +200,24 @@ def _put_plain(state: QueueState, offset: Array, place: Array, behind: Array, pa
     """The put algorithm (consumequeue.md §4), a run of rows that follow each other at a time."""
     breaks = np.flatnonzero((np.diff(offset[part]) != 1) | (np.diff(behind[part]) <= 0)) + 1
     for run in np.split(part, breaks):
-        at = int(np.searchsorted(behind[run], state.max_physic, "right"))
-        while at < len(run):
-            index = int(offset[run[at]])
+        next_row = int(np.searchsorted(behind[run], state.max_physic, "right"))
+        while next_row < len(run):
+            index = int(offset[run[next_row]])
             if index < 0:
-                at += 1
+                next_row += 1
                 continue
             if not state.has_file:
                 state.has_file, state.end = True, index
                 state.blanked = index
-            put = put_rule(index, len(run) - at, state.end)
+            put = put_rule(index, len(run) - next_row, state.end)
             if put.taken:
-                rows = run[at:at + put.taken]
+                rows = run[next_row:next_row + put.taken]
                 state.misplaced += put.taken if put.astray else 0
                 done[rows] = True
                 _note(state, len(rows), int(place[rows[0]]))
                 state.end += len(rows)
                 state.max_physic = int(behind[rows[-1]])
-            at += put.skipped + put.taken
+            next_row += put.skipped + put.taken
 
 
 def _note(state: QueueState, count: int, place: int) -> None:

@@ -71,36 +71,36 @@ class Damaged:
 
 def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
     """What to do for the queue offsets that no whole message has. StoreIOError."""
-    found = Damaged()
+    result = Damaged()
     for lost in lost_offsets(surveyed):
         first, end, pieces = lost.first, lost.end, _pieces(surveyed, lost)
         # Records that can be mended, from the front, then from the back.
-        first, pieces = _mend_front(surveyed.log, name, first, end, pieces, found)
-        end, pieces = _mend_back(surveyed.log, name, first, end, pieces, found)
+        first, pieces = _mend_front(surveyed.log, name, first, end, pieces, result)
+        end, pieces = _mend_back(surveyed.log, name, first, end, pieces, result)
         if first < end and pieces and 0 < lost.before < len(surveyed.rows):
             start, stop = pieces[0][0], pieces[-1][1]
             units = _units(surveyed, first, end, start, stop)
             if len(units):
-                found.units.append((lost.before, units))
-                found.bounds += [(number, start, stop) for number in range(first, end)]
-    _show_first(surveyed, found)
-    return found
+                result.units.append((lost.before, units))
+                result.bounds += [(number, start, stop) for number in range(first, end)]
+    _show_first(surveyed, result)
+    return result
 
 
-def _show_first(surveyed: Survey, found: Damaged) -> None:
+def _show_first(surveyed: Survey, result: Damaged) -> None:
     """Where the log begins with what stays damaged: a broker takes what stands in place of its
     queue offset for the queue's first one (§2), and would not give out what lies before that.
     """
     rows, log = surveyed.rows, surveyed.log
     segment = log.segment_of(log.start)
     if not len(rows) or int(rows["position"][0]) == log.start or segment is None or (
-            not segment.name_ok or segment.path in found.mended):
+            not segment.name_ok or segment.path in result.mended):
         return
     first = int(rows["queue_offset"][0])
     head = log.read(log.start, message.START_SIZE)
     if len(head) == message.START_SIZE and field_of(head, "queue_offset") > first:
         where = message.fixed_field("queue_offset")
-        found.mended[segment.path] = [Piece.of(where.offset, with_fields(
+        result.mended[segment.path] = [Piece.of(where.offset, with_fields(
             head, queue_offset=first)[where.offset:where.offset + where.size])]
 
 
@@ -198,13 +198,13 @@ def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Ite
 def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
     """(start, end, whether it is one record) of the bytes of lost records, in order."""
     log, rows = surveyed.log, surveyed.rows
-    whole = [(int(rows["position"][row]), int(rows["size"][row])) for row in lost.rows]
-    whole += [one for one in surveyed.odd if lost.start <= one[0] < lost.stop]
-    whole.sort()
+    extents = [(int(rows["position"][row]), int(rows["size"][row])) for row in lost.rows]
+    extents += [(start, size) for start, size in surveyed.odd if lost.start <= start < lost.stop]
+    extents.sort()
     pieces: list[tuple[int, int, bool]] = []
     for segment in log.segments:
         position, stop = max(lost.start, segment.base), min(lost.stop, segment.end)
-        for start, size in chain(whole, ((stop, 0),)):
+        for start, size in chain(extents, ((stop, 0),)):
             if not position <= start <= stop:
                 continue
             if position < start and not (start - position == CODA_SIZE and is_coda(
@@ -219,13 +219,13 @@ def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
 # -- records that can be mended -------------------------------------------------------------------
 
 def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
-                pieces: list[tuple[int, int, bool]], found: Damaged) -> tuple[
+                pieces: list[tuple[int, int, bool]], result: Damaged) -> tuple[
                     int, list[tuple[int, int, bool]]]:
     """Mends records from the first piece on: (the first queue offset that is left, pieces)."""
     pieces = list(pieces)
     while pieces and first < end:
         start, stop, is_record = pieces[0]
-        size = _mend(log, name, first, start, stop, found, to_end=is_record or (
+        size = _mend(log, name, first, start, stop, result, to_end=is_record or (
             end - first == 1 and len(pieces) == 1))
         if not size:
             break
@@ -235,13 +235,13 @@ def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
 
 
 def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
-               pieces: list[tuple[int, int, bool]], found: Damaged) -> tuple[
+               pieces: list[tuple[int, int, bool]], result: Damaged) -> tuple[
                    int, list[tuple[int, int, bool]]]:
     """The same from the last piece back: (the end of the queue offsets that are left, pieces)."""
     pieces = list(pieces)
     while len(pieces) > 1 and first < end - 1:
         start, stop, _ = pieces[-1]
-        if not _mend(log, name, end - 1, start, stop, found, to_end=True):
+        if not _mend(log, name, end - 1, start, stop, result, to_end=True):
             break
         end -= 1
         pieces.pop()
@@ -249,7 +249,7 @@ def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
 
 
 def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: int,
-          found: Damaged, *, to_end: bool) -> int:
+          result: Damaged, *, to_end: bool) -> int:
     """Adds the pieces that make the record at ``start`` whole, which ends at ``stop`` at the latest
     (``to_end``: just there); its size, 0 where nothing proves it.
     """
@@ -258,14 +258,14 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
             stop - start > MOST_BODY and to_end):
         return 0
     raw = log.read(start, min(stop - start, MOST_BODY))
-    for made in _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end):
+    for candidate in _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end):
         position = start - segment.base
-        differs = [at for at in range(len(made)) if made[at] != raw[at]]
+        differs = [byte for byte in range(len(candidate)) if candidate[byte] != raw[byte]]
         if differs:
             low, high = differs[0], differs[-1] + 1
-            found.mended.setdefault(segment.path, []).append(
-                Piece.of(position + low, made[low:high]))
-        return len(made)
+            result.mended.setdefault(segment.path, []).append(
+                Piece.of(position + low, candidate[low:high]))
+        return len(candidate)
     return 0
 
 
@@ -289,8 +289,8 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
             if size not in (stored, room) and (
                     bent != fixed or (size ^ stored).bit_count() != 1):
                 continue
-            made = with_fields(bent[:size] + raw[len(bent):size], total_size=size)
-            record = whole_record(made, start, False)
+            content = with_fields(bent[:size] + raw[len(bent):size], total_size=size)
+            record = whole_record(content, start, False)
             if record is None or len(record.topic) != len(topic) or (
                     not record.body and bent != fixed):
                 continue
@@ -298,9 +298,10 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
                 turned = int.from_bytes(record.topic, "big") ^ int.from_bytes(topic, "big")
                 if turned.bit_count() > _MOST_TURNED:
                     continue
-                at = size - len(record.properties) - message.PROPERTIES_LENGTH_SIZE - len(topic)
-                made = made[:at] + topic + made[at + len(topic):]
-            yield made
+                topic_start = (size - len(record.properties) - message.PROPERTIES_LENGTH_SIZE
+                               - len(topic))
+                content = content[:topic_start] + topic + content[topic_start + len(topic):]
+            yield content
 
 
 # -- what stays damaged ---------------------------------------------------------------------------
@@ -357,15 +358,15 @@ class Patched:
 
     def read(self, path: str, position: int, length: int) -> bytes:
         data = self._below.read(path, position, length)
-        over = [one for one in self._pieces.get(path, ())
-                if one.at < position + len(data) and one.end > position]
+        over = [piece for piece in self._pieces.get(path, ())
+                if piece.at < position + len(data) and piece.end > position]
         if not over:
             return data
-        made = bytearray(data)
-        for one in over:
-            low, high = max(one.at, position), min(one.end, position + len(data))
-            one.read_into(memoryview(made)[low - position:high - position], low - one.at)
-        return bytes(made)
+        patched = bytearray(data)
+        for piece in over:
+            low, high = max(piece.at, position), min(piece.end, position + len(data))
+            piece.read_into(memoryview(patched)[low - position:high - position], low - piece.at)
+        return bytes(patched)
 
     def source(self, path: str, base: int = 0) -> Source:
         below = self._below.source(path, base)

@@ -57,7 +57,7 @@ class RecoveredIndex(Changes):
     @property
     def end(self) -> int:
         """Where the next segment begins."""
-        return max((one.base + one.size for one in self.segments), default=0)
+        return max((segment.base + segment.size for segment in self.segments), default=0)
 
 
 def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, SegmentEntry], *,
@@ -147,7 +147,7 @@ def discard(out: RecoveredIndex, flat: FlatFile | None,
             continue
         segment = segments[file.base]
         out.gone.add(file.base)
-        out.segments = [one for one in out.segments if one.base != file.base]
+        out.segments = [segment for segment in out.segments if segment.base != file.base]
         if segment.name_ok:
             out.move_aside(segment.path, segment.size, _damaged(reason))
         elif flat is not None:  # its renaming is planned
@@ -249,7 +249,7 @@ def _holes(out: RecoveredIndex, known: set[int], shape: fmt.Shape) -> Iterator[t
     """(base, items) of files that are missing in front of others, as far as they are files of the
     same ``shape``; ``known`` are bases that once had one.
     """
-    present = sorted((one.base, one.base + one.size) for one in out.segments)
+    present = sorted((segment.base, segment.base + segment.size) for segment in out.segments)
     position = min([*known, *(base for base, _ in present[:1])], default=0)
     for start, end in present:
         bases = sorted({position, *(base for base in known if position < base < start), start})
@@ -388,7 +388,7 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
         ends.append(len(order))
     for number, (start, end) in enumerate(pairwise([0, *ends])):
         rows = order[start:end]
-        begin, last = (int(lost["store_time"][rows[at]]) for at in (0, -1))
+        begin, last = (int(lost["store_time"][rows[end]]) for end in (0, -1))
         while begin in used:
             begin -= 1
         used.add(begin)

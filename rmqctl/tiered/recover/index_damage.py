@@ -48,11 +48,11 @@ class IndexDamage(Items):
         self._lacking: Array = np.zeros(0, np.int64)
         self._by_name: dict[str, IndexFile] = {}
         self._reasons: dict[str, str] = {}
-        for one in files:
-            self._by_name[one.where] = one
-            reason = self._form(one)
+        for file in files:
+            self._by_name[file.where] = file
+            reason = self._form(file)
             if reason is not None:
-                self._reasons[one.where] = reason
+                self._reasons[file.where] = reason
 
     def _form(self, file: IndexFile) -> str | None:
         """What is wrong with a file itself."""
@@ -116,9 +116,9 @@ class IndexDamage(Items):
                 tally = Tally()
                 self._unknown(tally, items["topic_id"][row:row + 1].astype(np.int64),
                               items["queue_id"][row:row + 1].astype(np.int64))
-                for what in tally.unknown:
+                for unknown in tally.unknown:
                     place, size = self._place(file, first + row)
-                    yield note(file, "tiered-index-item", f"item {first + row} is of {what}",
+                    yield note(file, "tiered-index-item", f"item {first + row} is of {unknown}",
                                place, length=size)
                     return
 

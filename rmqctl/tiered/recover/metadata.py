@@ -37,12 +37,12 @@ class Changes:
 
     counts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, what: str, count: int = 1) -> None:
+    def add(self, change: str, count: int = 1) -> None:
         if count:
-            self.counts[what] = self.counts.get(what, 0) + count
+            self.counts[change] = self.counts.get(change, 0) + count
 
     def __str__(self) -> str:
-        return ", ".join(f"{count} {what}" for what, count in self.counts.items())
+        return ", ".join(f"{count} {change}" for change, count in self.counts.items())
 
 
 def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
@@ -200,8 +200,8 @@ def _sample(file: IndexFile, samples: dict[int, list[tuple[int, int, int, int]]]
                     continue
                 rows = np.flatnonzero(ids == topic_id)
                 step = max(1, len(rows) // (_SAMPLES - len(known)))
-                for one in items[rows[::step]][:_SAMPLES - len(known)].tolist():
-                    known.append((one[0], one[2], one[3], one[4]))
+                for item in items[rows[::step]][:_SAMPLES - len(known)].tolist():
+                    known.append((item[0], item[2], item[3], item[4]))
     except (FormatError, StoreIOError):
         return
 

@@ -76,7 +76,7 @@ class _Recovery:
         self._notes: list[str] = []
         self._uploaded_slots: Counter[int] = Counter()
         self._queues = [queue for name, queue in sorted(
-            tier.found.queues.items(), key=lambda one: (one[0].topic, one[0].queue_id))
+            tier.found.queues.items(), key=lambda item: (item[0].topic, item[0].queue_id))
             if (name.cluster, name.broker) == (scope.cluster, scope.broker)]
         self._old, self._spare, self._why = self._known()
 
@@ -119,9 +119,10 @@ class _Recovery:
 
     def _look_at_problems(self) -> None:
         """Notes what does not belong into the tier. StoreIOError for what cannot be read."""
-        mine = f"{names.cluster_folder(self._scope.cluster)}/{self._scope.broker}/"
+        own_folder = f"{names.cluster_folder(self._scope.cluster)}/{self._scope.broker}/"
         for problem in self._tier.problems:
-            inside = f"{problem.path}/".startswith(mine) or mine.startswith(f"{problem.path}/")
+            inside = (f"{problem.path}/".startswith(own_folder)
+                      or own_folder.startswith(f"{problem.path}/"))
             where = self._tier.reader.where(problem.path)
             if problem.unreadable and inside:
                 # What is in it would count as gone.
@@ -305,14 +306,14 @@ class _Recovery:
         return self._old.segments[names.INDEX].get(path, {})
 
 
-def _equal(one: meta.Metadata, other: meta.Metadata) -> bool:
-    return (one.segments == other.segments and one.queues == other.queues
-            and one.topics == other.topics and one.serial == other.serial)
+def _equal(first: meta.Metadata, other: meta.Metadata) -> bool:
+    return (first.segments == other.segments and first.queues == other.queues
+            and first.topics == other.topics and first.serial == other.serial)
 
 
 def check_parts(text: str) -> frozenset[str]:
     """``metadata,queues`` as a set. UsageError."""
-    parts = frozenset(one.strip() for one in text.split(",") if one.strip())
+    parts = frozenset(part.strip() for part in text.split(",") if part.strip())
     unknown = sorted(parts.difference(PARTS))
     if unknown or not parts:
         raise UsageError(f"--only {text!r}: choose from {', '.join(PARTS)}")

@@ -41,7 +41,8 @@ def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
     if tier.metadata_path is None or tier.broker_root is None:
         raise UsageError(f"{tier.name}: where its metadata lay cannot be told: name the file "
                          "with --metadata")
-    owners = {(one.cluster, one.broker) for one in tier.found.queues} | set(tier.found.indexes)
+    owners = {(queue.cluster, queue.broker)
+              for queue in tier.found.queues} | set(tier.found.indexes)
     meant = sorted(owner for owner in owners if cluster in (None, owner[0])
                    and broker in (None, owner[1]))
     if len(meant) > 1:
@@ -52,7 +53,7 @@ def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
             raise UsageError(f"{tier.name}: there is no {cluster or ''}/{broker or ''} in it")
         raise NotAStoreError(f"{tier.name}: no file of a tier is in it")
     if len(meant) > 1:
-        every = ", ".join(f"{one}/{other}" for one, other in meant)
+        every = ", ".join(f"{cluster}/{other}" for cluster, other in meant)
         raise UsageError(f"{tier.name} has the files of several brokers ({every}), and each has "
                          "metadata of its own: name one with --broker (and --cluster)")
     return Scope(*meant[0], tier.metadata_path, tier.broker_root)
@@ -68,7 +69,7 @@ def _brokers(path: str) -> set[str]:
         if metadata is None:
             continue
         for table in metadata.segments.values():
-            brokers.update(one.partition("/")[0] for one in table)
+            brokers.update(broker.partition("/")[0] for broker in table)
         brokers |= metadata.brokers
     return brokers
 

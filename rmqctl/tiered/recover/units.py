@@ -58,12 +58,12 @@ class Expected:
         borders = breaks(self.offsets)
         starts = np.concatenate([np.zeros(min(len(self.offsets), 1), np.int64), borders])
         ends = np.append(borders, len(self.offsets))[:len(starts)] - 1
-        self.runs = [Run(int(one), int(other) + 1) for one, other in zip(
+        self.runs = [Run(int(first), int(other) + 1) for first, other in zip(
             self.offsets[starts], self.offsets[ends], strict=True)]
 
     def run_of(self, queue_offset: int) -> Run | None:
         """The run with a queue offset in it."""
-        number = bisect_right(self.runs, queue_offset, key=lambda one: one.start) - 1
+        number = bisect_right(self.runs, queue_offset, key=lambda run: run.start) - 1
         if number >= 0 and queue_offset < self.runs[number].end:
             return self.runs[number]
         return None
@@ -81,16 +81,16 @@ class Expected:
 
 def _ascends(offsets: Array) -> bool:
     step = 1 << 20
-    return all(bool((np.diff(offsets[at:at + step + 1]) > 0).all())
-               for at in range(0, len(offsets) - 1, step))
+    return all(bool((np.diff(offsets[start:start + step + 1]) > 0).all())
+               for start in range(0, len(offsets) - 1, step))
 
 
 def breaks(offsets: Array) -> Array:
     """Where a value is not the one before plus one."""
     step = 1 << 20
-    found = [np.flatnonzero(np.diff(offsets[at:at + step + 1]) != 1) + at + 1
-             for at in range(0, len(offsets) - 1, step)]
-    return np.concatenate(found).astype(np.int64) if found else np.zeros(0, np.int64)
+    numbers = [np.flatnonzero(np.diff(offsets[start:start + step + 1]) != 1) + start + 1
+               for start in range(0, len(offsets) - 1, step)]
+    return np.concatenate(numbers).astype(np.int64) if numbers else np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -117,8 +117,8 @@ class Units:
         """Units at the end that lead to nothing, and are left out."""
         self.lost: list[tuple[int, UnitRecord]] = []
         """The first of these that tell of a message, with their queue offsets."""
-        self._kept = {one.base: Run(one.base // UNIT_SIZE, one.end // UNIT_SIZE)
-                      for one in queue.segments}
+        self._kept = {segment.base: Run(segment.base // UNIT_SIZE, segment.end // UNIT_SIZE)
+                      for segment in queue.segments}
         self._trim()
         self.runs = self._runs()
 
@@ -141,12 +141,12 @@ class Units:
         """(units of ``[start, end)``, whether each is there); zeros for those that are not."""
         units: Array = np.zeros(end - start, _DTYPE)
         present: Array = np.zeros(end - start, bool)
-        for one in self.queue.segments:
-            kept = self._kept[one.base]
-            low, high = max(start, kept.start), min(end, kept.end)
+        for segment in self.queue.segments:
+            sound_run = self._kept[segment.base]
+            low, high = max(start, sound_run.start), min(end, sound_run.end)
             if low >= high:
                 continue
-            data = self.queue.reader.read(one.path, low * UNIT_SIZE - one.base,
+            data = self.queue.reader.read(segment.path, low * UNIT_SIZE - segment.base,
                                           (high - low) * UNIT_SIZE)
             read = np.frombuffer(data, _DTYPE, len(data) // UNIT_SIZE)
             units[low - start:low - start + len(read)] = read
@@ -193,35 +193,35 @@ class Units:
         there: a broker's next messages would come to lie where they lead.
         """
         for segment in reversed(self.queue.segments):
-            kept = self._kept[segment.base]
-            end = kept.end
-            while end > kept.start:
-                start = max(kept.start, end - BLOCK_UNITS)
+            sound_run = self._kept[segment.base]
+            end = sound_run.end
+            while end > sound_run.start:
+                start = max(sound_run.start, end - BLOCK_UNITS)
                 units, _ = self._existing(start, end)
                 counts = self._leads_inside(units) | self.expected.find(np.arange(start, end))[0]
                 rows = np.flatnonzero(counts)
                 if len(rows):
                     stop = start + int(rows[-1]) + 1
                     self._leave_out(stop, units[stop - start:])
-                    self._kept[segment.base] = Run(kept.start, stop)
+                    self._kept[segment.base] = Run(sound_run.start, stop)
                     return
                 self._leave_out(start, units)
                 end = start
-            self._kept[segment.base] = Run(kept.start, kept.start)
+            self._kept[segment.base] = Run(sound_run.start, sound_run.start)
 
     def _leave_out(self, start: int, units: Array) -> None:
         self.cut += len(units)
         room = _MOST_LOST - len(self.lost)
-        for number, one in enumerate(units[:room].tolist()):
-            if one[0] >= self.log.start and one[1] >= message.MIN_SIZE:
-                self.lost.append((start + number, UnitRecord(*one)))
+        for number, unit in enumerate(units[:room].tolist()):
+            if unit[0] >= self.log.start and unit[1] >= message.MIN_SIZE:
+                self.lost.append((start + number, UnitRecord(*unit)))
 
     # -- what has to be ---------------------------------------------------------------------------
 
     def _runs(self) -> list[Run]:
-        runs = _joined(kept for kept in (self._kept[segment.base]
-                                         for segment in self.queue.segments)
-                       if kept.start < kept.end)
+        runs = _joined(sound_run for sound_run in (self._kept[segment.base]
+                                                   for segment in self.queue.segments)
+                       if sound_run.start < sound_run.end)
         # Without units the newest messages: a broker goes on at their end.
         return runs or self.expected.runs[-1:]
 
@@ -245,14 +245,14 @@ class Units:
         """(the units of ``[start, end)``, which lie in a run; whether any is another than there
         is). Counts what became of them.
         """
-        units, there = self._existing(start, end)
-        sound = there & self._sound(start, units)
+        units, present = self._existing(start, end)
+        sound = present & self._sound(start, units)
         has, rows = self.expected.find(np.arange(start, end))
         offset = units["commit_log_offset"].astype(np.int64)
         first = self.expected.offsets[0] if len(self.expected.offsets) else 1 << 62
-        expired = there & ~sound & (offset >= 0) & (offset < self.log.start) & (
+        expired = present & ~sound & (offset >= 0) & (offset < self.log.start) & (
             np.arange(start, end) < first)
-        stays = there & self._leads_to_damage(start, units)
+        stays = present & self._leads_to_damage(start, units)
         wrong = ~sound & ~expired & ~stays & has
         for name, value in (("commit_log_offset", "position"), ("size", "size"),
                             ("tags_code", "tags_code")):
@@ -260,9 +260,9 @@ class Units:
         counts = self.counts
         counts.sound += int(sound.sum())
         counts.expired += int(expired.sum())
-        counts.wrong += int((wrong & there).sum())
-        counts.made += int((wrong & ~there).sum())
-        counts.unknown += int((there & ~sound & ~expired & (stays | ~has)).sum())
+        counts.wrong += int((wrong & present).sum())
+        counts.made += int((wrong & ~present).sum())
+        counts.unknown += int((present & ~sound & ~expired & (stays | ~has)).sum())
         return units, bool(wrong.any())
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[Array, bool]]:
@@ -311,7 +311,8 @@ def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]
     """
     good: dict[int, Segment] = {}
     wrong = []
-    for segment in sorted(flat.segments, key=lambda one: (one.base, not one.name_ok, one.name)):
+    for segment in sorted(flat.segments,
+                          key=lambda segment: (segment.base, not segment.name_ok, segment.name)):
         if segment.base % unit or segment.base in good:
             wrong.append(segment)
         else:
@@ -338,11 +339,12 @@ def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> 
     which there is room between the others.
     """
     bases = {segment.path: base for segment, base in misplaced}
-    segments = sorted((replace(one, base=bases[one.path], name_ok=False) if one.path in bases
-                       else one for one in log.segments), key=lambda one: one.base)
-    for one, other in pairwise(segments):
-        if one.base + one.size > other.base and not bases.keys().isdisjoint(
-                (one.path, other.path)):
+    segments = sorted((replace(segment, base=bases[segment.path], name_ok=False)
+                       if segment.path in bases
+                       else segment for segment in log.segments), key=lambda segment: segment.base)
+    for segment, other in pairwise(segments):
+        if segment.base + segment.size > other.base and not bases.keys().isdisjoint(
+                (segment.path, other.path)):
             return log, False
     return _without_overlaps(log, segments), True
 
@@ -358,12 +360,12 @@ def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
         return max(noted // UNIT_SIZE, 1)
     sizes = []
     for queue in tier.queues():
-        bases = sorted({one.base for one in queue.consume_queue.segments
-                        if one.base % UNIT_SIZE == 0})
-        sizes += [other - one for one, other in pairwise(bases)]
+        bases = sorted({segment.base for segment in queue.consume_queue.segments
+                        if segment.base % UNIT_SIZE == 0})
+        sizes += [other - low for low, other in pairwise(bases)]
     for table in metadata.segments[CONSUME_QUEUE].values():
         bases = sorted(table)
-        sizes += [other - one for one, other in pairwise(bases)]
+        sizes += [other - low for low, other in pairwise(bases)]
     # A lost file makes a distance larger, never smaller.
     return max(min(sizes, default=DEFAULT_MAX) // UNIT_SIZE, 1)
 
@@ -383,13 +385,13 @@ class UnitFile:
         return self.start * UNIT_SIZE
 
 
-def unit_files(runs: Iterable[Run], segments: Sequence[Segment], kept: Iterable[Run],
+def unit_files(runs: Iterable[Run], segments: Sequence[Segment], sound_runs: Iterable[Run],
                known: Iterable[int], most: int) -> list[UnitFile]:
-    """The files for ``runs``. ``kept``: the units that count of each segment; ``known``: bases
-    that metadata has; ``most``: units in a file.
+    """The files for ``runs``. ``sound_runs``: the units that count of each segment; ``known``:
+    bases that metadata has; ``most``: units in a file.
     """
     # Files begin where one is, and where metadata had one, unless that is within one there is.
-    present = {run.start: (one, run) for one, run in zip(segments, kept, strict=True)}
+    present = {run.start: (segment, run) for segment, run in zip(segments, sound_runs, strict=True)}
     filled = [run for _, run in present.values() if run.start < run.end]
     starts = set(present)
     starts.update(base // UNIT_SIZE for base in known if base % UNIT_SIZE == 0 and not any(
