@@ -132,14 +132,14 @@ class Aggregate:
             rest = np.flatnonzero(light & (columns[0] > 0))
             columns = np.where(light, _nothing(count), columns)
             _include(columns, np.full(len(rest), count - 1), *self._sums[:, rest])
-        return {key: Sums(*one) for key, one in zip(self._keys.found, columns.T.tolist(),
-                                                    strict=True) if one[0]}
+        return {key: Sums(*sums) for key, sums in zip(self._keys.found, columns.T.tolist(),
+                                                      strict=True) if sums[0]}
 
     @property
     def total(self) -> Sums | None:
         """The sums of all messages, each once however many groups it is in; None without any."""
-        found = Sums(*self._all[:, 0].tolist())
-        return found if found.messages else None
+        sums = Sums(*self._all[:, 0].tolist())
+        return sums if sums.messages else None
 
     @property
     def is_full(self) -> bool:
@@ -151,7 +151,7 @@ class Aggregate:
         """All keys that may be heavy, among them all that are. There are not many more."""
         counts = self._sums[0, :len(self._keys.found)]
         maybe = (counts + self._given_up) * self._heavy > self._counted
-        return [self._keys.found[at] for at in np.flatnonzero(maybe).tolist()]
+        return [self._keys.found[number] for number in np.flatnonzero(maybe).tolist()]
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -176,13 +176,13 @@ class Aggregate:
         if count <= most:
             return
         counts = self._sums[0, :count]
-        at = count - most - 1
-        less = int(np.partition(counts, at)[at])
-        kept = np.flatnonzero(counts > less)
-        sums = self._sums[:, kept]
+        cut = count - most - 1
+        less = int(np.partition(counts, cut)[cut])
+        larger = np.flatnonzero(counts > less)
+        sums = self._sums[:, larger]
         sums[0] -= less
         keys = Keys()
-        for key in map(self._keys.found.__getitem__, kept.tolist()):
+        for key in map(self._keys.found.__getitem__, larger.tolist()):
             keys.number(key)
         self._keys, self._sums = keys, sums
         self._given_up += less

@@ -111,12 +111,12 @@ def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.Recor
     Without names as `message_columns`. KeyError for an unknown name.
     """
     messages, spans = _Messages(batch), batch.spans
-    offset = np.concatenate([batch.offset, np.array([one.offset for one in spans], np.int64)])
+    offset = np.concatenate([batch.offset, np.array([span.offset for span in spans], np.int64)])
     order = None if (offset[1:] > offset[:-1]).all() else pa.array(np.argsort(offset))
     arrays = []
     for name in names:
-        found = _frames(messages, spans, name, base)
-        arrays.append(found if order is None else found.take(order))
+        column = _frames(messages, spans, name, base)
+        arrays.append(column if order is None else column.take(order))
     return record_batch(arrays, names, FRAME_TYPES, len(offset))
 
 
@@ -146,9 +146,9 @@ class _Messages:
 
     def column(self, name: str) -> pa.Array:
         kind = MESSAGE_TYPES[name]
-        made = _MADE.get(name)
-        if made is not None:
-            return made(self)
+        computed = _MADE.get(name)
+        if computed is not None:
+            return computed(self)
         values = self.batch.column(name)
         return pa.array(values.astype(np.int32) if kind == pa.int32() else values)
 
@@ -170,21 +170,21 @@ def _body(messages: _Messages) -> pa.BinaryArray:
 
 
 _MADE: dict[str, Callable[[_Messages], pa.Array]] = {
-    "physical_offset": lambda one: pa.array(one.batch.offset),
+    "physical_offset": lambda messages: pa.array(messages.batch.offset),
     "magic": _magic,
-    "crc_ok": lambda one: pa.array(one.batch.crc_ok()),
-    "topic": lambda one: strings(text.topics(one.batch)),
-    "born_host": lambda one: hosts(one.batch, "born_host"),
-    "store_host": lambda one: hosts(one.batch, "store_host"),
-    "properties": lambda one: as_maps(one.properties, len(one.batch)),
-    "properties_raw": lambda one: strings(text.properties(one.batch)),
-    "tags": lambda one: one.text(props.TAGS),
-    "keys": lambda one: as_lists(one.properties, len(one.batch)),
-    "unique_key": lambda one: one.text(props.UNIQUE_KEY),
-    "msg_id": lambda one: message_ids(one.batch),
+    "crc_ok": lambda messages: pa.array(messages.batch.crc_ok()),
+    "topic": lambda messages: strings(text.topics(messages.batch)),
+    "born_host": lambda messages: hosts(messages.batch, "born_host"),
+    "store_host": lambda messages: hosts(messages.batch, "store_host"),
+    "properties": lambda messages: as_maps(messages.properties, len(messages.batch)),
+    "properties_raw": lambda messages: strings(text.properties(messages.batch)),
+    "tags": lambda messages: messages.text(props.TAGS),
+    "keys": lambda messages: as_lists(messages.properties, len(messages.batch)),
+    "unique_key": lambda messages: messages.text(props.UNIQUE_KEY),
+    "msg_id": lambda messages: message_ids(messages.batch),
     "body": _body,
-    "record": lambda one: binary(Texts(one.batch.data, one.batch.start,
-                                       one.batch.column("total_size"))),
+    "record": lambda messages: binary(Texts(messages.batch.data, messages.batch.start,
+                                            messages.batch.column("total_size"))),
 }
 """All columns which are not simply an integer field of the record."""
 
@@ -205,7 +205,7 @@ def _frames(messages: _Messages, spans: Sequence[Span], name: str, base: int) ->
         first = pa.nulls(len(batch), kind)
     if not spans:
         return first
-    return pa.concat_arrays([first, pa.array([_of_span(one, name, base) for one in spans], kind)])
+    return pa.concat_arrays([first, pa.array([_of_span(span, name, base) for span in spans], kind)])
 
 
 def _of_span(span: Span, name: str, base: int) -> int | str | None:
@@ -252,14 +252,14 @@ def strings(texts: Texts) -> pa.StringArray:
 # -- properties -----------------------------------------------------------------------------------
 
 
-def as_maps(found: Properties, count: int) -> pa.MapArray:
+def as_maps(properties: Properties, count: int) -> pa.MapArray:
     """The properties of each of ``count`` records (`MAP`), in stored order, keys unique."""
-    row, start, end = found.segments
-    assign, valid = _assigns(found.data, start, end)
+    row, start, end = properties.segments
+    assign, valid = _assigns(properties.data, start, end)
     if not valid.all():
         row, start, end, assign = row[valid], start[valid], end[valid], assign[valid]
-    keys = strings(Texts(found.data, start, assign - start))
-    values = strings(Texts(found.data, assign + 1, end - assign - 1))
+    keys = strings(Texts(properties.data, start, assign - start))
+    values = strings(Texts(properties.data, assign + 1, end - assign - 1))
     single = _singles(row, keys, count)
     if single is not None:
         first, last = single
@@ -267,17 +267,17 @@ def as_maps(found: Properties, count: int) -> pa.MapArray:
     return pa.MapArray.from_arrays(_edges(row, count), keys, values, MAP)
 
 
-def as_lists(found: Properties, count: int, name: str = props.KEYS) -> pa.ListArray:
+def as_lists(properties: Properties, count: int, name: str = props.KEYS) -> pa.ListArray:
     """The parts between single spaces of a property of each record (`LIST`), empty without it."""
-    row, start, length = found.places(name)
-    of, start, length = text.split(found.data, start, length)
+    row, start, length = properties.places(name)
+    of, start, length = text.split(properties.data, start, length)
     return pa.ListArray.from_arrays(_edges(row[of], count),
-                                    strings(Texts(found.data, start, length)), LIST)
+                                    strings(Texts(properties.data, start, length)), LIST)
 
 
-def as_strings(found: Properties, count: int, name: str) -> pa.StringArray:
+def as_strings(properties: Properties, count: int, name: str) -> pa.StringArray:
     """The value of a property of each of ``count`` records; null where there is none."""
-    row, values = found.find(name)
+    row, values = properties.find(name)
     texts = strings(values)
     if len(row) == count:
         return texts
@@ -337,7 +337,7 @@ def hosts(batch: Batch, name: str) -> pa.StringArray:
         width = raw.dtype.itemsize
         coded = pa.FixedSizeBinaryArray.from_buffers(
             pa.binary(width), len(raw), [None, pa.py_buffer(raw)]).dictionary_encode()
-        texts = pa.array([_text(one) for one in coded.dictionary.to_pylist()], pa.string())
+        texts = pa.array([_text(host) for host in coded.dictionary.to_pylist()], pa.string())
         parts.append((rows, texts.take(coded.indices)))
     return _in_order(parts, len(batch))
 
@@ -347,11 +347,11 @@ def message_ids(batch: Batch) -> pa.StringArray:
     parts = []
     for rows, raw in _stored(batch, "store_host"):
         id_type = _IDS[raw.dtype.itemsize]
-        found = np.empty(len(raw), id_type)
+        ids = np.empty(len(raw), id_type)
         host = raw.view(layout.dtype(HostV4 if id_type is _IDS[min(_IDS)] else HostV6))
-        found["address"], found["port"] = host["address"], host["port"]
-        found["physical_offset"] = batch.offset[rows]
-        digits = _hex()[found.view(np.uint8)]
+        ids["address"], ids["port"] = host["address"], host["port"]
+        ids["physical_offset"] = batch.offset[rows]
+        digits = _hex()[ids.view(np.uint8)]
         edges = np.arange(len(raw) + 1, dtype=np.int32) * (2 * id_type.itemsize)
         parts.append((rows, pa.StringArray.from_buffers(
             len(raw), pa.py_buffer(edges), pa.py_buffer(digits))))
@@ -362,13 +362,14 @@ def _stored(batch: Batch, name: str) -> Iterator[tuple[Any, Array]]:
     """(rows, their hosts as stored, void items) for each of the shapes in a batch."""
     bits = batch.column("sys_flag") & HOST_BITS
     alike = len(bits) > 0 and bool((bits == bits[0]).all())
-    for one in [int(bits[0])] if alike else np.unique(bits).tolist():
-        rows: Any = slice(None) if alike else np.flatnonzero(bits == one)
-        fields = shape(one, MAGIC_V1).dtype.fields
+    for host_bits in [int(bits[0])] if alike else np.unique(bits).tolist():
+        rows: Any = slice(None) if alike else np.flatnonzero(bits == host_bits)
+        fields = shape(host_bits, MAGIC_V1).dtype.fields
         assert fields is not None
-        at = fields[name + _ADDRESS][1]
+        address_at = fields[name + _ADDRESS][1]
         port, port_at = fields[name + _PORT][:2]
-        yield rows, gather(batch.data, batch.start[rows] + at, port_at + port.itemsize - at)
+        yield rows, gather(batch.data, batch.start[rows] + address_at,
+                           port_at + port.itemsize - address_at)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -26,71 +26,72 @@ _BLANK = layout.reader(Blank)
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
 
 
-def classify(source: Source, at: int) -> list[Span]:
-    """What lies at ``at``, where the walk found no provable record: one to three spans.
+def classify(source: Source, position: int) -> list[Span]:
+    """What lies at ``position``, where the walk found no provable record: one to three spans.
 
     They cover the bytes up to the next provable record, or to the end of the file.
     """
     base, size = source.base, source.size
-    head = source.read(at, BLANK_SIZE)
+    head = source.read(position, BLANK_SIZE)
     if len(head) == BLANK_SIZE:
         total, magic = _BLANK.unpack(head)
-        if magic == MAGIC_BLANK and total == size - at:
-            return [Span(BLANK, base + at, size - at)]
-    search = at + 1
+        if magic == MAGIC_BLANK and total == size - position:
+            return [Span(BLANK, base + position, size - position)]
+    search = position + 1
     if not any(head):
-        first = _first_nonzero(source, at)
+        first = _first_nonzero(source, position)
         if first is None:
-            return [Span(ZERO, base + at, size - at)]
+            return [Span(ZERO, base + position, size - position)]
         # A record's own leading zeros are at most those of its size.
         search = max(search, first - BLANK_SIZE)
-    reason, field = _diagnose(source, at)
-    found = judge(source, at, search)
-    if found.resume is None:
-        return _tail(source, at, reason, field, found.doubtful)
-    return [Span(DAMAGED, base + at, found.resume - at, reason, field, located=found.located,
-                 doubtful=found.doubtful)]
+    reason, field = _diagnose(source, position)
+    verdict = judge(source, position, search)
+    if verdict.resume is None:
+        return _tail(source, position, reason, field, verdict.doubtful)
+    return [Span(DAMAGED, base + position, verdict.resume - position, reason, field,
+                 located=verdict.located,
+                 doubtful=verdict.doubtful)]
 
 
-def _diagnose(source: Source, at: int) -> tuple[str, str]:
-    """(reason, field path) of the first thing wrong with the record at ``at``."""
-    head = source.read(at, START_SIZE)
+def _diagnose(source: Source, position: int) -> tuple[str, str]:
+    """(reason, field path) of the first thing wrong with the record at ``position``."""
+    head = source.read(position, START_SIZE)
     if len(head) < START_SIZE:
         return "fewer bytes are left than a record head needs", "total_size"
     total, magic, physical, _ = _LOCATED.unpack_from(head)
     if magic == MAGIC_BLANK:
-        return f"blank record says {total} bytes to the end, there are {source.size - at}", \
+        return f"blank record says {total} bytes to the end, there are {source.size - position}", \
             "total_size"
     if not is_magic(magic):
         return ("zeros where a record should start" if not any(head)
                 else f"no message magic: {magic:08x}"), "magic"
     if total < MIN_SIZE:
         return f"size {total} is smaller than any record", "total_size"
-    if total > source.size - at:
+    if total > source.size - position:
         return f"size {total} runs past the end of the file", "total_size"
     if total > MAX_RECORD:
         return f"size {total} is larger than any record rmqctl believes", "total_size"
     try:
-        decode(source.read(at, total))
+        decode(source.read(position, total))
     except FormatError as error:
         return error.reason, error.path or ""
-    if physical != source.base + at:
+    if physical != source.base + position:
         return f"says it lies at {physical}", "physical_offset"
     return "no record", ""
 
 
-def _tail(source: Source, at: int, reason: str, field: str,
+def _tail(source: Source, position: int, reason: str, field: str,
           doubtful: Doubtful) -> list[Span]:
     """Bytes with no provable record behind them: zeros, what is not zero, and zeros again."""
     base, size = source.base, source.size
-    first, last = _nonzero(source, at)
+    first, last = _nonzero(source, position)
     if first is None or last is None:
-        return [Span(ZERO, base + at, size - at)]
+        return [Span(ZERO, base + position, size - position)]
     spans = []
-    if first < at + BLANK_SIZE:  # the leading zero bytes of a torn record's own size
-        first = at
+    if first < position + BLANK_SIZE:  # the leading zero bytes of a torn record's own size
+        first = position
     else:
-        spans.append(Span(ZERO, base + at, first - at))
+        spans.append(Span(ZERO, base + position, first - position))
         reason, field = "bytes beyond the end of the log", ""
     spans.append(Span(DAMAGED, base + first, last + 1 - first, reason, field,
                       doubtful=doubtful))
@@ -99,18 +100,18 @@ def _tail(source: Source, at: int, reason: str, field: str,
     return spans
 
 
-def _first_nonzero(source: Source, at: int) -> int | None:
-    """The first position from ``at`` on whose byte is not zero; None if the rest is zero."""
-    for position, data in used_windows(source, at, source.size):
+def _first_nonzero(source: Source, start: int) -> int | None:
+    """The first position from ``start`` on whose byte is not zero; None if the rest is zero."""
+    for position, data in used_windows(source, start, source.size):
         return position + len(data) - len(data.lstrip(b"\0"))
     return None
 
 
-def _nonzero(source: Source, at: int) -> tuple[int | None, int | None]:
-    """The first and last position with a non-zero byte from ``at`` on."""
+def _nonzero(source: Source, start: int) -> tuple[int | None, int | None]:
+    """The first and last position with a non-zero byte from ``start`` on."""
     first: int | None = None
     last: int | None = None
-    for position, data in used_windows(source, at, source.size):
+    for position, data in used_windows(source, start, source.size):
         used = used_length(data)
         last = position + used - 1
         if first is None:

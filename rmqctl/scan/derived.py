@@ -40,16 +40,16 @@ class QueueTable:
         if short > 0:
             self._table = np.concatenate([self._table, np.full(short, -1, np.int32)])
         dense = (queue_id >= 0) & (queue_id < _DENSE)
-        at = topic * _DENSE + np.where(dense, queue_id, 0)
-        found: Array = self._table[at].astype(np.int64)
-        unknown = dense & (found < 0)
+        cell_of_row = topic * _DENSE + np.where(dense, queue_id, 0)
+        numbers: Array = self._table[cell_of_row].astype(np.int64)
+        unknown = dense & (numbers < 0)
         if unknown.any():
-            for cell in np.unique(at[unknown]).tolist():
+            for cell in np.unique(cell_of_row[unknown]).tolist():
                 self._table[cell] = self._number((self._name(cell // _DENSE), cell % _DENSE))
-            found = self._table[at].astype(np.int64)
+            numbers = self._table[cell_of_row].astype(np.int64)
         for index in np.flatnonzero(~dense).tolist():
-            found[index] = self._number((self._name(int(topic[index])), int(queue_id[index])))
-        return found
+            numbers[index] = self._number((self._name(int(topic[index])), int(queue_id[index])))
+        return numbers
 
     def _name(self, topic: int) -> str:
         return os.fsdecode(self._topics.texts[topic])
@@ -64,38 +64,38 @@ class TagsCodes:
         self._schedule = -1
         self._looked = 0
 
-    def codes(self, found: text.Properties, topic: Array, store_timestamp: Array) -> tuple[
+    def codes(self, properties: text.Properties, topic: Array, store_timestamp: Array) -> tuple[
             Array, Array, Array]:
         """(code of each message, rows which have tags, the tags' lengths in bytes), all int64.
 
         A DELAY that is no number leaves the tags' hash (a broker takes such a record for damage).
         """
-        row, start, length = found.places(props.TAGS)
+        row, start, length = properties.places(props.TAGS)
         out: Array = np.zeros(len(topic), np.int64)
-        out[row] = text.hashes(found.data, start, length)[0]
-        for at in range(self._looked, len(self._topics)):
-            if self._topics.texts[at] == props.SCHEDULE_TOPIC.encode():
-                self._schedule = at
+        out[row] = text.hashes(properties.data, start, length)[0]
+        for number in range(self._looked, len(self._topics)):
+            if self._topics.texts[number] == props.SCHEDULE_TOPIC.encode():
+                self._schedule = number
         self._looked = len(self._topics)
         if self._schedule >= 0:
-            self._deliver_times(found, topic == self._schedule, store_timestamp, out)
+            self._deliver_times(properties, topic == self._schedule, store_timestamp, out)
         return out, row, length
 
-    def _deliver_times(self, found: text.Properties, delayed: Array, store_timestamp: Array,
+    def _deliver_times(self, properties: text.Properties, delayed: Array, store_timestamp: Array,
                        out: Array) -> None:
         if not delayed.any():
             return
-        row, levels = found.find(props.DELAY)
-        for at, level in zip(row.tolist(), levels.tolist(), strict=True):
-            if not delayed[at]:
+        row, levels = properties.find(props.DELAY)
+        for message, level in zip(row.tolist(), levels.tolist(), strict=True):
+            if not delayed[message]:
                 continue
             try:
                 due = delay.deliver_time(level.decode("utf-8", "replace"),
-                                         int(store_timestamp[at]), self._levels)
+                                         int(store_timestamp[message]), self._levels)
             except ValueError:
                 continue
             if due is not None:
-                out[at] = due
+                out[message] = due
 
 
 @dataclass(slots=True)
@@ -118,21 +118,21 @@ class IndexKeys:
         self._topics = topics
         self._sharp: Array = np.zeros(0, np.int64)
 
-    def keys(self, found: text.Properties, topic: Array) -> Keys:
+    def keys(self, properties: text.Properties, topic: Array) -> Keys:
         """``topic``: the number of each message's topic in the dictionary."""
         new = self._topics.texts[len(self._sharp):]
         if new:
             hashes = [string_hash(raw.decode("utf-8", "replace") + "#") for raw in new]
             self._sharp = np.concatenate([self._sharp, np.array(hashes, np.int64)])
-        unique = found.places(props.UNIQUE_KEY)
-        row, start, length = found.places(props.KEYS)
-        of, start, length = text.split(found.data, start, length)
+        unique = properties.places(props.UNIQUE_KEY)
+        row, start, length = properties.places(props.KEYS)
+        of, start, length = text.split(properties.data, start, length)
         row = np.concatenate([unique[0], row[of]])
         order = np.argsort(row, kind="stable")
         row = row[order]
         start = np.concatenate([unique[1], start])[order]
         length = np.concatenate([unique[2], length])[order]
-        key_hash, units = text.hashes(found.data, start, length)
+        key_hash, units = text.hashes(properties.data, start, length)
         return Keys(row, text.index_hash(self._sharp[topic[row]], key_hash, units), length)
 
 
@@ -147,14 +147,14 @@ def batch_range(queue_offset: int, base: str | None, count: str | None) -> tuple
     return delay.java_int(base, 64), delay.java_int(count, _INT16)
 
 
-def batch_ranges(found: text.Properties, queue_offset: Array) -> tuple[Array, Array]:
+def batch_ranges(properties: text.Properties, queue_offset: Array) -> tuple[Array, Array]:
     """`batch_range` by column (int64); -1 and -1 where a broker could not read the numbers."""
     base = queue_offset.copy()
     count: Array = np.ones(len(queue_offset), np.int64)
-    base_rows, bases = found.find(props.INNER_BASE)
+    base_rows, bases = properties.find(props.INNER_BASE)
     if not len(base_rows):
         return base, count
-    number_rows, numbers = found.find(props.INNER_NUM)
+    number_rows, numbers = properties.find(props.INNER_NUM)
     known = dict(zip(number_rows.tolist(), numbers.tolist(), strict=True))
     for row, raw in zip(base_rows.tolist(), bases.tolist(), strict=True):
         if row in known:

@@ -34,17 +34,17 @@ def content(batch: Batch) -> Array:
     store host, offset of the prepared message, record version, and the appended property CRC,
     which covers all of those. The same properties in another order give another digest.
     """
-    found = _mix(np.zeros(len(batch), np.uint64),
-                 batch.column("sys_flag") & ~sysflag.STORE_HOST_V6)
+    digests = _mix(np.zeros(len(batch), np.uint64),
+                   batch.column("sys_flag") & ~sysflag.STORE_HOST_V6)
     for name in _NUMBERS:
-        found = _mix(found, batch.column(name))
-    found = _mix(found, _born_addresses(batch))
+        digests = _mix(digests, batch.column(name))
+    digests = _mix(digests, _born_addresses(batch))
     # Slices of bytes: a view of numpy memory cannot be hashed.
     data = batch.data.tobytes()
     for start, length in ((batch.column("body_start"), batch.column("body_length")),
                           (batch.column("properties_start"), compared_length(batch))):
-        found = _mix(found, _hashes(data, start, length).view(np.int64))
-    return found
+        digests = _mix(digests, _hashes(data, start, length).view(np.int64))
+    return digests
 
 
 def compared_length(batch: Batch) -> Array:
@@ -65,9 +65,9 @@ def compared_length(batch: Batch) -> Array:
     return length
 
 
-def _mix(found: Array, value: Array) -> Array:
+def _mix(digests: Array, value: Array) -> Array:
     """Takes a column (int64) into the digests; a bijection in ``value``."""
-    mixed: Array = (found ^ value.view(np.uint64)) * _PRIME
+    mixed: Array = (digests ^ value.view(np.uint64)) * _PRIME
     mixed ^= mixed >> _SHIFT
     return mixed
 
@@ -75,17 +75,17 @@ def _mix(found: Array, value: Array) -> Array:
 def _hashes(data: bytes, start: Array, length: Array) -> Array:
     """Python's own hash (64 bits, keyed for this process) of each slice of ``data``."""
     slices = map(slice, start.tolist(), (start + length).tolist())
-    found = np.fromiter(map(hash, map(data.__getitem__, slices)), np.int64, len(start))
-    return found.view(np.uint64)
+    hashes = np.fromiter(map(hash, map(data.__getitem__, slices)), np.int64, len(start))
+    return hashes.view(np.uint64)
 
 
 def _born_addresses(batch: Batch) -> Array:
     """The born address of each record as a number (int64); the halves of IPv6 are mixed."""
     bits = batch.column("sys_flag") & sysflag.BORN_HOST_V6
     out: Array = np.zeros(len(batch), np.int64)
-    for one in np.unique(bits).tolist():
-        address = fixed_field("born_host.address", one)
-        rows = np.flatnonzero(bits == one)
+    for host_bits in np.unique(bits).tolist():
+        address = fixed_field("born_host.address", host_bits)
+        rows = np.flatnonzero(bits == host_bits)
         start = batch.start[rows] + address.offset
         if address.size == 4:
             out[rows] = gather_int(batch.data, start, "i4")

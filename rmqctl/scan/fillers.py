@@ -15,16 +15,16 @@ _BORN = fixed_field("born_timestamp").offset + fixed_field("born_timestamp").siz
 
 def fillers(batch: Batch) -> Array:
     """Which messages of a batch are fillers (bool)."""
-    found: Array = (batch.column("born_host.port") == 0) & (
+    mask: Array = (batch.column("born_host.port") == 0) & (
         batch.column("sys_flag") & BORN_HOST_V6 == 0)
-    rows = np.flatnonzero(found)
+    rows = np.flatnonzero(mask)
     rows = rows[gather_int(batch.data, batch.start[rows] + _BORN, "i4") == 0]
-    found[:] = False
+    mask[:] = False
     if not len(rows):
-        return found
+        return mask
     marked, values = text.Properties(batch.select(rows)).find(filler.MARK)
     said = np.array([value == filler.LOST.encode() for value in values.tolist()], bool)
-    found[rows[marked[said]]] = True
+    mask[rows[marked[said]]] = True
     for row in np.setdiff1d(rows, rows[marked]).tolist():
-        found[row] = filler.is_filler(decode(batch.bytes_at(row)))
-    return found
+        mask[row] = filler.is_filler(decode(batch.bytes_at(row)))
+    return mask

@@ -36,7 +36,7 @@ class Keys:
 
     def __init__(self, only: Iterable[Key] | None = None) -> None:
         self.found: list[Key] = [] if only is None else [*only, OTHER]
-        self._numbers: dict[Hashable, int] = {key: at for at, key in enumerate(self.found)}
+        self._numbers: dict[Hashable, int] = {key: number for number, key in enumerate(self.found)}
         self._open = only is None
         self._known = KnownTexts()
 
@@ -58,11 +58,11 @@ class Keys:
             shifted = values - least
             present = np.flatnonzero(np.bincount(shifted))
             table = np.zeros(most - least + 1, np.int64)
-            table[present] = [self.number(key(one)) for one in (present + least).tolist()]
-            found: Array = table[shifted]
-            return found
+            table[present] = [self.number(key(value)) for value in (present + least).tolist()]
+            numbers: Array = table[shifted]
+            return numbers
         distinct, place = np.unique(values, return_inverse=True)
-        return np.array([self.number(key(one)) for one in distinct.tolist()], np.int64)[place]
+        return np.array([self.number(key(value)) for value in distinct.tolist()], np.int64)[place]
 
     def of_texts(self, texts: Texts) -> Array:
         """The number of each text, which is its own key."""
@@ -100,17 +100,17 @@ def _tag(keys: Keys, batch: Batch) -> Codes:
 
 def _key(keys: Keys, batch: Batch) -> Codes:
     """Every key of KEYS, once per message even where it stands there twice; None without any."""
-    found = Properties(batch)
-    rows, start, length = found.places(props.KEYS)
-    of, begin, size = split(found.data, start, length)
+    properties = Properties(batch)
+    rows, start, length = properties.places(props.KEYS)
+    of, begin, size = split(properties.data, start, length)
     rows = rows[of]
     without: Array = np.ones(len(batch), bool)
     without[rows] = False
     bare = np.flatnonzero(without)
     if not len(rows):
         return np.full(len(bare), keys.number(None), np.int64), bare
-    texts = Texts(found.data, begin, size)
-    marks = rows << 32 | hashes(found.data, begin, size)[0] & _HASH
+    texts = Texts(properties.data, begin, size)
+    marks = rows << 32 | hashes(properties.data, begin, size)[0] & _HASH
     if len(np.unique(marks)) < len(rows):  # perhaps the same key twice
         distinct = Dictionary()
         number = distinct.encode(texts)
@@ -135,13 +135,13 @@ def _minute(keys: Keys, batch: Batch) -> Codes:
 def _store_host(keys: Keys, batch: Batch) -> Codes:
     bits = batch.column("sys_flag") & HOST_BITS
     codes: Array = np.empty(len(batch), np.int64)
-    for one in np.unique(bits).tolist():
-        fields = shape(one, MAGIC_V1).dtype.fields
+    for host_bits in np.unique(bits).tolist():
+        fields = shape(host_bits, MAGIC_V1).dtype.fields
         assert fields is not None
-        at = fields["store_host.address"][1]
-        width = fields["store_host.port"][1] + 4 - at
-        rows: Any = slice(None) if (bits == one).all() else np.flatnonzero(bits == one)
-        hosts = gather(batch.data, batch.start[rows] + at, width)
+        address_at = fields["store_host.address"][1]
+        width = fields["store_host.port"][1] + 4 - address_at
+        rows: Any = slice(None) if (bits == host_bits).all() else np.flatnonzero(bits == host_bits)
+        hosts = gather(batch.data, batch.start[rows] + address_at, width)
         # Hosts are few: sorting them as texts of fixed width is good enough.
         distinct, place = np.unique(hosts.view(f"S{width}"), return_inverse=True)
         codes[rows] = np.array([keys.number(host.ljust(width, b"\0"))

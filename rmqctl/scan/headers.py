@@ -80,12 +80,12 @@ class Headers:
         for number, row in enumerate(ends):
             beside = (self._first[1:2] if number == 0 else self._last[-2:-1])
             broken = _alone(row)
-            names = tuple(name for name, found in broken.items() if found[0])
+            names = tuple(name for name, of_rule in broken.items() if of_rule[0])
             if names:
                 other = int(beside[0, _AT]) if len(beside) else None
                 self._keep([HeaderFault(int(row[0, _AT]), names, *(
                     (None, other) if number == 0 else (other, None)))])
-        self.faults.sort(key=lambda one: one.offset)
+        self.faults.sort(key=lambda fault: fault.offset)
 
     def _join(self, rows: Array) -> None:
         """Rows behind the last ones, of which the very last one waits for its neighbour."""
@@ -98,18 +98,18 @@ class Headers:
     def _middles(self, rows: Array) -> None:
         if len(rows) < 3:
             return
-        before, mine, behind = rows[:-2], rows[1:-1], rows[2:]
-        broken = _alone(mine)
+        before, own, behind = rows[:-2], rows[1:-1], rows[2:]
+        broken = _alone(own)
         broken[rules.STORE_TIME] = rules.stored_at_odd_time(
-            before[:, _TIME], mine[:, _TIME], behind[:, _TIME])
+            before[:, _TIME], own[:, _TIME], behind[:, _TIME])
         # A broker that listens on both families has a host in each.
-        other = (mine[:, _HOST] != before[:, _HOST]) & ((mine ^ before)[:, _HOST] & 1 == 0)
+        other = (own[:, _HOST] != before[:, _HOST]) & ((own ^ before)[:, _HOST] & 1 == 0)
         broken[rules.STORE_HOST] = (before[:, _HOST] == behind[:, _HOST]) & other & (
             ~broken[rules.STORE_PORT])
         odd = np.logical_or.reduce(list(broken.values()))
         self._keep([HeaderFault(
-            int(mine[at, _AT]), tuple(name for name, found in broken.items() if found[at]),
-            int(before[at, _AT]), int(behind[at, _AT])) for at in np.flatnonzero(odd).tolist()])
+            int(own[row, _AT]), tuple(name for name, of_rule in broken.items() if of_rule[row]),
+            int(before[row, _AT]), int(behind[row, _AT])) for row in np.flatnonzero(odd).tolist()])
 
     def _keep(self, faults: list[HeaderFault]) -> None:
         room = max(0, KEEP - len(self.faults))
@@ -120,8 +120,8 @@ class Headers:
 def undecodable(batch: Batch) -> Array:
     """Which records of a batch make a client's decoder give up (bool)."""
     broken = rules.alone({name: batch.column(name) for name in rules.FIELDS})
-    found: Array = np.logical_or.reduce([broken[name] for name in rules.UNDECODABLE])
-    return found
+    mask: Array = np.logical_or.reduce([broken[name] for name in rules.UNDECODABLE])
+    return mask
 
 
 def bad_numbers(batch: Batch, generation: int, packed: text.Packed | None = None) -> Array:
@@ -132,12 +132,12 @@ def bad_numbers(batch: Batch, generation: int, packed: text.Packed | None = None
     scheduled = text.topics(batch).equal(_SCHEDULE)
     if not scheduled.any() and (generation < 5 or not _names_inner(batch, packed)):
         return np.zeros(0, np.int64)  # as a rule: properties need not be taken apart
-    found = text.Properties(batch if packed is None else packed)
-    row, levels = found.find(props.DELAY)
+    properties = text.Properties(batch if packed is None else packed)
+    row, levels = properties.find(props.DELAY)
     which = scheduled[row]
     bad = _no_numbers(row[which], levels.take(which), rules.DELAY_BITS)
     if generation >= 5:
-        inner = [(*found.find(name), bits) for name, bits in rules.INNER.items()]
+        inner = [(*properties.find(name), bits) for name, bits in rules.INNER.items()]
         both = np.intersect1d(inner[0][0], inner[1][0])
         for row, values, bits in inner:
             bad |= _no_numbers(row, values, bits) & {*both.tolist()}

@@ -29,8 +29,8 @@ class Piece:
         return self.at + self.size
 
     @classmethod
-    def of(cls, at: int, data: bytes) -> Piece:
-        return cls(at, len(data), ((0, data),) if data else ())
+    def of(cls, position: int, data: bytes) -> Piece:
+        return cls(position, len(data), ((0, data),) if data else ())
 
     def read_into(self, buffer: memoryview, position: int) -> None:
         """Fills ``buffer`` with the bytes from ``position`` (counted from ``at``) on."""
@@ -84,7 +84,7 @@ class OverlaidSource:
         self.name = part.path or f"<missing file {part.base:020d}>"
         self.base, self.size, self.witness = part.base, part.size, part.witness
         self._pieces, self._below = part.pieces, below
-        self._starts = [one.at for one in part.pieces]
+        self._starts = [piece.at for piece in part.pieces]
 
     def read(self, position: int, length: int) -> bytes:
         buffer = bytearray(max(0, min(length, self.size - position)))
@@ -109,17 +109,17 @@ class OverlaidSource:
     def next_data(self, position: int) -> int:
         if position >= self.size:
             return min(position, self.size)
-        found = self.size
+        next_used = self.size
         if self._below is not None and position < self._below.size:
-            found = min(found, self._below.next_data(position))
-            if found >= self._below.size:
-                found = self.size
+            next_used = min(next_used, self._below.next_data(position))
+            if next_used >= self._below.size:
+                next_used = self.size
         number = max(0, bisect_right(self._starts, position) - 1)
         for piece in self._pieces[number:]:
-            if piece.at >= found:
+            if piece.at >= next_used:
                 break
             for start, data in piece.parts:
                 if piece.at + start + len(data) > position:
-                    found = min(found, max(piece.at + start, position))
+                    next_used = min(next_used, max(piece.at + start, position))
                     break
-        return found
+        return next_used

@@ -147,12 +147,12 @@ class QueueReach:
         if _DISPATCHED.search(packed.data.data) is None:
             return
         if self._generation >= 5:
-            left_out = [one.startswith(NOT_DISPATCHED) for one in self._numbers.topics]
+            left_out = [topic.startswith(NOT_DISPATCHED) for topic in self._numbers.topics]
             rowed = rowed & ~np.array(left_out, bool)[topic]
         row, names, offsets = dispatched_rows(text.Properties(packed), rowed)
         if len(row):
             to = self._numbers.topic(names)
-            light = np.array([one.startswith(_LMQ) for one in self._numbers.topics], bool)[to]
+            light = np.array([topic.startswith(_LMQ) for topic in self._numbers.topics], bool)[to]
             codes = self._numbers.of(to, np.where(light, 0, queue_id[row]))
             self._include(codes, offsets, offsets, np.ones(len(row), bool))
 
@@ -162,31 +162,33 @@ def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Ar
 
     One without the properties a broker adds counts as a single message, as a broker takes it.
     """
-    found = text.Properties(batch.select(inner))
+    properties = text.Properties(batch.select(inner))
     first, last = queue_offset.copy(), queue_offset.copy()
-    base_row, base = _whole(*found.find(props.INNER_BASE))
-    count_row, count = _whole(*found.find(props.INNER_NUM))
-    both, at, where = np.intersect1d(base_row, count_row, assume_unique=True, return_indices=True)
+    base_row, base = _whole(*properties.find(props.INNER_BASE))
+    count_row, count = _whole(*properties.find(props.INNER_NUM))
+    both, base_place, where = np.intersect1d(base_row, count_row, assume_unique=True,
+                                             return_indices=True)
     rows = inner[both]
-    first[rows] = base[at]
-    last[rows] = base[at] + np.maximum(count[where], 1) - 1
+    first[rows] = base[base_place]
+    last[rows] = base[base_place] + np.maximum(count[where], 1) - 1
     return first, last
 
 
-def dispatched_rows(found: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
+def dispatched_rows(properties: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
     """(record, queue name, queue offset) of each further row of multi-dispatched records.
 
     ``which`` (bool) says which records count. Lists of different length give no rows at all, an
     entry that is no number gives none (spec: consumequeue.md §10).
     """
-    name_row, names = found.find(props.MULTI_DISPATCH)
+    name_row, names = properties.find(props.MULTI_DISPATCH)
     if not len(name_row):
         return name_row, names, np.zeros(0, np.int64)
-    offset_row, offsets = found.find(props.MULTI_QUEUE_OFFSET)
-    both, at, where = np.intersect1d(name_row, offset_row, assume_unique=True, return_indices=True)
-    counted = which[both] & ~_all_blank(names.take(at))
-    both, at, where = both[counted], at[counted], where[counted]
-    name_of, name, name_count = _parts(names.take(at))
+    offset_row, offsets = properties.find(props.MULTI_QUEUE_OFFSET)
+    both, name_place, where = np.intersect1d(name_row, offset_row, assume_unique=True,
+                                             return_indices=True)
+    counted = which[both] & ~_all_blank(names.take(name_place))
+    both, name_place, where = both[counted], name_place[counted], where[counted]
+    name_of, name, name_count = _parts(names.take(name_place))
     number_of, number, number_count = _parts(offsets.take(where))
     same = name_count == number_count
     name_of, name = name_of[same[name_of]], name.take(same[name_of])
@@ -252,17 +254,17 @@ def ascending(values: Array) -> Array:
     tails: list[int] = []
     ends: list[int] = []
     before: list[int] = []
-    for at, value in enumerate(values.tolist()):
+    for number, value in enumerate(values.tolist()):
         place = bisect_left(tails, value)
         before.append(ends[place - 1] if place else -1)
         if place == len(tails):
             tails.append(value)
-            ends.append(at)
+            ends.append(number)
         else:
-            tails[place], ends[place] = value, at
-    found = []
-    at = ends[-1]
-    while at >= 0:
-        found.append(at)
-        at = before[at]
-    return np.array(found[::-1], np.int64)
+            tails[place], ends[place] = value, number
+    chain = []
+    number = ends[-1]
+    while number >= 0:
+        chain.append(number)
+        number = before[number]
+    return np.array(chain[::-1], np.int64)

@@ -43,64 +43,64 @@ _BLANK = layout.reader(Blank)
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
 
 
-def is_blank(source: Source, at: int) -> bool:
-    """Whether an END_OF_FILE record stands at ``at`` and names exactly the rest of the file."""
-    head = source.read(at, BLANK_SIZE)
-    return len(head) == BLANK_SIZE and _BLANK.unpack(head) == (source.size - at, MAGIC_BLANK)
+def is_blank(source: Source, position: int) -> bool:
+    """Whether an END_OF_FILE record stands at ``position`` and names just the rest of the file."""
+    head = source.read(position, BLANK_SIZE)
+    return len(head) == BLANK_SIZE and _BLANK.unpack(head) == (source.size - position, MAGIC_BLANK)
 
 
-def _self_located(source: Source, at: int) -> bytes | None:
-    """The bytes of the record at ``at`` if magic, place and lengths agree."""
-    head = source.read(at, START_SIZE)
+def _self_located(source: Source, position: int) -> bytes | None:
+    """The bytes of the record at ``position`` if magic, place and lengths agree."""
+    head = source.read(position, START_SIZE)
     if len(head) < _LOCATED.size:
         return None
     total, magic, physical, _ = _LOCATED.unpack_from(head)
-    if not is_magic(magic) or physical != source.base + at:
+    if not is_magic(magic) or physical != source.base + position:
         return None
-    if not MIN_SIZE <= total <= min(MAX_RECORD, source.size - at):
+    if not MIN_SIZE <= total <= min(MAX_RECORD, source.size - position):
         return None
-    if extent(source, at) != total:
+    if extent(source, position) != total:
         return None
-    raw = source.read(at, total)
+    raw = source.read(position, total)
     return raw if len(raw) == total else None
 
 
-def located_size(source: Source, at: int) -> int | None:
-    """The size of the record at ``at`` if magic, place and lengths agree; nothing else is asked."""
-    raw = _self_located(source, at)
+def located_size(source: Source, position: int) -> int | None:
+    """The size of a record at ``position`` if magic, place and lengths agree; more is not asked."""
+    raw = _self_located(source, position)
     return None if raw is None else len(raw)
 
 
-def is_placed(source: Source, at: int) -> bool:
-    """Whether a message's magic stands at ``at``, and a physical offset that is this place."""
-    head = source.read(at, START_SIZE)
+def is_placed(source: Source, position: int) -> bool:
+    """Whether a message's magic stands at ``position``, and this place as its physical offset."""
+    head = source.read(position, START_SIZE)
     if len(head) < _LOCATED.size:
         return False
     _, magic, physical, _ = _LOCATED.unpack_from(head)
-    return is_magic(magic) and bool(physical == source.base + at)
+    return is_magic(magic) and bool(physical == source.base + position)
 
 
-def extent(source: Source, at: int, magic: int | None = None,
+def extent(source: Source, position: int, magic: int | None = None,
            host_bits: int | None = None) -> int | None:
-    """The record size which the length fields at ``at`` add up to, read without the body.
+    """The record size which the length fields at ``position`` add up to, read without the body.
 
     None when they lead out of the file or are negative. ``magic`` and ``host_bits`` override what
     is stored; a stored magic that is none is taken for the oldest.
     """
-    head = source.read(at, START_SIZE)
+    head = source.read(position, START_SIZE)
     if len(head) < START_SIZE:
         return None
     _, stored, _, sys_flag = _LOCATED.unpack_from(head)
     magic = magic or stored
     bits = sys_flag & HOST_BITS if host_bits is None else host_bits
     shape = variant(bits, magic if is_magic(magic) else MAGIC_V1)
-    head = source.read(at, shape.head_size)
+    head = source.read(position, shape.head_size)
     if len(head) < shape.head_size:
         return None
     body = shape.head.unpack(head)[-1]
     if not 0 <= body <= source.size:
         return None
-    topic_at = at + shape.head_size + body
+    topic_at = position + shape.head_size + body
     raw = source.read(topic_at, shape.topic_length.size)
     if len(raw) < shape.topic_length.size:
         return None
@@ -114,17 +114,17 @@ def extent(source: Source, at: int, magic: int | None = None,
     if properties < 0:
         return None
     size: int = shape.fixed_size + body + topic + properties
-    return size if at + size <= source.size else None
+    return size if position + size <= source.size else None
 
 
-def provable(source: Source, at: int) -> bool:
-    """Whether a record or the file's blank certainly starts at ``at``."""
-    if is_blank(source, at):
+def provable(source: Source, position: int) -> bool:
+    """Whether a record or the file's blank certainly starts at ``position``."""
+    if is_blank(source, position):
         return True
-    raw = _self_located(source, at)
+    raw = _self_located(source, position)
     if raw is None:
         return False
-    after = at + len(raw)
+    after = position + len(raw)
     if after == source.size or is_blank(source, after) or _self_located(source, after):
         return True
     record = decode(raw)
@@ -133,10 +133,10 @@ def provable(source: Source, at: int) -> bool:
 
 def next_provable(source: Source, start: int, end: int) -> int | None:
     """The first position in ``[start, end)`` where a record or blank provably starts."""
-    for at, data in used_windows(source, start, end):
+    for window_start, data in used_windows(source, start, end):
         for match in merge(MAGIC_PATTERN.finditer(data), BLANK_PATTERN.finditer(data),
                            key=re.Match.start):
-            candidate = at + match.start() - MAGIC_OFFSET
+            candidate = window_start + match.start() - MAGIC_OFFSET
             if start <= candidate < end and provable(source, candidate):
                 return candidate
     return None
@@ -148,18 +148,18 @@ def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, by
     Each has `BLANK_SIZE` bytes of the next one, and begins early enough, so that the magic of
     whatever starts in ``[start, end)`` is in one of them.
     """
-    window, at = _FIRST_WINDOW, start
-    while at < end:
-        used = source.next_data(at) - MAGIC_OFFSET
-        if used > at:
-            at, window = used, _FIRST_WINDOW
-        if at >= end:
+    window, position = _FIRST_WINDOW, start
+    while position < end:
+        used = source.next_data(position) - MAGIC_OFFSET
+        if used > position:
+            position, window = used, _FIRST_WINDOW
+        if position >= end:
             return
-        data = source.read(at, min(window, end - at) + BLANK_SIZE)
+        data = source.read(position, min(window, end - position) + BLANK_SIZE)
         if used_length(data):
-            yield at, data
+            yield position, data
         if len(data) <= BLANK_SIZE:
             return
-        at, window = at + len(data) - BLANK_SIZE, min(2 * window, _WINDOW)
+        position, window = position + len(data) - BLANK_SIZE, min(2 * window, _WINDOW)
 
 

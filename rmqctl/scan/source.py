@@ -111,8 +111,8 @@ def open_regular(path: str) -> int:
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)
-        what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-        raise StoreIOError(f"{path}: {what}")
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+        raise StoreIOError(f"{path}: {kind}")
     return fd
 
 

@@ -92,7 +92,8 @@ def joined(parts: Sequence[Packed]) -> Packed:
         return parts[0]
     base = np.cumsum([0, *(len(part.data) for part in parts[:-1])])
     return Packed(np.concatenate([part.data for part in parts]),
-                  np.concatenate([part.start + at for part, at in zip(parts, base, strict=True)]),
+                  np.concatenate([part.start + start_of_part
+                                  for part, start_of_part in zip(parts, base, strict=True)]),
                   np.concatenate([part.length for part in parts]))
 
 
@@ -176,11 +177,11 @@ def _hash_rows(data: Array, start: Array, length: Array, rows: Any, width: int, 
     out[rows] = hashed.view(np.int32)
     if int(texts.max()) >= _HIGH:
         numbers = np.arange(len(out))[rows]
-        for at in np.flatnonzero((texts >= _HIGH).any(axis=1)).tolist():
-            raw = data[int(start[at]):int(start[at] + length[at])].tobytes()
+        for row in np.flatnonzero((texts >= _HIGH).any(axis=1)).tolist():
+            raw = data[int(start[row]):int(start[row] + length[row])].tobytes()
             decoded = raw.decode("utf-8", "replace")
-            out[numbers[at]] = string_hash(decoded)
-            units[numbers[at]] = len(decoded.encode("utf-16-be")) // 2
+            out[numbers[row]] = string_hash(decoded)
+            units[numbers[row]] = len(decoded.encode("utf-16-be")) // 2
 
 
 def _polynomial(texts: Array) -> Array:
@@ -190,7 +191,7 @@ def _polynomial(texts: Array) -> Array:
     """
     width = texts.shape[1]
     powers = power_table()[width - 1::-1] if width <= _MAX_POWER else np.array(
-        [pow(31, width - 1 - at, 1 << 32) for at in range(width)], np.uint32)
+        [pow(31, width - 1 - power, 1 << 32) for power in range(width)], np.uint32)
     hashed: Array = np.einsum("ij,j->i", texts.astype(np.uint32), powers)
     return hashed
 
@@ -207,7 +208,7 @@ def power_table() -> Array:
 def _inverse_powers() -> Array:
     """What undoes the powers of 31 that zeros behind a text contribute."""
     inverse = pow(31, -1, 1 << 32)
-    return np.array([pow(inverse, at, 1 << 32) for at in range(SHORT + 1)], np.uint32)
+    return np.array([pow(inverse, power, 1 << 32) for power in range(SHORT + 1)], np.uint32)
 
 
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
@@ -291,10 +292,10 @@ class KnownTexts:
         words = matrix(texts.data, texts.start, texts.length, count * _WORD)[0].view(np.uint64)
         code = np.einsum("ij,j->i", words, _factors()[:count])
         code += texts.length.view(np.uint64)
-        at = self._place(code)
+        cells = self._place(code)
         # Most batches have a few texts only, and the first rows show them all.
         for most in (_SAMPLE, len(code)):
-            unknown = self._codes[at] != code if len(self._codes) else np.ones(len(code), bool)
+            unknown = self._codes[cells] != code if len(self._codes) else np.ones(len(code), bool)
             if not unknown.any():
                 break
             # New texts get their numbers in the order in which they appear.
@@ -304,11 +305,11 @@ class KnownTexts:
                 self._useful = False
                 return None
             self._learn(code[rows], words[rows], texts.take(rows), number)
-            at = self._place(code)
-        if not ((self._lengths[at] == texts.length).all()
-                and (self._words[at, :count] == words).all()):
+            cells = self._place(code)
+        if not ((self._lengths[cells] == texts.length).all()
+                and (self._words[cells, :count] == words).all()):
             return None
-        return self._numbers[at]
+        return self._numbers[cells]
 
     def _place(self, code: Array) -> Array:
         return np.minimum(np.searchsorted(self._codes, code), max(0, len(self._codes) - 1))
@@ -329,8 +330,8 @@ class KnownTexts:
 @cache
 def _factors() -> Array:
     """Odd factors for the words of a text; what they are does not matter."""
-    return np.array([pow(0x9E3779B97F4A7C15, at + 1, 1 << 64)
-                     for at in range(_LONGEST_KNOWN // _WORD)], np.uint64)
+    return np.array([pow(0x9E3779B97F4A7C15, power + 1, 1 << 64)
+                     for power in range(_LONGEST_KNOWN // _WORD)], np.uint64)
 
 
 class Dictionary:
@@ -400,8 +401,8 @@ class Properties:
         most = wanted + (1 << 8 * (_WORD - len(head))) - 1
         # Words that begin with the key lie in one interval of numbers.
         hit = np.flatnonzero((self._words - np.uint64(wanted)) <= np.uint64(most - wanted))
-        for at in range(_WORD, len(key)):
-            hit = hit[self._data[self._start[hit] + at] == key[at]]
+        for index in range(_WORD, len(key)):
+            hit = hit[self._data[self._start[hit] + index] == key[index]]
         start = self._start[hit] + len(key)
         length = self._end[hit] - start
         filled = length > 0
