@@ -46,8 +46,8 @@ def fake(tmp_path):
     """A program that says something and ends with an exit code."""
     def made(code, said="said"):
         program = tmp_path / f"fake-{code}"
-        told = f"echo '{said}'\n" if said else ""
-        program.write_text(f'#!/bin/sh\necho "$@" >>"{tmp_path}/called"\n{told}exit {code}\n')
+        echo = f"echo '{said}'\n" if said else ""
+        program.write_text(f'#!/bin/sh\necho "$@" >>"{tmp_path}/called"\n{echo}exit {code}\n')
         program.chmod(0o755)
         return str(program)
 

@@ -184,7 +184,7 @@ def record_at(place: int, header: Header) -> bytes:
     return bytes(raw)
 
 
-def test_an_impossible_queue_offset_is_told_at_the_record(tmp_path: Path) -> None:
+def test_an_impossible_queue_offset_is_reported_at_the_record(tmp_path: Path) -> None:
     writer = filled(None)
     odd = writer.puts[30]
     for value in (-6510615558205997121, 1 << 61, -1):

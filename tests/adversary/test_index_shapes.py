@@ -170,7 +170,7 @@ def test_a_note_that_the_files_contradict_is_not_followed(tmp_path: Path) -> Non
     run("verify", store).expect(0)
 
 
-def test_wrecked_files_are_told_from_odd_ones(tmp_path: Path) -> None:
+def test_wrecked_files_are_distinguished_from_odd_ones(tmp_path: Path) -> None:
     store = keyed(37, 1000, 24).write(tmp_path / "s")
     file, = (store / "index").iterdir()
     header = file.read_bytes()[:40]

@@ -245,7 +245,7 @@ def test_beside_a_running_broker_what_leads_beyond_is_newer(tmp_path: Path) -> N
     assert found["offsets_beyond_end"] == []
 
 
-def test_a_store_on_which_no_broker_starts_has_its_losses_told(tmp_path: Path) -> None:
+def test_a_store_on_which_no_broker_starts_has_its_losses_reported(tmp_path: Path) -> None:
     writer = filled()
     lost = torn(writer, 100)
     store = writer.write(tmp_path / "s")

@@ -61,30 +61,30 @@ def turn(store: tiny_stores.Tiny, file: str,
     seen: dict[str, Counter[str]] = defaultdict(Counter)
     wrong: list[str] = []
     for offset, bit in bits:
-        told = judge(store, file, offset, bit)
+        judgement = judge(store, file, offset, bit)
         done = damage.flip_bit(store.root, file, offset, bit)
         report = subject.verify(store.root, options=store.cli_options)
         damage.undo(store.root, done)
-        seen[told.field]["seen" if report.findings else "unseen"] += 1
-        problem = _problem(store, file, told, report)
+        seen[judgement.field]["seen" if report.findings else "unseen"] += 1
+        problem = _problem(store, file, judgement, report)
         if problem:
-            wrong.append(f"{file}@{offset} bit {bit}, {told.field}: {problem}")
+            wrong.append(f"{file}@{offset} bit {bit}, {judgement.field}: {problem}")
     assert not wrong, f"{len(wrong)} bits judged wrongly:\n" + "\n".join(wrong[:40])
     return seen
 
 
-def _problem(store: tiny_stores.Tiny, file: str, told: Judgement,
+def _problem(store: tiny_stores.Tiny, file: str, judgement: Judgement,
              report: subject.Report) -> str | None:
     if not subject.every_byte_is_accounted_for(report):
         return f"bytes do not add up: {report.coverage}"
     if report.coverage["messages"] < len(store.messages) - 1:
         return f"only {report.coverage['messages']} messages are left"
-    if told.verdict is Verdict.ALWAYS and not report.findings:
+    if judgement.verdict is Verdict.ALWAYS and not report.findings:
         return "not found"
-    if told.verdict is Verdict.NEVER and report.findings:
+    if judgement.verdict is Verdict.NEVER and report.findings:
         return f"a false alarm: {report.text()}"
-    if told.verdict is Verdict.ALWAYS and told.span is not None and not any(
-            each.touches(file, told.span) for each in report.findings):
+    if judgement.verdict is Verdict.ALWAYS and judgement.span is not None and not any(
+            each.touches(file, judgement.span) for each in report.findings):
         return f"found at another place: {report.text()}"
     return None
 

@@ -62,8 +62,8 @@ def test_a_cut_config_file_falls_back_to_its_backup(file: str, tiny: tiny_stores
     good = subject.cli.run("config", tiny.root, section, "-o", "json").expect(0)
     for size in range(0, len(whole) - 1, 5):
         damage.config_truncated(tiny.root, name, size)
-        told = subject.cli.run("config", tiny.root, section, "-o", "json").expect(0, 1)
-        assert f"{name}.bak" in told.out + told.err, size
+        rows_shown = subject.cli.run("config", tiny.root, section, "-o", "json").expect(0, 1)
+        assert f"{name}.bak" in rows_shown.out + rows_shown.err, size
         report = subject.verify(tiny.root, only="config")
         bad = [each for each in report.findings if each.file == file]
         assert bad, size

@@ -24,7 +24,7 @@ NOT_OVER_TWO_GIB = 2 << 30
 Harm = Callable[[Path, str], damage.Damage]
 
 
-def told(store: tiny_stores.Tiny, file: str) -> subject.Report:
+def report_of(store: tiny_stores.Tiny, file: str) -> subject.Report:
     """Verify in a process of its own (it may hang), and the file must be named."""
     done = cli.run_process("verify", store.root, "-o", "json", timeout=30)
     assert done.code not in (0, 70), done.describe()
@@ -38,7 +38,7 @@ def told(store: tiny_stores.Tiny, file: str) -> subject.Report:
                                   damage.symlink_to_itself], ids=lambda harm: harm.__name__)
 def test_a_thing_that_is_no_file(harm: Harm, file: str, tiny: tiny_stores.Tiny) -> None:
     harm(tiny.root, file)
-    report = told(tiny, file)
+    report = report_of(tiny, file)
     if not file.startswith("commitlog/"):
         assert report.coverage["messages"] == len(tiny.messages), "the rest was not done"
 
@@ -59,7 +59,7 @@ def test_a_small_thing_that_is_no_file(harm: Harm, file: str, tiny: tiny_stores.
 @pytest.mark.parametrize("file", ONE_OF_EACH)
 def test_a_file_without_permission(file: str, tiny: tiny_stores.Tiny) -> None:
     damage.unreadable(tiny.root, file)
-    told(tiny, file)
+    report_of(tiny, file)
 
 
 @pytest.mark.parametrize("file", ONE_OF_EACH)
@@ -98,7 +98,7 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 @pytest.mark.parametrize("file", ONE_OF_EACH)
 def test_an_empty_file(file: str, tiny: tiny_stores.Tiny) -> None:
     damage.empty_file(tiny.root, file)
-    told(tiny, file)
+    report_of(tiny, file)
 
 
 @pytest.mark.parametrize("file", ONE_OF_EACH)

@@ -17,7 +17,7 @@ from tests.support.tiny import Placed, Spec, Tiny
 
 MIRROR = {"missing-in-a": "missing-in-b", "missing-in-b": "missing-in-a",
           "damaged-in-a": "damaged-in-b", "damaged-in-b": "damaged-in-a"}
-Told = tuple[str, int | None]
+Brief = tuple[str, int | None]
 
 
 def diff(a: Path, b: Path, by: str = "auto", *, dirs: Sequence[str] = (),
@@ -28,16 +28,16 @@ def diff(a: Path, b: Path, by: str = "auto", *, dirs: Sequence[str] = (),
         return run
 
 
-def told(run: Diff) -> list[Told]:
+def brief(run: Diff) -> list[Brief]:
     return [(one.kind, one.physical_offset) for one in run.differences.kept]
 
 
-def in_log(run: Diff) -> list[Told]:
+def in_log(run: Diff) -> list[Brief]:
     return [(one.kind, one.physical_offset) for one in run.differences.kept
             if one.structure == "commitlog"]
 
 
-def swapped(found: Iterable[Told]) -> list[Told]:
+def swapped(found: Iterable[Brief]) -> list[Brief]:
     return [(MIRROR.get(kind, kind), offset) for kind, offset in found]
 
 

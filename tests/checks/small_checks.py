@@ -14,7 +14,7 @@ from rmqctl.store import Store
 from tests.support import damage
 from tests.support import golden as golden_sets
 
-Told = tuple[str, str, int | None]
+Brief = tuple[str, str, int | None]
 """(category, file relative to the root, offset)."""
 CLEAN = golden_sets.clean_stores()
 IDS = [each.id for each in CLEAN]
@@ -55,7 +55,7 @@ def run(check: str, root: Path, dirs: Iterable[str] = (), *, live: bool = False,
         return list(calls[check]())
 
 
-def told(findings: Iterable[Finding], root: Path) -> list[Told]:
+def brief(findings: Iterable[Finding], root: Path) -> list[Brief]:
     return [(one.category, os.path.relpath(one.file or root, root), one.offset)
             for one in findings]
 
@@ -65,10 +65,10 @@ def trouble(findings: Iterable[Finding]) -> list[Finding]:
     return [one for one in findings if one.severity != INFO]
 
 
-def one_of(findings: list[Finding], root: Path) -> tuple[Finding, Told]:
+def one_of(findings: list[Finding], root: Path) -> tuple[Finding, Brief]:
     """The only finding."""
     assert len(findings) == 1, findings
-    return findings[0], told(findings, root)[0]
+    return findings[0], brief(findings, root)[0]
 
 
 def run_golden(check: str, each: golden_sets.GoldenStore, root: Path) -> list[Finding]:
@@ -91,6 +91,6 @@ class Changed:
             for one in reversed(done):
                 damage.undo(self.root, one)
 
-    def only(self, *changes: tuple[str, int, bytes]) -> Told:
+    def only(self, *changes: tuple[str, int, bytes]) -> Brief:
         """The one finding there must be."""
         return one_of(self(*changes), self.root)[1]

@@ -13,11 +13,11 @@ from tests.checks.small_checks import (
     CLEAN,
     IDS,
     Log,
+    brief,
     log_of,
     one_of,
     run,
     run_golden,
-    told,
     trouble,
 )
 from tests.conftest import GoldenFolder
@@ -152,7 +152,7 @@ def test_a_running_broker_has_gone_on_since_the_log_was_walked(root: Path) -> No
     assert put(root, later, live=True) == []
 
 
-def test_every_damage_is_told_together(root: Path) -> None:
+def test_every_damage_is_reported_together(root: Path) -> None:
     data = bytearray(page(-5, LAST + 9, 0, 0, 6000))
     data[100] = 1
     assert [one.offset for one in put(root, bytes(data))] == [100, 0, 8, 32]
@@ -174,8 +174,8 @@ def test_the_abort_file(content: bytes, root: Path) -> None:
 def test_an_abort_file_that_no_broker_wrote(content: bytes, offset: int, root: Path) -> None:
     (root / "abort").write_bytes(content)
     found = run("checkpoint", root)
-    assert told(found, root) == [("unclean-shutdown", "abort", None),
-                                 ("small-file", "abort", offset)]
+    assert brief(found, root) == [("unclean-shutdown", "abort", None),
+                                  ("small-file", "abort", offset)]
 
 
 @pytest.mark.parametrize(("content", "offset"), [
@@ -183,7 +183,7 @@ def test_an_abort_file_that_no_broker_wrote(content: bytes, offset: int, root: P
 def test_the_lock_file(content: bytes, offset: int | None, root: Path) -> None:
     (root / "lock").write_bytes(content)
     expected = [] if offset is None else [("small-file", "lock", offset)]
-    assert told(run("checkpoint", root), root) == expected
+    assert brief(run("checkpoint", root), root) == expected
 
 
 def test_no_lock_file_is_legal(root: Path) -> None:
@@ -208,7 +208,7 @@ def test_no_regular_file(name: str, kind, root: Path) -> None:
 @pytest.mark.skipif(not damage.can_deny(), reason="root may read everything")
 def test_permission_denied(root: Path) -> None:
     damage.unreadable(root, "checkpoint")
-    assert told(run("checkpoint", root), root) == [("file-unreadable", "checkpoint", None)]
+    assert brief(run("checkpoint", root), root) == [("file-unreadable", "checkpoint", None)]
 
 
 @pytest.mark.long

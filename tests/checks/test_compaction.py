@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rmqctl.formats.local import batch_consume_queue as batch
 from rmqctl.formats.local import compaction, message
 from rmqctl.formats.local.batch_consume_queue import UNIT, UNIT_SIZE
-from tests.checks.small_checks import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
+from tests.checks.small_checks import CLEAN, IDS, Log, brief, one_of, run, run_golden, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden, snapshot
 
@@ -172,7 +172,7 @@ def test_rows_out_of_order(store: Path) -> None:
 def test_zeros_among_the_rows(store: Path) -> None:
     found = changed(store, cq_file(0), 3 * UNIT_SIZE, bytes(2 * UNIT_SIZE))
     gone = records(store, 0)[3:5]
-    assert told(found, store) == [
+    assert brief(found, store) == [
         ("compaction", cq_file(0), 3 * UNIT_SIZE),
         ("compaction", log_file(0), gone[0].physical_offset)]
     assert (found[1].count, found[1].length) == (2, sum(one.total_size for one in gone))
@@ -212,7 +212,7 @@ def test_garbage_in_the_unused_rows(store: Path) -> None:
 @pytest.mark.parametrize("gone", [log_file(16560), cq_file(16560)])
 def test_half_of_a_pair(gone: str, root: Path) -> None:
     damage.remove(root, gone)
-    assert told(check(root), root) == [("file-missing", gone, None)]
+    assert brief(check(root), root) == [("file-missing", gone, None)]
     assert check(root, live=True) == [], "a compaction replaces one after the other"
 
 
@@ -229,7 +229,7 @@ def test_the_position_file(data: bytes, category: str, root: Path) -> None:
 def test_both_position_files(root: Path) -> None:
     for name in (POSITIONS, f"{POSITIONS}.bak"):
         (root / name).write_bytes(b'{"queueOffsetMap":')
-    assert told(check(root), root) == [("config-unreadable", POSITIONS, 18)]
+    assert brief(check(root), root) == [("config-unreadable", POSITIONS, 18)]
     damage.remove(root, POSITIONS)
     damage.remove(root, f"{POSITIONS}.bak")
     assert check(root) == []
@@ -238,7 +238,7 @@ def test_both_position_files(root: Path) -> None:
 @pytest.mark.parametrize("kind", [damage.fifo, damage.directory, damage.symlink])
 def test_no_regular_position_file(kind, root: Path) -> None:
     kind(root, POSITIONS)
-    assert told(check(root), root) == [("file-unreadable", POSITIONS, None)]
+    assert brief(check(root), root) == [("file-unreadable", POSITIONS, None)]
 
 
 def test_sparse_terabytes(root: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.store.config import config as store_config
-from tests.checks.small_checks import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
+from tests.checks.small_checks import CLEAN, IDS, Log, brief, one_of, run, run_golden, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
 from tests.support import tiny as tiny_stores
@@ -62,7 +62,7 @@ def test_an_empty_backup_is_legal(root: Path) -> None:
 # -- damage --------------------------------------------------------------------------------------
 
 
-def test_every_cut_is_told_with_the_good_copy(root: Path) -> None:
+def test_every_cut_is_reported_with_the_good_copy(root: Path) -> None:
     whole = (root / MAIN).read_bytes()
     for size in range(0, len(whole) - 1, 3):
         damage.config(root, NAME, whole[:size])
@@ -99,7 +99,7 @@ def test_only_the_backup_is_there(root: Path) -> None:
     assert what == ("config-unreadable", BACKUP, 1)
 
 
-def test_a_bad_backup_beside_a_good_file_is_told(root: Path) -> None:
+def test_a_bad_backup_beside_a_good_file_is_reported(root: Path) -> None:
     (root / BACKUP).write_bytes(b'{"a":1')
     found, what = one_of(check(root), root)
     assert (what, found.severity) == (("config-oddity", BACKUP, 6), "info")
@@ -131,7 +131,7 @@ def test_entries_of_the_wrong_shape(root: Path) -> None:
     assert found.severity == "warning"
 
 
-def test_json_of_somebody_else_is_only_told(root: Path) -> None:
+def test_json_of_somebody_else_is_only_reported(root: Path) -> None:
     damage.add_file(root, "config/mine.json", b"{")
     found, what = one_of(check(root), root)
     assert (what, found.severity) == (("config-unreadable", "config/mine.json", 1), "info")
@@ -141,7 +141,7 @@ def test_several_files(root: Path) -> None:
     damage.config_both_bad(root, "consumerOffset.json")
     damage.config_empty(root, "delayOffset.json")
     damage.config_not_utf8(root, NAME)
-    assert [what[:2] for what in told(check(root), root)] == [
+    assert [what[:2] for what in brief(check(root), root)] == [
         ("config-unreadable", "config/consumerOffset.json"),
         ("config-backup", "config/delayOffset.json"), ("config-oddity", MAIN)]
 
@@ -161,7 +161,7 @@ def test_no_regular_file(kind, root: Path) -> None:
 @pytest.mark.parametrize("file", [MAIN, "config"])
 def test_permission_denied(file: str, root: Path) -> None:
     damage.unreadable(root, file)
-    assert told(check(root), root) == [("file-unreadable", file, None)]
+    assert brief(check(root), root) == [("file-unreadable", file, None)]
     (root / file).chmod(0o755)
 
 
@@ -186,7 +186,7 @@ def test_a_running_broker_overwrites_in_place(root: Path, monkeypatch) -> None:
     assert len(waited) == 1
     damage.config_truncated(root, NAME, 10)
     monkeypatch.setattr(time, "sleep", waited.append)
-    assert [what[:2] for what in told(check(root, live=True), root)] == [("config-backup", MAIN)]
+    assert [what[:2] for what in brief(check(root, live=True), root)] == [("config-backup", MAIN)]
     assert sum(waited) < 1
 
 

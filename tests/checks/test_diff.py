@@ -12,7 +12,7 @@ import pytest
 from rmqctl.checks.diff import differences
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
-from tests.checks.diffing import Told, change, counts, diff, in_log, pair, swapped, told
+from tests.checks.diffing import Brief, brief, change, counts, diff, in_log, pair, swapped
 from tests.conftest import GoldenFolder
 from tests.support import damage
 from tests.support import golden as golden_sets
@@ -167,7 +167,7 @@ def test_a_damaged_head_costs_one_message(pair: tuple[Tiny, Tiny]) -> None:
     assert run.summary["b"]["damaged_spans"] == 1
     assert run.summary["b"]["bytes_damaged"] == len(lost.raw)
     by_queue = diff(a.root, b.root, "queue")
-    assert sorted(told(by_queue)) == [("damaged-in-b", lost.start), ("missing-in-b", lost.start)]
+    assert sorted(brief(by_queue)) == [("damaged-in-b", lost.start), ("missing-in-b", lost.start)]
 
 
 def test_damage_where_the_other_has_nothing(pair: tuple[Tiny, Tiny]) -> None:
@@ -209,7 +209,7 @@ def records(root: Path) -> dict[int, bytes]:
                 for batch in store.log.walk() for index in range(len(batch))}
 
 
-def by_hand(a: dict[int, bytes], b: dict[int, bytes]) -> list[Told]:
+def by_hand(a: dict[int, bytes], b: dict[int, bytes]) -> list[Brief]:
     """The differences of two logs in the simplest words."""
     out = [("missing-in-b", offset) for offset in a.keys() - b.keys()]
     out += [("missing-in-a", offset) for offset in b.keys() - a.keys()]

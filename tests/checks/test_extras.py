@@ -16,7 +16,7 @@ from rmqctl.formats.local import batch_consume_queue as batch
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local.batch_consume_queue import UNIT
 from rmqctl.store import Store
-from tests.checks.small_checks import CLEAN, IDS, Log, one_of, run, run_golden, told, trouble
+from tests.checks.small_checks import CLEAN, IDS, Log, brief, one_of, run, run_golden, trouble
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
 from tests.support import tiny as tiny_stores
@@ -71,13 +71,13 @@ def test_a_damaged_epoch_file(data: bytes, offset: int, tiny: tiny_stores.Tiny) 
 def test_the_identity(data: bytes, offset: int | None, tiny: tiny_stores.Tiny) -> None:
     (tiny.root / IDENTITY).write_bytes(data)
     expected = [] if offset is None else [("small-file", IDENTITY, offset)]
-    assert told(run("extras", tiny.root), tiny.root) == expected
+    assert brief(run("extras", tiny.root), tiny.root) == expected
 
 
 @pytest.mark.parametrize("name", [EPOCHS, IDENTITY, "brokerIdentity-temp"])
 def test_no_regular_file(name: str, tiny: tiny_stores.Tiny) -> None:
     (tiny.root / name).mkdir()
-    assert told(run("extras", tiny.root), tiny.root) == [("file-unreadable", name, None)]
+    assert brief(run("extras", tiny.root), tiny.root) == [("file-unreadable", name, None)]
 
 
 # -- bad input -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify import files
 from rmqctl.store import Sizes, Store
-from tests.checks.small_checks import CLEAN, IDS, one_of, run_golden, told
+from tests.checks.small_checks import CLEAN, IDS, brief, one_of, run_golden
 from tests.conftest import GoldenFolder
 from tests.support import damage, golden
 from tests.support import tiny as tiny_stores
@@ -41,7 +41,7 @@ def test_what_is_wrong_with_the_files_of_a_damaged_store(each: golden.GoldenStor
                                                          golden: GoldenFolder) -> None:
     """Only one kind of damage of the golden sets changes a file's length."""
     root = golden(each.id)
-    found = told(run_golden("files", each, root), root)
+    found = brief(run_golden("files", each, root), root)
     if each.kind != "crash-shortfile":
         assert found == []
         return
@@ -107,8 +107,8 @@ def test_a_log_file_of_the_wrong_length(number: int, delta: int, root: Path) -> 
 def test_a_given_size_is_what_files_are_held_against(root: Path) -> None:
     assert check(root, sizes=Sizes(commitlog_file=SIZE)) == []
     found = check(root, sizes=Sizes(commitlog_file=512))
-    assert told(found, root) == [("file-size", LOG.format(0), 512),
-                                 ("file-size", LOG.format(SIZE), SIZE + 512)]
+    assert brief(found, root) == [("file-size", LOG.format(0), 512),
+                                  ("file-size", LOG.format(SIZE), SIZE + 512)]
 
 
 def test_a_terabyte(root: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_empty_file_among_others_is_an_error(root: Path) -> None:
 def test_only_an_empty_file(tiny: tiny_stores.Tiny) -> None:
     damage.remove(tiny.root, LOG.format(SIZE))
     damage.empty_file(tiny.root, LOG.format(0))
-    assert told(check(tiny.root), tiny.root) == [("file-empty", LOG.format(0), 0)]
+    assert brief(check(tiny.root), tiny.root) == [("file-empty", LOG.format(0), 0)]
 
 
 @pytest.mark.parametrize(("gone", "start", "end"), [
@@ -141,7 +141,7 @@ def test_missing_log_files(gone: tuple[int, ...], start: int, end: int, long_log
     for number in gone:
         damage.remove(long_log, LOG.format(number * SIZE))
     found = check(long_log)
-    assert told(found, long_log)[0] == ("file-missing", LOG.format(start * SIZE), start * SIZE)
+    assert brief(found, long_log)[0] == ("file-missing", LOG.format(start * SIZE), start * SIZE)
     assert (found[0].length, found[0].count) == ((end - start) * SIZE, end - start)
     assert len(found) == (2 if gone == (1, 3) else 1)
 
@@ -180,7 +180,7 @@ def test_a_number_no_offset_can_be(root: Path) -> None:
 
 def test_a_name_between_two_files(long_log: Path) -> None:
     (long_log / LOG.format(2 * SIZE)).rename(long_log / LOG.format(2 * SIZE + 1))
-    assert sorted(told(check(long_log), long_log)) == [
+    assert sorted(brief(check(long_log), long_log)) == [
         ("file-missing", LOG.format(2 * SIZE), 2 * SIZE),
         ("file-name", LOG.format(2 * SIZE + 1), 2 * SIZE + 1)]
 
@@ -206,7 +206,7 @@ def test_no_regular_file_is_unreadable_and_not_missing(kind, file: str, long_log
                                   "consumequeue/orders"])
 def test_permission_denied(file: str, root: Path) -> None:
     damage.unreadable(root, file)
-    found = told(check(root), root)
+    found = brief(check(root), root)
     (root / file).chmod(0o755)
     assert ("file-unreadable", file, None) in found
 

@@ -26,8 +26,8 @@ def light_file(root: Path) -> str:
 @pytest.mark.parametrize("options", [
     (), ("--jobs", "2"), ("--sample", "50%", "--seed", "1"), ("--sample", "30%", "--seed", "5")])
 def test_rows_behind_the_gap_stand_too_early_and_are_right(gap: Path, rmqctl, options):
-    told = rmqctl("verify", gap, *options, "-o", "json")
-    assert told.expect(0).json()["findings"] == []
+    result = rmqctl("verify", gap, *options, "-o", "json")
+    assert result.expect(0).json()["findings"] == []
 
 
 def test_a_row_missing_besides_is_found(gap: Path, rmqctl):

@@ -18,10 +18,10 @@ from tests.checks.small_checks import (
     IDS,
     Changed,
     Log,
+    brief,
     one_of,
     run,
     run_golden,
-    told,
     trouble,
 )
 from tests.checks.timers import CHECK, END, LOGS, PLACES, SET, WHEEL, place, slot_place, unit
@@ -84,7 +84,7 @@ def test_a_closed_last_file_is_flushed_to_its_end(golden_copy: GoldenFolder) -> 
     damage.write(root, CHECK, 8, struct.pack(">q", 3584))
     assert run("timer", root) == []
     damage.write(root, CHECK, 8, struct.pack(">q", 3585))
-    assert told(run("timer", root), root) == [("timer-check", CHECK, 8)]
+    assert brief(run("timer", root), root) == [("timer-check", CHECK, 8)]
 
 
 def test_what_is_behind_the_flushed_position_may_not_be_in_the_wheel(changed: Changed) -> None:
@@ -140,7 +140,7 @@ def test_the_time_of_a_unit_accuses_nobody_else(changed: Changed, timer: Path) -
 def test_zeros_among_the_units(first: int, count: int, changed: Changed) -> None:
     file, at = place(first)
     found = changed((file, at, bytes(count * UNIT_SIZE)))
-    assert ("timer-log", file, at) in told(found, changed.root)
+    assert ("timer-log", file, at) in brief(found, changed.root)
     assert [one for one in found if one.structure == "timer" and one.file.endswith(file)] == [
         one for one in found if one.category == "timer-log"]
     assert found[0].length == count * UNIT_SIZE
@@ -188,7 +188,7 @@ def test_a_missing_commitlog_file_is_not_the_units_fault(golden_copy: GoldenFold
 def test_the_timer_log_missing(golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     damage.remove_folder(root, "timerlog")
-    assert told(run("timer", root), root) == [
+    assert brief(run("timer", root), root) == [
         ("timer-log", "timerlog", None), ("timer-check", CHECK, 8)]
 
 
@@ -255,7 +255,7 @@ def test_a_wheel_of_random_bytes_does_not_drown_the_rest(golden_copy: GoldenFold
 def test_no_regular_file(kind, file: str, golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     kind(root, file)
-    found = told(run("timer", root), root)
+    found = brief(run("timer", root), root)
     assert found == [("file-unreadable", file, None)]
 
 

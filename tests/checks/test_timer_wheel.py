@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.formats.timer import timer_wheel
-from tests.checks.small_checks import Changed, one_of, run, told
+from tests.checks.small_checks import Changed, brief, one_of, run
 from tests.checks.timers import SET, WHEEL, slot_place
 from tests.conftest import GoldenFolder
 from tests.support import damage
@@ -16,14 +16,14 @@ SECOND = 1795233765000
 """The slot of units 52, 104 and 1260."""
 
 
-@pytest.mark.parametrize(("field", "value", "told_at"), [
+@pytest.mark.parametrize(("field", "value", "place"), [
     ("time", SECOND // 1000 + 1, "time"), ("time", -1, "time"), ("magic", 1, "magic"),
     ("first_pos", 53, "first_pos"), ("first_pos", -1, "first_pos"),
     ("first_pos", 1312, "first_pos"), ("first_pos", 156, "first_pos"),
     ("last_pos", 3688, "last_pos"), ("last_pos", 1312, "last_pos"),
     ("last_pos", 104, "last_pos"), ("last_pos", 832 + 896, "first_pos"),
     ("time", SECOND // 1000 + timer_wheel.SLOTS, "time")])
-def test_a_wrong_slot(field: str, value: int, told_at: str, changed: Changed,
+def test_a_wrong_slot(field: str, value: int, place: str, changed: Changed,
                       timer: Path) -> None:
     at = slot_place(SECOND)
     with (timer / WHEEL).open("rb") as file:
@@ -31,14 +31,14 @@ def test_a_wrong_slot(field: str, value: int, told_at: str, changed: Changed,
         slot = timer_wheel.decode(file.read(timer_wheel.SLOT_SIZE))
     found, what = one_of(changed((WHEEL, at, timer_wheel.build(slot._replace(**{field: value})))),
                          timer)
-    assert what == ("timer-wheel", WHEEL, slot_place(SECOND, told_at)), found
+    assert what == ("timer-wheel", WHEEL, slot_place(SECOND, place)), found
 
 
 def test_a_page_of_the_wheel_that_was_lost(changed: Changed) -> None:
     """Slots of 1795233765 to 68 and 70: one finding per stretch of neighbours."""
     page = slot_place(SECOND) // 4096 * 4096
     found = changed((WHEEL, page, bytes(4096)))
-    assert told(found, changed.root) == [
+    assert brief(found, changed.root) == [
         ("timer-wheel", WHEEL, slot_place(SECOND, "last_pos")),
         ("timer-wheel", WHEEL, slot_place(SECOND + 5000, "last_pos"))]
     assert [one.count for one in found] == [4, 1]

@@ -12,7 +12,7 @@ ROOTS = ("5.3.3/basic/store", "5.3.3/crash-crc/before", "4.9.3/crash-cqahead/bef
          "4.9.3/transaction/store")
 
 
-def told(root, **options):
+def judged(root, **options):
     with Store.open(root) as store:
         run = Verification(store, VerifyOptions(**options))
         return [one.as_dict() for one in run.findings()], run.coverage.as_dict(), run.ok
@@ -21,7 +21,7 @@ def told(root, **options):
 @pytest.mark.parametrize("size", [777, 5_003, 40_000])
 @pytest.mark.parametrize("name", ROOTS)
 def test_golden_stores(name, size, golden):
-    assert told(golden(name), jobs=2, minimum_range=size) == told(golden(name))
+    assert judged(golden(name), jobs=2, minimum_range=size) == judged(golden(name))
 
 
 @pytest.mark.parametrize("size", [777, 5_003, 40_000])
@@ -30,6 +30,6 @@ def test_a_damaged_store(size, golden_copy):
     damage.flip_bit(root, "commitlog/00000000000000065536", 40301, 0)
     damage.zero_page(root, "commitlog/00000000000000131072", 5)
     damage.flip_bit(root, "commitlog/00000000000000000000", 48092, 0)
-    whole = told(root)
+    whole = judged(root)
     assert not whole[2]
-    assert told(root, jobs=2, minimum_range=size) == whole
+    assert judged(root, jobs=2, minimum_range=size) == whole

@@ -417,7 +417,7 @@ def test_a_copy_whose_first_bytes_are_lost(golden: Golden, tmp_path: Path, rmqct
     rmqctl("dump", copy, "--kind", "commitlog", "--at", "0").expect(2)
 
 
-def test_a_file_under_a_wrong_name_is_shown_and_told(golden: Golden, tmp_path: Path,
+def test_a_file_under_a_wrong_name_is_shown_and_reported(golden: Golden, tmp_path: Path,
                                                      rmqctl: Run) -> None:
     path = golden("5.3.3/basic") / "store/commitlog" / "65536".zfill(20)
     wrong = tmp_path / "commitlog" / "0".zfill(20)

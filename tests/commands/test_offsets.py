@@ -41,7 +41,7 @@ def test_nothing_matches(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
     rmqctl("offsets", tiny_base.root, "--topic", "nope").expect(1)
 
 
-def test_damaged_commits_are_told(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
+def test_damaged_commits_are_reported(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
     damage.config_truncated(tiny.root, "consumerOffset.json", 20)
     done = rmqctl("offsets", tiny.root, "--group", "billing", "-o", "json").expect(0)
     assert done.json()["diff_total"] == 3

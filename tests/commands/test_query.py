@@ -42,10 +42,10 @@ def test_key_queries_equal_the_engines(store: golden_sets.GoldenStore, golden: G
         raw = rmqctl(*words, "--raw").expect(0 if query.messages else 1).json()
         assert [row["physical_offset"] for row in raw] == list(query.messages), query.id
         right = rmqctl(*words).expect(0, 1)
-        told = [row for row in raw if row["topic"] == query.topic
-                and query.key in (*row["keys"], row["unique_key"])]
-        assert right.json() == told
-        assert right.code == (0 if told else 1)
+        expected = [row for row in raw if row["topic"] == query.topic
+                    and query.key in (*row["keys"], row["unique_key"])]
+        assert right.json() == expected
+        assert right.code == (0 if expected else 1)
 
 
 def test_kinds_of_keys(golden: GoldenFolder, rmqctl: Runner) -> None:
@@ -183,14 +183,14 @@ def test_times_equal_the_engines(store: golden_sets.GoldenStore, golden: GoldenF
     expect = store.load_expect(golden(store.set.id))
     asked = 0
     for queue in expect.queues:
-        for told in queue.by_time[::4] if not queue.is_empty else ():
+        for answer in queue.by_time[::4] if not queue.is_empty else ():
             words = ["query", "time", golden(store.id), "--topic", queue.topic, "--queue",
-                     str(queue.queue_id), "--time", str(told.timestamp), "-o", "json"]
+                     str(queue.queue_id), "--time", str(answer.timestamp), "-o", "json"]
             like = ["--like", "4.9.3"] if expect.engine == "4.9.3" else []
-            assert rmqctl(*words, *like).expect(0).json()["queue_offset"] == told.offset
-            if told.upper is not None:
+            assert rmqctl(*words, *like).expect(0).json()["queue_offset"] == answer.offset
+            if answer.upper is not None:
                 found = rmqctl(*words, "--boundary", "upper").expect(0).json()
-                assert found["queue_offset"] == told.upper
+                assert found["queue_offset"] == answer.upper
             asked += 1
     assert asked
 

@@ -31,14 +31,14 @@ def test_all_intact_messages_of_every_store(store: golden_sets.GoldenStore, gold
     """Clean stores: exit 0 and nothing on stderr. Damaged: every intact message, and where it is
     damaged, exit 1 and the place."""
     root = golden(store.id)
-    told = {each.physical_offset: object_of(each)
-            for each in intact(root, store, puts_of(store, golden))}
+    expected = {each.physical_offset: object_of(each)
+                for each in intact(root, store, puts_of(store, golden))}
     done = rmqctl("read", root, *store.options, "-o", "jsonl").expect(0, 1)
     rows = {row["physical_offset"]: row for row in done.jsonl()}
-    for place, wanted in told.items():
+    for place, wanted in expected.items():
         assert {name: rows[place][name] for name in wanted} == wanted
     wrong = [row["physical_offset"] for row in rows.values() if not row["crc_ok"]]
-    assert set(rows) - set(told) == set(wrong)
+    assert set(rows) - set(expected) == set(wrong)
     assert done.code == (1 if wrong or "damage" in done.err else 0)
     for place in wrong:
         assert str(place) in done.err
@@ -67,12 +67,12 @@ def test_json_and_jsonl_are_message_objects(golden: GoldenFolder, rmqctl: Runner
 @pytest.mark.parametrize(("form", "separator"), [("csv", ","), ("tsv", "\t")])
 def test_separated_columns_are_the_fields(form: str, separator: str, golden: GoldenFolder,
                                           rmqctl: Runner) -> None:
-    told = rmqctl("read", golden(BASIC), "-o", "jsonl").expect(0).jsonl()
+    objects = rmqctl("read", golden(BASIC), "-o", "jsonl").expect(0).jsonl()
     text = rmqctl("read", golden(BASIC), "-o", form).expect(0).out
     rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=separator))
     assert tuple(rows[0]) == FIELDS
-    assert len(rows) == len(told)
-    for row, wanted in zip(rows, told, strict=True):
+    assert len(rows) == len(objects)
+    for row, wanted in zip(rows, objects, strict=True):
         for name in ("physical_offset", "total_size", "store_timestamp", "queue_id"):
             assert int(row[name]) == wanted[name]
         assert (row["topic"], row["msg_id"]) == (wanted["topic"], wanted["msg_id"])
@@ -154,25 +154,25 @@ def test_filters_in_every_spelling(golden: GoldenFolder, rmqctl: Runner) -> None
         rows = rmqctl("read", golden(BASIC), "-o", "jsonl", *words).expect(0).jsonl()
         return [row["physical_offset"] for row in rows]
 
-    def told(holds: Any) -> list[int]:
+    def places_of(holds: Any) -> list[int]:
         places = [row["physical_offset"] for row in every if holds(row)]
         assert places
         return places
 
-    assert found("--tag", "A || TagA") == told(lambda row: row["tags"] in ("A", "TagA"))
-    assert found("--key", "order-63") == told(lambda row: "order-63" in row["keys"])
+    assert found("--tag", "A || TagA") == places_of(lambda row: row["tags"] in ("A", "TagA"))
+    assert found("--key", "order-63") == places_of(lambda row: "order-63" in row["keys"])
     assert found("--key", every[5]["unique_key"]) == [every[5]["physical_offset"]]
-    assert found("--where", "queue_id!=0", "--where", "queue_offset<=3") == told(
+    assert found("--where", "queue_id!=0", "--where", "queue_offset<=3") == places_of(
         lambda row: row["queue_id"] != 0 and row["queue_offset"] <= 3)
-    assert found("--where", "topic=TP_fraud_Topic", "--where", "property.KEYS~^pay") == told(
+    assert found("--where", "topic=TP_fraud_Topic", "--where", "property.KEYS~^pay") == places_of(
         lambda row: (row["topic"] == "TP_fraud_Topic"
                      and row["properties"].get("KEYS", "").startswith("pay")))
-    assert found("--where", "queue_offset==7") == told(lambda row: row["queue_offset"] == 7)
-    assert found("--where", "store_timestamp<2024-06-21T19:50:40Z") == told(
+    assert found("--where", "queue_offset==7") == places_of(lambda row: row["queue_offset"] == 7)
+    assert found("--where", "store_timestamp<2024-06-21T19:50:40Z") == places_of(
         lambda row: row["store_timestamp"] < 1718999440000)
     assert found("--since", "2024-06-21 21:53", "--until", "2024-06-21T21:53:02", "--tz",
-                 "+02:00") == told(lambda row: 1718999580000 <= row["store_timestamp"]
-                                   <= 1718999582000)
+                 "+02:00") == places_of(lambda row: 1718999580000 <= row["store_timestamp"]
+                                        <= 1718999582000)
     assert found("--from-phy", "0x1D4", "--to-phy", "9770") == [0x1D4, 9769]
 
 

@@ -66,10 +66,10 @@ def test_damage_is_named_and_ends_with_1(tiny: Tiny, rmqctl: Run) -> None:
 
 def test_the_broker_view_stops_where_a_broker_does(golden: GoldenFolder, rmqctl: Run) -> None:
     root, expect = golden("4.9.3/crash-crc/before"), golden("4.9.3/crash-crc/expect.json")
-    told = {f"{queue.topic}-{queue.queue_id}": queue.max for queue in engine.load(expect).queues
-            if queue.max}
+    expected = {f"{queue.topic}-{queue.queue_id}": queue.max for queue in engine.load(expect).queues
+                if queue.max}
     result = rmqctl("recover", "table", root, "--view", "broker", "-o", "json").expect(0)
-    assert result.json() == told
+    assert result.json() == expected
     assert "a broker ends the log at physical offset" in result.err
 
 

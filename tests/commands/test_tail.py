@@ -44,20 +44,20 @@ def test_filters(golden: GoldenFolder, rmqctl: Runner) -> None:
     for words in (["--topic", "TP_ship_evt-x"], ["--topic", "TP_ship_evt-x", "--queue", "1"],
                   ["--tag", "A"], ["--key", "order-63"], ["--where", "queue_offset<9"],
                   ["--topic", "nix"]):
-        told = rmqctl("read", root, *words, "-o", "jsonl").jsonl()
+        expected = rmqctl("read", root, *words, "-o", "jsonl").jsonl()
         found = rmqctl("tail", root, *words, "-o", "jsonl", "-n", "7").expect(0).jsonl()
-        assert found == told[-7:]
+        assert found == expected[-7:]
 
 
 def test_the_formats(golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden("5.3.3/basic/store")
-    told = rmqctl("tail", root, "-o", "jsonl").jsonl()
-    assert rmqctl("tail", root, "-o", "json").json() == told
+    rows = rmqctl("tail", root, "-o", "jsonl").jsonl()
+    assert rmqctl("tail", root, "-o", "json").json() == rows
     csv = rmqctl("tail", root, "-o", "csv", "--fields", "physical_offset,topic").out.splitlines()
     assert csv == ["physical_offset,topic",
-                   *(f"{row['physical_offset']},{row['topic']}" for row in told)]
+                   *(f"{row['physical_offset']},{row['topic']}" for row in rows)]
     for form in ("table", "plain", "markdown"):
-        assert str(told[-1]["physical_offset"]) in rmqctl("tail", root, "-o", form).out
+        assert str(rows[-1]["physical_offset"]) in rmqctl("tail", root, "-o", form).out
 
 
 @pytest.mark.parametrize(("kind", "place"), [

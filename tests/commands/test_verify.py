@@ -37,12 +37,12 @@ def test_the_json_is_the_contract(golden, rmqctl) -> None:
 
 def test_every_format_says_the_same(golden, rmqctl) -> None:
     root = golden("4.9.3/crash-cqahead/before")
-    told = rmqctl("verify", root, "-o", "json").expect(1).json()
+    document = rmqctl("verify", root, "-o", "json").expect(1).json()
     lines = rmqctl("verify", root, "-o", "jsonl").expect(1).jsonl()
-    assert lines[:-1] == told["findings"]
-    assert lines[-1]["coverage"] == told["coverage"]
+    assert lines[:-1] == document["findings"]
+    assert lines[-1]["coverage"] == document["coverage"]
     rows = list(csv.DictReader(io.StringIO(rmqctl("verify", root, "-o", "csv").expect(1).out)))
-    assert [row["category"] for row in rows] == [one["category"] for one in told["findings"]]
+    assert [row["category"] for row in rows] == [one["category"] for one in document["findings"]]
     for name in ("table", "plain", "markdown"):
         page = rmqctl("verify", root, "-o", name).expect(1).out
         assert "log-cut" in page
@@ -73,8 +73,8 @@ def test_what_is_not_verifiable_shrinks_with_what_is_compared(golden, rmqctl) ->
 
     def doubtful(*only: str) -> int:
         words = ["--only", ",".join(only)] if only else []
-        told = rmqctl("verify", root, "-o", "json", *words).expect(0).json()
-        count: int = told["coverage"]["bytes_unverifiable"]
+        document = rmqctl("verify", root, "-o", "json", *words).expect(0).json()
+        count: int = document["coverage"]["bytes_unverifiable"]
         return count
 
     alone, queues = doubtful("commitlog"), doubtful("commitlog", "consumequeue")
@@ -84,8 +84,8 @@ def test_what_is_not_verifiable_shrinks_with_what_is_compared(golden, rmqctl) ->
 
 
 def test_a_store_with_sealed_messages_leaves_nothing_unverifiable(golden, rmqctl) -> None:
-    told = rmqctl("verify", golden("5.3.3/appendcrc/store"), "-o", "json").expect(0).json()
-    assert told["coverage"]["bytes_unverifiable"] == 0
+    document = rmqctl("verify", golden("5.3.3/appendcrc/store"), "-o", "json").expect(0).json()
+    assert document["coverage"]["bytes_unverifiable"] == 0
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ def test_log_bounds(root: Path, expect: engine.Expect) -> None:
 
 def test_messages(root: Path, expect: engine.Expect) -> None:
     for queue in expect.queues:
-        told = [(each.queue_offset, each.physical_offset, each.size, each.body_sha1, each.topic,
-                 each.queue_id) for each in queue.messages]
-        assert subject.messages(root, expect, queue.topic, queue.queue_id) == told, queue.id
+        expected = [(each.queue_offset, each.physical_offset, each.size, each.body_sha1, each.topic,
+                     each.queue_id) for each in queue.messages]
+        assert subject.messages(root, expect, queue.topic, queue.queue_id) == expected, queue.id
 
 
 def test_min_and_max(root: Path, expect: engine.Expect) -> None:
@@ -51,42 +51,44 @@ def test_consumequeue_entries(root: Path, expect: engine.Expect) -> None:
     for queue in expect.queues:
         found = subject.cq(root, expect, queue.topic, queue.queue_id)
         assert len(found) == len(queue.units), queue.id
-        for mine, told in zip(found, queue.units, strict=True):
-            assert mine[:3] == (told.queue_offset, told.physical_offset, told.size), queue.id
+        for mine, expected in zip(found, queue.units, strict=True):
+            assert mine[:3] == (expected.queue_offset, expected.physical_offset,
+                                expected.size), queue.id
             if queue.kind == "BatchCQ":
-                assert mine[3:] == (told.tags_code, told.batch_size, told.compacted_offset)
+                assert mine[3:] == (expected.tags_code, expected.batch_size,
+                                    expected.compacted_offset)
             elif mine[3] >= EXT_ADDRESS_BELOW:
-                assert mine[3] == told.tags_code
+                assert mine[3] == expected.tags_code
             else:
                 unit = subject.ext(root, expect, queue.topic, queue.queue_id, mine[3])
                 if expect.engine == "5.3.3":  # it answers with the real code
-                    assert unit[0] == told.tags_code
+                    assert unit[0] == expected.tags_code
                 else:
-                    assert told.tags_code == mine[3]
-                    assert told.ext is not None
-                    assert unit == (told.ext.tags_code, told.ext.store_timestamp,
-                                    told.ext.bit_map, told.ext.size)
+                    assert expected.tags_code == mine[3]
+                    assert expected.ext is not None
+                    assert unit == (expected.ext.tags_code, expected.ext.store_timestamp,
+                                    expected.ext.bit_map, expected.ext.size)
 
 
 def test_key_queries_raw(store: golden_sets.GoldenStore, root: Path,
                          expect: engine.Expect) -> None:
     for query in expect.queries:
-        told = list(query.messages)
+        expected = list(query.messages)
         if store.state == "store-live":  # loading it indexed a boundary message a second time
-            told = list(dict.fromkeys(told))
+            expected = list(dict.fromkeys(expected))
         assert subject.query_key(root, expect, query.topic, query.key, query.begin, query.end,
-                                 query.max, raw=True) == told, query.id
+                                 query.max, raw=True) == expected, query.id
 
 
 def test_key_queries_without_false_hits(root: Path, expect: engine.Expect) -> None:
     """What the broker gives, less the messages that have another key of the same hash."""
     keys = _keys_by_place(root, expect)
     for query in expect.queries:
-        told = [place for place in dict.fromkeys(query.messages)
-                if (query.topic, query.key) in keys[place]]
+        expected = [place for place in dict.fromkeys(query.messages)
+                    if (query.topic, query.key) in keys[place]]
         found = subject.query_key(root, expect, query.topic, query.key, query.begin, query.end,
                                   query.max, raw=False)
-        assert list(dict.fromkeys(found)) == told, query.id
+        assert list(dict.fromkeys(found)) == expected, query.id
 
 
 def _keys_by_place(root: Path, expect: engine.Expect) -> dict[int, set[tuple[str, str]]]:
@@ -105,22 +107,22 @@ def _keys_by_place(root: Path, expect: engine.Expect) -> dict[int, set[tuple[str
 def test_offset_by_time(store: golden_sets.GoldenStore, root: Path,
                         expect: engine.Expect) -> None:
     for queue in expect.queues:
-        for told in queue.by_time:
+        for expected in queue.by_time:
             def answer(boundary: str, queue: engine.Queue = queue,
-                       when: int = told.timestamp) -> int:
+                       when: int = expected.timestamp) -> int:
                 return subject.offset_by_time(root, expect, queue.topic, queue.queue_id, when,
                                               like=expect.engine, boundary=boundary)
 
-            assert answer("lower") == told.offset, (queue.id, told)
+            assert answer("lower") == expected.offset, (queue.id, expected)
             # The tiered store in front of the local one knows no boundary, and the BatchCQ of
             # 5.3.3 loses its way for the upper one (Model.by_time_batch shows how).
-            if told.upper is not None and store.kind != "tiered" and queue.kind == "SimpleCQ":
-                assert answer("upper") == told.upper, (queue.id, told)
+            if expected.upper is not None and store.kind != "tiered" and queue.kind == "SimpleCQ":
+                assert answer("upper") == expected.upper, (queue.id, expected)
 
 
 def test_get_message_status(root: Path, expect: engine.Expect) -> None:
     for queue in expect.queues:
-        for told in queue.pulls:
-            found = subject.get_message(root, expect, queue.topic, queue.queue_id, told.offset)
-            assert found == (told.status, told.next_begin, told.min, told.max,
-                             list(told.physical_offsets)), (queue.id, told.offset)
+        for expected in queue.pulls:
+            found = subject.get_message(root, expect, queue.topic, queue.queue_id, expected.offset)
+            assert found == (expected.status, expected.next_begin, expected.min, expected.max,
+                             list(expected.physical_offsets)), (queue.id, expected.offset)

@@ -53,16 +53,16 @@ def test_units_and_messages(store: golden_sets.GoldenStore, golden: GoldenFolder
             units = model.units(queue.topic, queue.queue_id)
             assert [unit[:3] for unit in units] == [
                 (unit.queue_offset, unit.physical_offset, unit.size) for unit in queue.units]
-            for raw, told in zip(units, queue.units, strict=True):
+            for raw, expected in zip(units, queue.units, strict=True):
                 if raw.tags_code >= EXT_ADDRESS_BELOW:
-                    assert (raw.tags_code, told.ext) == (told.tags_code, None)
+                    assert (raw.tags_code, expected.ext) == (expected.tags_code, None)
                     continue
                 tags, timestamp, bits, size = model.ext(queue.topic, queue.queue_id, raw.tags_code)
                 if expect.engine == "5.3.3":
-                    assert told.tags_code == tags
+                    assert expected.tags_code == tags
                 else:
-                    assert told.tags_code == raw.tags_code
-                    assert told.ext == engine.ExtUnit(tags, timestamp, bits or None, size)
+                    assert expected.tags_code == raw.tags_code
+                    assert expected.ext == engine.ExtUnit(tags, timestamp, bits or None, size)
             places = [unit.physical_offset for unit in queue.units if not unit.is_filler]
         if expect.is_compacted(queue.topic):
             records = model.compaction(queue.topic, queue.queue_id).records()
@@ -77,14 +77,15 @@ def test_min_max_and_pulls(store: golden_sets.GoldenStore, golden: GoldenFolder)
     for queue in expect.queues:
         where = queue.topic, queue.queue_id
         for pull in queue.pulls:
-            told = (pull.offset, pull.status, pull.next_begin, pull.min, pull.max,
-                    pull.physical_offsets)
+            expected = (pull.offset, pull.status, pull.next_begin, pull.min, pull.max,
+                        pull.physical_offsets)
             if queue.kind == "BatchCQ":
-                assert model.pull_batch(*where, pull.offset) == told, queue.id
+                assert model.pull_batch(*where, pull.offset) == expected, queue.id
             elif expect.is_compacted(queue.topic):
-                assert (pull.offset, *model.compaction(*where).pull(pull.offset)) == told, queue.id
+                answer = model.compaction(*where).pull(pull.offset)
+                assert (pull.offset, *answer) == expected, queue.id
             else:
-                assert model.pull(*where, pull.offset) == told, queue.id
+                assert model.pull(*where, pull.offset) == expected, queue.id
                 assert (pull.min, pull.max) == (queue.min, queue.max)
 
 
@@ -93,15 +94,17 @@ def test_offset_by_time(store: golden_sets.GoldenStore, golden: GoldenFolder) ->
     expect, model = opened(store, golden)
     for queue in expect.queues:
         by_time = model.by_time_batch if queue.kind == "BatchCQ" else model.by_time
-        for told in queue.by_time:
-            assert by_time(queue.topic, queue.queue_id, told.timestamp) == told.offset, queue.id
-            if told.lower is None or told.upper is None:
+        for expected in queue.by_time:
+            assert by_time(queue.topic, queue.queue_id,
+                           expected.timestamp) == expected.offset, queue.id
+            if expected.lower is None or expected.upper is None:
                 continue
-            assert told.lower == told.offset
+            assert expected.lower == expected.offset
             if store.kind == "tiered":  # the tiered store in front knows no boundary
-                assert told.upper == told.lower
+                assert expected.upper == expected.lower
                 continue
-            assert by_time(queue.topic, queue.queue_id, told.timestamp, "upper") == told.upper
+            assert by_time(queue.topic, queue.queue_id, expected.timestamp,
+                           "upper") == expected.upper
 
 
 @pytest.mark.parametrize("store", JUDGED)
@@ -123,15 +126,15 @@ def test_puts_are_the_records(store: golden_sets.GoldenStore, golden: GoldenFold
     import hashlib
 
     _, model = opened(store, golden)
-    told = sorted((record.physical_offset, record.size, record.raw_sha1)
-                  for put in engine.puts(golden(store.set.id) / "input.jsonl")
-                  for record in put.stored)
+    expected = sorted((record.physical_offset, record.size, record.raw_sha1)
+                      for put in engine.puts(golden(store.set.id) / "input.jsonl")
+                      for record in put.stored)
     found = []
     for place, record in model.records.items():
         raw = model.log.at(place, record.size)
         assert raw is not None
         found.append((place, record.size, hashlib.sha1(raw).hexdigest()))
-    assert found == told
+    assert found == expected
 
 
 def test_refused_store_changed_nothing(golden: GoldenFolder) -> None:

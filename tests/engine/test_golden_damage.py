@@ -29,7 +29,7 @@ def version(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def told(kind: str, version: str, golden: GoldenFolder) -> tuple[Path, engine.Expect, int]:
+def damaged_store(kind: str, version: str, golden: GoldenFolder) -> tuple[Path, engine.Expect, int]:
     """(the damaged root, the engine's answers, the first number in the description)."""
     folder = golden(f"{version}/{kind}")
     expect = engine.load(folder / "expect.json")
@@ -55,7 +55,7 @@ def log_places(report: subject.Report) -> list[int | None]:
 
 @pytest.mark.parametrize("kind", AT_MESSAGE)
 def test_the_damaged_message_is_named(kind: str, version: str, golden: GoldenFolder) -> None:
-    root, expect, place = told(kind, version, golden)
+    root, expect, place = damaged_store(kind, version, golden)
     report = subject.verify(root)
     assert not report.ok
     assert log_places(report) == [place], report.text()
@@ -71,7 +71,7 @@ def test_the_damaged_message_is_named(kind: str, version: str, golden: GoldenFol
 
 @pytest.mark.parametrize("kind", ["crash-cqahead", "crash-cqahead-file"])
 def test_entries_ahead_of_the_log(kind: str, version: str, golden: GoldenFolder) -> None:
-    root, expect, place = told(kind, version, golden)
+    root, expect, place = damaged_store(kind, version, golden)
     report = subject.verify(root)
     assert place >= expect.max_after_load
     ahead = [(file, at) for file, at, physical, _ in entries(root) if physical >= place]
@@ -87,12 +87,12 @@ def test_entries_ahead_of_the_log(kind: str, version: str, golden: GoldenFolder)
 
 
 def test_a_consumequeue_that_lags(version: str, golden: GoldenFolder) -> None:
-    root, _, _ = told("crash-cqlag", version, golden)
+    root, _, _ = damaged_store("crash-cqlag", version, golden)
     _lacking(root, subject.verify(root))
 
 
 def test_entries_zeroed_in_one_queue(version: str, golden: GoldenFolder) -> None:
-    root, expect, _ = told("crash-cqshort", version, golden)
+    root, expect, _ = damaged_store("crash-cqshort", version, golden)
     queue = re.search(r"of (\S+)/(\d+) zeroed", expect.description)
     assert queue
     report = subject.verify(root)
@@ -132,7 +132,7 @@ def _lacking(root: Path, report: subject.Report) -> None:
 
 @pytest.mark.parametrize("kind", ["crash-nocq", "clean-nocq", "crash-noindex", "clean-noindex"])
 def test_a_structure_is_missing(kind: str, version: str, golden: GoldenFolder) -> None:
-    root, _, _ = told(kind, version, golden)
+    root, _, _ = damaged_store(kind, version, golden)
     structure = "consumequeue" if kind.endswith("nocq") else "index"
     report = subject.verify(root)
     assert {each.structure for each in report.problems} <= {structure}, report.text()
@@ -142,7 +142,7 @@ def test_a_structure_is_missing(kind: str, version: str, golden: GoldenFolder) -
 
 
 def test_a_file_of_the_wrong_length(version: str, golden: GoldenFolder) -> None:
-    root, _, length = told("crash-shortfile", version, golden)
+    root, _, length = damaged_store("crash-shortfile", version, golden)
     short = [path for path in (root / "commitlog").iterdir() if path.stat().st_size == length]
     assert len(short) == 1
     report = subject.verify(root)
@@ -153,7 +153,7 @@ def test_a_file_of_the_wrong_length(version: str, golden: GoldenFolder) -> None:
 
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_nothing_was_damaged(kind: str, version: str, golden: GoldenFolder) -> None:
-    root, _, _ = told(kind, version, golden)
+    root, _, _ = damaged_store(kind, version, golden)
     report = subject.verify(root)
     assert report.problems == (), report.text()
 
@@ -162,7 +162,7 @@ def test_nothing_was_damaged(kind: str, version: str, golden: GoldenFolder) -> N
                                   "crash-zerocheckpoint"])
 def test_the_checkpoint_is_all_there_is(kind: str, version: str,
                                               golden: GoldenFolder) -> None:
-    root, _, _ = told(kind, version, golden)
+    root, _, _ = damaged_store(kind, version, golden)
     report = subject.verify(root)
     assert {each.structure for each in report.problems} <= {"checkpoint"}, report.text()
 
@@ -197,5 +197,5 @@ def test_dangling_index_entries_are_named(version: str, golden: GoldenFolder) ->
 @pytest.mark.parametrize("kind", ["crash-crc", "crash-cqahead", "clean-nocheckpoint"])
 def test_the_command_says_what_the_library_says(kind: str, version: str,
                                                 golden: GoldenFolder) -> None:
-    root, _, _ = told(kind, version, golden)
+    root, _, _ = damaged_store(kind, version, golden)
     assert subject.verify_by_command(root) == subject.verify(root)

@@ -34,28 +34,28 @@ def root(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path) -> dict[str, object]:
+def answers(folder: Path) -> dict[str, object]:
     raw: dict[str, object] = json.loads((folder / "expected-records.json").read_text())
     return raw
 
 
-def test_it_reads(root: Path, told: dict[str, object], rmqctl: Runner) -> None:
+def test_it_reads(root: Path, answers: dict[str, object], rmqctl: Runner) -> None:
     with snapshot.assert_unchanged(root):
         found = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
-        queued = rmqctl("read", root, "--topic", str(told["topic"]), "--queue", "0",
+        queued = rmqctl("read", root, "--topic", str(answers["topic"]), "--queue", "0",
                         "--from-offset", "0", "-o", "jsonl").expect(0).jsonl()
-    assert [each["body"] for each in found] == told["message_bodies"]
+    assert [each["body"] for each in found] == answers["message_bodies"]
     assert found == queued
     assert all(each["crc_ok"] for each in found)
 
 
-def test_its_queue_and_index_answer(root: Path, told: dict[str, object], rmqctl: Runner) -> None:
+def test_its_queue_and_index_answer(root: Path, answers: dict[str, object], rmqctl: Runner) -> None:
     rows = rmqctl("offsets", root, "-o", "json").expect(0).json()["queues"]
-    assert [row["max_offset"] for row in rows if row["topic"] == told["topic"]] == [
-        told["queue_max_offset"]]
-    found = rmqctl("query", "key", root, "--topic", str(told["topic"]), "--key",
-                   str(told["message_key"]), "-o", "json").expect(0).json()
-    assert len(found) == told["index_result_count"]
+    assert [row["max_offset"] for row in rows if row["topic"] == answers["topic"]] == [
+        answers["queue_max_offset"]]
+    found = rmqctl("query", "key", root, "--topic", str(answers["topic"]), "--key",
+                   str(answers["message_key"]), "-o", "json").expect(0).json()
+    assert len(found) == answers["index_result_count"]
 
 
 def test_it_verifies(root: Path) -> None:

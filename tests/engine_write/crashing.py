@@ -56,12 +56,12 @@ class Crasher:
                "root": os.fspath(args[1] if root is None else root)}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        told = json.loads(self._process.stdout.readline())
+        answer = json.loads(self._process.stdout.readline())
         printed = out.read_bytes()
         err = Path(f"{out}.err").read_text()
-        assert told["killed"] or told["code"] == 0, err
+        assert answer["killed"] or answer["code"] == 0, err
         assert "Traceback" not in err
-        return told["killed"], printed, told["calls"]
+        return answer["killed"], printed, answer["calls"]
 
     def close(self) -> None:
         assert self._process.stdin is not None

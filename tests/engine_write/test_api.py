@@ -299,7 +299,7 @@ def test_a_flush_that_failed_is_not_called_good_later(root):
     assert (root / "abort").exists()
 
 
-def test_a_background_flush_that_failed_is_told_soon(root):
+def test_a_background_flush_that_failed_is_reported_soon(root):
     """Nobody waits for an asynchronous flush: the next put has to say it."""
     engine = Engine.open(root, settings(flush_interval=10, flush_least_pages=0))
     assert engine.put(message(0)).stored

@@ -83,13 +83,13 @@ def test_a_golden_store_is_opened_without_a_change(each, golden, tmp_path):
         made = dispatcher(store, replay.settings_of(folder, each.version),
                           some[-1][1] + len(some[-1][0]))
         known = engine.load(folder / "expect.json").queues
-        told = {(queue.topic, queue.queue_id): queue.max for queue in known}
+        expected = {(queue.topic, queue.queue_id): queue.max for queue in known}
         assert {key: end for key, end in made.next_offsets().items() if end} == {
-            key: end for key, end in told.items() if end}
+            key: end for key, end in expected.items() if end}
         made.close()
 
 
-def test_timestamps_and_ends_are_told(golden, tmp_path):
+def test_timestamps_and_ends_are_reported(golden, tmp_path):
     folder = golden("5.3.3/basic")
     made = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
     assert (made.max_physic(), made.next_offsets()) == (-1, {})

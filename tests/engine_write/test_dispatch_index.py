@@ -208,7 +208,7 @@ def test_a_name_that_is_no_moment_is_counted_on(tmp_path):
         "20239999999999999", "20240000000000000"]
 
 
-def test_the_end_of_the_newest_full_file_is_told(tmp_path):
+def test_the_end_of_the_newest_full_file_is_reported(tmp_path):
     made = writer(tmp_path)
     give(made, [(0, 5000, tuple(range(7)), False)])
     assert made.index_timestamp == 0  # it is full, but a broker flushes it when it rolls
@@ -219,7 +219,7 @@ def test_the_end_of_the_newest_full_file_is_told(tmp_path):
     assert writer(tmp_path).index_timestamp == 5000
 
 
-def test_a_full_file_is_on_disk_before_it_is_told(tmp_path, monkeypatch):
+def test_a_full_file_is_on_disk_before_it_is_reported(tmp_path, monkeypatch):
     made = writer(tmp_path)
     give(made, [(0, 5000, tuple(range(7)), False)])
     synced = []

@@ -119,7 +119,7 @@ def multi(names: str, offsets: str | None, topic: str = "t", queue_id: int = 3,
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
-@pytest.mark.parametrize(("names", "offsets", "told"), [
+@pytest.mark.parametrize(("names", "offsets", "expected"), [
     ("%LMQ%a,%LMQ%b", "0,0", {"%LMQ%a/0": 1, "%LMQ%b/0": 1}),
     ("%LMQ%a,plain", "0,0", {"%LMQ%a/0": 1, "plain/3": 1}),
     ("%LMQ%a,plain", "0,", {}),  # 5.3.3 writes that: lists of different length
@@ -134,19 +134,19 @@ def multi(names: str, offsets: str | None, topic: str = "t", queue_id: int = 3,
     (" ", "0", {}),
     (",", ",", {}),
 ])
-def test_multi_dispatched_messages(names, offsets, told, version, tmp_path):
+def test_multi_dispatched_messages(names, offsets, expected, version, tmp_path):
     made = dispatcher(tmp_path, small(version, lmq=True, multi_dispatch=True))
     made.dispatch(log(multi(names, offsets), Put("t", 3, 1)), 0)
     made.close()
     found = queues(tmp_path)
     assert len(found.pop("t/3")) == 2
-    assert {name: len(rows) for name, rows in found.items()} == told
+    assert {name: len(rows) for name, rows in found.items()} == expected
     assert all(row.tags_code == string_hash("x") for rows in found.values() for row in rows)
 
 
 def test_a_broker_of_5_leaves_some_topics_out(tmp_path):
     topics = ["%RETRY%g", "rmq_sys_x", properties.SCHEDULE_TOPIC, "t"]
-    for version, told in (("4.9.3", 4), ("5.3.3", 1)):
+    for version, count in (("4.9.3", 4), ("5.3.3", 1)):
         made = dispatcher(tmp_path / version, small(version, lmq=True, multi_dispatch=True))
         offset = iter(range(4))
         puts = [multi("%LMQ%a", "0", topic) for topic in topics[:-1]] if version == "5.3.3" else [
@@ -154,17 +154,17 @@ def test_a_broker_of_5_leaves_some_topics_out(tmp_path):
         puts.append(multi("%LMQ%a", "0" if version == "5.3.3" else str(next(offset))))
         made.dispatch(log(*puts), 0)
         made.close()
-        assert len(queues(tmp_path / version)["%LMQ%a/0"]) == told
+        assert len(queues(tmp_path / version)["%LMQ%a/0"]) == count
 
 
 def test_switches_of_multi_dispatch(tmp_path):
-    for lmq, multi_dispatch, told in ((True, False, []), (False, True, ["%LMQ%a/3"]),
-                                      (True, True, ["%LMQ%a/0"])):
+    for lmq, multi_dispatch, further in ((True, False, []), (False, True, ["%LMQ%a/3"]),
+                                         (True, True, ["%LMQ%a/0"])):
         root = tmp_path / f"{lmq}{multi_dispatch}"
         made = dispatcher(root, small(lmq=lmq, multi_dispatch=multi_dispatch))
         made.dispatch(log(multi("%LMQ%a", "0")), 0)
         made.close()
-        assert sorted(queues(root)) == sorted([*told, "t/3"])
+        assert sorted(queues(root)) == sorted([*further, "t/3"])
 
 
 def test_rows_of_one_queue_are_in_log_order_whatever_led_to_them(tmp_path):

@@ -78,10 +78,10 @@ def nothing_left_open() -> Iterator[None]:
 
 def said_clearly(root: Path, err: str) -> None:
     """One line that names what is broken."""
-    told = [one for one in err.splitlines() if one.startswith("rmqctl: error:")]
-    assert len(told) == 1, err
-    assert str(root) in told[0]
-    assert "defect" not in told[0]
+    errors = [one for one in err.splitlines() if one.startswith("rmqctl: error:")]
+    assert len(errors) == 1, err
+    assert str(root) in errors[0]
+    assert "defect" not in errors[0]
 
 
 class Case:

@@ -144,7 +144,7 @@ def test_every_waiter_gets_the_error_and_nothing_is_tried_again(tmp_path, error)
     log.sync()
     service = GroupCommit(log)
     log.append([b"y" * 16])
-    calls, told, gate = [], [], threading.Barrier(16)
+    calls, answers, gate = [], [], threading.Barrier(16)
 
     def fails(fd):
         calls.append(fd)
@@ -154,9 +154,9 @@ def test_every_waiter_gets_the_error_and_nothing_is_tried_again(tmp_path, error)
     def wait(number):
         gate.wait()
         try:
-            told.append(service.wait(2 + number, 10_000))
+            answers.append(service.wait(2 + number, 10_000))
         except StoreIOError as caught:
-            told.append(str(caught))
+            answers.append(str(caught))
 
     with mock.patch.multiple(os, fdatasync=fails, fsync=fails):
         threads = [threading.Thread(target=wait, args=(number,)) for number in range(16)]
@@ -165,8 +165,8 @@ def test_every_waiter_gets_the_error_and_nothing_is_tried_again(tmp_path, error)
         for one in threads:
             one.join()
         assert len(calls) == 1
-        assert told == [str(service.failure)] * 16
-        assert f"cannot force to disk {tmp_path}" in told[0]
+        assert answers == [str(service.failure)] * 16
+        assert f"cannot force to disk {tmp_path}" in answers[0]
     with mock.patch.object(os, "fdatasync") as again:
         for _ in range(2):
             with pytest.raises(StoreIOError, match=errno.errorcode[error]):
@@ -264,7 +264,7 @@ def test_a_real_log_is_forced_in_the_background(tmp_path, changed):
         assert log.synced == 2
 
 
-def test_an_error_ends_it_and_is_told():
+def test_an_error_ends_it_and_is_reported():
     log = Log(failure=StoreIOError("cannot force to disk X"))
     service = FlushService(log, settings(flush_interval=1))
     until(lambda: service.failure)

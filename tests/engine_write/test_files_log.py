@@ -326,7 +326,7 @@ def test_a_file_laid_out_earlier_is_used_when_it_holds_nothing(tmp_path, way):
 
 
 @given(size=st.integers(0, 3 << 20), at=st.none() | st.integers(0, 3 << 20))
-def test_zeros_are_told_from_data(tmp_path_factory, size, at):
+def test_zeros_are_distinguished_from_data(tmp_path_factory, size, at):
     path = tmp_path_factory.mktemp("zeros") / "x"
     with path.open("wb") as file:
         file.truncate(size)

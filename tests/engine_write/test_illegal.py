@@ -339,7 +339,7 @@ def test_collect_keeps_the_lines(tmp_path, rmqctl, name):
         rmqctl("append", root, source, "--on-error", "collect", kept).expect(2)
 
 
-def test_a_collection_that_cannot_be_written_is_told_at_once(tmp_path, rmqctl):
+def test_a_collection_that_cannot_be_written_is_reported_at_once(tmp_path, rmqctl):
     root = new_store(rmqctl, tmp_path / "store")
     source = tmp_path / "source"
     source.write_bytes(with_broken("no JSON", 17))

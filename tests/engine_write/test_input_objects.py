@@ -40,11 +40,11 @@ def both(way, found):
 def reason(way, text: bytes) -> str:
     with pytest.raises(InputError) as caught:
         way.line(text)
-    told = str(caught.value)
-    assert told
-    assert "\n" not in told
-    assert len(told) < 300
-    return told
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    assert len(message) < 300
+    return message
 
 
 # -- what a field becomes ---------------------------------------------------------------------
@@ -244,17 +244,17 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("given", "told"), BAD, ids=[told[:50] for _, told in BAD])
-def test_what_is_refused_and_why(given, told):
+@pytest.mark.parametrize(("given", "words"), BAD, ids=[words[:50] for _, words in BAD])
+def test_what_is_refused_and_why(given, words):
     found = {name: value for name, value in (LEAST | given).items() if value is not None}
     for way in (PLAIN, REPLAY):
-        assert reason(way, line(found)).startswith(told)
+        assert reason(way, line(found)).startswith(words)
         with pytest.raises(InputError) as caught:
             way.object(found)
-        assert str(caught.value).startswith(told)
+        assert str(caught.value).startswith(words)
 
 
-@pytest.mark.parametrize(("text", "told"), [
+@pytest.mark.parametrize(("text", "words"), [
     (b"", "empty"),
     (b" \r", "empty"),
     (b"[]", "not a JSON object"),
@@ -278,9 +278,9 @@ def test_what_is_refused_and_why(given, told):
     (b"[" * 100_000, "not readable: nested too deeply"),
     (b'{"x":' * 100_000, "not readable: nested too deeply"),
 ])
-def test_lines_that_are_no_object(text, told):
+def test_lines_that_are_no_object(text, words):
     for way in (PLAIN, REPLAY, Recorded()):
-        assert reason(way, text).startswith(told)
+        assert reason(way, text).startswith(words)
 
 
 def test_the_last_of_equal_names_counts():
@@ -321,11 +321,11 @@ def test_any_value_in_any_field(value, data):
         try:
             made = way.line(line(found))
         except InputError as error:
-            told = str(error)
-            assert "\n" not in told
+            text = str(error)
+            assert "\n" not in text
             with pytest.raises(InputError) as caught:
                 way.object(found)
-            assert str(caught.value) == told
+            assert str(caught.value) == text
         else:
             assert way.object(found) == made
 

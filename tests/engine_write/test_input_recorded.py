@@ -97,10 +97,10 @@ def test_what_the_engine_says_of_its_records_is_enough(golden, store):
     ours = {record.physical_offset: (record.body, raw)
             for record, raw in records_of(golden, store)}
     count = 0
-    for told in stored.puts_of(store, golden):
-        if told.physical_offset in ours:
-            body, raw = ours[told.physical_offset]
-            found = stored.object_of(told) | {
+    for put in stored.puts_of(store, golden):
+        if put.physical_offset in ours:
+            body, raw = ours[put.physical_offset]
+            found = stored.object_of(put) | {
                 "body": base64.b64encode(body).decode(), "body_encoding": "base64"}
             assert build(RECORDED.line(json.dumps(found).encode())) == raw
             count += 1

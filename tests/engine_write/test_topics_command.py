@@ -127,7 +127,7 @@ def test_a_store_without_configuration(golden_copy: GoldenFolder, rmqctl: Runner
     assert [row["topic"] for row in found] == ["orders"]
 
 
-def test_the_backup_is_told_of(store: Path, rmqctl: Runner) -> None:
+def test_the_backup_is_mentioned(store: Path, rmqctl: Runner) -> None:
     for name in ("one", "two"):
         rmqctl("topic", "create", store, name).expect(0)
     (store / "config/topics.json").write_bytes(b"{")

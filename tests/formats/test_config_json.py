@@ -92,7 +92,7 @@ def test_files_of_the_engine(name: str, golden: Callable[[str], Path]) -> None:
     (b'{"\xc3\xbc":"\\ud800"}', {"ü": "\ud800"}, [("lone-surrogate", 6)]),
     (b'{"a":"\\ud83d\\ude42"}', {"a": "🙂"}, []),
 ])
-def test_oddities_are_told_with_their_place(raw: bytes, value: Any,
+def test_oddities_are_reported_with_their_place(raw: bytes, value: Any,
                                             oddities: list[tuple[str, int]]) -> None:
     parsed = config_json.parse(raw)
     assert parsed.value == value
@@ -209,7 +209,7 @@ def _strict(raw: bytes) -> None:
     json.dumps(value, allow_nan=False)
 
 
-def test_every_truncation_of_a_file_is_refused_and_every_byte_of_garbage_is_told(
+def test_every_truncation_of_a_file_is_refused_and_every_byte_of_garbage_is_reported(
         golden: Callable[[str], Path]) -> None:
     raw = (golden("4.9.3/delay-delivered") / "store/config/delayOffset.json").read_bytes().strip()
     for cut in range(len(raw)):

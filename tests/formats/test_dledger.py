@@ -23,7 +23,7 @@ def test_golden_bytes() -> None:
     assert dledger.build_end(16) == bytes.fromhex("ffffffff00000010")
 
 
-def test_framing_is_told_apart() -> None:
+def test_framing_is_distinguished() -> None:
     blank = message.Blank.build({"total_size": 99, "magic": message.MAGIC_BLANK})
     assert dledger.detect(HEAD + SMALL) == dledger.FRAMED
     assert dledger.detect(SMALL) == dledger.PLAIN

@@ -119,7 +119,7 @@ def test_a_walk_leaves_unused_places_out_and_ends_behind_the_tail() -> None:
         (0, 52), (104, 52), (156, 16)]
 
 
-def test_a_cut_unit_is_told() -> None:
+def test_a_cut_unit_is_reported() -> None:
     steps = list(timer_log.walk(UNIT + UNIT[:30]))
     assert (steps[1].at, steps[1].size) == (52, 30)
     assert steps[1].error is not None

@@ -22,16 +22,16 @@ def test_what_is_chosen(engine, master, size, chosen):
                                      ("pipeline", "stats")])
 def test_auto_says_what_and_why(command, golden, rmqctl):
     root = golden("4.9.3/basic/store")
-    told = rmqctl(*command, root, "--engine", "auto").expect(0)
-    assert "engine: local, on one machine" in told.err
-    assert rmqctl(*command, root, "--engine", "local").expect(0).out == told.out
+    report = rmqctl(*command, root, "--engine", "auto").expect(0)
+    assert "engine: local, on one machine" in report.err
+    assert rmqctl(*command, root, "--engine", "local").expect(0).out == report.out
     assert "engine" not in rmqctl(*command, root, "--engine", "auto", "-q").expect(0).err
 
 
 def test_export_says_it_too(golden, rmqctl, tmp_path):
     root = golden("4.9.3/basic/store")
-    told = rmqctl("pipeline", "export", root, "--out", tmp_path / "out", "--engine", "auto")
-    assert "engine: local, on one machine" in told.expect(0).err
+    report = rmqctl("pipeline", "export", root, "--out", tmp_path / "out", "--engine", "auto")
+    assert "engine: local, on one machine" in report.expect(0).err
     assert rmqctl("pipeline", "export", root, "--out", tmp_path / "two").expect(0).err == ""
 
 

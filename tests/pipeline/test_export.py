@@ -201,7 +201,7 @@ def test_lines_of_several_stores_say_whose_they_are(golden, rmqctl, tmp_path):
     assert {line["store"] for line in found} == {str(one), str(other)}
 
 
-def test_a_body_that_does_not_match_is_exported_and_told(golden_copy, rmqctl, tmp_path):
+def test_a_body_that_does_not_match_is_exported_and_reported(golden_copy, rmqctl, tmp_path):
     root, out = golden_copy("5.3.3/basic/store"), tmp_path / "out"
     damage.flip_bit(root, f"commitlog/{0:020d}", variant(0, MAGIC_V1).head_size, 2)
     done = rmqctl("pipeline", "export", root, "--out", out, "-j", "1").expect(1)
@@ -245,12 +245,12 @@ def test_a_file_that_goes_away_meanwhile(how, golden_copy, tmp_path):
     rows = without(table(out), "store", "file", "day")
     assert not result.complete
     found = manifest(out)["stores"][0]
-    told = [(one["physical_offset"], one["physical_offset"] + one["length"])
-            for kind in ("missing", "damage") for one in found[kind]["places"]]
+    spans = [(one["physical_offset"], one["physical_offset"] + one["length"])
+             for kind in ("missing", "damage") for one in found[kind]["places"]]
     assert found["missing"]["bytes"] > 20_000
     kept = [row for row in before if not any(
         start < row["physical_offset"] + row["total_size"] and row["physical_offset"] < end
-        for start, end in told)]
+        for start, end in spans)]
     assert rows == kept
     assert len(before) - 130 < len(rows) < len(before)
     assert beside(out) == ["copy-0"]
@@ -279,7 +279,7 @@ def test_a_file_that_may_not_be_read(golden_copy, tmp_path):
     assert "permission denied" in missing["places"][0]["reason"]
 
 
-def test_a_file_that_is_missing_is_told(golden_copy, rmqctl, tmp_path):
+def test_a_file_that_is_missing_is_reported(golden_copy, rmqctl, tmp_path):
     root, out = golden_copy("5.3.3/basic/store"), tmp_path / "out"
     (root / f"commitlog/{65536:020d}").unlink()
     done = rmqctl("pipeline", "export", root, "--out", out, "-j", "1").expect(1)
@@ -533,12 +533,12 @@ def test_random_damage_gives_the_same_for_any_ranges(seed_number, golden_copy, r
         damage.write(root, f"commitlog/{file.name}", at, data[:file.stat().st_size - at])
     read = rmqctl("read", root, "-o", "jsonl")
     wanted = sorted(f"{line}\n".encode() for line in read.out.split("\n")[:-1])
-    told = []
+    results = []
     for count in (1, 7, 64):
         out = tmp_path / f"out-{count}"
         result = run([root], out, "json", count=count)
         assert lines(out) == wanted
         assert result.complete is (read.code == 0)
         found = manifest(out)["stores"][0]
-        told.append([found[name] for name in ("damage", "missing", "bad_crc", "messages")])
-    assert told[0] == told[1] == told[2]
+        results.append([found[name] for name in ("damage", "missing", "bad_crc", "messages")])
+    assert results[0] == results[1] == results[2]

@@ -183,8 +183,9 @@ sys.exit(main())
 
 def groups():
     """The process groups there are, without those that only wait to be counted out."""
-    told = subprocess.run(["ps", "-eo", "pgid=,stat="], text=True, capture_output=True).stdout
-    return {line.split()[0] for line in told.splitlines() if not line.split()[1].startswith("Z")}
+    processes = subprocess.run(["ps", "-eo", "pgid=,stat="], text=True, capture_output=True).stdout
+    return {line.split()[0] for line in processes.splitlines()
+            if not line.split()[1].startswith("Z")}
 
 
 def test_the_archive_for_workers_holds_the_package(tmp_path):

@@ -387,12 +387,12 @@ def test_progress_comes_to_the_whole_log(golden, tmp_path):
     folder = golden("4.9.3/basic")
     store, settings = folder / "store", settings_of(folder, "4.9.3")
     for pool in (Processes(1), Unruly()):
-        told: list[int] = []
+        steps: list[int] = []
         with Scratch(str(tmp_path)) as scratch:
-            on_pool(pool, store, settings, scratch, range_size=30_000, progress=told.append)
-        assert sum(told) == log_size(parts_of(store))
-        assert len(told) > 5
-        assert min(told) > 0
+            on_pool(pool, store, settings, scratch, range_size=30_000, progress=steps.append)
+        assert sum(steps) == log_size(parts_of(store))
+        assert len(steps) > 5
+        assert min(steps) > 0
 
 
 def test_ranges_suit_log_and_pool():

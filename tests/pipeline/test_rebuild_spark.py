@@ -32,12 +32,12 @@ def test_deleted_structures_come_back_as_the_engine_wrote_them(name, golden, gol
     folder = golden(name)
     store, settings = golden_copy(f"{name}/store"), settings_of(folder, name[:5])
     wanted = derived(store)
-    told = local(store, settings, "", tmp_path)[1]
+    expected = local(store, settings, "", tmp_path)[1]
     for one in DERIVED:
         shutil.rmtree(store / one, ignore_errors=True)
     with Scratch(str(tmp_path)) as scratch:
         rebuilt = on_pool(spark_pool, store, settings, scratch, range_size=50_000, groups=3)
-        assert outcome(rebuilt)[1] == told | {"root": str(store)}
+        assert outcome(rebuilt)[1] == expected | {"root": str(store)}
         carry_out(derived_steps(rebuilt)[0], store)
     assert unnamed(derived(store)) == unnamed(wanted)
 

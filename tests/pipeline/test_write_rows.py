@@ -153,9 +153,9 @@ def test_only_the_attempt_that_was_returned_counts(batch, tmp_path):
     rows = batch.select(["record"])
     writer.write(iter([rows]))
     writer.write(iter([rows.slice(0, 2)]))
-    told = pickle.loads(pickle.dumps(writer.write(iter([rows.slice(0, 3), rows.slice(3)]))))
+    message = pickle.loads(pickle.dumps(writer.write(iter([rows.slice(0, 3), rows.slice(3)]))))
     assert not target.exists()
-    pickle.loads(pickle.dumps(writer)).commit([told, None])
+    pickle.loads(pickle.dumps(writer)).commit([message, None])
     assert log_of(target) == rows.column("record").to_pylist()
     assert [one.name for one in tmp_path.iterdir()] == ["new"]
 
@@ -190,11 +190,11 @@ def test_who_comes_first_has_the_place(batch, tmp_path):
     target = tmp_path / "new"
     first, second = (StoreWriter(STORED, {"path": str(target), **SIZES}) for _ in range(2))
     rows = batch.select(["record"])
-    told = [first.write(iter([rows])), second.write(iter([rows.slice(0, 1)]))]
-    first.commit(told[:1])
+    messages = [first.write(iter([rows])), second.write(iter([rows.slice(0, 1)]))]
+    first.commit(messages[:1])
     with pytest.raises(RefusedError, match="exists"):
-        second.commit(told[1:])
-    second.abort(told[1:])
+        second.commit(messages[1:])
+    second.abort(messages[1:])
     assert len(log_of(target)) == len(rows)
     assert [one.name for one in tmp_path.iterdir()] == ["new"]
 
@@ -202,7 +202,7 @@ def test_who_comes_first_has_the_place(batch, tmp_path):
 def test_the_place_is_taken_while_the_store_is_made(batch, tmp_path, monkeypatch):
     target = tmp_path / "new"
     writer = StoreWriter(STORED, {"path": str(target), **SIZES})
-    told = writer.write(iter([batch.select(["record"])]))
+    message = writer.write(iter([batch.select(["record"])]))
     real = write.publish_folder
 
     def taken(*given: str) -> None:
@@ -212,8 +212,8 @@ def test_the_place_is_taken_while_the_store_is_made(batch, tmp_path, monkeypatch
 
     monkeypatch.setattr(write, "publish_folder", taken)
     with pytest.raises(StoreIOError, match="publish the store as"):
-        writer.commit([told])
-    writer.abort([told])
+        writer.commit([message])
+    writer.abort([message])
     assert [one.name for one in target.iterdir()] == ["somebody's"]
     assert [one.name for one in tmp_path.iterdir()] == ["new"]
 

@@ -250,11 +250,11 @@ def _in_child(trial: Trial, at: int, mode: str, power: Path | None) -> tuple[boo
         os._exit(0)
     os.close(write)
     status = os.waitpid(child, 0)[1]
-    told = int(os.read(read, 100) or 0)
+    answer = int(os.read(read, 100) or 0)
     os.close(read)
     killed = os.WIFSIGNALED(status)
     assert killed or status == 0, "the command failed in the child"
-    return killed, told
+    return killed, answer
 
 
 class _Trap:

@@ -198,8 +198,8 @@ def test_nothing_is_written_through_links_of_our_own(rmqctl: Run, tiny: Tiny, tm
     before, was = snapshot.take(elsewhere), snapshot.take(tiny.root)
     command, *options = words
     placed = [command, options.pop(0), tiny.root] if command == "topic" else [command, tiny.root]
-    told = rmqctl(*placed, *options).expect(6)
-    assert f"{path} is a link" in told.err
+    report = rmqctl(*placed, *options).expect(6)
+    assert f"{path} is a link" in report.err
     assert not before.differences(snapshot.take(elsewhere))
     assert not was.differences(snapshot.take(tiny.root))
 
@@ -236,7 +236,7 @@ def test_a_store_of_links_is_repaired_where_they_lead(rmqctl: Run, tiny: Tiny,
     assert (tiny.root / "commitlog").is_symlink()
 
 
-def test_a_file_with_further_names_is_told_of(rmqctl: Run, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_file_with_further_names_is_mentioned(rmqctl: Run, tiny: Tiny, tmp_path: Path) -> None:
     path = tiny.root / LOG_FILES[0]
     data = bytearray(path.read_bytes())
     start = tiny.messages[1].start

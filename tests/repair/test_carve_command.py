@@ -133,10 +133,10 @@ def test_unreadable_places_lead_to_5(rmqctl: Runner, tmp_path: Path,
 def test_a_whole_log_becomes_the_same_log(store: GoldenStore, rmqctl: Runner,
                                           golden: GoldenFolder, tmp_path: Path) -> None:
     root, new = golden(store.id), tmp_path / "new"
-    told = rmqctl("carve", root / "commitlog", "--out", new, "-o", "json", *SMALL,
-                  "--broker-version", store.version).expect(0).json()
-    assert (told["refused"], told["queue_offsets_renumbered"]) == (0, 0)
-    assert told["written"] == told["physical_offsets_kept"] == told["messages"] > 0
+    document = rmqctl("carve", root / "commitlog", "--out", new, "-o", "json", *SMALL,
+                      "--broker-version", store.version).expect(0).json()
+    assert (document["refused"], document["queue_offsets_renumbered"]) == (0, 0)
+    assert document["written"] == document["physical_offsets_kept"] == document["messages"] > 0
     before, after = (log_bytes(one, ("commitlog",)) for one in (root, new))
     for base, data in after.items():
         assert data == before[base]
@@ -149,9 +149,9 @@ def test_what_is_lost_closes_up(rmqctl: Runner, golden_copy: GoldenFolder, tmp_p
         file.seek(20_000)
         file.write(bytes(9000))
     found = carve(root).messages
-    told = rmqctl("carve", root, "--out", new, "-o", "json", *SMALL).expect(1).json()
-    assert told["written"] == len(found) < 600
-    assert told["queue_offsets_renumbered"] > 0
+    document = rmqctl("carve", root, "--out", new, "-o", "json", *SMALL).expect(1).json()
+    assert document["written"] == len(found) < 600
+    assert document["queue_offsets_renumbered"] > 0
     rmqctl("verify", new).expect(0)
     rows = written(rmqctl, new)
     assert len(rows) == len(found)
@@ -194,12 +194,13 @@ def test_one_broker_after_the_other(tmp_path: Path) -> None:
 def test_all_intact_messages_are_written_unless_misplaced_ones_are_refused(
         rmqctl: Runner, tmp_path: Path) -> None:
     path = saved(tmp_path, log(30) + log(4, base=1 << 20, seed=b"far"), NAME)
-    told = rmqctl("carve", path, "--out", tmp_path / "a", "-o", "json", "--index-slots", "100",
-                  "--index-max", "400").expect(1)
-    assert told.json()["written"] == 34
-    assert "4 misplaced messages found (written too; --no-misplaced" in told.err
-    told = rmqctl("carve", path, "--out", tmp_path / "b", "-o", "json", "--no-misplaced", *SMALL)
-    assert told.expect(1).json()["written"] == 30
+    document = rmqctl("carve", path, "--out", tmp_path / "a", "-o", "json", "--index-slots", "100",
+                      "--index-max", "400").expect(1)
+    assert document.json()["written"] == 34
+    assert "4 misplaced messages found (written too; --no-misplaced" in document.err
+    document = rmqctl("carve", path, "--out", tmp_path / "b", "-o", "json", "--no-misplaced",
+                      *SMALL)
+    assert document.expect(1).json()["written"] == 30
 
 
 def test_an_image_with_a_log_out_of_order_is_no_damage(rmqctl: Runner, tmp_path: Path) -> None:
@@ -209,8 +210,8 @@ def test_an_image_with_a_log_out_of_order_is_no_damage(rmqctl: Runner, tmp_path:
     path = saved(tmp_path, image, "disk.img")
     found = rmqctl("carve", path, "--summary", "-o", "json").expect(0).json()
     assert (found["messages"], found["misplaced"]) == (90, 60)
-    told = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json", *SMALL).expect(0)
-    assert told.json()["written"] == 90
+    report = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json", *SMALL).expect(0)
+    assert report.json()["written"] == 90
 
 
 def test_where_a_message_was_found_can_be_named_as_a_field(rmqctl: Runner, tmp_path: Path) -> None:
@@ -239,17 +240,17 @@ def test_a_place_that_is_taken_is_refused_first(rmqctl: Runner, tmp_path: Path) 
 
 def test_nothing_found_makes_no_store(rmqctl: Runner, tmp_path: Path) -> None:
     path = saved(tmp_path, bytes(5000))
-    told = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json").expect(1)
-    assert told.json()["written"] == 0
+    report = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json").expect(1)
+    assert report.json()["written"] == 0
     assert not (tmp_path / "new").exists()
 
 
-def test_messages_that_the_store_cannot_take_are_told(rmqctl: Runner, tmp_path: Path) -> None:
+def test_messages_that_the_store_cannot_take_are_reported(rmqctl: Runner, tmp_path: Path) -> None:
     path = saved(tmp_path, log(5) + record(len(log(5)), b"b" * 5000), NAME)
-    told = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json", "--commitlog-file-size",
-                  "4KiB", "--index-slots", "100", "--index-max", "400").expect(1)
-    assert (told.json()["written"], told.json()["refused"]) == (5, 1)
-    assert "refused: 1 message: " in told.err
+    report = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json", "--commitlog-file-size",
+                    "4KiB", "--index-slots", "100", "--index-max", "400").expect(1)
+    assert (report.json()["written"], report.json()["refused"]) == (5, 1)
+    assert "refused: 1 message: " in report.err
 
 
 def test_objects_can_be_appended_again(rmqctl: Runner, golden: GoldenFolder,

@@ -217,7 +217,7 @@ def test_a_copy_of_a_known_message_in_a_damaged_body_is_a_duplicate(tmp_path: Pa
     assert (found.tally.duplicates, found.tally.embedded) == (1, 0)
 
 
-def test_a_damaged_record_is_told_apart(tmp_path: Path) -> None:
+def test_a_damaged_record_is_distinguished(tmp_path: Path) -> None:
     data = bytearray(log(50))
     at, size = places(log(50))[20]
     data[at + size - 30] ^= 1

@@ -98,7 +98,7 @@ def test_a_note_that_is_none_says_nothing(cut, note: bytes):
 
 
 @pytest.mark.parametrize("version", sorted(ENDS))
-def test_where_it_cannot_be_told_both_meanings_are_said(golden, version: str):
+def test_where_it_cannot_be_known_both_meanings_are_said(golden, version: str):
     """A real broker has cut this store, and noted it only in its checkpoint."""
     root = golden(f"{version}/crash-crc/after")
     predicted = rmqctl("preflight", root, "-o", "json").expect(1)

@@ -234,7 +234,7 @@ def expected_without_zero_files(root: Path) -> set[str]:
     return gone
 
 
-def test_groups_and_delays_that_lose_messages_are_told(golden_copy: GoldenFolder) -> None:
+def test_groups_and_delays_that_lose_messages_are_reported(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/delay/store")
     names = log_names(root)
     age(root, [100.0] * (len(names) - 1) + [1.0])
@@ -264,7 +264,7 @@ def test_groups_and_delays_that_lose_messages_are_told(golden_copy: GoldenFolder
     assert not any("done," in one for one in notes)
 
 
-def test_half_messages_and_timers_are_told(golden_copy: GoldenFolder) -> None:
+def test_half_messages_and_timers_are_reported(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/transaction/store")
     names = log_names(root)
     age(root, [100.0] * (len(names) - 1) + [1.0])
@@ -279,7 +279,7 @@ def test_half_messages_and_timers_are_told(golden_copy: GoldenFolder) -> None:
     assert any("timer messages not yet delivered expire" in one for one in run(root).plan.notes)
 
 
-def test_files_copied_without_their_times_are_told(golden_copy: GoldenFolder) -> None:
+def test_files_copied_without_their_times_are_reported(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     age(root, [1.0])
     done = run(root)
@@ -302,7 +302,7 @@ def test_an_expired_log_can_be_cut(name: str, golden_copy: GoldenFolder) -> None
                 assert cut(root, to, version, kind).plan.empty
 
 
-def test_a_queue_that_loses_all_it_had_left_is_told(golden_copy: GoldenFolder) -> None:
+def test_a_queue_that_loses_all_it_had_left_is_reported(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     names = log_names(root)
     age(root, [100.0] * (len(names) - 2) + [1.0])
@@ -311,9 +311,9 @@ def test_a_queue_that_loses_all_it_had_left_is_told(golden_copy: GoldenFolder) -
         with Store.open(root) as store:
             late = [key for key, queue in store.queues.items() if queue.files
                     and queue.first_index > 0 and (queue.unit(queue.first_index) is not None)]
-        told = [one for one in done.plan.notes if "begin at 0 again" in one]
+        notes = [one for one in done.plan.notes if "begin at 0 again" in one]
         empty = [key for key in late if f"{key[0]}-{key[1]}" not in done.plan.topic_queue_table]
-        assert bool(told) is bool(empty)
+        assert bool(notes) is bool(empty)
 
 
 def test_a_missing_store_has_nothing_to_expire(tmp_path: Path) -> None:

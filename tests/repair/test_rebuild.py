@@ -39,6 +39,6 @@ def test_nothing_is_planned_for_what_is_right(each, golden, tmp_path):
         rebuilt = run(folder / "store", settings_of(folder, each.version), scratch, each.kind)
         assert derived_steps(rebuilt) == ([], [])
         assert rebuilt.notes == ()
-        told = {f"{queue.topic}-{queue.queue_id}": queue.max
-                for queue in engine.load(folder / "expect.json").queues}
-        assert topic_queue_table(rebuilt) == {key: end for key, end in told.items() if end}
+        expected = {f"{queue.topic}-{queue.queue_id}": queue.max
+                    for queue in engine.load(folder / "expect.json").queues}
+        assert topic_queue_table(rebuilt) == {key: end for key, end in expected.items() if end}

@@ -60,7 +60,7 @@ def test_a_topic_has_no_index_of_its_own(golden, tmp_path):
         run(folder / "store", settings_of(folder, "4.9.3"), scratch, only={"index"}, topic="T")
 
 
-def test_every_kind_of_wrong_row_is_told_and_mended(golden, golden_copy, tmp_path):
+def test_every_kind_of_wrong_row_is_reported_and_mended(golden, golden_copy, tmp_path):
     folder = golden("5.3.3/basic")
     store, settings = golden_copy("5.3.3/basic/store"), settings_of(folder, "5.3.3")
     wanted = derived(store)
@@ -82,9 +82,9 @@ def test_every_kind_of_wrong_row_is_told_and_mended(golden, golden_copy, tmp_pat
     done = dict(line.removeprefix("rebuild ").split(": ", 1)
                 for line in mend(store, settings, tmp_path))
     assert derived(store) == wanted
-    told = {Path(key).relative_to("consumequeue"): value for key, value in done.items()}
-    assert {path.relative_to(store / "consumequeue") for path in queues[:4]} == told.keys()
-    reasons = [told[path.relative_to(store / "consumequeue")].rpartition("; ")[2]
+    by_queue = {Path(key).relative_to("consumequeue"): value for key, value in done.items()}
+    assert {path.relative_to(store / "consumequeue") for path in queues[:4]} == by_queue.keys()
+    reasons = [by_queue[path.relative_to(store / "consumequeue")].rpartition("; ")[2]
                for path in queues[:4]]
     assert reasons == [
         "consumequeue lags behind the log",

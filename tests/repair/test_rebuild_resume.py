@@ -66,11 +66,11 @@ def test_interrupted_between_two_stretches(case, jobs, tmp_path):
     stretches = len(list(ranges.split(parts, derived_range.RANGE_SIZE)))
     assert stretches > 12
     for stop in sample([0, 1, stretches // 2, stretches - 2], 2, f"stop {jobs}"):
-        told: list[int] = []
+        steps: list[int] = []
 
-        def progress(length: int, told: list[int] = told, stop: int = stop) -> None:
-            told.append(length)
-            if len(told) > stop:
+        def progress(length: int, steps: list[int] = steps, stop: int = stop) -> None:
+            steps.append(length)
+            if len(steps) > stop:
                 raise KeyboardInterrupt
 
         scratch = Scratch(str(tmp_path), f"stop-{stop}", keep=True)
@@ -120,8 +120,8 @@ def test_killed_anywhere(case, tmp_path, seed, monkeypatch):
     rebuilt = run(store, settings, scratch, parts=parts)
     assert derived(Path(scratch.root)) == wanted[0]
     assert derived_steps(rebuilt) == ([], [])
-    told = figures(rebuilt)
-    assert {**told, "gaps": 0} == wanted[1]
+    expected = figures(rebuilt)
+    assert {**expected, "gaps": 0} == wanted[1]
 
 
 def _die_at(last: int, share: float) -> None:
@@ -183,8 +183,8 @@ def test_a_scratch_folder_of_something_else_is_emptied(case, tmp_path, monkeypat
     # After a crash of the machine only what was fsynced counts.
     state = Path(scratch.path("rebuild.json"))
     for change in ({"boot": "another"}, {"version": 2}, {"progress": {"done": "x"}}, None):
-        told = json.loads(state.read_text())
-        state.write_text("{" if change is None else json.dumps({**told, **change}))
+        document = json.loads(state.read_text())
+        state.write_text("{" if change is None else json.dumps({**document, **change}))
         some = next(Path(scratch.path("consumequeue")).rglob("0" * 20))
         some.write_bytes(b"torn")
         run(store, settings, scratch, parts=parts)

@@ -183,7 +183,7 @@ def test_damage_is_a_border_and_the_rest_of_the_log_goes(golden_copy: GoldenFold
             assert recover_log(store, version_for(5)).end == places[5]
 
 
-def test_damage_before_the_cut_is_told(golden_copy: GoldenFolder) -> None:
+def test_damage_before_the_cut_is_reported(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     places = offsets(root, "basic")
     damage.write(root, f"commitlog/{196608:020d}", 0, bytes(40))
@@ -232,7 +232,7 @@ def test_rows_that_lead_behind_the_log_are_cut_at_its_end(golden_copy: GoldenFol
         assert troubles(root) == []
 
 
-def test_an_unreadable_index_file_stays_and_is_told(golden_copy: GoldenFolder) -> None:
+def test_an_unreadable_index_file_stays_and_is_reported(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     last = max((root / "index").iterdir())
     last.write_bytes(b"short")

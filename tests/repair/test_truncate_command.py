@@ -65,7 +65,7 @@ def test_a_plan_changes_nothing_and_is_what_apply_does(which: int, golden_copy: 
     assert before.differences(content(root)) == []
 
 
-def test_people_are_told_how_to_go_on(golden_copy: GoldenFolder, rmqctl: Run) -> None:
+def test_people_learn_how_to_go_on(golden_copy: GoldenFolder, rmqctl: Run) -> None:
     root = golden_copy("5.3.3/basic/store")
     words = commands(root)[0]
     assert rmqctl(*words).expect(0).out.endswith("Nothing was changed. --apply carries this out.\n")
@@ -148,7 +148,7 @@ def test_a_held_store_is_planned_with_a_warning_and_not_changed(
         holder.communicate(b"")
 
 
-def test_an_interrupted_repair_is_told_and_completed(golden_copy: GoldenFolder,
+def test_an_interrupted_repair_is_reported_and_completed(golden_copy: GoldenFolder,
                                                      rmqctl: Run) -> None:
     root = golden_copy("5.3.3/basic/store")
     words = commands(root)[1]

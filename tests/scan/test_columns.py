@@ -61,8 +61,8 @@ def check(batch: Batch, names: Sequence[str] = tuple(NAMES)) -> int:
     if names:
         rows = found.to_pylist()
         for number, row in enumerate(rows):
-            told = expected(batch.bytes_at(number))
-            assert row == {name: told[name] for name in names}
+            expected_row = expected(batch.bytes_at(number))
+            assert row == {name: expected_row[name] for name in names}
     return len(batch)
 
 
@@ -77,9 +77,9 @@ def frames_of(batch: Batch, base: int) -> list[dict[str, Any]]:
     """The frames of a batch as rows, made one by one."""
     rows: list[dict[str, Any]] = []
     for number in range(len(batch)):
-        told = expected(batch.bytes_at(number))
-        rows.append({"kind": "message", "length": told["total_size"], **{
-            name: told[name] for name in FRAME_TYPES if name in told}})
+        row = expected(batch.bytes_at(number))
+        rows.append({"kind": "message", "length": row["total_size"], **{
+            name: row[name] for name in FRAME_TYPES if name in row}})
     for span in batch.spans:
         is_damage = span.kind == "damaged"
         rows.append({"kind": span.kind, "physical_offset": span.offset, "length": span.length,
@@ -92,15 +92,15 @@ def frames_of(batch: Batch, base: int) -> list[dict[str, Any]]:
 
 def check_frames(source: FileSource | BytesSource, chunk: int = 1 << 16) -> list[dict[str, Any]]:
     """All frames of a source by column, held against those made singly."""
-    rows, told = [], []
+    rows, expected_rows = [], []
     for batch in Walk(source, chunk=chunk):
         found = frame_columns(batch, list(FRAME_TYPES), source.base)
         found.validate(full=True)
         assert found.schema == schema(list(FRAME_TYPES), FRAME_TYPES)
         rows += found.to_pylist()
-        told += frames_of(batch, source.base)
+        expected_rows += frames_of(batch, source.base)
         check(batch)
-    assert rows == told
+    assert rows == expected_rows
     ends = [0, *(row["position"] + row["length"] for row in rows)]
     assert ends == [*(row["position"] for row in rows), source.size]
     return rows
@@ -209,12 +209,12 @@ def many(count: int) -> bytes:
 
 def test_columns_stay_when_the_walk_goes_on() -> None:
     source = BytesSource(many(200), BASE)
-    kept, told = [], []
+    kept, expected_rows = [], []
     for batch in Walk(source, chunk=3000):
         kept.append(message_columns(batch, NAMES))
-        told += [expected(batch.bytes_at(number)) for number in range(len(batch))]
+        expected_rows += [expected(batch.bytes_at(number)) for number in range(len(batch))]
     assert len(kept) > 5
-    assert [row for one in kept for row in one.to_pylist()] == told
+    assert [row for one in kept for row in one.to_pylist()] == expected_rows
 
 
 def test_no_columns_keep_the_number_of_rows() -> None:

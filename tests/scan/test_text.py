@@ -27,9 +27,9 @@ def test_properties_are_found_as_a_broker_reads_them(raws: list[str]) -> None:
     found = text.Properties(texts([raw.encode() for raw in raws]))
     for name in ("KEYS", "TAGS", "UNIQ_KEY", "K", "a"):
         row, values = found.find(name)
-        told = [(at, known[name].encode()) for at, raw in enumerate(raws)
-                if name in (known := properties.parse(raw))]
-        assert list(zip(row.tolist(), values.tolist(), strict=True)) == told
+        expected = [(at, known[name].encode()) for at, raw in enumerate(raws)
+                    if name in (known := properties.parse(raw))]
+        assert list(zip(row.tolist(), values.tolist(), strict=True)) == expected
 
 
 @settings(max_examples=200, deadline=None)
@@ -54,10 +54,10 @@ def test_a_hash_of_min_value_becomes_zero() -> None:
 def test_keys_are_split_on_single_spaces(words: list[str]) -> None:
     data, start, length = laid_out(words)
     of, begin, size = text.split(data, start, length)
-    told = [(at, key.encode()) for at, value in enumerate(words)
-            for key in properties.split_keys(value)]
+    expected = [(at, key.encode()) for at, value in enumerate(words)
+                for key in properties.split_keys(value)]
     assert [(at, data[first:first + many].tobytes()) for at, first, many in zip(
-        of.tolist(), begin.tolist(), size.tolist(), strict=True)] == told
+        of.tolist(), begin.tolist(), size.tolist(), strict=True)] == expected
 
 
 def laid_out(words: list[str], between: str = " x ") -> tuple[np.ndarray, np.ndarray, np.ndarray]:

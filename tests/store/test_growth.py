@@ -199,7 +199,7 @@ def test_an_idle_log_notices_that_its_file_is_gone(followed):
     assert followed.advance(position) == followed.writer.position
 
 
-def test_an_expired_head_is_told_and_passed(followed):
+def test_an_expired_head_is_reported_and_passed(followed):
     followed.writer.append(60)
     middle = followed.advance(0, 1000)
     followed.writer.path(0).unlink()
@@ -213,7 +213,7 @@ def test_an_expired_head_is_told_and_passed(followed):
     assert f"0 to {middle} have expired" in followed.said[1]
 
 
-def test_a_missing_file_in_between_is_told_and_passed(followed):
+def test_a_missing_file_in_between_is_reported_and_passed(followed):
     followed.writer.append(60)
     followed.writer.path(FILE_SIZE).unlink()
     assert followed.advance(0) == followed.writer.position
@@ -236,7 +236,7 @@ def test_a_file_that_vanishes_while_it_is_opened(followed, monkeypatch):
     assert followed.advance(0, 500) == FILE_SIZE
 
 
-def test_a_log_that_was_made_anew_is_told_once(followed):
+def test_a_log_that_was_made_anew_is_reported_once(followed):
     followed.writer.append(60)
     end = followed.advance(0)
     for file in followed.log.files()[1:]:

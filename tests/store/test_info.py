@@ -40,10 +40,10 @@ def test_equal_to_the_engine(store: golden_sets.GoldenStore, golden: GoldenFolde
     found = look(golden(store.id), store.commitlog_dirs)
     assert found["min_phy_offset"] == expect.min_physical_offset
     assert found["max_phy_offset"] == expect.max_physical_offset
-    told = {(queue.topic, queue.queue_id): (queue.min, queue.max) for queue in expect.queues}
+    expected = {(queue.topic, queue.queue_id): (queue.min, queue.max) for queue in expect.queues}
     mine = ranges(found)
-    assert {key: mine.get(key, (0, 0)) for key in told} == told
-    assert mine.keys() <= told.keys()
+    assert {key: mine.get(key, (0, 0)) for key in expected} == expected
+    assert mine.keys() <= expected.keys()
     kinds = {queue.topic: queue.kind for queue in expect.queues}
     assert all((queue["kind"] == "batch") == (kinds[topic["topic"]] == "BatchCQ")
                for topic in found["topics"] for queue in topic["queues"])
@@ -204,9 +204,9 @@ def test_a_hole_in_the_log(golden_copy: GoldenFolder) -> None:
     root = golden_copy("4.9.3/basic/store")
     files = sorted(path.name for path in (root / "commitlog").iterdir())
     damage.remove(root, f"commitlog/{files[1]}")
-    told = troubles(root)
-    assert told["commitlog"] == (f"no file covers the physical offsets {int(files[1])} to "
-                                 f"{int(files[2])}")
+    reasons = troubles(root)
+    assert reasons["commitlog"] == (f"no file covers the physical offsets {int(files[1])} to "
+                                    f"{int(files[2])}")
 
 
 @pytest.mark.parametrize("file", ["commitlog/00000000000000001024", "checkpoint", "config",
@@ -229,9 +229,9 @@ def test_things_that_are_no_files(tiny: tiny_stores.Tiny, file: str, make: Any) 
 def test_folders_in_a_circle(tiny: tiny_stores.Tiny) -> None:
     (tiny.root / "consumequeue" / "orders" / "again").symlink_to(tiny.root)
     with Store.open(tiny.root) as store:
-        items, told = inventory(store)
+        items, problems = inventory(store)
     assert len({item.path for item in items}) == len(items)
-    assert told == []
+    assert problems == []
 
 
 def test_a_linked_commitlog(tiny: tiny_stores.Tiny, tmp_path: Path) -> None:

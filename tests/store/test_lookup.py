@@ -44,12 +44,12 @@ def test_keys_as_the_engine_finds_them(store: golden_sets.GoldenStore,
     with opened(store, golden) as one:
         view = view_of(one, "auto")
         for query in expect.queries:
-            told = list(query.messages)
+            expected = list(query.messages)
             if store.state == "store-live":  # loading it indexed a message a second time
-                told = list(dict.fromkeys(told))
+                expected = list(dict.fromkeys(expected))
             how = {"begin": query.begin, "end": query.end, "most": query.max}
             raw = by_key(view, query.topic, query.key, raw=True, **how)
-            assert [each.physical_offset for each in raw.records] == told, query.id
+            assert [each.physical_offset for each in raw.records] == expected, query.id
             right = by_key(view, query.topic, query.key, **how)
             assert [each.physical_offset for each in right.records] == [
                 each.physical_offset for each in raw.records
@@ -89,15 +89,15 @@ def test_times_as_the_engine_answers_them(store: golden_sets.GoldenStore,
     with opened(store, golden) as one:
         view = view_of(one, "auto", version_for(int(expect.engine[0])))
         for queue in expect.queues:
-            for told in queue.by_time:
-                where = view, queue.topic, queue.queue_id, told.timestamp
+            for expected in queue.by_time:
+                where = view, queue.topic, queue.queue_id, expected.timestamp
                 found = offset_by_time(*where, like=expect.engine)
-                assert (found.queue_offset if found else 0) == told.offset, (queue.id, told)
+                assert (found.queue_offset if found else 0) == expected.offset, (queue.id, expected)
                 # The tiered store in front of the local one knows no boundary.
-                if told.upper is not None and store.kind != "tiered":
+                if expected.upper is not None and store.kind != "tiered":
                     upper = offset_by_time(*where, upper=True)
                     assert upper is not None
-                    assert upper.queue_offset == told.upper, (queue.id, told)
+                    assert upper.queue_offset == expected.upper, (queue.id, expected)
 
 
 def test_the_record_at_the_answer(golden: GoldenFolder) -> None:
@@ -179,13 +179,13 @@ def test_a_record_inside_a_body_is_not_taken_for_one(tmp_path: Any,
     start = outer(b"p" * 90 + raw + b"q" * 300).messages[-1]
     fake.physical_offset = start.start + start.raw.index(raw)
     tiny = outer(b"p" * 90 + message.build(fake) + b"q" * 300)
-    told = tiny.messages[-1].start
+    physical = tiny.messages[-1].start
     with Store.open(tiny.root) as one:
         assert one.log.record_at(fake.physical_offset) is not None
         for inside in range(len(tiny.messages[-1].raw)):
-            found = containing(one, told + inside)
+            found = containing(one, physical + inside)
             assert found is not None
-            assert found.physical_offset == told, inside
+            assert found.physical_offset == physical, inside
 
 
 def test_what_is_where_no_message_starts(log: Store) -> None:
@@ -216,7 +216,7 @@ def test_topics_come_from_queues_and_configuration(tiny: tiny_stores.Tiny) -> No
         assert "bills" in known_topics(one)
 
 
-def test_a_broken_index_file_is_told(tiny: tiny_stores.Tiny) -> None:
+def test_a_broken_index_file_is_reported(tiny: tiny_stores.Tiny) -> None:
     damage.truncate(tiny.root, f"index/{tiny_stores.INDEX_NAME}", 30)
     problems: list[Problem] = []
     with Store.open(tiny.root) as one:
@@ -225,7 +225,7 @@ def test_a_broken_index_file_is_told(tiny: tiny_stores.Tiny) -> None:
     assert tiny_stores.INDEX_NAME in problems[0].text
 
 
-def test_dangling_entries_are_told(tiny: tiny_stores.Tiny) -> None:
+def test_dangling_entries_are_reported(tiny: tiny_stores.Tiny) -> None:
     placed = tiny.messages[1]
     file, position = tiny.place(placed.start)
     damage.zero(tiny.root, file, position, len(placed.raw))
@@ -236,17 +236,17 @@ def test_dangling_entries_are_told(tiny: tiny_stores.Tiny) -> None:
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
-def test_what_a_broker_leaves_out_is_told(version: str, golden: GoldenFolder) -> None:
+def test_what_a_broker_leaves_out_is_reported(version: str, golden: GoldenFolder) -> None:
     """Behind the first damage of `clean-crc` intact messages lie; a broker has cut them off."""
     store = golden_sets.GoldenStore(golden_sets.GoldenSet(version, "clean-crc"), "after")
     expect = store.load_expect(golden(store.set.id))
     with opened(store, golden) as one:
         behind = 0
         for query in expect.queries:
-            told = by_key(view_of(one, "auto"), query.topic, query.key)
+            answer = by_key(view_of(one, "auto"), query.topic, query.key)
             more = by_key(view_of(one, "disk"), query.topic, query.key)
             hidden = [each.physical_offset for each in more.records
                       if each.physical_offset >= expect.max_physical_offset]
-            assert set(hidden) <= set(told.behind)
+            assert set(hidden) <= set(answer.behind)
             behind += len(hidden)
         assert behind

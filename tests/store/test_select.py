@@ -40,8 +40,8 @@ def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
 
 def objects(store: Store, selection: Selection | None = None, view: str = "disk",
             problems: list[Problem] | None = None) -> list[dict[str, Any]]:
-    told: list[Problem] = [] if problems is None else problems
-    selector = Selector(store, selection or Selection(), view_of(store, view), told.append)
+    reported: list[Problem] = [] if problems is None else problems
+    selector = Selector(store, selection or Selection(), view_of(store, view), reported.append)
     return [row for page in selector.pages() for row in Projection().rows(page)]
 
 
@@ -49,12 +49,12 @@ def objects(store: Store, selection: Selection | None = None, view: str = "disk"
 def test_every_record_that_was_stored_is_shown_as_it_was(store: golden_sets.GoldenStore,
                                                          golden: GoldenFolder) -> None:
     root = golden(store.id)
-    told = [*intact(root, store, puts_of(store, golden))]
-    assert told
+    expected = [*intact(root, store, puts_of(store, golden))]
+    assert expected
     problems: list[Problem] = []
     with opened(store, golden) as one:
         found = {row["physical_offset"]: row for row in objects(one, problems=problems)}
-        for record in told:
+        for record in expected:
             row = found.pop(record.physical_offset)
             wanted = object_of(record)
             assert {name: row[name] for name in wanted} == wanted
@@ -113,10 +113,10 @@ def test_all_queues_of_a_topic_come_in_log_order(kind: str, golden: GoldenFolder
     expect = store.load_expect(golden(store.set.id))
     with opened(store, golden) as one:
         for topic in {queue.topic for queue in expect.queues}:
-            told = sorted(each.physical_offset for queue in expect.queues
-                          for each in queue.messages if queue.topic == topic)
+            expected = sorted(each.physical_offset for queue in expect.queues
+                              for each in queue.messages if queue.topic == topic)
             found = [row["physical_offset"] for row in objects(one, Selection(topic=topic))]
-            assert found == told, topic
+            assert found == expected, topic
 
 
 # -- filters, held against brute force ------------------------------------------------------------
@@ -179,14 +179,15 @@ def everything(basic: Store) -> list[dict[str, Any]]:
                          ids=[case[0] for case in CASES])
 def test_filters(raw: dict[str, Any], holds: Any, basic: Store,
                  everything: list[dict[str, Any]]) -> None:
-    told = [row for row in everything if holds(row)]
-    assert objects(basic, selection_of(raw)) == told
-    assert len(told) < len(everything)
+    expected = [row for row in everything if holds(row)]
+    assert objects(basic, selection_of(raw)) == expected
+    assert len(expected) < len(everything)
     for topic in ("TP_ship_evt-x", "TP_fraud_Topic"):
         through_queues = objects(basic, selection_of(raw, topic=topic))
-        assert through_queues == [row for row in told if row["topic"] == topic]
+        assert through_queues == [row for row in expected if row["topic"] == topic]
         one_queue = objects(basic, selection_of(raw, topic=topic, queue_id=1))
-        assert one_queue == [row for row in told if (row["topic"], row["queue_id"]) == (topic, 1)]
+        assert one_queue == [row for row in expected
+                             if (row["topic"], row["queue_id"]) == (topic, 1)]
 
 
 def test_every_case_but_the_impossible_one_finds_something(
@@ -226,7 +227,7 @@ def test_several_keys_in_one_condition() -> None:
                     "~": [True, False, False], "!~": [False, True, True]}
 
 
-def test_topics_of_one_length_are_told_apart(tmp_path: Path) -> None:
+def test_topics_of_one_length_are_distinguished(tmp_path: Path) -> None:
     tiny = tiny_stores.build(tmp_path / "s", [
         tiny_stores.Spec(topic, 0, b"x", raw_properties="") for topic in ("Aa", "BB", "Aa", "A")])
     with Store.open(tiny.root) as one:
@@ -279,9 +280,9 @@ def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
         times = [row["store_timestamp"] for row in every]
         assert times != sorted(times)
         for wanted in times[::5]:
-            told = [row for row in every if row["store_timestamp"] == wanted]
-            assert objects(one, Selection(since=wanted, until=wanted)) == told
-            assert objects(one, Selection("t", 0, since=wanted, until=wanted)) == told
+            expected = [row for row in every if row["store_timestamp"] == wanted]
+            assert objects(one, Selection(since=wanted, until=wanted)) == expected
+            assert objects(one, Selection("t", 0, since=wanted, until=wanted)) == expected
 
 
 def _shift_times(tiny: tiny_stores.Tiny, shift: Any) -> None:
@@ -309,7 +310,7 @@ def test_nothing_is_read_ahead_of_what_is_shown(golden: GoldenFolder,
 # -- stores that are not whole --------------------------------------------------------------------
 
 
-def test_rows_that_lead_nowhere_are_told_in_runs(tiny: tiny_stores.Tiny) -> None:
+def test_rows_that_lead_nowhere_are_reported_in_runs(tiny: tiny_stores.Tiny) -> None:
     """Three records of one queue are wiped out; the others still come."""
     queue = [unit.message for unit in tiny.queues()["orders", 0]]
     assert len(queue) == 4
@@ -330,7 +331,7 @@ def test_rows_that_lead_nowhere_are_told_in_runs(tiny: tiny_stores.Tiny) -> None
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
-def test_rows_behind_a_cut_log_are_told(version: str, golden: GoldenFolder) -> None:
+def test_rows_behind_a_cut_log_are_reported(version: str, golden: GoldenFolder) -> None:
     problems: list[Problem] = []
     with Store.open(golden(f"{version}/crash-cqahead/before")) as one:
         every = {row["physical_offset"] for row in objects(one)}
@@ -355,8 +356,8 @@ def test_rows_behind_a_hole_are_shown(tiny: tiny_stores.Tiny) -> None:
         for wanted in (Selection("orders", 0), Selection("orders", 0, from_offset=1)):
             problems.clear()
             found = objects(one, wanted, problems=problems)
-            told = [tiny.messages[unit.message].start for unit in (units[0], units[3])]
-            assert [row["physical_offset"] for row in found] == told[-len(found):]
+            expected = [tiny.messages[unit.message].start for unit in (units[0], units[3])]
+            assert [row["physical_offset"] for row in found] == expected[-len(found):]
             assert found
             assert [each.kind for each in problems] == ["row"]
             assert "2 rows from 1 on are zero" in problems[0].text
@@ -386,7 +387,7 @@ def test_an_unreadable_queue_does_not_hide_the_others(tiny: tiny_stores.Tiny,
 
 @pytest.mark.parametrize(("kind", "length"), [
     ("crash-trunc-zero", 217), ("crash-trunc-header", 6), ("crash-trunc-garbage", 10567)])
-def test_damage_is_told_at_its_place(kind: str, length: int, golden: GoldenFolder) -> None:
+def test_damage_is_reported_at_its_place(kind: str, length: int, golden: GoldenFolder) -> None:
     problems: list[Problem] = []
     with Store.open(golden(f"5.3.3/{kind}/before")) as one:
         objects(one, problems=problems)
@@ -394,7 +395,7 @@ def test_damage_is_told_at_its_place(kind: str, length: int, golden: GoldenFolde
         ("damage", 173239, length)]
 
 
-def test_a_missing_file_is_told(golden_copy: GoldenFolder) -> None:
+def test_a_missing_file_is_reported(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     names = sorted(path.name for path in (root / "commitlog").iterdir())
     (root / "commitlog" / names[1]).unlink()
@@ -409,7 +410,7 @@ def test_a_missing_file_is_told(golden_copy: GoldenFolder) -> None:
         assert not problems
 
 
-def test_zeros_inside_the_log_are_told(golden_copy: GoldenFolder) -> None:
+def test_zeros_inside_the_log_are_reported(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     path = sorted((root / "commitlog").iterdir())[1]
     path.write_bytes(bytes(path.stat().st_size))
@@ -425,11 +426,11 @@ def test_without_queues_the_log_is_searched(golden: GoldenFolder) -> None:
     with Store.open(golden("5.3.3/clean-nocq/before")) as one:
         every = objects(one)
         topic = every[0]["topic"]
-        told = [row for row in every if row["topic"] == topic]
-        assert objects(one, Selection(topic=topic), problems=problems) == told
+        expected = [row for row in every if row["topic"] == topic]
+        assert objects(one, Selection(topic=topic), problems=problems) == expected
         assert [each.kind for each in problems] == ["note"]
         assert objects(one, Selection(topic=topic, queue_id=1, from_offset=2)) == [
-            row for row in told if row["queue_id"] == 1 and row["queue_offset"] >= 2]
+            row for row in expected if row["queue_id"] == 1 and row["queue_offset"] >= 2]
 
 
 def test_an_unknown_topic_is_not_searched_for(basic: Store,

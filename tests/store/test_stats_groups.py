@@ -167,16 +167,16 @@ def test_groups_that_just_fit_are_all_kept(monkeypatch, tmp_path: Path) -> None:
                                         {key.encode(): 3 for key in sent})
 
 
-def test_the_second_reading_is_told(monkeypatch, tmp_path: Path) -> None:
+def test_the_second_reading_is_reported(monkeypatch, tmp_path: Path) -> None:
     bounded(monkeypatch, limit=8, heavy=2)
-    told: list[int] = []
+    steps: list[int] = []
     done: list[int] = []
     with Store.open(store_of(tmp_path, map(str, range(30)))) as store:
-        collect(store, Query("key"), progress=done.append, again=told.append)
-        assert told == [store.log.files[0].size]
-        assert sum(done) == 2 * told[0]
-        collect(store, Query("none"), again=told.append)
-    assert len(told) == 1
+        collect(store, Query("key"), progress=done.append, again=steps.append)
+        assert steps == [store.log.files[0].size]
+        assert sum(done) == 2 * steps[0]
+        collect(store, Query("none"), again=steps.append)
+    assert len(steps) == 1
 
 
 def test_what_is_sent_is_small(monkeypatch) -> None:

@@ -36,8 +36,8 @@ def places(store: Store, selection: Selection | None = None) -> list[int]:
 
 def last(store: Store, count: int, selection: Selection | None = None,
          problems: list[Problem] | None = None) -> list[int]:
-    told: list[Problem] = [] if problems is None else problems
-    found = Tail(View(store), selection or Selection(), told.append).last(count)
+    reported: list[Problem] = [] if problems is None else problems
+    found = Tail(View(store), selection or Selection(), reported.append).last(count)
     return [record.physical_offset for record in found]
 
 
@@ -94,7 +94,7 @@ def test_the_end_is_behind_the_last_message_or_blank(tiny: tiny_stores.Tiny) -> 
         assert found.end == tiny.log_end
 
 
-def test_damage_is_passed_and_told(tiny: tiny_stores.Tiny,
+def test_damage_is_passed_and_reported(tiny: tiny_stores.Tiny,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail_module, "_FIRST_WINDOW", 100)
     lost = tiny.messages[-3]
@@ -215,7 +215,7 @@ def test_many_at_once_and_nothing(followed: Followed) -> None:
     assert len(followed.problems) == 1
 
 
-def test_a_torn_record_is_waited_for_and_told_once(followed: Followed) -> None:
+def test_a_torn_record_is_waited_for_and_reported_once(followed: Followed) -> None:
     one, two = followed.parts[:2]
     followed.writer.write(one.offset, one.raw[:50])
     assert followed.after_patience() == []

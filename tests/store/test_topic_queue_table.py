@@ -55,8 +55,8 @@ def of(each: golden_sets.GoldenStore, golden: GoldenFolder) -> list[TableRow]:
 def test_both_sources_say_what_the_engine_says(each: golden_sets.GoldenStore,
                                                golden: GoldenFolder) -> None:
     rows = of(each, golden)
-    told = engines(each, golden)
-    assert columns(rows) == (told, told)
+    expected = engines(each, golden)
+    assert columns(rows) == (expected, expected)
     assert all(row.agrees for row in rows)
 
 
@@ -144,15 +144,15 @@ def test_without_the_log_nothing_is_compared(tiny: tiny_stores.Tiny) -> None:
     assert {row.agrees for row in rows} <= {None}
 
 
-def test_damage_is_passed_over_and_told(tiny: tiny_stores.Tiny) -> None:
+def test_damage_is_passed_over_and_reported(tiny: tiny_stores.Tiny) -> None:
     lost = tiny.messages[-1]
     file, position = tiny.place(lost.start)
     damage.zero(tiny.root, file, position, 8)
-    told: list[Problem] = []
+    problems: list[Problem] = []
     with Store.open(tiny.root) as store:
-        found = log_reach(store, View(store), report=told.append)
+        found = log_reach(store, View(store), report=problems.append)
     assert found["orders", 1].end == lost.record.queue_offset
-    assert [(one.kind, one.offset) for one in told] == [("damage", lost.start)]
+    assert [(one.kind, one.offset) for one in problems] == [("damage", lost.start)]
 
 
 def test_a_body_that_fails_its_crc_still_counts_on_disk(tiny: tiny_stores.Tiny) -> None:
@@ -167,15 +167,16 @@ def test_what_a_broker_leaves_out_is_mentioned(tiny: tiny_stores.Tiny) -> None:
     bad = tiny.messages[1]
     file, position = tiny.place(bad.start + bad.raw.index(b"second"))
     damage.flip_bit(tiny.root, file, position, 0)
-    told: list[Problem] = []
-    table(tiny.root, "broker", report=told.append)
-    assert [(one.kind, one.offset, one.is_fault) for one in told] == [("note", bad.start, False)]
+    problems: list[Problem] = []
+    table(tiny.root, "broker", report=problems.append)
+    assert [(one.kind, one.offset, one.is_fault)
+            for one in problems] == [("note", bad.start, False)]
 
 
-def test_a_missing_file_of_the_log_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_of_the_log_is_reported(tmp_path: Path) -> None:
     built = tiny_stores.build(tmp_path / "store", [Spec("t", 0, b"x" * 200)] * 12)
     damage.remove(built.root, f"commitlog/{1024:020d}")
-    told: list[Problem] = []
-    rows = table(built.root, report=told.append)
-    assert [(one.kind, one.offset, one.length) for one in told] == [("gap", 1024, 1024)]
+    problems: list[Problem] = []
+    rows = table(built.root, report=problems.append)
+    assert [(one.kind, one.offset, one.length) for one in problems] == [("gap", 1024, 1024)]
     assert rows[0].from_log == 12

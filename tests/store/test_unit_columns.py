@@ -90,11 +90,11 @@ def test_queue_rows_are_the_units_in_use(store: GoldenStore, golden: GoldenFolde
     for name, read, is_batch in (("consumequeue", queue_batches, False),
                                  ("batchconsumequeue", batch_queue_batches, True)):
         for number, file in enumerate(files_below(root / name)):
-            told = stored_rows(file, is_batch=is_batch)
-            assert rows_of(read(file, QUEUE)) == told
+            expected = stored_rows(file, is_batch=is_batch)
+            assert rows_of(read(file, QUEUE)) == expected
             if not is_batch and number % 10 == 0:
-                assert told == dumped_rows(file)
-            count += len(told)
+                assert expected == dumped_rows(file)
+            count += len(expected)
     assert count or store.state == "before"
 
 
@@ -119,10 +119,10 @@ def test_index_entries_are_the_used_ones(store: GoldenStore, golden: GoldenFolde
         for file in known.index_listing.files:
             index = known.open_index(file)
             with index.source:
-                told = stored_entries(index)
+                expected = stored_entries(index)
             found = rows_of(index_batches(file, INDEX, rows=70, shape=index.shape), INDEX,
                             INDEX_TYPES)
-            assert found == told
+            assert found == expected
             assert len(found) == index_entries(file, index.shape)
             with Dump(file.path, DumpOptions(kind="index", index_slots=index.shape.slots)) as shown:
                 dumped = [row for row in shown.rows() if row.get("used")]
@@ -152,13 +152,14 @@ def test_any_ranges_of_any_queue_file(
     path = tmp_path_factory.getbasetemp() / f"{2000 * consume_queue.UNIT_SIZE:020d}"
     path.write_bytes(b"".join(map(consume_queue.build, units)) + rest)
     file = opened(path)
-    told = stored_rows(file)
+    expected = stored_rows(file)
     found = in_ranges(lambda first, last: queue_batches(file, names, first, last, rows), cuts,
                       1000)
     assert all(0 < one.num_rows <= rows for one in found)
-    assert sum(one.num_rows for one in found) == len(told)
+    assert sum(one.num_rows for one in found) == len(expected)
     if names:
-        assert rows_of(iter(found), names) == [{name: row[name] for name in names} for row in told]
+        assert rows_of(iter(found), names) == [{name: row[name] for name in names}
+                                               for row in expected]
 
 
 def test_batch_rows_in_ranges(tmp_path: Path) -> None:

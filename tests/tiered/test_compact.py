@@ -183,8 +183,8 @@ def test_tier_and_metadata_that_do_not_fit(golden_copy, rmqctl, what) -> None:
                          else last.read_bytes() + bytes(28))
     before = segments(store)
     for more in ((), ("--dry-run",)):
-        told = rmqctl("tiered", "compact", store, "--all", *more).expect(6)
-        assert "tiered recover" in told.err
+        report = rmqctl("tiered", "compact", store, "--all", *more).expect(6)
+        assert "tiered recover" in report.err
     assert (segments(store), local(store)) == (before, ["1795233794638"])
 
 
@@ -196,7 +196,7 @@ def test_unreadable_metadata_is_not_written_over(golden_copy, rmqctl) -> None:
     assert metadata.read_bytes() == b"{ half of"
 
 
-def test_damage_of_the_file_is_told(golden_copy, rmqctl) -> None:
+def test_damage_of_the_file_is_reported(golden_copy, rmqctl) -> None:
     store = golden_copy(LIVE)
     path = store / "tiered_index_file" / "1795233794638"
     path.write_bytes(b"\1" + path.read_bytes()[1:])

@@ -154,7 +154,7 @@ def test_broken_chains_are_followed_as_the_engine_does_or_mended(seed) -> None:
     assert unsound > 50
 
 
-def test_a_chain_out_of_the_file_is_told() -> None:
+def test_a_chain_out_of_the_file_is_reported() -> None:
     made = model(random.Random(1), 4, 10, 5)
     struct.pack_into(">i", made.data, 28, 10)
     with pytest.raises(FormatError, match="leads to item 10"):
@@ -182,7 +182,7 @@ def test_a_file_that_was_only_made_is_empty(tmp_path) -> None:
             assert (one.form, form.compact(one).size) == (EMPTY, 0)
 
 
-def test_a_file_larger_than_any_is_told_at_once(tmp_path) -> None:
+def test_a_file_larger_than_any_is_reported_at_once(tmp_path) -> None:
     with (tmp_path / "1000").open("wb") as file:
         file.write(model(random.Random(1), 4, 10, 5).data)
         file.truncate(1 << 42)

@@ -32,10 +32,10 @@ def test_a_second_tier_leaves_the_first_its_map(rmqctl: Runner, store: Path, tmp
     before = _bytes(store)
     second = tmp_path / "second"
     for count in (300, 0):
-        told = rmqctl("tiered", "dispatch", str(store), str(second), "--index-slots", "64",
-                      "--index-max", "180", "-o", "json").expect(0)
-        assert told.json()["messages"] == count
-        assert f"goes by {second / METADATA}" in told.err
+        report = rmqctl("tiered", "dispatch", str(store), str(second), "--index-slots", "64",
+                        "--index-max", "180", "-o", "json").expect(0)
+        assert report.json()["messages"] == count
+        assert f"goes by {second / METADATA}" in report.err
     assert _bytes(store) == before
     rmqctl("tiered", "verify", str(second), "--local", str(store)).expect(0)
     assert read_metadata((second / METADATA).read_bytes()).segments[names.COMMIT_LOG]
@@ -60,9 +60,9 @@ def test_a_second_tier_that_was_begun_is_known_again(rmqctl: Runner, store: Path
 def test_a_tier_in_the_stores_own_folders_is_refused(rmqctl: Runner, store: Path, folder: str, *,
                                                      dry: bool) -> None:
     before = _bytes(store)
-    told = rmqctl("tiered", "dispatch", str(store), str(store / folder),
-                  *(["--dry-run"] if dry else [])).expect(6)
-    assert "of the store itself" in told.err
+    report = rmqctl("tiered", "dispatch", str(store), str(store / folder),
+                    *(["--dry-run"] if dry else [])).expect(6)
+    assert "of the store itself" in report.err
     assert _bytes(store) == before
 
 
@@ -72,8 +72,8 @@ def test_a_tier_in_the_stores_own_folders_is_refused(rmqctl: Runner, store: Path
     ["query", "offset", "--topic", "T", "--queue", "0", "--offset", "0"]])
 def test_a_broker_that_is_not_there_is_said(rmqctl: Runner, store: Path,
                                             command: list[str]) -> None:
-    told = rmqctl("tiered", *command, str(store), "--broker", "nope").expect(2)
-    assert "there is broker-a" in told.err
+    report = rmqctl("tiered", *command, str(store), "--broker", "nope").expect(2)
+    assert "there is broker-a" in report.err
 
 
 def test_the_kinds_of_bytes_add_up_as_in_verify(rmqctl: Runner, store: Path) -> None:

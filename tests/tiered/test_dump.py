@@ -113,7 +113,7 @@ def test_metadata_of_5_1_0(tmp_path: Path, rmqctl: Runner) -> None:
             if row["type"] == "segment"] == [("broker-a/orders/0", 0, 91, 1)]
 
 
-def test_damage_is_told_and_the_rest_shown(tier: Small, rmqctl: Runner) -> None:
+def test_damage_is_reported_and_the_rest_shown(tier: Small, rmqctl: Runner) -> None:
     path = tier.queues[0].log_path(tier.root)
     raw = bytearray(path.read_bytes())
     raw[5] ^= 1

@@ -85,7 +85,7 @@ class Life:
     count: int = 0
     written: dict[Queue, dict[int, bytes]] = field(default_factory=dict)
     bounds: dict[Queue, tuple[int, int]] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)
     made: int = 0
     index_whole: bool = True
     """Whether every message that has a unit has all of its items."""
@@ -114,7 +114,7 @@ class Life:
         return self.home / METADATA
 
     def run(self, *args: str | Path, codes: tuple[int, ...] = (0,)) -> cli.Result:
-        self.told.append(" ".join(str(one).replace(str(self.folder), "") for one in args))
+        self.history.append(" ".join(str(one).replace(str(self.folder), "") for one in args))
         return cli.run(*args).expect(*codes)
 
     @property
@@ -204,8 +204,8 @@ class Life:
         """A dispatch dies; then some further run, dead or not, and at last one that is not."""
         self.append()
         args = self.dispatching()
-        self.told.append("killed:")
-        self.told.append(" ".join(str(one).replace(str(self.folder), "") for one in args))
+        self.history.append("killed:")
+        self.history.append(" ".join(str(one).replace(str(self.folder), "") for one in args))
         if "--no-index" in args:
             self.index_whole = False
         self.crashed(args)
@@ -295,7 +295,7 @@ class Life:
             (self.root / broken).write_bytes(b"")
             args = "recover", self.root, *self.where, *self.index
         broke, known = self.everything(), set(self.repairs())
-        self.told.append(f"killed: {args[0]}")
+        self.history.append(f"killed: {args[0]}")
         killed = self.crashed(("tiered", *args, "--apply", "-o", "json"))
         new = sorted(set(self.repairs()) - known)
         if killed and new and self.chance.random() < 0.5:
@@ -319,7 +319,7 @@ class Life:
         """Index files are uploaded by the next run where one dies."""
         args = ("tiered", "compact", self.root, *self.where, *self.index, *BROKER, "--cluster",
                 "DefaultCluster", "--all")
-        self.told.append("killed: compact")
+        self.history.append("killed: compact")
         self.crashed(args)
         self.run(*args)
 
@@ -378,7 +378,7 @@ class Life:
         """The tier is copied elsewhere; only that copy goes on."""
         if self.root.parent == self.store:
             return
-        other = self.folder / f"tier-{len(self.told)}"
+        other = self.folder / f"tier-{len(self.history)}"
         shutil.copytree(self.root, other)
         shutil.rmtree(self.root)
         self.root = other
@@ -390,13 +390,13 @@ class Life:
             self.run("tiered", "compact", self.root, *self.where, *self.index, *BROKER,
                      "--cluster", "DefaultCluster", "--all", codes=(0, 1))
             shutil.rmtree(self.home / "tiered_index_file", ignore_errors=True)
-            self.told.append("cleared tiered_index_file")
+            self.history.append("cleared tiered_index_file")
 
     def broker_starts(self) -> None:
         """It makes the folder for rearranging, and a new index file where there is none."""
         folder = self.home / "tiered_index_file" / "compacting"
         folder.mkdir(parents=True, exist_ok=True)
-        self.told.append("made compacting/")
+        self.history.append("made compacting/")
 
     # -- what must be true ------------------------------------------------------------------------
 
@@ -476,7 +476,7 @@ def live(life: Life, steps: int) -> None:
     life.check()
     for _ in range(steps):
         name = life.chance.choices(list(STEP), list(STEP.values()))[0]
-        life.told.append(f"# {name}")
+        life.history.append(f"# {name}")
         step: Callable[[], object] = getattr(life, name)
         before = outside(life)
         step()
@@ -499,7 +499,7 @@ def one_life(folder: Path, number: int, crasher: Crasher, steps: int) -> None:
         live(life, steps)
     except BaseException:
         print(f"seed {number}")
-        print("\n".join(life.told))
+        print("\n".join(life.history))
         raise
 
 

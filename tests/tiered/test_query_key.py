@@ -297,11 +297,11 @@ def test_chains_that_go_round_end(tmp_path: Path) -> None:
     write_metadata(tmp_path, {TOPIC: 0}, [made])
     (tmp_path / "tiered_index_file").mkdir()
     (tmp_path / "tiered_index_file" / str(T0)).write_bytes(data)
-    told: list[Problem] = []
+    problems: list[Problem] = []
     with opened(tmp_path / "tier", slots=1) as (tier, files):
-        found = by_key.by_key(tier, files, TOPIC, "same", report=told.append)
+        found = by_key.by_key(tier, files, TOPIC, "same", report=problems.append)
     assert found.records == made.records[1:]
-    assert "which is not older" in told[0].text
+    assert "which is not older" in problems[0].text
 
 
 def test_reads_of_a_query_on_a_compacted_file(tmp_path: Path,

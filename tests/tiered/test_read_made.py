@@ -247,7 +247,7 @@ def test_every_byte_of_a_unit(tmp_path: Path, rmqctl: Runner) -> None:
         flip(made.units_path(tmp_path), at)
 
 
-def test_much_damage_is_told_in_few_words(tmp_path: Path, rmqctl: Runner) -> None:
+def test_much_damage_is_reported_in_few_words(tmp_path: Path, rmqctl: Runner) -> None:
     made = Queue()
     for _ in range(50):
         made.put()

@@ -286,7 +286,7 @@ def test_exactly_this_is_found(tier: Small, change: Callable[[Small], None],
             assert one.file.startswith(str(tier.home))
 
 
-def test_a_gap_is_told_with_its_place(tier: Small) -> None:
+def test_a_gap_is_reported_with_its_place(tier: Small) -> None:
     gap(tier)
     found = verified(tier.home)
     one = next(one for one in found.findings if one.category == "tiered-gap")

@@ -46,7 +46,7 @@ def test_a_spool_gives_back_what_it_got(memory: int, seed: int) -> None:
         assert ((part["mark"] >> np.uint64(58)) == number).all()
 
 
-def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: object) -> None:
         raise OSError(28, "no space left on device")
 

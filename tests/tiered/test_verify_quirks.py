@@ -57,7 +57,7 @@ def test_a_unit_that_leads_to_the_coda_before_its_message(tmp_path: Path) -> Non
     assert found.coverage.bytes_coda == 16
 
 
-def test_orphans_are_counted_and_told(tmp_path: Path) -> None:
+def test_orphans_are_counted_and_reported(tmp_path: Path) -> None:
     queue = Queue()
     queue.put(b"first")
     queue.orphan(b"\x7f" * 77)

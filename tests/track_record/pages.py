@@ -128,8 +128,8 @@ def _row(cells: list[str]) -> str:
 
 
 def _json(case: Case, root: Path, command: str, *words: str) -> dict[str, Any]:
-    told = cli.run(command, root / case.name, *case.options.split(), *words, "-o", "json")
-    document: dict[str, Any] = told.json() if told.code in (0, 1) else {"refused": told.code}
+    report = cli.run(command, root / case.name, *case.options.split(), *words, "-o", "json")
+    document: dict[str, Any] = report.json() if report.code in (0, 1) else {"refused": report.code}
     return document
 
 
@@ -155,15 +155,15 @@ def started(case: Case, root: Path) -> str:
     return "<br>".join(f"{version}: {cost}" for version, cost in costs.items())
 
 
-def _cost(told: dict[str, Any]) -> str:
-    if not told["starts"]:
+def _cost(document: dict[str, Any]) -> str:
+    if not document["starts"]:
         return "does not start"
     costs = [f"{verb} {count:,} {what}" for verb, count, what in (
-        ("cuts off", told["messages_lost"], "intact messages"),
-        ("leaves", told["unreachable"], "without a row"),
-        ("may not find", told["shadowed"], "messages in files that are there twice"),
-        ("destroys", told["rows_lost"], "rows"),
-        ("loses", told["index"]["entries_lost"], "index entries")) if count]
+        ("cuts off", document["messages_lost"], "intact messages"),
+        ("leaves", document["unreachable"], "without a row"),
+        ("may not find", document["shadowed"], "messages in files that are there twice"),
+        ("destroys", document["rows_lost"], "rows"),
+        ("loses", document["index"]["entries_lost"], "index entries")) if count]
     return ", ".join(costs) or "costs nothing"
 
 

@@ -64,9 +64,9 @@ def test_preflight_knows_who_does_not_start(made, rmqctl, name, version):
     case = stores.ALL[name]
     root = made(name)
     with snapshot.assert_unchanged(root):
-        told = rmqctl("preflight", root, *case.options.split(), "--broker-version", version,
-                      "-o", "json").expect(0, 1).json()
-    assert told["starts"] == (version not in case.refuses)
+        report = rmqctl("preflight", root, *case.options.split(), "--broker-version", version,
+                        "-o", "json").expect(0, 1).json()
+    assert report["starts"] == (version not in case.refuses)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,9 +98,9 @@ def test_recover_leaves_a_store_that_any_broker_starts_on_and_undo_takes_it_back
         found = rmqctl("verify", root, *options, "-o", "json").expect(0).json()
         assert found["ok"]
         for version in case.versions:
-            told = rmqctl("preflight", root, *options, "--broker-version", version, "-o", "json")
-            assert told.expect(0).json()["starts"]
-            assert told.json()["messages_lost"] == 0
+            report = rmqctl("preflight", root, *options, "--broker-version", version, "-o", "json")
+            assert report.expect(0).json()["starts"]
+            assert report.json()["messages_lost"] == 0
     if rmqctl("undo", root, "--list", "-o", "json").json():
         rmqctl("undo", root, "--yes").expect(0)
     after = snapshot.take(root, inodes=False)
@@ -256,7 +256,7 @@ def test_rows_lead_before_the_log_where_it_expired(made):
     assert min(row.physical_offset for row in anatomy.rows(root)) < start
 
 
-def test_the_index_files_are_as_told(made):
+def test_the_index_files_are_as_asked(made):
     empty = made("7539", "a")
     counts = [anatomy.index_count(empty, file) for file in anatomy.index_files(empty)]
     assert counts[-3:] == [-1] * 3

@@ -281,8 +281,8 @@ def test_a_copy_is_known_by_its_bytes(root, folder, inode, times):
     journal, = (copy / ".rmqctl/repairs").glob("*/journal.jsonl")
     if inode == "the same":
         head, _, rest = journal.read_bytes().partition(b"\n")
-        told = json.loads(head) | {"inode": journal.parent.stat().st_ino}
-        journal.write_bytes(json.dumps(told).encode() + b"\n" + rest)
+        values = json.loads(head) | {"inode": journal.parent.stat().st_ino}
+        journal.write_bytes(json.dumps(values).encode() + b"\n" + rest)
     undo(copy)
     left = bytes_of(copy)
     assert {name: left[name] for name in left if ".rmqctl" not in name} == {

@@ -64,9 +64,10 @@ def test_undo(root, rmqctl):
     with snapshot.assert_unchanged(root):
         shown = rmqctl("undo", root, "--dry-run", "-o", "json").expect(0).json()
     assert (shown["undone"], shown["state"], shown["changed"]) == (False, "applied", [])
-    told = rmqctl("undo", root, done.id, "-o", "json").expect(0).json()
-    assert {**told, "actions": len(told["actions"])} == {
-        "id": done.id, "time": told["time"], "command": "recover", "state": "undone", "actions": 3,
+    document = rmqctl("undo", root, done.id, "-o", "json").expect(0).json()
+    assert {**document, "actions": len(document["actions"])} == {
+        "id": done.id, "time": document["time"], "command": "recover", "state": "undone",
+        "actions": 3,
         "files": 13, "changed": [], "kept": done.backup, "undone": True}
     assert not differences(state(root), old)
     again = rmqctl("undo", root, done.id, "-o", "json").expect(0)
@@ -110,7 +111,7 @@ def test_abandon(root, rmqctl):
         apply(root, Replace("checkpoint", b"x"))
     before = state(root)
     id = history(str(root))[0].id  # noqa: A001
-    told = rmqctl("undo", root, id, "--abandon", "-o", "json").expect(0).json()
-    assert (told["state"], told["undone"]) == ("abandoned", False)
+    document = rmqctl("undo", root, id, "--abandon", "-o", "json").expect(0).json()
+    assert (document["state"], document["undone"]) == ("abandoned", False)
     assert state(root) == before
     assert history(str(root))[0].state == "abandoned"
