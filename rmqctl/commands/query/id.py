@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rmqctl.formats.local.message import Record
     from rmqctl.output import Output
     from rmqctl.store import Store as OpenedStore
+    from rmqctl.store.problems import Report
 
 NAME = ("query", "id")
 EFFECT = "read-only"
@@ -64,7 +65,7 @@ def command(
                     reasons.append(_no_unique(opened, message_id, topics))
                 records += records_of_id
             else:
-                record, reason = _by_offset(out, opened, message_id)
+                record, reason = _by_offset(out, opened, message_id, faults.report)
                 records += [record] if record is not None else []
                 reasons += [reason] if record is None else []
         show_records(out, records, projection, show.tz, faults)
@@ -73,17 +74,18 @@ def command(
     faults.end()
 
 
-def _by_offset(out: Output, store: OpenedStore, msgid: str) -> tuple[Record | None, str]:
+def _by_offset(out: Output, store: OpenedStore, msgid: str,
+               report: Report) -> tuple[Record | None, str]:
     """The record an id leads to, or why there is none. UsageError if it is no such id."""
     from rmqctl.formats.local.message import host_text, parse_message_id
-    from rmqctl.store.query.lookup import where_is
+    from rmqctl.store.query.lookup import message_at, where_is
 
     try:
         address, port, physical = parse_message_id(msgid)
     except ValueError:
         raise UsageError(f"{msgid!r} is no message id: it has 32 or 56 hexadecimal digits; an id "
                          "of another form may be a client's (--unique)") from None
-    record = store.log.record_at(physical)
+    record = message_at(store, physical, report)
     if record is None:
         where = where_is(store, physical) if physical >= 0 else "not a place in a log"
         return None, (f"{msgid} leads to physical offset {physical}: {where}. If the client made "

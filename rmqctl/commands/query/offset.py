@@ -31,12 +31,13 @@ def command(
 
         rmqctl query offset STORE --phy 536897170
     """
-    from rmqctl.store.query.lookup import containing, where_is
+    from rmqctl.store.query.lookup import containing, message_at, where_is
 
     projection = show.projection(out)
     faults = Faults(out)
     with store.open() as opened:
-        record = containing(opened, phy) if around else opened.log.record_at(phy)
+        record = containing(opened, phy) if around else message_at(
+            opened, phy, faults.report)
         show_records(out, [] if record is None else [record], projection, show.tz, faults)
         if record is None:
             not_found(out, faults, f"no message at physical offset {phy}: {where_is(opened, phy)}")

@@ -141,20 +141,6 @@ class CommitLog:
             return f"a record there says it lies at {record.physical_offset}"
         return "a record is there"
 
-    def containing(self, physical: int) -> Record | None:
-        """The record whose bytes include ``physical``: found by walking from the file's start."""
-        place = self.locate(physical)
-        if place is None:
-            return None
-        source, position = place
-        for batch in Walk(source, 0, position + 1):
-            if len(batch):
-                last = len(batch) - 1
-                start = int(batch.offset[last])
-                if start <= physical < start + int(batch.column("total_size")[last]):
-                    return decode(batch.bytes_at(last))
-        return None
-
     def walk(self, start: int = 0, end: int | None = None) -> Iterator[Batch]:
         """All frames that start in ``[start, end)``, file by file, in physical order.
 

@@ -160,6 +160,25 @@ def known_topics(store: Store) -> list[str]:
     return sorted({*topics_on_disk(store), *named})
 
 
+def message_at(store: Store, physical: int, report: Report = lambda _problem: None,
+               ) -> Record | None:
+    """The message that starts at a physical offset; None where none does, a whole record in the
+    body of another included. Where only damage lies around one, that is reported. StoreIOError.
+    """
+    record, place = store.log.record_at(physical), store.log.locate(physical)
+    if record is None or place is None:
+        return None
+    source, position = place
+    # Who sends a message can put a record into its body, but gives it no row of a consumequeue.
+    if source.witness is not None and source.witness.confirms(record):
+        return record
+    around = record_around(source, position)
+    if around is None:
+        report(Problem("damage", f"a whole record is at {physical}, but the log is damaged there: "
+                       "it may be a part of another message's body"))
+    return record if around is None or around.physical_offset == physical else None
+
+
 def containing(store: Store, physical: int) -> Record | None:
     """The message whose bytes include a physical offset. StoreIOError."""
     place = store.log.locate(physical)
@@ -199,7 +218,7 @@ def where_is(store: Store, physical: int) -> str:
     if store.log.is_blank_at(physical):
         return "the blank record that closes a file"
     reason = store.log.explain(physical)
-    if reason == "no record there" or reason.startswith("field"):
+    if reason in ("no record there", "a record is there") or reason.startswith("field"):
         around = containing(store, physical)
         if around is not None and around.physical_offset != physical:
             return (f"no message starts there; it lies inside the one at "

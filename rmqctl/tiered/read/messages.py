@@ -216,8 +216,13 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
         return f"a coda record ({CODA_SIZE} bytes, written by 5.1 and 5.2) is at {place}"
     record = flat.record_at(place)
     if record is not None and record.physical_offset == place:
-        return record
+        # Who sends a message can put a record into its body, but gives it no unit of the queue.
+        unit = queue.unit(record.queue_offset)
+        if unit is not None and (unit.commit_log_offset, unit.size) == (place, record.total_size):
+            return record
     around_it = _around(queue, segment, place)
+    if isinstance(around_it, Record) and around_it.physical_offset == place:
+        return around_it
     if isinstance(around_it, str):
         return f"no message starts at {place}: {around_it}"
     return (f"no message starts at {place}; it lies inside the one at {around_it.physical_offset} "
