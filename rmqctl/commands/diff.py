@@ -100,10 +100,10 @@ def _show(out: Output, run: Diff) -> None:
     from rmqctl.output.units import count_text
 
     differences = run.differences
-    if differences.total > len(differences.kept):
-        more = count_text(differences.total - len(differences.kept))
+    if differences.total > len(differences.listed):
+        more = count_text(differences.total - len(differences.listed))
         out.warn(f"differences counted, but not listed: {more} (--max-differences)")
-    rows = [difference.as_dict() for difference in differences.kept]
+    rows = [difference.as_dict() for difference in differences.listed]
     document: dict[str, Any] = {
         "equal": run.equal,
         "summary": {**run.summary, "remarks": run.remarks},
@@ -130,7 +130,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
         page.text("\n".join(run.remarks), "warn")
     if rows:
         page.blank()
-        page.table(map(_brief, runs(run.differences.kept)), _BRIEF,
+        page.table(map(_brief, runs(run.differences.listed)), _BRIEF,
                    styles={"kind": lambda value: _STYLES.get(value, "bad")})
     page.heading("Summary")
     said = run.summary

@@ -64,7 +64,7 @@ class _Screen:
             "stored": self._span(),
             "messages": self._messages(),
             "checkpoint": self._checkpoint(),
-            "offsets kept": self._kept_offsets(),
+            "offsets kept": self._checkpoint_offsets(),
             "file sizes": self._sizes(),
         }
         styles = {"lock": "warn"} if lock["held"] else {}
@@ -155,7 +155,7 @@ class _Screen:
             if name.endswith("_timestamp")
         )
 
-    def _kept_offsets(self) -> str:
+    def _checkpoint_offsets(self) -> str:
         """The two offsets 5.x keeps in the checkpoint, which are 0 in most stores."""
         from rmqctl.output.units import count_text
 

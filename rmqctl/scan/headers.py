@@ -47,7 +47,7 @@ class Headers:
     """
 
     faults: list[HeaderFault] = field(default_factory=list)
-    unkept: int = 0
+    unlisted: int = 0
     _first: Array = field(default_factory=_none)
     _last: Array = field(default_factory=_none)
 
@@ -66,7 +66,7 @@ class Headers:
 
     def merge(self, other: Headers) -> None:
         """Takes in the part behind this one."""
-        inner, self.unkept = other.faults, self.unkept + other.unkept
+        inner, self.unlisted = other.faults, self.unlisted + other.unlisted
         if len(other._first):
             self._join(other._first)
             self._last = other._last if len(other._first) > 1 else self._last
@@ -114,7 +114,7 @@ class Headers:
     def _keep(self, faults: list[HeaderFault]) -> None:
         room = max(0, KEEP - len(self.faults))
         self.faults += faults[:room]
-        self.unkept += len(faults[room:])
+        self.unlisted += len(faults[room:])
 
 
 def undecodable(batch: Batch) -> Array:

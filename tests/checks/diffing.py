@@ -29,11 +29,11 @@ def diff(a: Path, b: Path, by: str = "auto", *, dirs: Sequence[str] = (),
 
 
 def brief(run: Diff) -> list[Brief]:
-    return [(one.kind, one.physical_offset) for one in run.differences.kept]
+    return [(one.kind, one.physical_offset) for one in run.differences.listed]
 
 
 def in_log(run: Diff) -> list[Brief]:
-    return [(one.kind, one.physical_offset) for one in run.differences.kept
+    return [(one.kind, one.physical_offset) for one in run.differences.listed
             if one.structure == "commitlog"]
 
 

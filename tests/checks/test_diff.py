@@ -110,7 +110,7 @@ def test_a_changed_body(by: str, pair: tuple[Tiny, Tiny]) -> None:
     changed = b.messages[1]
     change(b, changed, changed.raw.index(b"second"))
     run = diff(a.root, b.root, by)
-    (found,) = run.differences.kept
+    (found,) = run.differences.listed
     assert (found.kind, found.physical_offset, found.fields) == (
         "different", changed.start, ("body",))
     assert (found.topic, found.queue_id, found.queue_offset) == ("orders", 1, 0)
@@ -129,7 +129,7 @@ def test_a_changed_property(by: str, text: bytes, field: str, pair: tuple[Tiny, 
     a, b = pair
     changed = b.messages[1]
     change(b, changed, changed.raw.index(text) + 5)
-    (found,) = diff(a.root, b.root, by).differences.kept
+    (found,) = diff(a.root, b.root, by).differences.listed
     assert found.fields == (field,)
 
 
@@ -140,7 +140,7 @@ def test_a_changed_property(by: str, text: bytes, field: str, pair: tuple[Tiny, 
 def test_a_changed_field(by: str, at: int, field: str, pair: tuple[Tiny, Tiny]) -> None:
     a, b = pair
     change(b, b.messages[2], at)
-    (found,) = diff(a.root, b.root, by).differences.kept
+    (found,) = diff(a.root, b.root, by).differences.listed
     assert (found.kind, found.fields) == ("different", (field,))
 
 
@@ -151,7 +151,7 @@ def test_where_it_is_stored_counts_when_strict(at: int, field: str,
     change(b, b.messages[2], at)
     assert diff(a.root, b.root, "queue").equal
     for options in ({"by": "physical"}, {"by": "queue", "strict": True}):
-        (found,) = diff(a.root, b.root, **options).differences.kept
+        (found,) = diff(a.root, b.root, **options).differences.listed
         assert found.fields == (field,)
 
 
@@ -160,7 +160,7 @@ def test_a_damaged_head_costs_one_message(pair: tuple[Tiny, Tiny]) -> None:
     lost = b.messages[3]
     change(b, lost, 4)
     run = diff(a.root, b.root)
-    (found,) = run.differences.kept
+    (found,) = run.differences.listed
     assert (found.kind, found.physical_offset) == ("missing-in-b", lost.start)
     assert found.detail.startswith("b is damaged here: no message magic")
     assert counts(run) == (7, 0, 0, 1)
@@ -178,7 +178,7 @@ def test_damage_where_the_other_has_nothing(pair: tuple[Tiny, Tiny]) -> None:
     file, position = b.place(b.messages[3].start + 8)
     damage.write(b.root, file, position, b"other damage")
     kinds = {"damaged-in-a", "damaged-in-b"}
-    assert {one.kind for one in diff(a.root, b.root).differences.kept} == kinds
+    assert {one.kind for one in diff(a.root, b.root).differences.listed} == kinds
 
 
 @pytest.mark.parametrize("by", ["physical", "queue"])
@@ -272,5 +272,5 @@ def test_what_is_not_kept_is_counted(by: str, pair: tuple[Tiny, Tiny]) -> None:
     for most in range(6):
         run = diff(a.root, b.root, by, most=most)
         assert run.differences.counts == every.differences.counts
-        assert len(run.differences.kept) == min(most, every.differences.total)
+        assert len(run.differences.listed) == min(most, every.differences.total)
         assert counts(run) == counts(every) == (3, 4, 0, 1)

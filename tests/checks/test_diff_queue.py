@@ -43,7 +43,7 @@ def test_a_change_in_a_moved_store(moved: tuple[Tiny, Tiny]) -> None:
     a, b = moved
     changed = b.messages[2]
     change(b, changed, changed.raw.index(b"second"))
-    found = next(one for one in diff(a.root, b.root).differences.kept if one.kind == "different")
+    found = next(one for one in diff(a.root, b.root).differences.listed if one.kind == "different")
     assert (found.physical_offset, found.physical_offset_b) == (a.messages[1].start, changed.start)
     assert found.msg_id != found.msg_id_b
     assert found.fields == ("body",)
@@ -56,7 +56,7 @@ def test_another_order_of_properties_is_the_same_message(tmp_path: Path) -> None
     assert counts(diff(stores[0].root, stores[1].root, "queue")) == (3, 0, 0, 0)
     physical = diff(stores[0].root, stores[1].root, "physical")
     assert counts(physical) == (0, 3, 0, 0)
-    assert physical.differences.kept[0].fields == ("properties",)
+    assert physical.differences.listed[0].fields == ("properties",)
 
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 16])

@@ -36,12 +36,12 @@ def test_a_slave_that_lags(pair: tuple[Tiny, Tiny]) -> None:
     end = cut.start  # where the next message would go
     assert run.remarks == [f"b ends at {end}, a goes on to {a.log_end}: 2 messages"]
     assert in_log(run) == [("missing-in-b", one.start) for one in a.messages[6:]]
-    assert run.differences.kept[0].detail.startswith("b ends at ")
+    assert run.differences.listed[0].detail.startswith("b ends at ")
     assert [(one["store"], one["where"], one["messages"]) for one in run.summary["outside"]] == [
         ("a", "beyond", 2)]
     by_queue = diff(a.root, b.root, "queue")
     assert sorted(in_log(by_queue)) == in_log(run)
-    assert next(one.detail for one in by_queue.differences.kept if one.queue_id == 1) == (
+    assert next(one.detail for one in by_queue.differences.listed if one.queue_id == 1) == (
         "the queue ends at 1 in b")
 
 
@@ -66,7 +66,7 @@ def test_a_missing_file_in_the_middle(long_pair: tuple[Tiny, Tiny]) -> None:
     damage.remove(b.root, f"commitlog/{2048:020d}")
     run = diff(a.root, b.root)
     assert in_log(run) == [("missing-in-b", one.start) for one in within(a, 2)]
-    assert run.differences.kept[0].detail == "no file of b covers this offset"
+    assert run.differences.listed[0].detail == "no file of b covers this offset"
     assert swapped(in_log(diff(b.root, a.root))) == in_log(run)
     assert counts(run) == (10, 0, 0, 2)
     assert sorted(in_log(diff(a.root, b.root, "queue"))) == in_log(run)
@@ -109,7 +109,7 @@ def test_logs_that_parted(tmp_path: Path) -> None:
     assert in_log(run) == [("missing-in-a", b.messages[2].start),
                            ("different", a.messages[1].start)]
     assert run.summary["equal"] == 2
-    assert run.differences.kept[1].fields == ("total_size", "body_crc", "body")
+    assert run.differences.listed[1].fields == ("total_size", "body_crc", "body")
 
 
 def test_a_short_file(long_pair: tuple[Tiny, Tiny]) -> None:
@@ -178,7 +178,7 @@ def test_bounds_of_queues(pair: tuple[Tiny, Tiny]) -> None:
     damage.remove(b.root, "consumequeue/orders/0/00000000000000000060")
     damage.remove_folder(b.root, "consumequeue/bills/0")
     damage.remove(a.root, "consumequeue/orders/0/00000000000000000000")
-    found = {(one.topic, one.queue_id): one for one in diff(a.root, b.root).differences.kept}
+    found = {(one.topic, one.queue_id): one for one in diff(a.root, b.root).differences.listed}
     assert found.keys() == {("orders", 0), ("bills", 0)}
     assert found["orders", 0].fields == ("min_offset", "max_offset")
     assert found["orders", 0].detail == "a: min 3, max 4; b: min 0, max 3"
@@ -188,7 +188,7 @@ def test_bounds_of_queues(pair: tuple[Tiny, Tiny]) -> None:
 def test_another_beginning_of_a_queue(long_pair: tuple[Tiny, Tiny]) -> None:
     a, b = long_pair
     damage.remove(b.root, "consumequeue/t/0/00000000000000000000")
-    (found,) = diff(a.root, b.root).differences.kept
+    (found,) = diff(a.root, b.root).differences.listed
     assert (found.queue_id, found.fields) == (0, ("min_offset",))
     damage.remove(b.root, f"commitlog/{0:020d}")  # now rows may have expired there
     run = diff(a.root, b.root)
@@ -211,4 +211,4 @@ def test_configuration_and_checkpoint_are_named(pair: tuple[Tiny, Tiny]) -> None
                                      "only_in_a": [names[1]], "only_in_b": []}
     assert run.summary["checkpoint"]["different"] == ["logics_msg_timestamp"]
     whole = diff(a.root, b.root, whole=True)
-    assert [one.file for one in whole.differences.kept] == [f"config/{one}" for one in names[:2]]
+    assert [one.file for one in whole.differences.listed] == [f"config/{one}" for one in names[:2]]

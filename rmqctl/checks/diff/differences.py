@@ -76,7 +76,7 @@ class Differences:
     """Keeps the first ``most`` differences and counts all of them by kind."""
 
     most: int = 1000
-    kept: list[Difference] = field(default_factory=list)
+    listed: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -86,12 +86,12 @@ class Differences:
     @property
     def room(self) -> int:
         """How many more would be kept: the work of wording the others can be saved."""
-        return max(self.most - len(self.kept), 0)
+        return max(self.most - len(self.listed), 0)
 
     def add(self, difference: Difference) -> None:
         self.counts[difference.kind] += 1
         if self.room:
-            self.kept.append(difference)
+            self.listed.append(difference)
 
     def count(self, kind: Kind, more: int) -> None:
         """Counts differences that are not kept."""

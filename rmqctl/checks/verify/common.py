@@ -107,7 +107,7 @@ class Gaps:
         """The number behind the last row that is not all zero."""
         self._pending: list[tuple[int, int]] = []
 
-    def feed(self, number: Array, valid: Array) -> list[tuple[int, int]]:
+    def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
         """(first, how many) of the holes that are certain now.
 
         ``number``: the next rows that are not zero, ascending; ``valid``: which are real rows.

@@ -243,7 +243,7 @@ def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
             rows = rows[:int(stop[0])]
         filled = np.flatnonzero(used_units(data, UNIT_SIZE)[:len(rows)])
         if len(filled):
-            for first, count in gaps.feed(first_row + filled, valid(rows[filled])):
+            for first, count in gaps.add(first_row + filled, valid(rows[filled])):
                 yield first * UNIT_SIZE, f"{plural(count, 'row')} of zeros, rows follow"
         for first, count in runs(filled.tolist()):
             yield (first_row + first) * UNIT_SIZE, rows[first:first + count]

@@ -91,7 +91,7 @@ class RangeResult:
     shrunk: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     bad: list[BadRecord] = field(default_factory=list)
-    unkept: int = 0
+    unlisted: int = 0
     queues: dict[QueueKey, QueueTally] = field(default_factory=dict)
     batch_rows: dict[QueueKey, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     keys: KeyTally = field(default_factory=KeyTally)
@@ -104,7 +104,8 @@ class RangeResult:
         """Takes in the result of the range behind this one."""
         self.position = other.position
         for name in ("messages", "bytes_in_messages", "bytes_blank", "bytes_zero",
-                     "bytes_damaged", "bytes_unverifiable", "with_property_crc", "keyed", "unkept"):
+                     "bytes_damaged", "bytes_unverifiable", "with_property_crc", "keyed",
+                     "unlisted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         times = [t for t in (self.last_store_timestamp, other.last_store_timestamp)
                  if t is not None]

@@ -33,7 +33,7 @@ _TABLE = java_concurrent_map.sized(1024)
 """Buckets of the tables a broker keeps, which it makes for 1024 keys."""
 _ENTRY = 3
 """How deep in the file the entries of segments and queues lie."""
-_KEPT = 1 << 14
+_CACHED = 1 << 14
 """Texts of entries that are kept, some 6 MiB."""
 _PART = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]:,]|[^"{}\[\]:,]++|"', re.DOTALL)
 _MOST_DEPTH = config_json.MAX_DEPTH
@@ -249,7 +249,7 @@ def build(metadata: Metadata) -> bytes:
 
 
 # Dispatch writes the file for each window, and most entries are as they were.
-@lru_cache(_KEPT)
+@lru_cache(_CACHED)
 def _segment_text(entry: SegmentEntry) -> fastjson.Ready:
     return fastjson.ready({"path": entry.path, "type": entry.type, "baseOffset": entry.base_offset,
             "status": entry.status, "size": entry.size, "createTimestamp": entry.create_timestamp,
@@ -257,7 +257,7 @@ def _segment_text(entry: SegmentEntry) -> fastjson.Ready:
             "sealTimestamp": entry.seal_timestamp}, _ENTRY)
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHED)
 def _queue_text(entry: QueueEntry) -> fastjson.Ready:
     return fastjson.ready({
             "queue": {"brokerName": entry.broker_name, "queueId": entry.queue_id,

@@ -159,9 +159,9 @@ class TextFile:
         self._packed: Any = None
         self._target: Any = target
         if spec.compression != "none":
-            self._kept = _Kept(target)
+            self._open_target = _OpenTarget(target)
             self._packed = self._target = pa.CompressedOutputStream(
-                pa.PythonFile(self._kept, "w"), spec.compression)
+                pa.PythonFile(self._open_target, "w"), spec.compression)
         if spec.format == "csv":
             self._target.write(csv_record(spec.fields))
 
@@ -174,10 +174,11 @@ class TextFile:
 
     def abandon(self) -> None:
         if self._packed is not None:
-            self._kept.write = len  # Arrow closes its stream sooner or later, and writes then
+            # Arrow closes its stream sooner or later, and writes then.
+            self._open_target.write = len
 
 
-class _Kept:
+class _OpenTarget:
     """A binary file that stays open when Arrow closes what it made of it."""
 
     closed = False

@@ -31,7 +31,7 @@ _SLACK = 1000
 """Milliseconds a store time may be out of order without being looked at."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
 """Milliseconds behind the others that make the last store time worth a look."""
-_MOST_KEPT, _MOST_ODD = 1_000_000, 1000
+_MOST_LISTED, _MOST_ODD = 1_000_000, 1000
 _LMQ = props.LMQ_PREFIX.encode()
 _CRC_NAME = np.frombuffer(append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1], np.uint8)
 
@@ -317,7 +317,7 @@ class Surveyor:
         if not count and not survey.with_crc:
             return
         survey.with_crc += count
-        if len(survey.wrong_crcs) < _MOST_KEPT:
+        if len(survey.wrong_crcs) < _MOST_LISTED:
             survey.wrong_crcs += offset[wrong & ~bad].tolist()
         if len(survey.lacking_crc) < _MOST_ODD:
             first = 0 if survey.with_crc > count else int(good.argmax())

@@ -49,7 +49,7 @@ def cut_timer(store: Store, to: int, next_row: int | None) -> TimerCut:
     """
     cut = TimerCut()
     files = listing(store.path("timerlog")).files
-    end = _kept_end(files, to)
+    end = _end_before(files, to)
     if end is not None:
         _cut_log(cut, store, files, end)
         _cut_wheel(cut, store, files, end)
@@ -63,7 +63,7 @@ def _sound(units: Array) -> Array:
     return sound
 
 
-def _kept_end(files: list[StoreFile], to: int) -> int | None:
+def _end_before(files: list[StoreFile], to: int) -> int | None:
     """The place behind the last unit that stays; None where none goes."""
     gone = 0
     for base, units in backwards(files, timer_log.UNIT):

@@ -174,22 +174,22 @@ class ReadAhead:
         self.bytes = self.hits = self.misses = 0
         self._clock = clock
         # In the order of their last use, so what is to go is always in front.
-        self._kept: OrderedDict[tuple[QueueName, int], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[QueueName, int], _Entry] = OrderedDict()
 
     def __len__(self) -> int:
         self._expire()
-        return len(self._kept)
+        return len(self._entries)
 
     def look(self, queue: QueueName, offset: int) -> tuple[bool, Fetched | None]:
         """(whether it is known, what is there); using it keeps it for another while."""
         now = self._expire()
         key = queue, offset
-        entry = self._kept.get(key)
+        entry = self._entries.get(key)
         if entry is None:
             self.misses += 1
             return False, None
         entry.used = now
-        self._kept.move_to_end(key)
+        self._entries.move_to_end(key)
         self.hits += 1
         return True, entry.value
 
@@ -201,20 +201,20 @@ class ReadAhead:
         if weight > self.most_bytes:
             return
         while self.bytes + weight > self.most_bytes:
-            self._drop(next(iter(self._kept)))
-        self._kept[queue, offset] = _Entry(value, weight, now)
+            self._drop(next(iter(self._entries)))
+        self._entries[queue, offset] = _Entry(value, weight, now)
         self.bytes += weight
 
     def _drop(self, key: tuple[QueueName, int]) -> None:
-        entry = self._kept.pop(key, None)
+        entry = self._entries.pop(key, None)
         if entry is not None:
             self.bytes -= entry.weight
 
     def _expire(self) -> int:
         now = self._clock()
-        while self._kept:
-            key = next(iter(self._kept))
-            if now - self._kept[key].used < self.expire_ms:
+        while self._entries:
+            key = next(iter(self._entries))
+            if now - self._entries[key].used < self.expire_ms:
                 break
             self._drop(key)
         return now

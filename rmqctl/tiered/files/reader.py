@@ -69,7 +69,7 @@ def close_source(source: Source) -> None:
 class PosixReader(Closing):
     """A folder, opened for reading. Holds no descriptors but a few recently used ones."""
 
-    _KEPT = 32
+    _MOST_OPEN = 32
 
     def __init__(self, root: str) -> None:
         self.name = root
@@ -117,7 +117,7 @@ class PosixReader(Closing):
         source = self._open.pop(path, None)
         if source is None:
             source = FileSource(self._full(path))
-            while len(self._open) >= self._KEPT:
+            while len(self._open) >= self._MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
         self._open[path] = source
         return source.read(position, length)

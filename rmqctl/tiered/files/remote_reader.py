@@ -121,7 +121,7 @@ class RemoteSource:
     """
 
     BLOCK = 1 << 20
-    KEPT = 4
+    CACHED = 4
 
     def __init__(self, reader: RemoteReader, path: str, size: int, base: int = 0) -> None:
         self.name, self.base, self.size = reader.where(path), base, size
@@ -147,7 +147,7 @@ class RemoteSource:
         if data is None:
             start = number * self.BLOCK
             data = self._reader.read(self._path, start, min(self.BLOCK, self.size - start))
-            while len(self._blocks) >= self.KEPT:
+            while len(self._blocks) >= self.CACHED:
                 self._blocks.pop(next(iter(self._blocks)))
         self._blocks[number] = data
         return data

@@ -34,8 +34,8 @@ from rmqctl.tiered.index.open_file import link, raw, slots_of
 PART_ITEMS = 20_000_000
 """Items of the result that are in memory at once, 534 MiB; the file is read once for each part."""
 _THREADS = 2
-_KEPT = fmt.COMPACTED_ITEM.size
-_ITEM_BYTES = np.dtype(f"V{_KEPT}")
+_ITEM_SIZE = fmt.COMPACTED_ITEM.size
+_ITEM_BYTES = np.dtype(f"V{_ITEM_SIZE}")
 AT_ONCE = 1 << 17
 """Slots or items that are worked on together."""
 _ITEMS_READ = 1 << 21
@@ -144,7 +144,7 @@ def slot_table(counts: Array, shape: fmt.Shape) -> Iterator[memoryview]:
     """
     position = shape.items_at
     for first in range(0, shape.slots, AT_ONCE):
-        sizes = counts[first:first + AT_ONCE].astype(np.int64) * _KEPT
+        sizes = counts[first:first + AT_ONCE].astype(np.int64) * _ITEM_SIZE
         ends = np.cumsum(sizes) + position
         part: Array = np.empty(len(sizes), fmt.COMPACTED_SLOT.dtype())
         part["position"], part["length"] = ends - sizes, sizes
@@ -190,7 +190,7 @@ def _followed_items(file: IndexFile, order: Array, items: int) -> Iterator[memor
             if len(data) < fmt.ITEM.size:
                 raise FormatError("the file ends here", file=file.where, path="item",
                                   offset=file.shape.item_position(number) + len(data))
-            part += data[:_KEPT]
+            part += data[:_ITEM_SIZE]
         yield memoryview(part)
 
 

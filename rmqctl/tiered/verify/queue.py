@@ -32,7 +32,7 @@ from rmqctl.tiered.verify.units import Seen, UnitColumns, Units
 
 ENGINE_TIME = fixed_field("store_timestamp").offset
 """Where a broker reads the store time of any message: right unless the born host is IPv6."""
-MAX_KEPT = 1 << 20
+MAX_HELD = 1 << 20
 """Messages without a unit, and spans of no message, that are looked into one by one."""
 _SEAL = props.CRC32.encode() + props.NAME_VALUE_SEPARATOR.encode()
 _FAR = np.iinfo(np.int64)
@@ -235,7 +235,7 @@ class QueueCheck:
 
     def _keep(self, batch: Batch, rows: Array, units: UnitColumns) -> None:
         self.loose_count += int(rows.sum())
-        if sum(len(loose[0]) for loose in self._loose) < MAX_KEPT:
+        if sum(len(loose[0]) for loose in self._loose) < MAX_HELD:
             self._loose.append((
                 batch.offset[rows], batch.column("total_size")[rows],
                 batch.column("queue_offset")[rows], batch.crc_ok()[rows], units.known[rows],
@@ -326,5 +326,5 @@ class QueueCheck:
         else:
             counted.bytes_damaged += span.length
         self.times.partial.add(segment.base)
-        if len(self.spans) < MAX_KEPT:
+        if len(self.spans) < MAX_HELD:
             self.spans.append(span)

@@ -68,7 +68,7 @@ class Units:
             if tear is None:
                 break
             more = next((other for other in range(shift + 1, shift + UNIT_SIZE)
-                         if self._leads_home(tear, other)), None)
+                         if self._leads_to_own_record(tear, other)), None)
             if more is None:
                 break
             self.tears.append(Tear(tear, more))
@@ -77,18 +77,18 @@ class Units:
             self.end = (self._file.end - self.tears[-1].shift) // UNIT_SIZE
 
     def _break(self, low: int, shift: int) -> int | None:
-        """The first queue offset from ``low`` on whose unit, so shifted, does not lead home."""
+        """The first queue offset from ``low`` on whose unit, so shifted, leads elsewhere."""
         high = (self._file.end - shift) // UNIT_SIZE
         end = high
         while low < high:
             middle = (low + high) // 2
-            if self._leads_home(middle, shift):
+            if self._leads_to_own_record(middle, shift):
                 low = middle + 1
             else:
                 high = middle
         return low if low < end else None
 
-    def _leads_home(self, queue_offset: int, shift: int) -> bool:
+    def _leads_to_own_record(self, queue_offset: int, shift: int) -> bool:
         data = self._file.read(queue_offset * UNIT_SIZE + shift, UNIT_SIZE)
         if len(data) < UNIT_SIZE:
             return False

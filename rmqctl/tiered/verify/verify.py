@@ -168,11 +168,11 @@ class Verification:
                 entry = entries.get(file.base)
                 if entry is not None and file.size:
                     yield from _index_entry(file, entry, times)
-        if self._is_home(broker):
+        if self._owns_local_index(broker):
             yield from _guarded(INDEX, self.tier.local_index_folder or "",
                                 self._local_index(broker, items))
 
-    def _is_home(self, broker: str) -> bool:
+    def _owns_local_index(self, broker: str) -> bool:
         """Whether the local index files are this broker's."""
         named = self.tier.metadata.brokers
         return broker in named if named else len(self._brokers()) == 1

@@ -67,14 +67,14 @@ def _extra(context: Context) -> Iterator[Finding]:
                              f"leads to {physical} with hash {key_hash}, which is no key of a "
                              "message there")
     # What was only counted lies behind the log too, if the first of it does.
-    unkept_ahead = tally.unkept_extra if tally.unkept_from >= context.log_end else 0
-    more = max(broken_entries - SINGLE, 0) + tally.unkept_extra - unkept_ahead
+    unlisted_ahead = tally.unlisted_extra if tally.unlisted_from >= context.log_end else 0
+    more = max(broken_entries - SINGLE, 0) + tally.unlisted_extra - unlisted_ahead
     if more:
         yield Finding("index-entry", "index", f"{more} more entries belong to no key (only "
                       "counted)", count=more)
     if ahead:
         physical, place = min(ahead)
-        count = len(ahead) + unkept_ahead
+        count = len(ahead) + unlisted_ahead
         yield _entry(tally.files, place, "index-ahead", "physical_offset",
                      f"{plural(count, 'entry leads', 'entries lead')} to {physical} and beyond, "
                      f"where the log has ended ({context.log_end})", count)
@@ -102,7 +102,7 @@ def _entry(files: list[OpenedFile], place: EntryPlace, category: str, field: str
 def _missing(context: Context) -> Iterator[Finding]:
     tally = context.result.keys
     missing = [pair for pair in tally.missing if not context.in_damage(pair[0])]
-    if not missing and not tally.unkept_missing:
+    if not missing and not tally.unlisted_missing:
         return
     oldest = min((file.header.begin_phy_offset for file in tally.files), default=0)
     newest = max((file.header.end_phy_offset for file in tally.files), default=0)
@@ -114,9 +114,9 @@ def _missing(context: Context) -> Iterator[Finding]:
         yield _keys(tally, "index-key-missing", before,
                     f"older than the oldest index file ({oldest}), so they cannot be queried "
                     "any more", INFO)
-    if between or tally.unkept_missing:
+    if between or tally.unlisted_missing:
         yield _keys(tally, "index-key-missing", between, "have no entry, though later ones have",
-                    more=tally.unkept_missing)
+                    more=tally.unlisted_missing)
     if behind:
         yield _keys(tally, "index-behind", behind, f"newer than the newest index entry ({newest})",
                     INFO if context.live else "")

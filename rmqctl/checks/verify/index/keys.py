@@ -49,9 +49,9 @@ class KeyTally:
     missing: list[tuple[int, int]] = field(default_factory=list)
     late: list[tuple[int, int, EntryPlace]] = field(default_factory=list)
     files: list[OpenedFile] = field(default_factory=list)
-    unkept_extra: int = 0
-    unkept_from: int = 1 << 62
-    unkept_missing: int = 0
+    unlisted_extra: int = 0
+    unlisted_from: int = 1 << 62
+    unlisted_missing: int = 0
 
     def merge(self, other: KeyTally) -> None:
         self.files = self.files or other.files
@@ -60,9 +60,9 @@ class KeyTally:
         self.extra += other.extra
         self.missing += other.missing
         self.late += other.late
-        self.unkept_extra += other.unkept_extra
-        self.unkept_from = min(self.unkept_from, other.unkept_from)
-        self.unkept_missing += other.unkept_missing
+        self.unlisted_extra += other.unlisted_extra
+        self.unlisted_from = min(self.unlisted_from, other.unlisted_from)
+        self.unlisted_missing += other.unlisted_missing
 
     def settle(self) -> None:
         """Pairs what was left over in one block with what was left over in another."""
@@ -228,12 +228,12 @@ class KeyCheck:
             elif len(self.tally.extra) < KEEP:
                 self.tally.extra.append((*pair, self.entries.place(self.position + index)))
             else:
-                self.tally.unkept_extra += 1
-                self.tally.unkept_from = min(self.tally.unkept_from, pair[0])
+                self.tally.unlisted_extra += 1
+                self.tally.unlisted_from = min(self.tally.unlisted_from, pair[0])
         left = [pair for pair, times in open_keys.items() for _ in range(times)]
         room = max(0, KEEP - len(self.tally.missing))
         self.tally.missing += left[:room]
-        self.tally.unkept_missing += len(left) - len(left[:room])
+        self.tally.unlisted_missing += len(left) - len(left[:room])
         self.position += taken
         self.tally.actual += taken
 

@@ -44,9 +44,9 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
     for name in context.result.shrunk:
         yield Finding("file-changed", "commitlog", "the file shrank while it was read: run this "
                       "again when nobody writes to the store", file=name)
-    if context.result.unkept:
-        yield Finding("record-damaged", "commitlog", f"{context.result.unkept} more damaged "
-                      "places (only counted)", count=context.result.unkept)
+    if context.result.unlisted:
+        yield Finding("record-damaged", "commitlog", f"{context.result.unlisted} more damaged "
+                      "places (only counted)", count=context.result.unlisted)
     if ahead and (gone > 1 or _index_agrees(context)):
         queues = len({(finding.topic, finding.queue_id) for finding in ahead})
         yield Finding(
@@ -177,9 +177,9 @@ def _headers(context: Context) -> Iterator[Finding]:
                 category, "commitlog", words.format(value(record)), length=record.total_size,
                 topic=record.topic.decode("utf-8", "surrogateescape"), queue_id=record.queue_id,
                 queue_offset=record.queue_offset, **_place(context, fault.offset))
-    if headers.unkept:
-        yield Finding(rules.BORN_PORT, "commitlog", f"{headers.unkept} more records with a head "
-                      "that no broker can have written (only counted)", count=headers.unkept)
+    if headers.unlisted:
+        yield Finding(rules.BORN_PORT, "commitlog", f"{headers.unlisted} more records with a head "
+                      "that no broker can have written (only counted)", count=headers.unlisted)
 
 
 def _fillers(context: Context) -> Iterator[Finding]:

@@ -162,12 +162,12 @@ class LogPass:
         if len(self.result.spans) < KEEP:
             self.result.spans.append(span)
         else:
-            self.result.unkept += 1
+            self.result.unlisted += 1
 
     def _keep_bad(self, batch: Batch, codes: Array, ok: Array) -> None:
         for index in np.flatnonzero(~ok).tolist():
             if len(self.result.bad) >= KEEP:
-                self.result.unkept += 1
+                self.result.unlisted += 1
                 continue
             body_ok = bool(batch.crc_ok()[index])
             self.result.bad.append(BadRecord(

@@ -99,7 +99,7 @@ class _Rows:
                         if unfinished is not None and real.any():
                             yield self._gap(*unfinished)
                             unfinished = None
-                        for first, count in gaps.feed(first_row + filled, real):
+                        for first, count in gaps.add(first_row + filled, real):
                             words = f"{plural(count, 'row')} of zeros, rows follow"
                             yield self._tell(file, first, (
                                 "cq-missing-entry", "physical_offset", words), count=count)

@@ -100,7 +100,7 @@ class LeftOver:
                 tally.cover(first - by, first - by + count)
                 continue
             single = min(count, SINGLE)
-            tally.unkept += count - single
+            tally.unlisted += count - single
             for offset in range(first, first + single):
                 held = self.queue.unit(offset - by)
                 unit = self.queue.unit(offset) if offset < self.end else None
@@ -201,7 +201,7 @@ class QueueReconciler(LeftOver):
                     f"its queue ends at {self.end}", claim.queue_offset, structure="commitlog",
                     offset=claim.physical_offset)
         yield from self._runs("cq-missing-entry", missing)
-        if still or self.tally.unkept:
+        if still or self.tally.unlisted:
             yield self._behind(still)
 
     def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
@@ -222,7 +222,7 @@ class QueueReconciler(LeftOver):
             offset=claim.physical_offset)
 
     def _behind(self, claims: list[Claim]) -> Finding:
-        count = len(claims) + self.tally.unkept
+        count = len(claims) + self.tally.unlisted
         first = min((c.queue_offset for c in claims), default=self.end)
         place = min((c.physical_offset for c in claims), default=None)
         return self.finding(

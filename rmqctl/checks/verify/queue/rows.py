@@ -54,7 +54,7 @@ class QueueTally:
     wrong_tags: list[Claim] = field(default_factory=list)
     odd_tags: list[Claim] = field(default_factory=list)
     agreeing: int = 0
-    unkept: int = 0
+    unlisted: int = 0
     first_phy: int = 1 << 62
     next_offset: int = 0
     shifted: list[Shift] = field(default_factory=list)
@@ -75,7 +75,7 @@ class QueueTally:
         self.wrong_tags += other.wrong_tags
         self.odd_tags += other.odd_tags
         self.agreeing += other.agreeing
-        self.unkept += other.unkept
+        self.unlisted += other.unlisted
         self.shifted += other.shifted
         self.skipped += other.skipped
         self.first_phy = min(self.first_phy, other.first_phy)
@@ -127,7 +127,7 @@ class QueueRows:
         self._numbers: dict[QueueKey, int] = {}
         self._pending: list[Rows] = []
         self._count = 0
-        self._kept = 0
+        self._listed = 0
         self._ext: dict[QueueKey, ExtReader] = {}
 
     def number(self, key: QueueKey) -> int:
@@ -261,10 +261,10 @@ class QueueRows:
         if queue.topic.startswith(props.LMQ_PREFIX) and which.any():
             which[np.flatnonzero(which)] = ~self._shifted(queue, tally, rows.take(which))
         for index in np.flatnonzero(which).tolist():
-            if self._kept >= KEEP:
-                tally.unkept += 1
+            if self._listed >= KEEP:
+                tally.unlisted += 1
                 continue
-            self._kept += 1
+            self._listed += 1
             tally.claims.append(_claim(rows, units, index))
 
     def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> Array:
@@ -284,10 +284,10 @@ class QueueRows:
     def _keep_tags(self, into: list[Claim], tally: QueueTally, rows: Rows, units: Array,
                    which: Array) -> None:
         for index in np.flatnonzero(which).tolist():
-            if self._kept >= KEEP:
-                tally.unkept += 1
+            if self._listed >= KEEP:
+                tally.unlisted += 1
                 continue
-            self._kept += 1
+            self._listed += 1
             into.append(_claim(rows, units, index))
 
 

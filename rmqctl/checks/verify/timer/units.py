@@ -26,7 +26,7 @@ from rmqctl.store.files import StoreFile
 _PAGE = 1 << 14
 _LOW = 0xFFFFFFFF
 _USED, _SOUND = 1, 2
-_KEPT = 96 << 20
+_CACHE = 96 << 20
 """Bytes of unit times that are kept for following chains: 8 MB of a file of default size."""
 
 
@@ -104,7 +104,7 @@ class TimerLog:
         count = len(used)
         times: Array = np.zeros(count, np.uint32)
         self._times[number] = times
-        while sum(times.nbytes for times in self._times.values()) > _KEPT and len(self._times) > 1:
+        while sum(times.nbytes for times in self._times.values()) > _CACHE and len(self._times) > 1:
             self._times.popitem(last=False)
         for first_unit, data in pages(source, UNIT_SIZE, _PAGE, count):
             units = layout.UNIT.array(data)
