@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine_write.crashing import Crasher
 from tests.support import cli, snapshot
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
@@ -92,6 +93,14 @@ def rmqctl() -> Runner:
 def rmqctl_process() -> Runner:
     """The same as a process of its own, with ``timeout`` and ``memory`` limits."""
     return cli.run_process
+
+
+@pytest.fixture(scope="module")
+def crasher() -> Iterator[Crasher]:
+    """Runs that are killed at a call, in processes of their own."""
+    crasher = Crasher()
+    yield crasher
+    crasher.close()
 
 
 @pytest.fixture

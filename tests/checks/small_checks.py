@@ -72,8 +72,7 @@ def one_of(findings: list[Finding], root: Path) -> tuple[Finding, Brief]:
 
 
 def run_golden(check: str, each: golden_sets.GoldenStore, root: Path) -> list[Finding]:
-    dirs = () if each.commitlog_dirs == ("commitlog",) else each.commitlog_dirs
-    return run(check, root, dirs)
+    return run(check, root, each.dirs)
 
 
 class Changed:

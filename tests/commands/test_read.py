@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from rmqctl.store.objects import FIELDS
 from tests.conftest import GoldenFolder, Runner
+from tests.support import damage
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 from tests.support.stored import intact, object_of, puts_of
@@ -251,18 +251,9 @@ def test_the_brokers_view(golden: GoldenFolder, rmqctl: Runner) -> None:
     assert broker.jsonl() == [row for row in disk if row["physical_offset"] < 171668]
 
 
-def test_an_unreadable_file_ends_with_5(tiny: tiny_stores.Tiny, rmqctl: Runner,
-                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = str(tiny.root / "commitlog" / f"{1024:020d}")
-    real = os.open
-
-    def refusing(path: Any, *args: Any, **kwargs: Any) -> int:
-        if path == refused:
-            raise PermissionError(13, "Permission denied", path)
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refusing)
-    done = rmqctl("read", tiny.root, "-o", "jsonl").expect(5)
+def test_an_unreadable_file_ends_with_5(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
+    with damage.refused(tiny.root / "commitlog" / f"{1024:020d}"):
+        done = rmqctl("read", tiny.root, "-o", "jsonl").expect(5)
     assert [row["physical_offset"] for row in done.jsonl()] == [
         each.start for each in tiny.messages if not 1024 <= each.start < 2048]
     assert f"{1024:020d}" in done.err

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,13 +35,6 @@ MANY = 120
 """Messages of a short run: two files of the log and of the index, many of the queues."""
 FEW = 30
 """Enough to roll the log, an index file and queues that are nearly full."""
-
-
-@pytest.fixture(scope="module")
-def crasher() -> Iterator[Crasher]:
-    made = Crasher()
-    yield made
-    made.close()
 
 
 class Place:

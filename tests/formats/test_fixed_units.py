@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 from construct import Int32sb, Struct
 from hypothesis import given
@@ -15,9 +14,11 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import dledger, layout
 from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.local import batch_consume_queue, checkpoint, consume_queue, index_file
+from rmqctl.formats.tiered import index, units
 from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
 from tests.formats.strategies import records_of
 
+_ITEM = "key_hash topic_id queue_id commit_log_offset size time_diff"
 # The pages of the spec, typed here once more on purpose: (size, struct format, names).
 SPEC: dict[str, tuple[Fixed[Any], int, str, str]] = {
     "consumequeue": (consume_queue.UNIT, 20, ">qiq", "physical_offset size tags_code"),
@@ -50,6 +51,15 @@ SPEC: dict[str, tuple[Fixed[Any], int, str, str]] = {
         "magic size entry_index term pos channel chain_crc body_crc body_length"),
     "dledger index": (dledger.INDEX_UNIT, 32, ">iqiqq", "magic pos size entry_index term"),
     "dledger end": (dledger.END, 8, ">ii", "magic size"),
+    "tiered unit": (units.UNIT, 20, ">qiq", "commit_log_offset size tags_code"),
+    "tiered coda": (units.CODA, 16, ">iIq", "size magic max_store_timestamp"),
+    "tiered index header": (
+        index.HEADER, 28, ">Iqqii",
+        "magic begin_timestamp end_timestamp slot_count item_count"),
+    "tiered index slot": (index.SLOT, 8, ">ii", "item unused"),
+    "tiered index item": (index.ITEM, 32, ">iiiqiii", f"{_ITEM} previous"),
+    "compacted slot": (index.COMPACTED_SLOT, 8, ">ii", "position length"),
+    "compacted item": (index.COMPACTED_ITEM, 28, ">iiiqii", _ITEM),
 }
 UNITS = pytest.mark.parametrize("name", SPEC)
 
@@ -94,7 +104,7 @@ def test_both_readers_agree_on_any_bytes(name: str, raw: bytes, at: int, base: i
 def test_numpy_reads_what_the_slow_reader_reads(name: str, raw: bytes) -> None:
     unit = SPEC[name][0]
     count = len(raw) // unit.size
-    array = np.frombuffer(raw, unit.dtype(), count)
+    array = unit.array(raw)
     assert unit.dtype().itemsize == unit.size
     slow = [unit.parse(raw, number * unit.size) for number in range(count)]
     assert [tuple(row) for row in array.tolist()] == slow

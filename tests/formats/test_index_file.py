@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,9 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.local import index_file, sysflag
 from rmqctl.formats.local import index_file as index
 from rmqctl.formats.local import properties as props
+from tests.conftest import GoldenFolder
 from tests.support import engine
 
-Golden = Callable[[str], Path]
 SETS = ("4.9.3/basic", "5.3.3/basic", "4.9.3/crash-base", "5.3.3/cqext", "5.3.3/transaction")
 
 
@@ -65,7 +65,7 @@ def test_candidates_are_bounded_and_fit(size: int) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_entries_are_the_keys_of_the_stored_messages(name: str, golden: Golden) -> None:
+def test_entries_are_the_keys_of_the_stored_messages(name: str, golden: GoldenFolder) -> None:
     """Walking every file in order gives exactly the keys a broker indexes, in its order."""
     folder = golden(name)
     expect = engine.load(folder / "expect.json")

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record
+from tests.conftest import GoldenFolder
 from tests.formats.strategies import messages
 from tests.support import engine
-
-Golden = Callable[[str], Path]
 
 # Typed by hand from the page of the spec.
 BORN, STORED = b"\x0a\x00\x00\x07", b"\x0a\x00\x00\x01"
@@ -59,7 +58,7 @@ def test_golden_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_every_record_is_what_the_engine_stored(name: str, golden: Golden) -> None:
+def test_every_record_is_what_the_engine_stored(name: str, golden: GoldenFolder) -> None:
     stored = {one.physical_offset: one for put in engine.puts(golden(name) / "input.jsonl")
               for one in put.stored}
     count = 0
@@ -88,7 +87,7 @@ def test_every_record_is_what_the_engine_stored(name: str, golden: Golden) -> No
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_message_ids_are_the_engines(name: str, golden: Golden) -> None:
+def test_message_ids_are_the_engines(name: str, golden: GoldenFolder) -> None:
     records = {offset: message.decode(raw) for offset, raw in frames(golden(name))}
     count = 0
     for put in engine.puts(golden(name) / "input.jsonl"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,14 +18,12 @@ from rmqctl.formats.config.epoch import Epoch
 from rmqctl.formats.local import abort, checkpoint, lock, names
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.timer import timer_check
+from tests.conftest import GoldenFolder
 from tests.formats.strategies import i64, records_of
-
-Golden = Callable[[str], Path]
-
 
 # -- checkpoint -------------------------------------------------------------------------------
 
-def test_checkpoint_of_the_engine(golden: Golden) -> None:
+def test_checkpoint_of_the_engine(golden: GoldenFolder) -> None:
     data = (golden("5.3.3/basic") / "store/checkpoint").read_bytes()
     found = checkpoint.parse(data)
     assert found == CheckpointRecord(0x1903C59F59F, 0x1903C5C9265, 0x1903C5BAA90, 0, 0)
@@ -64,7 +61,7 @@ def test_a_young_checkpoint_does_not_go_below_zero() -> None:
 
 # -- timercheck -------------------------------------------------------------------------------
 
-def test_timercheck_of_the_engine(golden: Golden) -> None:
+def test_timercheck_of_the_engine(golden: GoldenFolder) -> None:
     data = (golden("5.3.3/timer") / "store/config/timercheck").read_bytes()
     found = timer_check.parse(data)
     assert found[:4] == (1795233775000, 3688, 66, 66)

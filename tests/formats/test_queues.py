@@ -15,10 +15,9 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.local import batch_consume_queue as batch
 from rmqctl.formats.local import compaction, consume_queue, message
 from rmqctl.formats.local import consume_queue_ext as ext
+from tests.conftest import GoldenFolder
 from tests.formats.strategies import i64
 from tests.support import engine
-
-Golden = Callable[[str], Path]
 
 # From 5.3.3/cqext: the first unit of TP_order_Topic/0's ext file.
 EXT_UNIT = bytes.fromhex("0022 00000000000d1457 0000019000d362c5 000e 267e579ed1934e4bb3e218762a04")
@@ -56,7 +55,7 @@ def test_sizes_and_places() -> None:
 
 @pytest.mark.parametrize("name", ["4.9.3/basic", "5.3.3/basic", "5.3.3/delay", "5.3.3/lmq",
                                   "5.3.3/transaction"])
-def test_units_are_what_the_engine_lists(name: str, golden: Golden) -> None:
+def test_units_are_what_the_engine_lists(name: str, golden: GoldenFolder) -> None:
     folder = golden(name)
     checked = 0
     for queue in engine.load(folder / "expect.json").queues:
@@ -71,7 +70,7 @@ def test_units_are_what_the_engine_lists(name: str, golden: Golden) -> None:
     assert checked > 50
 
 
-def test_tags_codes_are_the_engines(golden: Golden) -> None:
+def test_tags_codes_are_the_engines(golden: GoldenFolder) -> None:
     """The code computed from each stored record equals the one in its row, delays included."""
     from rmqctl.formats.local import properties as props
 
@@ -158,7 +157,7 @@ def test_addresses() -> None:
 
 
 @pytest.mark.parametrize("name", ["4.9.3/cqext", "5.3.3/cqext"])
-def test_ext_units_are_what_the_engine_reads(name: str, golden: Golden) -> None:
+def test_ext_units_are_what_the_engine_reads(name: str, golden: GoldenFolder) -> None:
     folder = golden(name)
     expect = engine.load(folder / "expect.json")
     checked = 0
@@ -231,7 +230,7 @@ def test_a_walk_of_any_bytes_moves_on(raw: bytes) -> None:
 
 # -- batch and compaction -----------------------------------------------------------------------
 
-def test_batch_units_are_what_the_engine_lists(golden: Golden) -> None:
+def test_batch_units_are_what_the_engine_lists(golden: GoldenFolder) -> None:
     folder = golden("5.3.3/batchcq")
     checked = 0
     for queue in engine.load(folder / "expect.json").queues:
@@ -272,7 +271,7 @@ def test_compaction_files_have_rounded_sizes() -> None:
     assert compaction.cq_file_size(920) == 920
 
 
-def test_compaction_log_records_are_rewritten_commitlog_records(golden: Golden) -> None:
+def test_compaction_log_records_are_rewritten_commitlog_records(golden: GoldenFolder) -> None:
     folder = golden("5.3.3/compaction")
     originals: dict[tuple[bytes, int, int], bytes] = {}
     for file in sorted((folder / "store/commitlog").iterdir()):

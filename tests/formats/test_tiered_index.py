@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,52 +11,11 @@ from hypothesis import strategies as st
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import javahash
 from rmqctl.formats.tiered import index as fmt
-from tests.formats.strategies import records_of
 
-_ITEM = "key_hash topic_id queue_id commit_log_offset size time_diff"
-SPEC = {
-    "header": (fmt.HEADER, 28, ">Iqqii",
-               "magic begin_timestamp end_timestamp slot_count item_count"),
-    "slot": (fmt.SLOT, 8, ">ii", "item unused"),
-    "item": (fmt.ITEM, 32, ">iiiqiii", f"{_ITEM} previous"),
-    "compacted slot": (fmt.COMPACTED_SLOT, 8, ">ii", "position length"),
-    "compacted item": (fmt.COMPACTED_ITEM, 28, ">iiiqii", _ITEM),
-}
 # (key, raw hash, slot of 5,000,000, masked) of topic TopicA, tiered.md §20.2
 HASHES = [("same", 642092343, 2092343), ("k0", -1903240650, 3240650),
           ("zz", -1903240111, 3240111), ("", 525393233, 393233), ("订单1", 1163990957, 3990957),
           ("\U0001f600", -1901471116, 1471116)]
-
-
-@pytest.mark.parametrize("name", SPEC)
-def test_the_page(name):
-    unit, size, form, fields = SPEC[name]
-    assert (unit.size, struct.calcsize(form), list(unit.names)) == (size, size, fields.split())
-    values = tuple(range(1, len(unit.names) + 1))
-    assert unit.decode(struct.pack(form, *values)) == values
-
-
-@pytest.mark.parametrize("name", SPEC)
-@given(data=st.data())
-def test_both_readers_agree_and_it_comes_back(name, data):
-    unit = SPEC[name][0]
-    record = data.draw(records_of(unit))
-    raw = unit.build(record)
-    assert unit.decode(raw) == unit.parse(raw) == record
-    assert np.frombuffer(raw, unit.dtype())[0].tolist() == tuple(record)
-
-
-@pytest.mark.parametrize("name", SPEC)
-@given(data=st.binary(max_size=70), at=st.integers(-3, 80))
-def test_any_bytes(name, data, at):
-    unit = SPEC[name][0]
-    answers = []
-    for read in (unit.parse, unit.decode):
-        try:
-            answers.append(read(data, at, 1000))
-        except FormatError as error:
-            answers.append((error.reason, error.offset, error.path))
-    assert answers[0] == answers[1]
 
 
 # -- hashes ---------------------------------------------------------------------------------------

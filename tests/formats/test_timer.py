@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,8 +13,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
 from rmqctl.formats.timer.timer_log import TailRecord, UnitRecord
 from rmqctl.formats.timer.timer_wheel import SlotRecord
-
-Golden = Callable[[str], Path]
+from tests.conftest import GoldenFolder
 
 # From 5.3.3/timer: the third unit, and the tail of an 896-byte file.
 UNIT = bytes.fromhex("00000034 0000000000000034 00000001 000001a1fc4552a0 000003e8"
@@ -37,7 +34,7 @@ def test_golden_bytes() -> None:
     assert not timer_log.is_tail(UNIT)
 
 
-def test_timerlog_is_what_the_engine_reads(golden: Golden) -> None:
+def test_timerlog_is_what_the_engine_reads(golden: GoldenFolder) -> None:
     said = json.loads((golden("5.3.3/timer") / "timer.json").read_text())["timerLogUnits"]
     found = []
     for file in sorted((golden("5.3.3/timer") / "store/timerlog").iterdir()):
@@ -58,7 +55,7 @@ def test_timerlog_is_what_the_engine_reads(golden: Golden) -> None:
     assert found == said
 
 
-def test_wheel_is_what_the_engine_reads(golden: Golden) -> None:
+def test_wheel_is_what_the_engine_reads(golden: GoldenFolder) -> None:
     import numpy as np
 
     said = json.loads((golden("5.3.3/timer") / "timer.json").read_text())
@@ -81,7 +78,7 @@ def test_wheel_is_what_the_engine_reads(golden: Golden) -> None:
     assert found == said["slots"]
 
 
-def test_timercheck_is_what_the_engine_reads(golden: Golden) -> None:
+def test_timercheck_is_what_the_engine_reads(golden: GoldenFolder) -> None:
     said = json.loads((golden("5.3.3/timer") / "timer.json").read_text())["checkpoint"]
     found = timer_check.parse((golden("5.3.3/timer") / "store/config/timercheck").read_bytes())
     assert {"lastReadTimeMs": found.last_read_time_ms,

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.cli import Result
-
-Run = Callable[..., Result]
-Folder = Callable[[str], Path]
+from tests.conftest import GoldenFolder, Runner
 
 
 def modes(root: Path) -> dict[str, int]:
@@ -21,7 +17,7 @@ def modes(root: Path) -> dict[str, int]:
 
 
 @pytest.fixture
-def root(golden_copy: Folder) -> Path:
+def root(golden_copy: GoldenFolder) -> Path:
     """A store whose log, queues, index and checkpoint all have something to be repaired."""
     root = golden_copy("5.3.3/basic/store")
     log = sorted((root / "commitlog").iterdir())[1]
@@ -42,7 +38,7 @@ def _poke(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("undone", [False, True])
-def test_a_private_store_stays_private(rmqctl: Run, root: Path, undone: bool) -> None:
+def test_a_private_store_stays_private(rmqctl: Runner, root: Path, undone: bool) -> None:
     for path in (root, *root.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)
     was = modes(root)
@@ -53,7 +49,7 @@ def test_a_private_store_stays_private(rmqctl: Run, root: Path, undone: bool) ->
     assert {name: oct(mode) for name, mode in modes(root).items() if mode & 0o077} == {}
 
 
-def test_private_files_in_open_folders(rmqctl: Run, root: Path) -> None:
+def test_private_files_in_open_folders(rmqctl: Runner, root: Path) -> None:
     for path in root.rglob("*"):
         if path.is_file():
             path.chmod(0o600)
@@ -66,7 +62,7 @@ def test_private_files_in_open_folders(rmqctl: Run, root: Path) -> None:
         name: mode for name, mode in was.items() if (root / name).exists()}
 
 
-def test_writing_into_a_private_store(rmqctl: Run, tmp_path: Path) -> None:
+def test_writing_into_a_private_store(rmqctl: Runner, tmp_path: Path) -> None:
     (tmp_path / "private").mkdir(mode=0o700)
     root = tmp_path / "private" / "store"
     rmqctl("init", root, "--index-slots", "100", "--index-max", "200").expect(0)

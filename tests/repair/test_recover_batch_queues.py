@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.cli import Result
+from tests.conftest import GoldenFolder, Runner
 
-Run = Callable[..., Result]
-Folder = Callable[[str], Path]
 STORE = "5.3.3/batchcq/store"
 FIRST = "00000000000000000000"
 SIZES = ("--consumequeue-file-size", "480", "--batch-consumequeue-file-size", "736")
 
 
 @pytest.fixture
-def root(golden_copy: Folder) -> Path:
+def root(golden_copy: GoldenFolder) -> Path:
     return golden_copy(STORE)
 
 
@@ -28,7 +25,7 @@ def rows(root: Path) -> dict[str, bytes]:
             for path in (root / "batchconsumequeue").rglob("0*") if path.is_file()}
 
 
-def leaves_nothing(rmqctl: Run, root: Path, *options: str) -> list[dict[str, str]]:
+def leaves_nothing(rmqctl: Runner, root: Path, *options: str) -> list[dict[str, str]]:
     """The actions of a recovery, after which another one has none, and no word of a gap."""
     done = rmqctl("recover", root, *options, "--apply", "--yes", "-o", "json").expect(0, 1)
     assert "lacks the queue offsets" not in done.err
@@ -39,7 +36,7 @@ def leaves_nothing(rmqctl: Run, root: Path, *options: str) -> list[dict[str, str
 
 
 @pytest.mark.parametrize("only", [(), ("--only", "consumequeue")], ids=["all", "only"])
-def test_only_the_messages_tell_of_batch_queues(rmqctl: Run, root: Path,
+def test_only_the_messages_tell_of_batch_queues(rmqctl: Runner, root: Path,
                                                 only: tuple[str, ...]) -> None:
     """No consumequeues, no config: a record that is an inner batch says so itself."""
     before = rows(root)
@@ -49,7 +46,7 @@ def test_only_the_messages_tell_of_batch_queues(rmqctl: Run, root: Path,
     assert rows(root) == before
 
 
-def test_intact_batches_are_never_mended(rmqctl: Run, root: Path) -> None:
+def test_intact_batches_are_never_mended(rmqctl: Runner, root: Path) -> None:
     """Their rows in plain queues, where a gap follows each of them, are no proof against them."""
     log = {path: path.read_bytes() for path in (root / "commitlog").iterdir()}
     for entry in list(root.iterdir()):
@@ -64,7 +61,7 @@ def test_intact_batches_are_never_mended(rmqctl: Run, root: Path) -> None:
     assert {path: path.read_bytes() for path in log} == log
 
 
-def test_fillers_have_times_in_order(rmqctl: Run, root: Path) -> None:
+def test_fillers_have_times_in_order(rmqctl: Runner, root: Path) -> None:
     """Batch rows say store times; a filler between two of them must not be older than both."""
     shutil.rmtree(root / "consumequeue")
     os.truncate(root / "commitlog" / FIRST, 3026)

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.cli import Result
+from tests.conftest import Runner
 
-Run = Callable[..., Result]
 SIZE, STEP = 1 << 30, 100 << 20
 READ = 256 << 20
 """The most bytes a command may read; the log has 8 GiB, and there is less than 1 MiB of data."""
 
 
 @pytest.fixture
-def root(rmqctl: Run, tmp_path: Path) -> Path:
+def root(rmqctl: Runner, tmp_path: Path) -> Path:
     """Eight commitlog files of 1 GiB: a message, and behind it scraps with holes between them."""
     root = tmp_path / "store"
     rmqctl("init", root, "--index-slots", "100", "--index-max", "200").expect(0)
@@ -39,7 +38,7 @@ def root(rmqctl: Run, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", [
     ("preflight",), ("verify",), ("recover",), ("recover", "--strategy", "broker")], ids=" ".join)
-def test_holes_are_passed_over(rmqctl: Run, root: Path, monkeypatch: pytest.MonkeyPatch,
+def test_holes_are_passed_over(rmqctl: Runner, root: Path, monkeypatch: pytest.MonkeyPatch,
                                command: tuple[str, ...]) -> None:
     read = 0
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Runner
 from tests.repair.accidents import faults_of, kills_of
 from tests.repair.cutting import offsets
 from tests.support import snapshot
 from tests.support.cli import Result
 from tests.support.tiny import Tiny
 
-Run = Callable[..., Result]
 both = pytest.mark.parametrize("name", ["truncate", "expire"])
 
 
-def command(name: str, tiny: Tiny, rmqctl: Run) -> Callable[[Path], Result]:
+def command(name: str, tiny: Tiny, rmqctl: Runner) -> Callable[[Path], Result]:
     words = {"truncate": ["--to-phy", str(offsets(tiny.root, "")[3])],
              "expire": ["--keep-bytes", "1"]}[name]
     return lambda root: rmqctl(name, root, *words, "--apply", "--yes")
@@ -29,26 +29,26 @@ def make(tiny: Tiny) -> Callable[[Path], Path]:
 
 @pytest.mark.long
 @both
-def test_some_failing_calls(name: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
+def test_some_failing_calls(name: str, tiny: Tiny, rmqctl: Runner, tmp_path: Path) -> None:
     assert faults_of(command(name, tiny, rmqctl), make(tiny), tmp_path / "faults", step=29) >= 5
 
 
 @pytest.mark.long
 @both
-def test_some_kills(name: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
+def test_some_kills(name: str, tiny: Tiny, rmqctl: Runner, tmp_path: Path) -> None:
     assert kills_of(command(name, tiny, rmqctl), make(tiny), tmp_path / "kills", most=6) >= 5
 
 
 @pytest.mark.exhaustive
 @both
-def test_every_failing_call(name: str, tiny: Tiny, rmqctl: Run, tmp_path: Path) -> None:
+def test_every_failing_call(name: str, tiny: Tiny, rmqctl: Runner, tmp_path: Path) -> None:
     assert faults_of(command(name, tiny, rmqctl), make(tiny), tmp_path / "faults") >= 100
 
 
 @pytest.mark.exhaustive
 @both
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
-def test_a_kill_at_every_call(name: str, power: bool, tiny: Tiny, rmqctl: Run,
+def test_a_kill_at_every_call(name: str, power: bool, tiny: Tiny, rmqctl: Runner,
                               tmp_path: Path) -> None:
     assert kills_of(command(name, tiny, rmqctl), make(tiny), tmp_path / "kills",
                     power=power) >= 50

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from rmqctl.formats.local import index_file
 from rmqctl.formats.local.index_file import DEFAULT_SHAPE, HeaderRecord, Shape, build_header
 from rmqctl.store.index_shape import Decided, UnknownShapeError, decide
+from tests.conftest import GoldenFolder
 from tests.support import engine
-
-Golden = Callable[[str], Path]
 
 
 @pytest.mark.parametrize("name", ["4.9.3/basic", "5.3.3/basic", "4.9.3/crash-base", "5.3.3/cqext",
                                   "5.3.3/transaction"])
-def test_the_shape_is_found_from_the_content(name: str, golden: Golden) -> None:
+def test_the_shape_is_found_from_the_content(name: str, golden: GoldenFolder) -> None:
     expect = engine.load(golden(name) / "expect.json")
     wanted = Shape(expect.index_slots, expect.index_max)
     count = 0

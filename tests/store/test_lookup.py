@@ -32,8 +32,7 @@ JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()
 
 
 def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
-    folders = store.commitlog_dirs
-    return Store.open(golden(store.id), () if folders == ("commitlog",) else folders)
+    return Store.open(golden(store.id), store.dirs)
 
 
 @pytest.mark.parametrize("store", JUDGED)

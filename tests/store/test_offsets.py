@@ -73,10 +73,9 @@ def test_without_a_group_all_are_shown(tiny_base: tiny_stores.Tiny) -> None:
 
 @pytest.mark.parametrize("store", CLEAN)
 def test_ranges_are_the_engines(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
-    dirs = () if store.commitlog_dirs == ("commitlog",) else store.commitlog_dirs
     expect = store.load_expect(golden(store.set.id))
     expected = {(queue.topic, queue.queue_id): (queue.min, queue.max) for queue in expect.queues}
-    rows, _ = lag(golden(store.id), dirs=dirs)
+    rows, _ = lag(golden(store.id), dirs=store.dirs)
     for row in rows:
         if (row["topic"], row["queue_id"]) in expected:
             assert (row["min_offset"], row["max_offset"]) == expected[row["topic"], row["queue_id"]]

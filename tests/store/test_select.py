@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,7 @@ JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()
 
 
 def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
-    folders = store.commitlog_dirs
-    return Store.open(golden(store.id), () if folders == ("commitlog",) else folders)
+    return Store.open(golden(store.id), store.dirs)
 
 
 def objects(store: Store, selection: Selection | None = None, view: str = "disk",
@@ -364,19 +362,10 @@ def test_rows_behind_a_hole_are_shown(tiny: tiny_stores.Tiny) -> None:
         assert len(objects(one, Selection("orders", 0), view="broker")) == 1
 
 
-def test_an_unreadable_queue_does_not_hide_the_others(tiny: tiny_stores.Tiny,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = str(tiny.root / "consumequeue/orders/0/00000000000000000000")
-    real = os.open
-
-    def refusing(path: Any, *args: Any, **kwargs: Any) -> int:
-        if path == refused:
-            raise PermissionError(13, "Permission denied", path)
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refusing)
+def test_an_unreadable_queue_does_not_hide_the_others(tiny: tiny_stores.Tiny) -> None:
+    refused = tiny.root / "consumequeue/orders/0/00000000000000000000"
     problems: list[Problem] = []
-    with Store.open(tiny.root) as one:
+    with damage.refused(refused), Store.open(tiny.root) as one:
         found = objects(one, Selection(topic="orders"), problems=problems)
         assert {row["queue_id"] for row in found} == {1}
         assert len(found) == len(tiny.queues()["orders", 1])
@@ -439,22 +428,13 @@ def test_an_unknown_topic_is_not_searched_for(basic: Store,
     assert objects(basic, Selection(topic="nix")) == []
 
 
-def test_an_unreadable_file_does_not_stop_the_rest(golden: GoldenFolder,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_does_not_stop_the_rest(golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic/store")
     with Store.open(root) as one:
         every = objects(one)
         refused = one.log.files[1]
-    real = os.open
-
-    def refusing(path: Any, *args: Any, **kwargs: Any) -> int:
-        if path == refused.path:
-            raise PermissionError(13, "Permission denied", path)
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refusing)
     problems: list[Problem] = []
-    with Store.open(root) as one:
+    with damage.refused(refused.path), Store.open(root) as one:
         assert objects(one, problems=problems) == [
             row for row in every if not refused.base <= row["physical_offset"] < refused.end]
     assert [each.kind for each in problems] == ["unreadable"]

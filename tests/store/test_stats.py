@@ -66,14 +66,10 @@ def puts(store: golden_sets.GoldenStore, golden: GoldenFolder) -> list[engine.St
             for one in put.stored]
 
 
-def dirs(store: golden_sets.GoldenStore) -> tuple[str, ...]:
-    return () if store.commitlog_dirs == ("commitlog",) else store.commitlog_dirs
-
-
 @pytest.mark.parametrize("store", CLEAN)
 def test_what_was_put_is_counted(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     stored = puts(store, golden)
-    with Store.open(golden(store.id), dirs(store)) as opened:
+    with Store.open(golden(store.id), store.dirs) as opened:
         for by, key in KEYS.items():
             sums = collect(opened, Query(by))
             assert keyed(sums) == expected(stored, key), by
@@ -85,7 +81,7 @@ def test_what_was_put_is_counted(store: golden_sets.GoldenStore, golden: GoldenF
 def test_the_frames_are_those_of_a_walk(golden: GoldenFolder) -> None:
     """Passing over the zeros at the end of a file changes no sum."""
     for store in golden_sets.golden_stores():
-        with Store.open(golden(store.id), dirs(store)) as opened:
+        with Store.open(golden(store.id), store.dirs) as opened:
             plain = Aggregate("none")
             for number in range(len(opened.log.files)):
                 for batch in Walk(opened.log.source(number)):

@@ -49,8 +49,7 @@ def test_the_last_of_every_store(store: golden_sets.GoldenStore, golden: GoldenF
                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows smaller than the messages: many of them, over many files."""
     monkeypatch.setattr(tail_module, "_FIRST_WINDOW", 300)
-    folders = store.commitlog_dirs
-    with Store.open(golden(store.id), () if folders == ("commitlog",) else folders) as one:
+    with Store.open(golden(store.id), store.dirs) as one:
         every = places(one)
         for count in (0, 1, 10, 100, len(every) + 5):
             assert last(one, count) == every[max(len(every) - count, 0):]

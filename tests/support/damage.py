@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+from unittest import mock
 
 PAGE = 4096
 UNIT = struct.Struct(">qiq")
@@ -50,6 +51,20 @@ class Damage:
     def physical_offset(self) -> int:
         """For a commitlog file: where in the log the damage starts."""
         return int(Path(self.file).name) + self.offset
+
+
+@contextmanager
+def refused(path: str | Path) -> Iterator[None]:
+    """``path`` may not be opened, as by a user without the permission."""
+    real = os.open
+
+    def opening(name: Any, *args: Any, **more: Any) -> int:
+        if name == str(path):
+            raise PermissionError(13, "Permission denied", name)
+        return real(name, *args, **more)
+
+    with mock.patch.object(os, "open", opening):
+        yield
 
 
 def structure_of(file: str) -> str:

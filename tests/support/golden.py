@@ -14,6 +14,7 @@ import tarfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.support import engine, snapshot
 
@@ -85,14 +86,17 @@ class GoldenStore:
     @property
     def commitlog_dirs(self) -> tuple[str, ...]:
         """The folders of the log, relative to the root."""
-        return MULTI_PATH if self.kind == "multipath" else ("commitlog",)
+        return self.dirs or ("commitlog",)
+
+    @property
+    def dirs(self) -> tuple[str, ...]:
+        """The folders of the log to open it with: none where it has the usual one."""
+        return MULTI_PATH if self.kind == "multipath" else ()
 
     @property
     def options(self) -> list[str]:
         """The options a store command needs for this root beyond its path."""
-        if self.commitlog_dirs == ("commitlog",):
-            return []
-        return [word for name in self.commitlog_dirs for word in ("--commitlog-dir", name)]
+        return [word for name in self.dirs for word in ("--commitlog-dir", name)]
 
     def load_expect(self, unpacked: Path) -> engine.Expect:
         """The engine's answers; ``unpacked`` is the folder of the set."""
@@ -193,3 +197,13 @@ def _place_wheel(folder: Path) -> None:
                 snapshot.copy_sparse(source, file)
             os.utime(target, (member.mtime, member.mtime))
     os.utime(store, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+TIERED = "5.3.3/tiered"
+TIERS = [store.id for store in golden_stores() if store.kind == "tiered"]
+
+
+def flat_files(unpacked: Path) -> list[dict[str, Any]]:
+    """What the engine said of the flat files of `TIERED`, whose folder is ``unpacked``."""
+    expect: dict[str, Any] = json.loads((unpacked / "expect.json").read_text())["extra"]
+    return list(expect["flatFiles"])

@@ -34,10 +34,7 @@ COUNT = 48
 KEY = ("T1", 0)
 
 
-@pytest.fixture(autouse=True)
-def unforced(monkeypatch) -> None:
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda _: None)
+pytestmark = pytest.mark.usefixtures("unforced")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry, parse
 from rmqctl.tiered.files.opening import open_reader, open_writer
 from rmqctl.tiered.index import compacted_form, compaction
 from rmqctl.tiered.index.writer import IndexWriter
-from tests.engine_write.crashing import MODES, Crasher
+from tests.engine_write.crashing import MODES
 from tests.engine_write.faults import broken, failing, out_of_space
 from tests.tiered.index_model import Clock
 from tests.tiered.test_compact_form import DONE, INDEX, LIVE, model
@@ -30,13 +29,6 @@ from tests.tiered.test_index_writer import feed_all, some
 OWNER = ("DefaultCluster", "broker-a")
 SHAPE = fmt.Shape(64, 180)
 LAST = "fe0d8e0400000000000000016628"
-
-
-@pytest.fixture(scope="module")
-def crasher() -> Iterator[Crasher]:
-    made = Crasher()
-    yield made
-    made.close()
 
 
 def segments(store: Path) -> dict[str, bytes]:

@@ -39,11 +39,7 @@ from tests.tiered.dispatching import (
 COUNT = 120
 
 
-@pytest.fixture(autouse=True)
-def unforced(monkeypatch) -> None:
-    """What is forced to disk, and when, is tested with kills; here it would only take time."""
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda _: None)
+pytestmark = pytest.mark.usefixtures("unforced")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from pathlib import Path
@@ -24,10 +23,7 @@ from tests.tiered.dispatching import (
 MEANT = (0, 1, 3, 5, 6)
 
 
-@pytest.fixture(autouse=True)
-def unforced(monkeypatch) -> None:
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda _: None)
+pytestmark = pytest.mark.usefixtures("unforced")
 
 
 @pytest.fixture(scope="module")

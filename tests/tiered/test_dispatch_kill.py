@@ -10,7 +10,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,18 +36,7 @@ BEFORE, COUNT = 30, 78
 """Messages that were uploaded before, and all of them."""
 
 
-@pytest.fixture(autouse=True)
-def unforced(monkeypatch) -> None:
-    """The runs that are killed are processes of their own; what looks at them need not wait."""
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda _: None)
-
-
-@pytest.fixture(scope="module")
-def crasher() -> Iterator[Crasher]:
-    made = Crasher()
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("unforced")
 
 
 @dataclass(frozen=True)

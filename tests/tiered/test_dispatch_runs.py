@@ -37,11 +37,7 @@ from tests.tiered.dispatching import (
     wanted_items,
 )
 
-
-@pytest.fixture(autouse=True)
-def unforced(monkeypatch) -> None:
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda _: None)
+pytestmark = pytest.mark.usefixtures("unforced")
 
 
 @pytest.fixture

@@ -7,17 +7,10 @@ import random
 import struct
 from pathlib import Path
 
-import pytest
-
 from rmqctl.formats import kinds
 from tests.conftest import GoldenFolder, Runner
 from tests.tiered.made import T0, Index, Queue
-from tests.tiered.verifying import Small, small
-
-
-@pytest.fixture
-def tier(tmp_path: Path) -> Small:
-    return small(tmp_path)
+from tests.tiered.verifying import Small
 
 
 def test_every_golden_file(golden: GoldenFolder, rmqctl: Runner) -> None:

@@ -23,11 +23,6 @@ NOWS = [FIRST, 1795233827779, 1795233827780, 1795233840000, 1795233866668, 17952
         LAST + 1, LAST + 1000 * HOUR]
 
 
-@pytest.fixture
-def root(golden_copy: GoldenFolder) -> Path:
-    return golden_copy(recovering.GOLDEN)
-
-
 @pytest.fixture(scope="module")
 def flat_files(golden: GoldenFolder) -> list[Any]:
     found: list[Any] = json.loads((golden("5.3.3/tiered") / "expect.json").read_text())[

@@ -11,7 +11,7 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,7 @@ _PLACE = slice(28, 36)
 Queue = tuple[str, int]
 
 
-@pytest.fixture(autouse=True)
-def unforced(monkeypatch) -> None:
-    """What is forced to disk, and when, is tested elsewhere; here it would only take time."""
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda _: None)
-
-
-@pytest.fixture(scope="module")
-def crasher() -> Iterator[Crasher]:
-    made = Crasher()
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("unforced")
 
 
 def without_place(raw: bytes) -> bytes:

@@ -12,14 +12,9 @@ from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.tiered import made
 from tests.tiered.made import T0, segment_name
-from tests.tiered.verifying import OTHER, Small, small
+from tests.tiered.verifying import OTHER, Small
 
 NEVER = (1 << 63) - 1
-
-
-@pytest.fixture
-def tier(tmp_path: Path) -> Small:
-    return small(tmp_path)
 
 
 def states(tier: Small) -> dict[tuple[str, int], str]:

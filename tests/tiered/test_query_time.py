@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,21 +16,12 @@ from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
 from tests.tiered.made import T0, TOPIC, Queue, write_metadata
 
-SET = "5.3.3/tiered"
-STATES = [one.id for one in golden_sets.golden_stores() if one.kind == "tiered"]
 
-
-def flat_files(golden: GoldenFolder) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(
-        (golden(SET) / "expect.json").read_text())["extra"]["flatFiles"]
-    return found
-
-
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", golden_sets.TIERS)
 def test_as_the_engine(state: str, golden: GoldenFolder) -> None:
     asked = 0
     with Tier.open(str(golden(state))) as tier:
-        for flat in flat_files(golden):
+        for flat in golden_sets.flat_files(golden(golden_sets.TIERED)):
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
             for when, lower, upper in flat["offsetByTime"]:
@@ -47,8 +36,8 @@ def test_as_the_engine(state: str, golden: GoldenFolder) -> None:
 def test_without_metadata_the_answers_are_the_same(golden: GoldenFolder) -> None:
     from rmqctl.formats.tiered.metadata import Metadata
 
-    with Tier.open(str(golden(STATES[0]))) as tier:
-        for flat in flat_files(golden):
+    with Tier.open(str(golden(golden_sets.TIERS[0]))) as tier:
+        for flat in golden_sets.flat_files(golden(golden_sets.TIERED)):
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
             for when, lower, _ in flat["offsetByTime"]:
@@ -187,8 +176,8 @@ def test_against_a_list(steps: list[int], when: int, per_segment: int,
 
 
 def test_the_command(golden: GoldenFolder, rmqctl: Runner) -> None:
-    root = golden(STATES[0])
-    flat = flat_files(golden)[0]
+    root = golden(golden_sets.TIERS[0])
+    flat = golden_sets.flat_files(golden(golden_sets.TIERED))[0]
     words = ["tiered", "query", "time", root, "--topic", flat["topic"], "--queue",
              str(flat["queueId"])]
     for when, lower, upper in flat["offsetByTime"]:
@@ -210,8 +199,8 @@ def test_the_command(golden: GoldenFolder, rmqctl: Runner) -> None:
 
 
 def test_what_is_not_there(golden: GoldenFolder, rmqctl: Runner) -> None:
-    root = golden(STATES[0])
-    flat = flat_files(golden)[0]
+    root = golden(golden_sets.TIERS[0])
+    flat = golden_sets.flat_files(golden(golden_sets.TIERED))[0]
     words = ["tiered", "query", "time", root, "--topic", flat["topic"]]
     assert "no queue 99" in rmqctl(*words, "--queue", "99", "--time", "0").expect(1).err
     late = rmqctl(*words, "--queue", str(flat["queueId"]), "--time", "9999999999999", "--messages")

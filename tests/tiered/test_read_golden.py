@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import Any
 
 import pytest
 
@@ -16,20 +14,11 @@ from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
 
-SET = "5.3.3/tiered"
-STATES = [one.id for one in golden_sets.golden_stores() if one.kind == "tiered"]
 
-
-def flat_files(golden: GoldenFolder) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(
-        (golden(SET) / "expect.json").read_text())["extra"]["flatFiles"]
-    return found
-
-
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", golden_sets.TIERS)
 def test_all_messages(state: str, golden: GoldenFolder) -> None:
     with Tier.open(str(golden(state))) as tier:
-        for flat in flat_files(golden):
+        for flat in golden_sets.flat_files(golden(golden_sets.TIERED)):
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
             assert (queue.min_offset, queue.commit_offset) == (flat["cqMin"], flat["cqCommit"])
@@ -44,10 +33,10 @@ def test_all_messages(state: str, golden: GoldenFolder) -> None:
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("count", [1, 5, 32, 5000])
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", golden_sets.TIERS)
 def test_pulls(state: str, count: int, cached: bool, golden: GoldenFolder) -> None:
     with Tier.open(str(golden(state))) as tier:
-        for flat in flat_files(golden):
+        for flat in golden_sets.flat_files(golden(golden_sets.TIERED)):
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
             cache = ReadAhead(clock=lambda: 0) if cached else None
@@ -64,11 +53,11 @@ def test_pulls(state: str, count: int, cached: bool, golden: GoldenFolder) -> No
                     for one in seen] == [tuple(row[:4]) for row in flat["messages"]]
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", golden_sets.TIERS)
 def test_a_pull_reads_at_most_two_segments(state: str, golden: GoldenFolder) -> None:
     """A segment of these consumequeues holds 25 units, so no pull gives more than 50."""
     with Tier.open(str(golden(state))) as tier:
-        for flat in flat_files(golden):
+        for flat in golden_sets.flat_files(golden(golden_sets.TIERED)):
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
             bases = [one["baseOffset"] // 20 for one in flat["consumeQueueSegments"]]
@@ -82,13 +71,13 @@ def test_a_pull_reads_at_most_two_segments(state: str, golden: GoldenFolder) -> 
                     assert found.next_offset == reach
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", golden_sets.TIERS)
 def test_the_command_shows_them(state: str, golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden(state)
     rows = rmqctl("tiered", "read", root, "-o", "jsonl").expect(0).jsonl()
     wanted = [(flat["topic"], flat["queueId"], row[0], row[1])
-              for flat in sorted(flat_files(golden), key=lambda one: (one["topic"],
-                                                                      one["queueId"]))
+              for flat in sorted(golden_sets.flat_files(golden(golden_sets.TIERED)),
+                                  key=lambda one: (one["topic"], one["queueId"]))
               for row in flat["messages"]]
     assert [(row["topic"], row["queue_id"], row["queue_offset"], row["physical_offset"])
             for row in rows] == wanted
@@ -97,8 +86,8 @@ def test_the_command_shows_them(state: str, golden: GoldenFolder, rmqctl: Runner
 
 def test_a_tiered_message_is_the_local_one_but_for_its_place(golden: GoldenFolder,
                                                              rmqctl: Runner) -> None:
-    root = golden(f"{SET}/store")
-    flat = flat_files(golden)[0]
+    root = golden(f"{golden_sets.TIERED}/store")
+    flat = golden_sets.flat_files(golden(golden_sets.TIERED))[0]
     words = ["--topic", flat["topic"], "--queue", str(flat["queueId"]), "-o", "jsonl"]
     there = rmqctl("tiered", "read", root, *words).expect(0).jsonl()
     here = rmqctl("read", root, *words).expect(0).jsonl()
@@ -108,8 +97,8 @@ def test_a_tiered_message_is_the_local_one_but_for_its_place(golden: GoldenFolde
 
 
 def test_the_tier_root_itself_and_its_metadata(golden: GoldenFolder, rmqctl: Runner) -> None:
-    root = golden(f"{SET}/store")
-    flat = flat_files(golden)[0]
+    root = golden(f"{golden_sets.TIERED}/store")
+    flat = golden_sets.flat_files(golden(golden_sets.TIERED))[0]
     words = ["--topic", flat["topic"], "-o", "jsonl"]
     whole = rmqctl("tiered", "read", root, *words).expect(0).out
     assert rmqctl("tiered", "read", root / "tieredstore", *words).expect(0).out == whole
@@ -119,8 +108,8 @@ def test_the_tier_root_itself_and_its_metadata(golden: GoldenFolder, rmqctl: Run
 
 
 def test_selections(golden: GoldenFolder, rmqctl: Runner) -> None:
-    root = golden(f"{SET}/store")
-    flat = flat_files(golden)[0]
+    root = golden(f"{golden_sets.TIERED}/store")
+    flat = golden_sets.flat_files(golden(golden_sets.TIERED))[0]
     words = ["tiered", "read", root, "--topic", flat["topic"], "-o", "jsonl"]
     rows = rmqctl(*words).expect(0).jsonl()
     tag = next(row["tags"] for row in rows if row["tags"])
@@ -144,8 +133,8 @@ def test_selections(golden: GoldenFolder, rmqctl: Runner) -> None:
 
 
 def test_what_is_not_there(golden: GoldenFolder, rmqctl: Runner) -> None:
-    root = golden(f"{SET}/store")
-    flat = flat_files(golden)[0]
+    root = golden(f"{golden_sets.TIERED}/store")
+    flat = golden_sets.flat_files(golden(golden_sets.TIERED))[0]
     topic, end = flat["topic"], flat["cqCommit"]
     no_topic = rmqctl("tiered", "read", root, "--topic", "nobody").expect(0)
     assert f"nobody is not in the tier; there are: {topic}" in no_topic.err

@@ -23,11 +23,6 @@ from tests.tiered import recovering
 BASES = (0, 5524, 11076, 16628)
 
 
-@pytest.fixture
-def root(golden_copy: GoldenFolder) -> Path:
-    return golden_copy(recovering.GOLDEN)
-
-
 def items(root: Path) -> set[tuple[int, ...]]:
     """(hash, topic id, queue, offset, size) of all uploaded items."""
     found: set[tuple[int, ...]] = set()

@@ -23,11 +23,6 @@ TOPIC = "TP_user_Topic"
 LAST = place(TOPIC, 0, "COMMIT_LOG", 43593)
 
 
-@pytest.fixture
-def root(golden_copy: GoldenFolder) -> Path:
-    return golden_copy(recovering.GOLDEN)
-
-
 @pytest.fixture(scope="module")
 def engine(golden: GoldenFolder):
     return recovering.content(golden(recovering.GOLDEN))

@@ -15,12 +15,7 @@ from rmqctl.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.tiered import made
 from tests.tiered.made import T0, Queue
-from tests.tiered.verifying import OTHER, Small, small
-
-
-@pytest.fixture
-def tier(tmp_path: Path) -> Small:
-    return small(tmp_path)
+from tests.tiered.verifying import OTHER, Small
 
 
 def test_the_golden_tier(golden: GoldenFolder, rmqctl: Runner) -> None:

@@ -19,11 +19,6 @@ from tests.tiered import recovering
 
 
 @pytest.fixture
-def root(golden_copy: GoldenFolder) -> Path:
-    return golden_copy(recovering.GOLDEN)
-
-
-@pytest.fixture
 def make(golden: GoldenFolder, monkeypatch):
     """A tier with its metadata inside, so that one folder has all that changes; damaged in every
     way that is recovered to the same bytes each time.

@@ -22,18 +22,13 @@ from tests.conftest import Runner
 from tests.support import damage
 from tests.support.cli import MIB
 from tests.tiered.made import Queue, segment_name
-from tests.tiered.verifying import Small, categories, small, verified
+from tests.tiered.verifying import Small, categories, verified
 
 UNPROVABLE = {"flag", "sys_flag", "born_timestamp", "born_host.address", "born_host.port",
               "store_timestamp", "store_host.address", "store_host.port", "reconsume_times",
               "prepared_transaction_offset"}
 """Fields of a message that nothing in a tier contradicts in each of their bits. Times narrower
 than those of the metadata are what a crash leaves."""
-
-
-@pytest.fixture
-def tier(tmp_path: Path) -> Small:
-    return small(tmp_path)
 
 
 def log_places(queue: Queue, number: int) -> Iterator[int]:

@@ -25,15 +25,9 @@ from tests.tiered.verifying import (
     Small,
     categories,
     informed,
-    small,
     troubles,
     verified,
 )
-
-
-@pytest.fixture
-def tier(tmp_path: Path) -> Small:
-    return small(tmp_path)
 
 
 def patch(path: Path, at: int, data: bytes) -> None:
