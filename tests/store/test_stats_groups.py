@@ -30,7 +30,7 @@ from rmqctl.store.stats import (
     total,
 )
 from tests.conftest import GoldenFolder
-from tests.store.test_stats import CLEAN, dirs, puts, record
+from tests.store.test_stats import CLEAN, puts, record
 from tests.support import damage
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
@@ -91,7 +91,7 @@ def test_every_key_counts(store: golden_sets.GoldenStore, golden: GoldenFolder) 
         for key in keys:
             wanted[key] += 1
             size[key] += one.size
-    with Store.open(golden(store.id), dirs(store)) as opened:
+    with Store.open(golden(store.id), store.dirs) as opened:
         sums = collect(opened, Query("key"))
         everything = collect(opened, Query("none"))
     assert {row["key"]: row["messages"] for row in rows(sums)} == wanted
