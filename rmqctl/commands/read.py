@@ -47,20 +47,24 @@ def command(
         raise UsageError("--queue and --offset need --topic: every topic has queues of its own")
     if from_offset is not None and queue is None:
         raise UsageError("--offset needs --queue: each queue counts for itself")
+    # What to read and what to show of it.
     projection = show.projection(out)
     wanted = select.selection(show.tz)
     faults = Faults(out)
     with store.open() as opened:
         bounds = view_of(opened, view)
+        # What a broker would say to this offset.
         if topic is not None and queue is not None and from_offset is not None:
             said = offset_note(bounds, topic, queue, from_offset)
             if said is not None:
                 out.note(f"{topic}/{queue}: {said}")
+        # The messages themselves.
         size = opened.log.size
         with out.progress("reading the log", size) as progress:
             selector = Selector(opened, wanted, bounds, faults.report, progress.advance)
             rows = rows_of(faults.judged(selector.pages()), projection)
             shown = show_rows(out, rows, projection, show.tz, empty="" if topic else "no messages")
+        # Why there is nothing, or less than the topic has.
         if topic is not None:
             said = without_consumequeue(opened, topic) if queue is None else None
             if said is not None:

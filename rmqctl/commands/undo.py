@@ -59,6 +59,7 @@ def command(
     from rmqctl.repair.executor.journal import history
     from rmqctl.repair.executor.undo import preview
 
+    # A list, where one is asked for.
     known = history(store.root)
     if not known:
         _check_root(store.root)
@@ -69,6 +70,7 @@ def command(
         return
     if abandon and (force or id is None):
         raise UsageError("--abandon needs the ID and goes without --force")
+    # What would be taken back, and what was changed since.
     seen = preview(store.root, id)
     document = {**seen.entry.as_dict(), "actions": [dict(action) for action in seen.actions],
                 "changed": list(seen.changed), "kept": f".rmqctl/repairs/{seen.entry.id}",
@@ -79,6 +81,7 @@ def command(
         out.note("dry run: nothing was changed")
         _show(out, document)
         return
+    # The answer of whoever runs it, then the work.
     verb = "Give up" if abandon else "Take back"
     ask(out, f"{verb} {seen.entry.command} {seen.entry.id} ({_count(seen.entry.files)})?",
         yes=yes)

@@ -67,6 +67,7 @@ def command(
     from rmqctl.commands.shared.verifying import show, structures, with_tier, without_tier
     from rmqctl.store.log.ranges import Processes
 
+    # What to check, and combinations that cannot be.
     only, tiered = without_tier(only)
     options = VerifyOptions(frozenset() if only == "" and tiered else structures(only, STRUCTURES),
                       worker_count(jobs), sample=sample, seed=seed)
@@ -79,6 +80,7 @@ def command(
         place = state or states.default_path(opened.root)
         _outside(opened.root, {"--format-prometheus": prometheus,
                                "--state": place if since_last else None})
+        # Where the last run ended.
         before: Place | None = None
         if since_last:
             before = states.load(place, opened.root)
@@ -90,6 +92,7 @@ def command(
             else:
                 before = None
                 out.warn("the log is not the one of the last run: checking everything")
+        # The checks.
         warn_if_held(out, opened.lock, "the store")
         size = opened.log.size if opened.layout.reads("commitlog") else 0
         if sample is not None or since_last:
@@ -99,6 +102,7 @@ def command(
             if not isinstance(pool, Processes):
                 run.pool, run.progress = pool, None
             result = verdict(run, max_findings)
+        # The tier beside the store, then what to show and to keep for the next run.
         if tiered and (only is not None or (sample is None and not since_last)):
             result = with_tier(out, opened, result, max_findings, asked=only is not None)
         show(out, result, covered)

@@ -120,6 +120,7 @@ class AlreadyLost:
         end was cut off by a repair. StoreIOError.
         """
         self._end = max(self._end, looked_from)
+        # Messages that are there, and that no consumer can read.
         predicted.undecodable = len(self._undecodable)
         if predicted.undecodable:
             predicted.notes.append(
@@ -133,6 +134,7 @@ class AlreadyLost:
                     "rows of consumequeues lead to messages, and the log has no file: is it in "
                     "other folders (--commitlog-dir), or not mounted?")
             return
+        # Where the log ended when all of it was there.
         confirmed = cut_off or (predicted.truncate_to is not None and self._is_confirmed())
         if confirmed:
             self._end = min(self._end, predicted.truncate_to or 0)
@@ -144,6 +146,7 @@ class AlreadyLost:
                     "intact messages beyond it were cut off by an earlier start, unless the "
                     "damage is newer than that stop; which of the two cannot be told")
         self._settle(log, up_to_end=running or confirmed)
+        # Messages that rows, index and committed offsets know of, and the log has not.
         witnessed = Witnessed()
         for number, state in enumerate(self._queues.states):
             for offset, place in self._rows(state, log.min_offset):
@@ -154,6 +157,7 @@ class AlreadyLost:
         places, topics = self._by_topic(witnessed)
         only_index, times = self._by_index(predicted, places)
         by_offsets = Counter[str]() if running else self._by_offsets(predicted, log)
+        # The sums: one message counts once, whoever knows of it.
         predicted.already_lost_by_topic = dict(sorted((topics + witnessed.more
                                                        + by_offsets).items()))
         predicted.messages_already_lost = (topics.total() + witnessed.more.total()

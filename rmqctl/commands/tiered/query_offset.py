@@ -72,12 +72,14 @@ def command(
     with tier.open() as opened:
         flat_queue = opened.queue(topic, queue, tier.broker)
         answer: RoutedGet | None = None
+        # What a broker answers, where it is asked.
         if local.root is not None and offset is not None:
             with local.router(out, opened, tier.broker) as routing:
                 answer = routing.get(topic, queue, offset, count if as_broker else 1)
         elif as_broker and offset is not None:
             matching = None if tag is None else TagMatching(tag)
             answer = router.tier_only(flat_queue, offset, count, matching)
+        # The answer as a document, the message of it, or what lies there in the tier.
         if as_broker and answer is not None:
             pull = answer
             out.document(_document(pull), lambda page: page.pairs(_document(pull)))

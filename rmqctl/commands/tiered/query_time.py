@@ -51,6 +51,7 @@ def command(
         missing: str | None = None
         answer = None
         try:
+            # The queue offset of the time: of the tier, or of local log and tier as a broker asks.
             if local.root is None:
                 answer = _tier_time(opened, tier.broker, query, when, as_broker)
             else:
@@ -65,6 +66,7 @@ def command(
                             missing = f"nothing is at queue offset {answer.queue_offset}"
         except FormatError as error:
             missing = f"a broker fails to answer: {error}"
+        # The messages from there on (those of a routed query are shown already), or the answer.
         if answer is None:
             missing = missing or f"there is no queue {queue} of topic {topic}"
         elif query.messages and local.root is None:

@@ -54,6 +54,7 @@ def command(
     wanted = select.selection(show.tz)
     faults = Faults(out)
     with tier.open() as opened:
+        # As a broker reads that has the local log and the tier, or the tier alone.
         if local.root is not None and topic is not None:
             unreadable(opened, topic, faults.report)
             with local.router(out, opened, tier.broker) as router:
