@@ -125,9 +125,8 @@ class AlreadyLost:
         if predicted.undecodable:
             predicted.notes.append(
                 f"{plural(predicted.undecodable, 'intact message has', 'intact messages have')} a "
-                "head "
-                f"that clients cannot decode, the first at {min(self._undecodable)}: a consumer "
-                "never gets these, nor what follows them in the same pull")
+                f"head that clients cannot decode, the first at {min(self._undecodable)}: a "
+                "consumer never gets these, nor what follows them in the same pull")
         if not log.files:
             if any(state.found_end for state in self._queues.states):
                 predicted.notes.append(

@@ -236,8 +236,7 @@ class _Start:
             predicted.notes.append(plural(count, "message without a row belongs",
                                           "messages without a row belong")
                                    + " to topics that are not in config/topics.json; deleted "
-                                     "topics "
-                                   "are not counted")
+                                     "topics are not counted")
 
     def _duplicates(self, predicted: Prediction) -> None:
         for duplicate in duplicate_files(self.log, predicted.truncate_to or 0):
@@ -253,23 +252,19 @@ class _Start:
         predicted, walk = self.made, self.walk
         if predicted.truncate_to is not None and self.index.end_phy > predicted.truncate_to:
             predicted.notes.append(f"the index says it reaches to {self.index.end_phy}, beyond the "
-                                   "end "
-                                   f"of the log at {predicted.truncate_to}: messages that are "
-                                   "written "
-                                   "before that physical offset get no index entry")
+                                   f"end of the log at {predicted.truncate_to}: messages that are "
+                                   "written before that physical offset get no index entry")
         if walk is not None and walk.misplaced:
-            predicted.notes.append(plural(len(walk.misplaced), "record says another physical "
-                                                               "offset "
-                                          "than its own", "records say another physical offset "
-                                                          "than "
-                                          "theirs") + f", the first at {walk.misplaced[0]}; a "
-                                                      "broker "
-                                   "takes such a record, and its row leads to nowhere")
+            predicted.notes.append(
+                plural(len(walk.misplaced), "record says another physical offset than its own",
+                       "records say another physical offset than theirs")
+                + f", the first at {walk.misplaced[0]}; a broker takes such a record, and its row "
+                "leads to nowhere")
         if predicted.superseded:
-            predicted.notes.append(plural(predicted.superseded, "intact message beyond the end of "
-                                                                "the log "
-                                          "was", "intact messages beyond the end of the log were")
-                                   + " cut off earlier: others have these queue offsets")
+            predicted.notes.append(
+                plural(predicted.superseded, "intact message beyond the end of the log was",
+                       "intact messages beyond the end of the log were")
+                + " cut off earlier: others have these queue offsets")
         if self.log.files and not self.store.index_listing.files and not self.index.entries:
             predicted.notes.append("there is no index, and it is not made again: no message can be "
                                    "found by its key")

@@ -89,6 +89,5 @@ def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
                 f"{store.log.explain(physical)}")
     if answer.false_hits:
         return (f"{nothing}: the {answer.false_hits} found through the index have other keys of "
-                "the "
-                "same hash (--raw shows them)")
+                "the same hash (--raw shows them)")
     return f"{nothing} in the index; {search}"

@@ -52,8 +52,7 @@ class LogFile(ABC):
         """Guards the file: nothing goes anywhere but behind the last byte, and it must fit."""
         if position != self.wrote or position + size > self.size:
             raise InternalError(f"{self.path}: {size} bytes cannot go to position {position}: the "
-                                "next "
-                                f"is {self.wrote} of {self.size}")
+                                f"next is {self.wrote} of {self.size}")
 
     @abstractmethod
     def append(self, parts: Sequence[Part], position: int) -> int:

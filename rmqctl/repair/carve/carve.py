@@ -172,8 +172,7 @@ class Carving:
     def _report_unreadable(self, source_input: Input) -> None:
         for start, end in self._unreadable[:5]:
             self._report(f"{source_input.path}: {end - start} bytes at {start} cannot be read; the "
-                         "rest "
-                         "was")
+                         "rest was")
         if len(self._unreadable) > 5:
             self._report(f"{source_input.path}: and {len(self._unreadable) - 5} more such places")
 

@@ -57,8 +57,7 @@ def log_parts(store: Store) -> list[LogPart]:
     for file in log.files:
         if file.size > size:
             raise RefusedError(f"{file.path}: has {file.size} bytes, more than the {size} of a "
-                               "file "
-                               "of this log: cut it first")
+                               "file of this log: cut it first")
         base = parts[-1].end if parts else file.base
         if file.base < base or (file.base - base) % size:
             raise RefusedError(f"{file.path}: its name is no place for a file of {size} bytes "

@@ -200,8 +200,8 @@ class _Job:
         oddities = []
         if self.generation < 5 and survey.newer:
             oddities.append("messages of version 2, the first at physical offset "
-                            f"{survey.newer[0]}: "
-                            "a broker before 5.1.0 ends the log there; they are left as they are")
+                            f"{survey.newer[0]}: a broker before 5.1.0 ends the log there; they "
+                            "are left as they are")
         if self.generation < 5 and survey.inner_batch_topics:
             oddities.append(f"topic {min(survey.inner_batch_topics)} has inner batches, which only "
                             "a broker from 5.0.0 on writes, and nothing else in the store is of "
@@ -215,19 +215,16 @@ class _Job:
             oddities.append(f"{plural(len(odd), 'message')} with a head that no broker can have "
                             f"written, the first at physical offset {odd[0].offset} "
                             f"({', '.join(odd[0].categories)}): what it was cannot be proved, and "
-                            "it "
-                            "does clients no harm; left as it is")
+                            "it does clients no harm; left as it is")
         if survey.has_crcs and survey.lacking_crc:
             oddities.append("messages without an appended CRC among others that have it, the "
-                            "first "
-                            f"at physical offset {survey.lacking_crc[0]}: a broker with "
+                            f"first at physical offset {survey.lacking_crc[0]}: a broker with "
                             "forceVerifyPropCRC ends its log there; they are left as they are")
         if evidence.ahead:
             oddities.append(plural(evidence.ahead, "consumequeue row leads",
                                    "consumequeue rows lead")
                             + " beyond the last file of the log: these queues go on at smaller "
-                              "queue "
-                            "offsets")
+                            "queue offsets")
         return oddities
 
     def _style(self, survey: Survey) -> Style:

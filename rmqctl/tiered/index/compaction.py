@@ -398,5 +398,4 @@ def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
         return request.cluster, request.broker
     named = ", ".join(f"{broker} of {cluster}" for cluster, broker in fitting or sorted(owners))
     raise UsageError(f"{tier.name}: whose index files these are is not clear "
-                     f"({named or 'no broker'}"
-                     " is there): name --broker and --cluster")
+                     f"({named or 'no broker'} is there): name --broker and --cluster")

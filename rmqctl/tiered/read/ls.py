@@ -215,5 +215,4 @@ def kind_of(path: str) -> str | None:
         return kind
     unknown = "what it is" if kind is None else f"a file of a tier; it looks like {kind}"
     raise NotAStoreError(f"{path}: neither its path nor its content tells {unknown}; give --type, "
-                         "one "
-                         f"of: {', '.join(TYPES)}")
+                         f"one of: {', '.join(TYPES)}")

@@ -157,8 +157,7 @@ def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
         if name.topic not in known.topics or name.queue_id not in known.queues.get(name.topic, {}):
             lacking = "topic" if name.topic not in known.topics else "queue"
             yield Finding("tiered-metadata-entry", METADATA, f"its {lacking} has no entry: a "
-                                                             "broker "
-                          "does not see it", queue.commit_log.reader.where(
+                          "broker does not see it", queue.commit_log.reader.where(
                               queue.commit_log.folder.rpartition("/")[0]),
                           topic=name.topic, queue_id=name.queue_id)
             continue
@@ -192,18 +191,16 @@ def _size(name: QueueName, flat: FlatFile, segment: Segment, entry: meta.Segment
         return  # what is behind the next segment's base is an overlap, found elsewhere
     if entry.size > segment.size:
         yield _about(name, flat, segment, METADATA, "tiered-segment-short", f"has {segment.size} "
-                                                                            "bytes, "
-                     f"{entry.size} were committed: {entry.size - segment.size} are missing",
+                     f"bytes, {entry.size} were committed: {entry.size - segment.size} are missing",
                      entry.size - segment.size)
     elif last and flat.kind != names.INDEX:
         yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
-                                                                            "bytes, "
-                     f"{entry.size} in the metadata: a broker takes the file's when it starts",
+                     f"bytes, {entry.size} in the metadata: a broker takes the file's when it "
+                     "starts",
                      severity="info")
     else:
         yield _about(name, flat, segment, METADATA, "tiered-metadata-size", f"has {segment.size} "
-                                                                            "bytes, "
-                     f"{entry.size} in the metadata: a broker reads no further")
+                     f"bytes, {entry.size} in the metadata: a broker reads no further")
 
 
 def _missing(kind: str, where: str, entry: meta.SegmentEntry, file: str) -> Finding:

@@ -130,8 +130,7 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
         place = file.shape.slot_position(first + slot)
         if wrong[slot]:
             yield note(file, "tiered-index-slot", f"slot {first + slot}: {int(length[slot])} bytes "
-                                                  "of "
-                       "items, which is no number of items that fits", place, length=8)
+                       "of items, which is no number of items that fits", place, length=8)
             # Behind a wrong length the places of all others are off by as much.
             rest = position[slot + 1:] - begin[slot + 1:-1]
             follows = int(rest[0]) if len(rest) else 0

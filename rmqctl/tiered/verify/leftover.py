@@ -160,8 +160,7 @@ class Left:
             for segment in flat.segments:
                 if segment.base % UNIT_SIZE:
                     yield self.place.rows("tiered-cq-torn", f"begins at {segment.base}, inside of "
-                                                            "a "
-                                          "unit", segment.base)
+                                          "a unit", segment.base)
 
     # -- units -------------------------------------------------------------------------------------
 

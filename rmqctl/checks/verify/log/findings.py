@@ -37,8 +37,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
         if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
             ahead = []
             yield replace(finding, detail=f"{finding.detail}; {gone} rows of the consumequeues "
-                                          "lead "
-                          "beyond it: their messages are gone")
+                          "lead beyond it: their messages are gone")
         else:
             yield finding
     for name in context.result.shrunk:
