@@ -3,6 +3,7 @@
 # make quick   one case of each test, nothing that is slow, no Spark (under 2 minutes)
 # make test-exhaustive  everything: every bit, length and call; PART=3/8 takes the third of 8 parts
 # make lint    ruff and mypy
+# make kernel-asan  the compiled kernel on damaged records, its memory watched (docs/kernel.md)
 # make docs    docs/reference.md and the table of docs/verify.md from the program
 # make bench   figures as ratios, on stores it makes in BENCH (2.5 GiB, kept)
 # make clean   everything made here
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-exhaustive lint docs bench clean
+.PHONY: help venv demo test quick test-exhaustive lint kernel-asan docs bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -38,7 +39,7 @@ $(VENV)/.made:
 	  { echo "python3 -m venv failed: install python3-venv (apt install python3-venv)" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.made pyproject.toml
+$(VENV)/.installed: $(VENV)/.made pyproject.toml hatch_build.py $(wildcard rmqctl/kernel/*.p*x*)
 	@echo "installing rmqctl into $(VENV)"
 	@$(PIP) -e .
 	@touch $@
@@ -65,6 +66,15 @@ test-exhaustive: venv
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+kernel-asan: venv
+	@$(PIP) hatchling cython setuptools
+	rm -rf build/asan && mkdir -p build/asan && cp -r rmqctl tests pyproject.toml build/asan
+	rm -f build/asan/rmqctl/kernel/*.so
+	$(BIN)/python hatch_build.py --sanitize build/asan/rmqctl/kernel
+	cd build/asan && RMQCTL_KERNEL=compiled ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" $(abspath $(BIN))/python -m pytest \
+	  tests/kernel/test_equal.py tests/scan/test_walk.py $(ARGS)
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_reference.py

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from rmqctl import __version__
+from rmqctl import __version__, kernel
 from rmqctl.commands import GROUPS, REGISTRY
 from rmqctl.commands.app.coerce import use_light_coercion
 from rmqctl.commands.app.exit_codes import (
@@ -55,7 +55,7 @@ def build() -> Group:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"{_PROGRAM} {__version__}")
+        typer.echo(f"{_PROGRAM} {__version__}\nkernel: {kernel.name()}")
         raise typer.Exit
 
 
@@ -98,6 +98,8 @@ def _run(args: list[str]) -> int:
     try:
         with root.make_context(_PROGRAM, args) as ctx:
             expect_room()
+            if os.environ.get(kernel.VARIABLE):  # a kernel that is demanded is there, or said
+                kernel.chosen()
             result = root.invoke(ctx)
     except typer.Exit as exc:
         result = exc.exit_code

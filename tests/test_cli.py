@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import rmqctl
+from rmqctl import kernel
 from rmqctl.cli import main
 from rmqctl.commands import EFFECTS, REGISTRY
 from rmqctl.commands.app.coerce import _Coercion
@@ -152,7 +153,8 @@ def test_command_help_has_usage_effect_defaults_and_examples(capsys, monkeypatch
 
 
 def test_version(capsys):
-    assert run(capsys, "--version") == (0, f"rmqctl {rmqctl.__version__}\n", "")
+    assert run(capsys, "--version") == (
+        0, f"rmqctl {rmqctl.__version__}\nkernel: {kernel.name()}\n", "")
 
 
 def test_start_up_is_light():

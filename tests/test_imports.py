@@ -20,7 +20,8 @@ LIBRARY = {"formats", "scan", "store"}
 MAY_IMPORT: dict[str, set[str]] = {
     "formats": set(),
     "files": {"formats", "scan"},
-    "scan": {"formats"},
+    "kernel": {"formats"},
+    "scan": {"formats", "kernel"},
     "store": {"formats", "scan"},
     "broker": LIBRARY,
     "checks": LIBRARY | {"files", "broker"},
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "output": set(),
     "commands": LIBRARY | {"files", "broker", "checks", "engine", "repair", "tiered", "pipeline",
                            "output"},
-    "cli": {"commands", "output"},
+    "cli": {"kernel", "commands", "output"},
     "__main__": {"cli"},
 }
 #: Modules that a package may import beyond its row: what only looks, in a package that writes.

@@ -38,7 +38,7 @@ from rmqctl.formats.local.message import (
     total_size_at,
     variant,
 )
-from rmqctl.scan.frames import Array, Batch, examine, hop
+from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, is_blank, is_placed, located_size, next_provable
 from rmqctl.scan.source import Source
 
@@ -136,12 +136,9 @@ def _block(source: Source, at: int) -> tuple[Array, Array, Array]:
     head = source.read(at, START_SIZE)
     raw = source.read(at, max(_BLOCK, total_size_at(head)))
     data = np.frombuffer(raw, np.uint8)
-    start = hop(raw, 0, len(raw), 1 << 62)
-    batch, ok = examine(data, source.base + at, start)
-    good = len(start) if ok.all() else int(ok.argmin())
-    if not good:
+    batch = records_from(data, source.base + at, 0, len(raw))
+    if not len(batch):
         return nothing
-    batch = batch.select(slice(0, good))
     end = batch.start + batch.column("total_size")
     return batch.start + at, end + at, _odd(source, at, raw, batch, end)
 

@@ -1,6 +1,7 @@
 """Frames as columns: a batch of message frames found in one buffer, and the spans between them.
 
-All field places come from the declaration in `formats.message` through `formats.layout`.
+All field places come from the declaration in `formats.message` through `formats.layout`. What goes
+over the bytes is done by the compiled kernel where there is one, and else by column.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rmqctl.formats.local.message import (
     VERSIONS,
     Message,
 )
+from rmqctl.kernel import active
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -75,6 +77,10 @@ def shape(host_bits: int, magic: int) -> Shape:
                  layout.width_of(Message, "topic_length", **context)[0])
 
 
+_ALL = 1 << 62
+_PLACES = ("total_size", "body_start", "body_length", "topic_start", "topic_length",
+           "properties_start", "properties_length")
+_ROWS = len(_PLACES) + 2  # the columns of the kernel: start before them, the variant behind
 _ZERO_STEP = 1 << 16
 _MAGICS = tuple(VERSIONS)
 _SIZE = layout.reader(Message, "total_size")
@@ -94,8 +100,18 @@ def gather(data: Array, at: Array, width: int) -> Array:
 
 def gather_int(data: Array, at: Array, code: str) -> Array:
     """Big-endian integers (numpy code such as ``i2``) at each position, as int64."""
-    width = int(code[1:])
-    return gather(data, at, width).view(f">{code}").astype(np.int64)
+    return _integers(data, at, np.dtype(f">{code}"))
+
+
+def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> Array:
+    """Integers of a big-endian numpy type, ``offset`` bytes behind each position, as int64."""
+    kernel = active()
+    if kernel is None:
+        return gather(data, at + offset, kind.itemsize).view(kind).astype(np.int64)
+    out: Array = np.empty(len(at), np.int64)
+    kernel.integers(data, np.ascontiguousarray(at, np.int64), offset, kind.itemsize,
+                    kind.kind == "i", out)
+    return out
 
 
 def used_length(data: bytes) -> int:
@@ -171,21 +187,34 @@ class Batch:
         known = self._columns.get(name)
         if known is not None:
             return known
+        out: Array = np.empty(len(self.start), np.int64)
+        if self.heads is None and active() is not None:
+            for rows, shaped in self._groups:
+                fields = shaped.dtype.fields
+                assert fields is not None
+                found = _integers(self.data, self.start[rows], *fields[name][:2])
+                if len(found) == len(out):
+                    out = found
+                else:
+                    out[rows] = found
+        else:
+            for (rows, _), head in zip(self._groups, self._gathered(), strict=True):
+                out[rows] = head[name]
+        self._columns[name] = out
+        return out
+
+    def _gathered(self) -> list[Array]:
         if self.heads is None:
             self.heads = [gather(self.data, self.start[rows], shaped.head_size).view(shaped.dtype)
                            for rows, shaped in self._groups]
-        out: Array = np.empty(len(self.start), np.int64)
-        for (rows, _), head in zip(self._groups, self.heads, strict=True):
-            out[rows] = head[name]
-        self._columns[name] = out
-        return out
+        return self.heads
 
     def store_hosts(self) -> Array:
         """A number (int64) for each store host, the same for the same address and port; it is odd
         for those of IPv6.
         """
         out = self.column("store_host.port").copy()
-        for (rows, _), head in zip(self._groups, self.heads or (), strict=True):
+        for (rows, _), head in zip(self._groups, self._gathered(), strict=True):
             address = head["store_host.address"]
             count = address.dtype.itemsize // 4
             words = np.frombuffer(address.tobytes(), ">i4").reshape(-1, count).astype(np.int64)
@@ -196,6 +225,11 @@ class Batch:
 
     def crc(self, start: Array, length: Array) -> Array:
         """CRC-32, top bit cleared, of a slice of ``data`` for each record (int64)."""
+        kernel = active()
+        if kernel is not None:
+            sums: Array = np.empty(len(start), np.int64)
+            kernel.crcs(self.data, np.ascontiguousarray(start), np.ascontiguousarray(length), sums)
+            return sums
         view = memoryview(self.data.data)
         slices = map(slice, start.tolist(), (start + length).tolist())
         found: Array = np.fromiter(map(crc32, map(view.__getitem__, slices)), np.int64,
@@ -230,6 +264,41 @@ class Batch:
                      {name: value[rows] for name, value in self._columns.items()})
 
 
+def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL) -> Batch:
+    """The records that follow each other by their sizes from ``data[at:]`` on.
+
+    They end before the first that does not prove itself (see `examine`), or starts at or behind
+    ``end``, and are at most ``most``. ``base`` is the physical offset of ``data[0]``.
+    """
+    kernel = active()
+    if kernel is None:
+        start = hop(data.data, at, len(data), most)
+        batch, ok = examine(data, base, start)
+        good = len(start) if ok.all() else int(ok.argmin())
+        good = min(good, int(np.searchsorted(start, end)))
+        return batch if good == len(start) else batch.select(slice(0, good))
+    room = max(min(end, len(data)) - at, 0) // MIN_SIZE + 1
+    table: Array = np.empty((_ROWS, min(room, most)), np.int64)
+    count = kernel.follow(data, base, at, end, most, table)
+    return _batch(data, base, table[:, :count])
+
+
+def _batch(data: Array, base: int, table: Array) -> Batch:
+    """A batch of the records that the kernel put into a table, whose columns are copied: it has
+    room for far more.
+    """
+    start, *places, variant = table
+    is_uniform = len(variant) and (variant == variant[0]).all()
+    known = variant[:1] if is_uniform else np.unique(variant)
+    groups: list[tuple[Any, Shape]] = [
+        (np.flatnonzero(variant == number), shape(number & HOST_BITS, _MAGICS[number & ~HOST_BITS]))
+        for number in known[known >= 0].tolist()]
+    if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
+        groups = [(slice(None), groups[0][1])]
+    return Batch(data, base, start.copy(), groups,
+                 {name: each.copy() for name, each in zip(_PLACES, places, strict=True)})
+
+
 def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]:
     """Checks candidate records at positions ``start`` (int64, ascending) of ``data``.
 
@@ -240,6 +309,14 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     record: message magic, physical offset equal to its place, and lengths which add up to its
     size, all inside ``data``. Columns of rows that are not ok have no meaning.
     """
+    kernel = active()
+    if kernel is not None:
+        table: Array = np.empty((_ROWS, len(start)), np.int64)
+        proven: Array = np.empty(len(start), bool)
+        kernel.examine(data, np.atleast_1d(np.asarray(base, np.int64)),
+                       np.ascontiguousarray(start), table, proven.view(np.uint8))
+        return _batch(data, 0 if isinstance(base, np.ndarray) else base, table), proven
+
     # The heads of all candidates that lie inside the data, gathered in one step.
     count = len(start)
     ok: Array = np.zeros(count, bool)
@@ -263,9 +340,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
 
     # The rest variant by variant, since their fields lie at different places: nearly always all
     # rows are of one, and then a slice, not a gathered copy, takes them.
-    lengths = {name: np.zeros(count, np.int64) for name in (
-        "body_start", "body_length", "topic_start", "topic_length", "properties_start",
-        "properties_length")}
+    lengths = {name: np.zeros(count, np.int64) for name in _PLACES[1:]}
     groups: list[tuple[Any, Shape]] = []
     heads: list[Array] = []
     is_uniform = inside and (variant == variant[0]).all()

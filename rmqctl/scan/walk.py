@@ -14,7 +14,7 @@ import numpy as np
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import START_SIZE, VERSIONS, Message, decode
 from rmqctl.scan.damage import classify
-from rmqctl.scan.frames import Batch, examine, hop
+from rmqctl.scan.frames import Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
 from rmqctl.scan.source import Source, Witness
 
@@ -110,17 +110,14 @@ class Walk:
                     self.end = min(self.end, self.source.size)
                     if not filled:
                         return
-            # Follow the sizes, check all candidates at once, keep those before the first bad one.
+            # The records from here to the first bad one.
             data = np.frombuffer(buffer, np.uint8, filled)
-            start = hop(buffer, at, filled, burst)
-            batch, ok = examine(data, self.source.base + filled_from, start)
-            good = len(start) if ok.all() else int(ok.argmin())
-            good = min(good, int(np.searchsorted(start, self.end - filled_from)))
-            if good < len(start):
-                batch = batch.select(slice(0, good))
+            batch = records_from(data, self.source.base + filled_from, at, self.end - filled_from,
+                           burst)
+            good = len(batch)
             if good:
                 self.position = filled_from + int(
-                    start[good - 1] + batch.column("total_size")[good - 1])
+                    batch.start[-1] + batch.column("total_size")[-1])
                 burst *= 8
             # The chain is broken: what lies there, and where it goes on. After damage few
             # candidates are taken at a time, and more as long as they prove sound.

@@ -24,7 +24,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
-from rmqctl.scan.frames import Array, examine, hop
+from rmqctl.scan.frames import Array, examine, records_from
 
 BitMaps = Mapping[int, bytes | None]
 """Physical offset -> filter bit map of the message there."""
@@ -33,7 +33,6 @@ Recall = Callable[[QueueKey, int, int, int], tuple[int | None, bytes | None]]
 """(queue, physical offset, tags code, store time of a message) -> (address, filter bit map) of the
 extension unit it had; None where that is not known."""
 
-_ALL = 1 << 62
 _LMQ = props.LMQ_PREFIX.encode()
 _NOWHERE, _PLAIN, _BATCH = range(3)
 
@@ -150,10 +149,14 @@ class Dispatcher:
         """
         if not len(data):
             return
-        start = hop(data, 0, len(data), _ALL) if starts is None else np.array(starts, np.int64)
-        batch, ok = examine(np.frombuffer(data, np.uint8), base, start)
-        end = start + batch.column("total_size")
-        if not (len(start) and ok.all() and start[0] == 0 and end[-1] == len(data)
+        raw = np.frombuffer(data, np.uint8)
+        if starts is None:
+            batch = records_from(raw, base, 0, len(raw))
+        else:
+            batch, ok = examine(raw, base, np.array(starts, np.int64))
+            batch = batch if ok.all() else batch.select(ok)
+        start, end = batch.start, batch.start + batch.column("total_size")
+        if not (len(start) and start[0] == 0 and end[-1] == len(data)
                 and (end[:-1] == start[1:]).all()):
             raise InternalError(f"what is dispatched from physical offset {base} on is not whole "
                                 "records")

@@ -1,0 +1,87 @@
+"""The compiled kernel: loops over the bytes of records, where there is one (docs/kernel.md).
+
+Whoever has a loop for it asks `active` and goes through columns with NumPy where that is None;
+both give the same answers. What is to be compiled is `compiled.pyx`.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from zlib import crc32
+
+from rmqctl.errors import UnsupportedError, UsageError
+
+VARIABLE = "RMQCTL_KERNEL"
+"""Environment variable: ``python`` leaves the compiled kernel alone, ``compiled`` demands it."""
+SOURCES = ("compiled.pyx", "layout.pxi")
+_CHOICES = ("", "python", "compiled")
+
+
+@cache
+def active() -> ModuleType | None:
+    """The compiled kernel, ready to use; None where NumPy does its work. Errors as `chosen`."""
+    module = chosen()
+    if module is not None:
+        module.use_crc(_crc_address())
+    return module
+
+
+def name() -> str:
+    """``compiled`` or ``python``, as ``rmqctl --version`` says it. Errors as `chosen`."""
+    return "python" if chosen() is None else "compiled"
+
+
+def chosen() -> ModuleType | None:
+    """The compiled module if it is to be used, from the environment and from what is installed.
+
+    UsageError for another word in `VARIABLE`, UnsupportedError where it demands what is not there.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in _CHOICES:
+        raise UsageError(f"{VARIABLE} is python or compiled, not {wanted!r}")
+    if wanted == "python":
+        return None
+    try:
+        return _compiled()
+    except UnsupportedError:
+        if wanted:
+            raise
+        return None
+
+
+def source_digest(folder: Path) -> int:
+    """A number for the kernel's source, which the compiled module remembers."""
+    return crc32(b"".join((folder / each).read_bytes() for each in SOURCES))
+
+
+def _compiled() -> ModuleType:
+    """UnsupportedError where there is no compiled module, or it was made from another source."""
+    try:
+        module = import_module("rmqctl.kernel.compiled")
+        is_current = module.SOURCE == source_digest(Path(__file__).parent)
+    except (ImportError, OSError) as exc:
+        raise UnsupportedError(
+            f"{VARIABLE}=compiled, but this installation has no compiled kernel ({exc}): "
+            "install rmqctl where there is a C compiler") from exc
+    if not is_current:
+        raise UnsupportedError(
+            f"{VARIABLE}=compiled, but {module.__file__} was compiled from another source: "
+            "install rmqctl again")
+    return module
+
+
+def _crc_address() -> int:
+    """Where ISA-L's CRC-32 lies in this process; 0 where its library does not say."""
+    import ctypes
+
+    from isal import isal_zlib
+
+    try:
+        function = ctypes.CDLL(isal_zlib.__file__).crc32_gzip_refl
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

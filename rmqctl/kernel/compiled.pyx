@@ -1,0 +1,303 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
+# cython: initializedcheck=False, embedsignature=True, show_performance_hints=False
+"""Loops over the bytes of records, without the GIL and without a Python object in them.
+
+Memory: arrays are reached through typed memoryviews, whose every index is checked. Bytes of a
+record are reached through a pointer, and each function that has one states the range test which
+comes before. Lengths read from a record are at most 32 bits wide and are added as 64 bits, so no
+sum of them overflows.
+"""
+
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+include "layout.pxi"
+
+cdef extern from *:
+    """
+    #ifndef RMQCTL_SOURCE
+    #define RMQCTL_SOURCE 0
+    #endif
+    """
+    const uint32_t RMQCTL_SOURCE
+
+SOURCE = RMQCTL_SOURCE
+
+# -- numbers, big-endian --------------------------------------------------------------------------
+# The caller has tested that the bytes are there. A compiler makes one load of each.
+
+
+cdef inline int16_t read_i16(const uint8_t *at) noexcept nogil:
+    return <int16_t>((<uint32_t>at[0] << 8) | at[1])
+
+
+cdef inline uint32_t read_u32(const uint8_t *at) noexcept nogil:
+    return ((<uint32_t>at[0] << 24) | (<uint32_t>at[1] << 16)
+            | (<uint32_t>at[2] << 8) | <uint32_t>at[3])
+
+
+cdef inline int32_t read_i32(const uint8_t *at) noexcept nogil:
+    return <int32_t>read_u32(at)
+
+
+cdef inline int64_t read_i64(const uint8_t *at) noexcept nogil:
+    return <int64_t>((<uint64_t>read_u32(at) << 32) | read_u32(at + 4))
+
+
+# -- records --------------------------------------------------------------------------------------
+
+cdef enum:  # rows of the columns that `follow` and `examine` fill
+    START, TOTAL, BODY_START, BODY_LENGTH, TOPIC_START, TOPIC_LENGTH
+    PROPERTIES_START, PROPERTIES_LENGTH, VARIANT, ROWS
+
+COLUMNS = ("start", "total_size", "body_start", "body_length", "topic_start", "topic_length",
+           "properties_start", "properties_length")
+
+
+cdef struct Record:
+    int64_t total_size, body_start, body_length, topic_start, topic_length
+    int64_t properties_start, properties_length, variant
+
+
+cdef bint is_record(const uint8_t *data, int64_t size, int64_t at, int64_t base,
+                    Record *found) noexcept nogil:
+    """Whether the bytes at data[at:] are provably a record of physical offset base + at.
+
+    Magic of a message, the physical offset, and lengths that add up to its size, all of it inside
+    the ``size`` bytes of data (spec: commitlog.md). ``found`` has no meaning otherwise, but for
+    its size. Nothing is read outside of data[at:at + total_size]: a range test stands before
+    each read.
+    """
+    cdef int64_t total, end, head_size, fixed_size, topic_width, physical
+    cdef uint32_t magic
+    cdef int32_t flag
+    cdef const uint8_t *record
+
+    # The head of any record, as far as the system flag.
+    found.total_size = 0
+    if at < 0 or at > size or size - at < START_SIZE:
+        return False
+    record = data + at
+    total = read_i32(record + TOTAL_SIZE_AT)
+    found.total_size = total
+    if total < MIN_SIZE or total > size - at:
+        return False
+    magic = read_u32(record + MAGIC_AT)
+    if magic == MAGIC_V1:
+        topic_width = TOPIC_LENGTH_SIZE_V1
+        found.variant = 0
+    elif magic == MAGIC_V2:
+        topic_width = TOPIC_LENGTH_SIZE_V2
+        found.variant = 1
+    else:
+        return False
+    physical = <int64_t>(<uint64_t>base + <uint64_t>at)
+    if read_i64(record + PHYSICAL_OFFSET_AT) != physical:
+        return False
+
+    # The system flag decides how wide the hosts are, and so where the body begins.
+    flag = read_i32(record + SYS_FLAG_AT)
+    found.variant |= flag & (BORN_HOST_V6 | STORE_HOST_V6)
+    head_size = HEAD_SIZE
+    if flag & BORN_HOST_V6:
+        head_size += BORN_HOST_V6_MORE
+    if flag & STORE_HOST_V6:
+        head_size += STORE_HOST_V6_MORE
+    fixed_size = head_size + topic_width + PROPERTIES_LENGTH_SIZE
+    if total < fixed_size:
+        return False
+
+    # Body, topic and properties: each length leaves room for what comes behind it.
+    end = at + total
+    found.body_length = read_i32(record + head_size - (HEAD_SIZE - BODY_LENGTH_AT))
+    if found.body_length < 0 or found.body_length > total - fixed_size:
+        return False
+    found.body_start = at + head_size
+    found.topic_start = found.body_start + found.body_length + topic_width
+    if topic_width == 1:
+        found.topic_length = <int8_t>data[found.topic_start - 1]
+    else:
+        found.topic_length = read_i16(data + found.topic_start - 2)
+    found.properties_start = found.topic_start + found.topic_length + PROPERTIES_LENGTH_SIZE
+    if found.topic_length < 0 or found.properties_start > end:
+        return False
+    found.properties_length = read_i16(data + found.properties_start - PROPERTIES_LENGTH_SIZE)
+    return found.properties_length >= 0 and (
+        found.properties_start + found.properties_length == end)
+
+
+cdef inline int put(int64_t[:, ::1] columns, Py_ssize_t row, int64_t start,
+                    const Record *record) except -1 nogil:
+    columns[START, row] = start
+    columns[TOTAL, row] = record.total_size
+    columns[BODY_START, row] = record.body_start
+    columns[BODY_LENGTH, row] = record.body_length
+    columns[TOPIC_START, row] = record.topic_start
+    columns[TOPIC_LENGTH, row] = record.topic_length
+    columns[PROPERTIES_START, row] = record.properties_start
+    columns[PROPERTIES_LENGTH, row] = record.properties_length
+    columns[VARIANT, row] = record.variant
+    return 0
+
+
+def follow(const uint8_t[::1] data, int64_t base, int64_t at, int64_t end, int64_t most,
+           int64_t[:, ::1] columns):
+    """Follows records by their sizes from data[at:] on, up to the first that is none.
+
+    ``base`` is the physical offset of data[0]. A record starts before ``end`` and lies in data as
+    a whole; there are ``most`` of them at most. ``columns`` (int64 [9, n], rows as `COLUMNS` and
+    the variant) takes one column for each, and ends the walk when it is full. Gives how many.
+    """
+    cdef int64_t size = data.shape[0]
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef Py_ssize_t count = 0, room = columns.shape[1]
+    cdef Record record
+    if columns.shape[0] != ROWS:
+        raise ValueError("columns have another shape")
+    with nogil:
+        while count < most and count < room and at < end and is_record(
+                first, size, at, base, &record):
+            put(columns, count, at, &record)
+            at += record.total_size
+            count += 1
+    return count
+
+
+def examine(const uint8_t[::1] data, const int64_t[::1] base, const int64_t[::1] start,
+            int64_t[:, ::1] columns, uint8_t[::1] ok):
+    """Which of the candidates at data[start:] are records; their columns as `follow` has them.
+
+    ``base`` is the physical offset of data[0]: one for all, or one for each. ``ok`` takes 0 or 1;
+    a candidate that is no record has zeros in its columns, but for its start and size, and the
+    variant -1.
+    """
+    cdef int64_t size = data.shape[0], its_base
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef Py_ssize_t row, count = start.shape[0]
+    cdef bint each = base.shape[0] != 1, good
+    cdef Record record
+    if columns.shape[0] != ROWS:
+        raise ValueError("columns have another shape")
+    with nogil:
+        for row in range(count):
+            its_base = base[row if each else 0]
+            good = is_record(first, size, start[row], its_base, &record)
+            if not good:
+                record.body_start = record.body_length = 0
+                record.topic_start = record.topic_length = 0
+                record.properties_start = record.properties_length = 0
+                record.variant = -1
+            put(columns, row, start[row], &record)
+            ok[row] = good
+
+
+def integers(const uint8_t[::1] data, const int64_t[::1] start, int64_t offset, int width,
+             bint signed, int64_t[::1] out):
+    """Big-endian integers of 1, 2, 4 or 8 bytes at data[start + offset:], into ``out``.
+
+    IndexError where one is not inside of data.
+    """
+    cdef int64_t size = data.shape[0], at
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef Py_ssize_t row, count = start.shape[0]
+    if width not in (1, 2, 4, 8):
+        raise ValueError("no such integer")
+    if offset < 0 or offset > size:
+        raise IndexError("outside of the data")
+    with nogil:
+        for row in range(count):
+            at = start[row]
+            # The range test for the reads below; written so that nothing overflows.
+            if at < 0 or at > size - offset or size - offset - at < width:
+                raise IndexError("outside of the data")
+            at += offset
+            if width == 8:
+                out[row] = read_i64(first + at)
+            elif width == 4:
+                out[row] = read_i32(first + at) if signed else <int64_t>read_u32(first + at)
+            elif width == 2:
+                out[row] = read_i16(first + at)
+                if not signed:
+                    out[row] &= 0xFFFF
+            else:
+                out[row] = <int8_t>first[at] if signed else <int64_t>first[at]
+
+
+# -- CRC-32 ---------------------------------------------------------------------------------------
+
+ctypedef uint32_t (*crc_function)(uint32_t, const uint8_t *, uint64_t) noexcept nogil
+
+cdef uint32_t table[8][256]
+
+
+cdef void make_table() noexcept nogil:
+    cdef uint32_t value, number, step
+    for number in range(256):
+        value = number
+        for step in range(8):
+            value = (value >> 1) ^ (0xEDB88320u if value & 1 else 0)
+        table[0][number] = value
+    for number in range(256):
+        for step in range(1, 8):
+            value = table[step - 1][number]
+            table[step][number] = (value >> 8) ^ table[0][value & 0xFF]
+
+
+cdef uint32_t crc_by_table(uint32_t crc, const uint8_t *at, uint64_t length) noexcept nogil:
+    """CRC-32 of ``length`` bytes, eight at a time; every index of the table is one byte."""
+    cdef uint32_t low, high
+    crc = ~crc
+    while length >= 8:
+        low = crc ^ (<uint32_t>at[0] | <uint32_t>at[1] << 8 | <uint32_t>at[2] << 16
+                     | <uint32_t>at[3] << 24)
+        high = (<uint32_t>at[4] | <uint32_t>at[5] << 8 | <uint32_t>at[6] << 16
+                | <uint32_t>at[7] << 24)
+        crc = (table[7][low & 0xFF] ^ table[6][(low >> 8) & 0xFF]
+               ^ table[5][(low >> 16) & 0xFF] ^ table[4][low >> 24]
+               ^ table[3][high & 0xFF] ^ table[2][(high >> 8) & 0xFF]
+               ^ table[1][(high >> 16) & 0xFF] ^ table[0][high >> 24])
+        at += 8
+        length -= 8
+    while length:
+        crc = (crc >> 8) ^ table[0][(crc ^ at[0]) & 0xFF]
+        at += 1
+        length -= 1
+    return ~crc
+
+
+make_table()
+cdef crc_function crc32 = crc_by_table
+
+
+def use_crc(size_t address):
+    """Takes the function at an address for all CRCs; the kernel's own for 0, or if it is wrong.
+
+    Its type must be ISA-L's: uint32_t (uint32_t crc, const unsigned char *data, uint64_t length).
+    Gives whether it was taken.
+    """
+    global crc32
+    cdef const uint8_t *probe = b"123456789"
+    crc32 = <crc_function>address if address else crc_by_table
+    if crc32(0, probe, 9) != 0xCBF43926u:
+        crc32 = crc_by_table
+        return False
+    return address != 0
+
+
+def crcs(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+         int64_t[::1] out):
+    """CRC-32, top bit cleared, of data[start:start + length] for each, into ``out``.
+
+    A slice ends with the data, and is empty where it would begin outside or have no length.
+    """
+    cdef int64_t size = data.shape[0], begin, count
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef Py_ssize_t row
+    with nogil:
+        for row in range(start.shape[0]):
+            begin, count = start[row], length[row]
+            if begin < 0 or begin >= size or count <= 0:
+                out[row] = 0
+                continue
+            if count > size - begin:
+                count = size - begin
+            out[row] = crc32(0, first + begin, <uint64_t>count) & CRC_MASK

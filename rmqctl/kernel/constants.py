@@ -1,0 +1,56 @@
+"""The layout constants of the compiled kernel, from the construct declarations.
+
+`layout.pxi` is made of them (``python -m rmqctl.kernel.constants``); a test fails when it is stale,
+and a kernel that was compiled with another one is not used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rmqctl.formats import layout
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import Message
+from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
+
+PXI = Path(__file__).with_name("layout.pxi")
+
+
+def values() -> dict[str, int]:
+    """Every constant by its name in the kernel: places and sizes in bytes, magics unsigned."""
+    head = _head_size(0)
+    found = {f"{name.upper()}_AT": layout.field(Message, name).offset
+             for name in ("total_size", "magic", "physical_offset", "sys_flag")}
+    found |= {
+        "START_SIZE": message.START_SIZE,
+        "MIN_SIZE": message.MIN_SIZE,
+        "HEAD_SIZE": head,
+        "BODY_LENGTH_AT": message.fixed_field("body_length").offset,
+        "BORN_HOST_V6": BORN_HOST_V6,
+        "STORE_HOST_V6": STORE_HOST_V6,
+        "BORN_HOST_V6_MORE": _head_size(BORN_HOST_V6) - head,
+        "STORE_HOST_V6_MORE": _head_size(STORE_HOST_V6) - head,
+        "PROPERTIES_LENGTH_SIZE": message.PROPERTIES_LENGTH_SIZE,
+        "CRC_MASK": message.CRC_MASK,
+    }
+    for magic, name in message.VERSIONS.items():
+        found[f"MAGIC_{name.upper()}"] = magic
+        found[f"TOPIC_LENGTH_SIZE_{name.upper()}"] = layout.width_of(
+            Message, "topic_length", magic=magic)[0]
+    return found
+
+
+def _head_size(host_bits: int) -> int:
+    return layout.prefix_size(Message, sys_flag=host_bits, magic=message.MAGIC_V1)
+
+
+def text() -> str:
+    """What `layout.pxi` has to hold."""
+    return "\n".join([
+        "# Made from the declarations in rmqctl/formats: python -m rmqctl.kernel.constants", "",
+        "cdef enum:", *(f"    {name} = {value:#x}" if name.startswith("MAGIC_V") else
+                        f"    {name} = {value}" for name, value in values().items()), ""])
+
+
+if __name__ == "__main__":
+    PXI.write_text(text())

@@ -1,0 +1,115 @@
+"""Which kernel is used: what is there, what is asked for, and what is said about it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rmqctl import kernel
+from rmqctl.errors import UnsupportedError, UsageError
+from rmqctl.kernel import constants
+from tests.support.kernels import compiled_only, using
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_constants_are_those_of_the_declarations() -> None:
+    assert constants.PXI.read_text() == constants.text(), "python -m rmqctl.kernel.constants"
+
+
+def test_python_is_used_where_it_is_asked_for() -> None:
+    with using("python"):
+        assert kernel.active() is None
+        assert kernel.name() == "python"
+
+
+@compiled_only
+def test_compiled_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wanted in ("compiled", ""):
+        with using(wanted):
+            assert kernel.active() is not None
+            assert kernel.name() == "compiled"
+
+
+def test_without_a_compiled_module_python_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rmqctl.kernel.compiled", None)
+    with using(""):
+        assert kernel.active() is None
+        assert kernel.name() == "python"
+    with using("compiled"), pytest.raises(UnsupportedError, match="has no compiled kernel"):
+        kernel.active()
+
+
+@compiled_only
+def test_a_module_of_another_source_is_not_used(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = kernel.chosen()
+    assert module is not None
+    folder = Path(kernel.__file__).parent
+    for changed in kernel.SOURCES:
+        for each in kernel.SOURCES:
+            (tmp_path / each).write_bytes((folder / each).read_bytes())
+        (tmp_path / changed).write_bytes((folder / changed).read_bytes() + b"\n")
+        monkeypatch.setattr(module, "SOURCE", kernel.source_digest(tmp_path))
+        with using(""):
+            assert kernel.active() is None
+        with using("compiled"), pytest.raises(UnsupportedError, match="another source"):
+            kernel.active()
+
+
+def test_another_word_is_refused(rmqctl) -> None:
+    with using("fast"), pytest.raises(UsageError, match="python or compiled"):
+        kernel.active()
+    done = rmqctl("commands", env={"RMQCTL_KERNEL": "fast"}).expect(2)
+    assert "RMQCTL_KERNEL is python or compiled, not 'fast'" in done.err
+
+
+def test_a_command_says_at_once_that_the_kernel_is_missing(
+        rmqctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rmqctl.kernel.compiled", None)
+    done = rmqctl("commands", env={"RMQCTL_KERNEL": "compiled"}).expect(3)
+    assert done.out == ""
+    assert "has no compiled kernel" in done.err
+
+
+def test_version_says_which(rmqctl_process) -> None:
+    shown = rmqctl_process("--version", env={"RMQCTL_KERNEL": "python"}).expect(0).out
+    assert shown.splitlines()[1:] == ["kernel: python"]
+    assert re.fullmatch(r"rmqctl \S+\nkernel: (python|compiled)\n",
+                        rmqctl_process("--version").expect(0).out)
+
+
+def test_both_builds_give_the_same_answers_to_commands(rmqctl_process, golden) -> None:
+    store = golden("5.3.3/crash-crc/before")
+    for command in (("verify", store, "-o", "json"), ("read", store, "-o", "jsonl"),
+                    ("stats", store, "--by", "topic", "-o", "json")):
+        first, second = (rmqctl_process(*command, env={"RMQCTL_KERNEL": each})
+                         for each in ("python", ""))
+        assert (first.code, first.out) == (second.code, second.out), command
+
+
+@pytest.mark.exhaustive
+@pytest.mark.long
+def test_it_installs_without_a_compiler_and_with_one(tmp_path: Path) -> None:
+    """Wheels, by pip as a user has it: pure without a compiler, else with the kernel in it."""
+    import os
+
+    def wheel(name: str, **environment: str) -> Path:
+        folder = tmp_path / name
+        subprocess.run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet",
+                        "--wheel-dir", folder, ROOT], check=True, env=os.environ | environment)
+        return next(folder.iterdir())
+
+    without = wheel("without", CC="/nonexistent/cc", RMQCTL_KERNEL="")
+    assert without.name.endswith("-py3-none-any.whl")
+    assert not [each for each in zipfile.ZipFile(without).namelist() if each.endswith(".so")]
+    if subprocess.run(["cc", "--version"], capture_output=True, check=False).returncode == 0:
+        compiled = wheel("with", RMQCTL_KERNEL="compiled")
+        tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+        assert f"-{tag}-{tag}-" in compiled.name
+        assert [each for each in zipfile.ZipFile(compiled).namelist() if each.endswith(".so")]
