@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+Value = int | str | Mapping[str, int] | None
+"""A number, a file's name, or numbers by what they are; None where there is none."""
+_PLURALS = {"entry": "entries"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,17 +16,40 @@ class Action:
     """``target`` is relative to the store root where it lies in it (``commitlog/000…``,
     ``consumequeue/TopicTest/0``, ``checkpoint``).
 
-    ``before`` and ``after`` (JSON: ``from``, ``to``) say in a few words what is there and what
-    will be; ``reason`` why. ``action`` is a verb of two or three words at most:
-    ``truncate``, ``move aside``, ``rebuild``, ``fill`` …
+    ``before`` and ``after`` (JSON: ``from``, ``to``) are what is there and what will be, as data.
+    ``unit`` is what they count (``byte``, ``entry``); "": they are offsets (of the end of a queue,
+    or of the log), or names. ``offset`` and ``length``: the bytes of the log it is about, None for
+    all of the target. ``reason`` says why, in words. ``action`` is a verb of two or three words at
+    most: ``truncate``, ``move aside``, ``rebuild``, ``fill`` …
     """
 
     action: str
     target: str
-    before: str | int | None
-    after: str | int | None
+    before: Value
+    after: Value
     reason: str
+    unit: str = ""
+    offset: int | None = None
+    length: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {"action": self.action, "target": self.target, "from": self.before,
-                "to": self.after, "reason": self.reason}
+                "to": self.after, "unit": self.unit or None, "offset": self.offset,
+                "length": self.length, "reason": self.reason}
+
+    def in_words(self) -> dict[str, str | int]:
+        """The row of a table for people: action, target, from, to, reason."""
+        before = self._cell(self.before)
+        if self.offset is not None:
+            before = f"{self.length} bytes from {self.offset}"
+        return {"action": self.action, "target": self.target, "from": before,
+                "to": self._cell(self.after), "reason": self.reason}
+
+    def _cell(self, value: Value) -> str | int:
+        if value is None:
+            return ""
+        if isinstance(value, Mapping):
+            return ", ".join(f"{name.split('_')[0]} {number}" for name, number in value.items())
+        if not self.unit:
+            return value
+        return f"{value} {self.unit if value == 1 else _PLURALS.get(self.unit, self.unit + 's')}"

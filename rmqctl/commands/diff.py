@@ -112,9 +112,7 @@ def _show(out: Output, run: Diff) -> None:
         "counts": [{"kind": kind, "count": count}
                    for kind, count in sorted(differences.counts.items())],
     }
-    rest = {name: value for name, value in document.items() if name != "differences"}
-    out.listing(document, lambda page: _page(page, run, rows), rows=rows, columns=COLUMNS,
-                lines=[*rows, rest])
+    out.listing(document, lambda page: _page(page, run, rows), rows=rows, columns=COLUMNS)
 
 
 def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app.option_groups import pick
-from rmqctl.commands.shared.applying import blank_for_none
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
@@ -80,7 +79,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.pairs(_facts(prediction))
     if prediction.actions and prediction.starts:
         page.blank()
-        page.table([blank_for_none(action.as_dict()) for action in prediction.actions],
+        page.table([action.in_words() for action in prediction.actions],
                    ("action", "target", "from", "to", "reason"))
     if prediction.offsets_beyond_end:
         page.heading("Groups beyond the end of a queue")

@@ -110,18 +110,16 @@ class Output:
         self._writer().document(document, human)
 
     def listing(self, document: Mapping[str, Any], human: Callable[[Human], None], *,
-                rows: Iterable[Row], columns: Sequence[str], lines: Iterable[Row]) -> None:
+                rows: Iterable[Row], columns: Sequence[str]) -> None:
         """A document that is a list with a summary, in what form the format can hold.
 
-        json shows ``document``, people see ``human``; csv and tsv have the ``rows`` of the list,
-        and jsonl the ``lines``: rows, and what else is to be said, as rows of their own.
+        json shows ``document``, people see ``human``; jsonl, csv and tsv have the ``rows`` of the
+        list and nothing else: one kind of row to a stream.
         """
-        if not self.streams:
-            self.document(document, human)
-        elif self.is_flat:
+        if self.streams:
             self.rows(rows, columns)
         else:
-            self.rows(lines)
+            self.document(document, human)
 
     def human(self) -> Human:
         """The page for people in this format (table, plain or markdown)."""

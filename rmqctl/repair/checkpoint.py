@@ -122,8 +122,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
     if strange:
         steps.insert(0, MoveAside(NAME))
         reason = "checkpoint is no regular file"
-    before = _in_words(old) if is_file else "no regular file" if strange else "missing"
-    return steps, [Action("rebuild", NAME, before, _in_words(new), reason)]
+    return steps, [Action("rebuild", NAME, _told(old) if is_file else None, _told(new), reason)]
 
 
 def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
@@ -157,8 +156,7 @@ def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
     return new, wrong
 
 
-def _in_words(record: CheckpointRecord) -> str:
-    """The three times, and the confirmed offset where there is one."""
-    text = (f"physic {record.physic_msg_timestamp}, logics {record.logics_msg_timestamp}, "
-            f"index {record.index_msg_timestamp}")
-    return text + (f", confirm {record.confirm_phy_offset}" if record.confirm_phy_offset else "")
+def _told(record: CheckpointRecord) -> dict[str, int]:
+    """The three times, and the offsets that are there."""
+    return {name: value for name, value in record._asdict().items()
+            if value or name in record._fields[:layout.CLASSIC_FIELDS]}

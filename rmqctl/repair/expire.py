@@ -86,7 +86,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     rest = log.files[len(gone):]
     after = rest[0].base if rest else before
     steps: list[Step] = [MoveAside(target(store, file.path)) for file, _ in gone]
-    actions = [Action("move aside", target(store, file.path), file.size, None, reason)
+    actions = [Action("move aside", target(store, file.path), file.size, None, reason, "byte")
                for file, reason in gone]
     size = sum(file.size for file, _ in gone)
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
@@ -99,7 +99,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
         size += sum(file.size for file in follow)
         steps += [MoveAside(target(store, file.path)) for file in follow]
         actions += [Action("move aside", target(store, file.path), file.size, None,
-                           "all its messages have expired") for file in follow]
+                           "all its messages have expired", "byte") for file in follow]
         notes += [*queues.notes, *_unread(queues, progress), *timer.notes]
     if not gone and limits.older_than is not None:
         notes += _younger_than_messages(store, now, limits.older_than)

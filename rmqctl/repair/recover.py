@@ -107,7 +107,7 @@ class _Planner:
             self._take(checkpoint_steps(self._root, facts, self._generation))
         if self._options.whole and self._store.has_abort:
             self._take(([MoveAside("abort")], [Action(
-                "move aside", "abort", "there", "not there",
+                "move aside", "abort", None, None,
                 "the log and everything derived from it are whole: the next start is a clean "
                 "one")]))
         table = self._table(rebuilt)

@@ -6,6 +6,8 @@ import os
 
 from rmqctl.errors import InternalError, RefusedError
 from rmqctl.files.durable import STAGING
+from rmqctl.formats.local import names
+from rmqctl.scan.overlay import LogPart
 from rmqctl.store.log.cut_off import NOTE
 from rmqctl.store.store import Store
 
@@ -18,6 +20,17 @@ def target(store: Store, path: str) -> str:
     if full.startswith(root.rstrip(os.sep) + os.sep):
         return os.path.relpath(full, root)
     return full
+
+
+def part_target(store: Store, part: LogPart) -> str:
+    """The target of a file of the log; of one that is missing the path it would have."""
+    path = part.path
+    if path is None:
+        folders = sorted(store.log_folders)
+        path = os.path.join(folders[(part.base // part.size) % len(folders)],
+                            names.build_offset(part.base))
+    relative = os.path.relpath(path, store.root)
+    return path if relative.startswith("..") else relative
 
 
 def checked(root: str, target: str) -> str:

@@ -369,3 +369,13 @@ def test_one_next_command_where_something_is_lost(golden):
         "preflight", root, "-o", "plain").out
     done = cli.run("preflight", golden(CLEAN), "-o", "json")
     assert (done.code, done.json()["next"]) == (0, None)
+
+
+@pytest.mark.parametrize("kind", ["crash-cqahead-file", "crash-nocheckpoint", "clean-crc"])
+def test_actions_are_data(rmqctl, golden, kind: str) -> None:
+    found = rmqctl("preflight", golden(f"5.3.3/{kind}/before"), "-o", "json").expect(0, 1).json()
+    assert found["actions"]
+    for one in found["actions"]:
+        for value in (one["from"], one["to"]):
+            numbers = value.values() if isinstance(value, dict) else (value,)
+            assert all(number is None or isinstance(number, int) for number in numbers), one

@@ -63,10 +63,8 @@ def test_json(pair: tuple[Path, Path], tiny: Tiny, rmqctl: Run) -> None:
 
 
 def test_the_other_formats(pair: tuple[Path, Path], rmqctl: Run) -> None:
-    *rows, last = rmqctl("diff", *pair, "-o", "jsonl").expect(1).jsonl()
+    rows = rmqctl("diff", *pair, "-o", "jsonl").expect(1).jsonl()
     assert [row["kind"] for row in rows] == ["different", "missing-in-b"]
-    assert last["equal"] is False
-    assert last["summary"]["different"] == 1
     table = list(csv.DictReader(io.StringIO(rmqctl("diff", *pair, "-o", "csv").expect(1).out)))
     assert [row["physical_offset"] for row in table] == [str(row["physical_offset"])
                                                          for row in rows]

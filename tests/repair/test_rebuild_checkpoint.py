@@ -100,8 +100,7 @@ def test_an_empty_log_needs_none_and_a_folder_goes_aside(tmp_path):
     for facts in (FACTS, empty):
         steps, (action,) = checkpoint_steps(str(tmp_path), facts, 4)
         assert [type(one) for one in steps] == [MoveAside, Create]
-        assert (action.before, action.reason) == ("no regular file",
-                                                  "checkpoint is no regular file")
+        assert (action.before, action.reason) == (None, "checkpoint is no regular file")
 
 
 def test_of_an_empty_log_only_what_cannot_be_is_mended(tmp_path):

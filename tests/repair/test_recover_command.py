@@ -42,6 +42,15 @@ def intact(run: Run, root: Path) -> set[str]:
             for one in found if one["crc_ok"] and "RMQCTL" not in one["properties_raw"]}
 
 
+def assert_is_data(actions: list[dict[str, object]]) -> None:
+    """Numbers say what is there and what will be; words only why."""
+    for one in actions:
+        assert not str(one["target"]).startswith("physical offset")
+        for value in (one["from"], one["to"]):
+            numbers = value.values() if isinstance(value, dict) else (value,)
+            assert all(number is None or isinstance(number, int) for number in numbers), one
+
+
 @pytest.mark.parametrize("each", sample(DAMAGED, 14, "recover"), ids=lambda one: one.id)
 def test_every_damage_set_becomes_whole(rmqctl: Run, golden_copy: Folder,
                                         each: GoldenSet) -> None:
@@ -54,6 +63,7 @@ def test_every_damage_set_becomes_whole(rmqctl: Run, golden_copy: Folder,
     assert done["messages_lost"] == planned["messages_lost"]
     assert done["topic_queue_table"] == planned["topic_queue_table"]
     assert done["applied"] is bool(planned["actions"])
+    assert_is_data(planned["actions"])
     assert intact(rmqctl, root) >= readable
     rmqctl("verify", root).expect(0)
     for version in ("4.9.3", "5.3.3"):

@@ -107,8 +107,8 @@ def test_metadata_of_queues_that_have_no_folder(tier: Small, rmqctl: Runner) -> 
 
 def test_filters_and_formats(tier: Small, rmqctl: Runner) -> None:
     rows = rmqctl("tiered", "ls", tier.home, "--topic", OTHER, "-o", "jsonl").expect(0).jsonl()
-    assert [(row["kind"], row["topic"], row["min_offset"], row["commit_offset"])
-            for row in rows] == [("queue", OTHER, 40, 42)]
+    assert [(row["topic"], row["min_offset"], row["commit_offset"])
+            for row in rows] == [(OTHER, 40, 42)]
     rmqctl("tiered", "ls", tier.home, "--broker", "nobody", "-o", "json").expect(2)
     text = rmqctl("tiered", "ls", tier.home, "-o", "csv").expect(0).out
     assert text.splitlines()[0] == ",".join(ls.QUEUE_COLUMNS)

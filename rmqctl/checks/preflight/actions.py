@@ -16,7 +16,7 @@ from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction, QueueChange
 from rmqctl.checks.verify.common import plural
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord
+from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord, differing
 from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
@@ -30,7 +30,7 @@ def fill(made: Prediction, store: Store, log: CommitLog, version: BrokerVersion,
     add = made.actions.append
     for one in found.emptied:
         made.doomed.append(target := relative(store, one.path))
-        add(Action(DELETE, target, "0 bytes", None, "a last file without a byte"))
+        add(Action(DELETE, target, 0, None, "a last file without a byte", "byte"))
     if not log.files:
         _destroyed(made, store, queues)
     else:
@@ -43,8 +43,8 @@ def fill(made: Prediction, store: Store, log: CommitLog, version: BrokerVersion,
     made.leaves |= bool(made.rows_cut) or index.end_phy > (made.truncate_to or 0)
     _checkpoint(made, store, log, version, queues, index, walk, saved)
     if store.has_abort and made.starts:
-        add(Action("remove", "abort", "unclean end", None,
-                      "it goes when the broker has stopped cleanly"))
+        add(Action("remove", "abort", None, None,
+                   "the last end was unclean; it goes when the broker has stopped cleanly"))
 
 
 def _log(made: Prediction, store: Store, log: CommitLog) -> None:
@@ -62,9 +62,9 @@ def _log(made: Prediction, store: Store, log: CommitLog) -> None:
         made.doomed.append(target := relative(store, one.path))
         used = used_size(log.source(log.files.index(one)))
         made.actions.append(Action(
-            DELETE, target, f"{used} of {one.size} bytes used", None,
+            DELETE, target, used, None,
             "it was created ahead and never used" if not used else
-            f"it lies beyond the end of the log at {end}: {made.stop_reason}"))
+            f"it lies beyond the end of the log at {end}: {made.stop_reason}", "byte"))
 
 
 def _destroyed(made: Prediction, store: Store, queues: Queues) -> None:
@@ -120,9 +120,9 @@ def _index(made: Prediction, store: Store, index: Index) -> None:
         made.doomed.append(target := relative(store, one.file.path))
         entries = one.header.entries if one.header else 0
         made.actions.append(Action(
-            DELETE, target, plural(entries, "entry", "entries"), None,
+            DELETE, target, entries, None,
             "it ends after the checkpoint's index time, which is not trusted after an unclean "
-            "end"))
+            "end", "entry"))
     made.index_discarded = len(index.discarded)
     made.index_lost = max(0, index.discarded_before(store, made.truncate_to or 0)
                           - index.entries + index.duplicates)
@@ -134,9 +134,9 @@ def _index(made: Prediction, store: Store, index: Index) -> None:
         double = (f"; {plural(index.duplicates, 'is', 'are')} there already" if index.duplicates
                   else "")
         made.actions.append(Action(
-            "add entries", "index", plural(len(index.kept), "file"),
-            plural(len(index.kept) + index.created, "file"),
-            f"{plural(index.entries, 'key')} of messages that are dispatched again{double}"))
+            "add entries", "index", len(index.kept), len(index.kept) + index.created,
+            f"{plural(index.entries, 'key')} of messages that are dispatched again{double}",
+            "file"))
 
 
 def _checkpoint(made: Prediction, store: Store, log: CommitLog, version: BrokerVersion,
@@ -154,7 +154,9 @@ def _checkpoint(made: Prediction, store: Store, log: CommitLog, version: BrokerV
     made.checkpoint = after
     if store.checkpoint is None or after != saved:
         made.actions.append(Action(
-            "write", "checkpoint", _times(store.checkpoint, after), _times(after, saved),
+            "write", "checkpoint",
+            None if store.checkpoint is None else differing(store.checkpoint, after),
+            differing(after, saved),
             "in controller mode it is where the confirmed log ends" if store.layout.controller
             and after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]
             else _checkpoint_reason(saved, after)))
@@ -166,15 +168,6 @@ def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:
     if after[:CLASSIC_FIELDS] == saved[:CLASSIC_FIELDS]:
         return "recovery notes where the last message starts"
     return "it follows what was dispatched again"
-
-
-def _times(record: CheckpointRecord | None, other: CheckpointRecord) -> str | None:
-    """The fields in which the two differ."""
-    if record is None:
-        return None
-    said = [f"{name.split('_')[0]} {value}" for name, value, beside in zip(
-        record._fields, record, other, strict=True) if value != beside]
-    return ", ".join(said) or "zeros"
 
 
 def differences(made: Prediction, found: Load, conf: BrokerConf) -> list[str]:

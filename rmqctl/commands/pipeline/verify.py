@@ -81,8 +81,7 @@ def _show(out: Output, judged: list[Judged]) -> None:
             out.warn(f"{store.root}: {more} more findings are counted, not listed (--max-findings)")
     out.listing(
         document(judged), lambda page: _page(page, judged), columns=("store", *COLUMNS),
-        rows=(row for store in judged for row in store.findings()),
-        lines=(row for store in judged for row in (*store.findings(), store.summary())))
+        rows=(row for store in judged for row in store.findings()))
 
 
 def _reason(store: Judged) -> str:

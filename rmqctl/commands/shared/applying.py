@@ -319,7 +319,7 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
         page.pairs(proposal.summary)
         page.blank()
     if plan.actions:
-        rows = [blank_for_none(action.as_dict()) for action in plan.actions[:_SHOWN]]
+        rows = [action.in_words() for action in plan.actions[:_SHOWN]]
         page.table(rows, [name for name in _COLUMNS if any(row[name] != "" for row in rows)])
         if len(plan.actions) > _SHOWN:
             page.text(f"and {len(plan.actions) - _SHOWN} more actions (-o json has all)")

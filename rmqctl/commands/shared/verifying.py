@@ -46,9 +46,8 @@ def show(out: Output, verdict: Verdict[C],
                  "(--max-findings)")
     document = verdict.as_dict()
     rows = document["findings"]
-    rest = {name: value for name, value in document.items() if name != "findings"}
     out.listing(document, lambda page: show_page(page, verdict, covered), rows=rows,
-                columns=COLUMNS, lines=[*rows, rest])
+                columns=COLUMNS)
 
 
 def show_page(page: Human, verdict: Verdict[C],

@@ -188,8 +188,7 @@ def _show(out: Output, result: Result, *, dry_run: bool) -> None:
         out.note("dry run: nothing was changed")
     document = {**result.as_dict(), "dry_run": dry_run}
     rows = [outcome.as_dict() for outcome in result.outcomes]
-    out.listing(document, lambda page: _page(page, result), rows=rows, columns=_COLUMNS,
-                lines=rows)
+    out.listing(document, lambda page: _page(page, result), rows=rows, columns=_COLUMNS)
 
 
 def _page(page: Human, result: Result) -> None:

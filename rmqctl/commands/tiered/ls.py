@@ -42,8 +42,8 @@ def command(
 
     Segments are found by name and in the metadata, and both are compared: "stale-metadata" is a
     file with more bytes than the metadata knows of, "short" one with fewer, "no-metadata" one that
-    a broker does not see, "no-file" an entry without a file. With csv and tsv the queues are
-    listed, or the segments; json and jsonl have the index files too.
+    a broker does not see, "no-file" an entry without a file. With jsonl, csv and tsv the queues
+    are listed, or the segments; json has the index files too.
 
         rmqctl tiered ls /data/tieredstore
         rmqctl tiered ls /data/tieredstore --segments --topic orders
@@ -60,10 +60,8 @@ def command(
         columns = ls.SEGMENT_COLUMNS if segments else ls.QUEUE_COLUMNS
         document = {"tier": opened.name, "metadata": opened.metadata_path, kind: rows,
                     "index_files": indexes}
-    lines = [*({"kind": kind[:-1], **row} for row in rows),
-             *({"kind": "index_file", **row} for row in indexes)]
     out.listing(document, lambda page: _page(page, document, kind, tz), rows=rows,
-                columns=columns, lines=lines)
+                columns=columns)
 
 
 def _warn_of(out: Any, tier: Tier) -> None:

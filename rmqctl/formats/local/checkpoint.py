@@ -71,3 +71,9 @@ def build(checkpoint: CheckpointRecord) -> bytes:
 def rest_is_zero(data: bytes) -> bool:
     """Whether nothing follows the fields, as in every file a broker wrote."""
     return not data[CHECKPOINT.size:].strip(b"\0")
+
+
+def differing(record: CheckpointRecord, other: CheckpointRecord) -> dict[str, int]:
+    """The fields in which a checkpoint differs from another, with its own values."""
+    theirs = other._asdict()
+    return {name: value for name, value in record._asdict().items() if value != theirs[name]}

@@ -372,7 +372,8 @@ def _action_line(now: int, journal: Journal, action: dict[str, object], state: s
     row = {"time": now, "id": journal.id, "command": journal.command,
            "action": action.get("action"), "target": action.get("target"),
            "from": action.get("from"), "to": action.get("to"),
-           "reason": action.get("reason"), "state": state}
+           "unit": action.get("unit"), "offset": action.get("offset"),
+           "length": action.get("length"), "reason": action.get("reason"), "state": state}
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 

@@ -139,14 +139,11 @@ def _moved_aside(store: Store, paths: Iterable[str], why: str = WHY) -> Planned:
     for path in sorted(paths):
         where = target(store, path)
         steps.append(MoveAside(where))
-        actions.append(Action("move aside", where, _what(path), None, why))
+        actions.append(Action("move aside", where, _bytes_of(path), None, why, "byte"))
     return steps, actions
 
 
-def _what(path: str) -> str:
-    if os.path.islink(path):
-        return "a link"
-    if os.path.isdir(path):
-        return "a folder"
-    return f"{_size(path)} bytes" if os.path.isfile(path) else "no regular file"
+def _bytes_of(path: str) -> int | None:
+    """None for a folder, a link and whatever else is no file."""
+    return _size(path) if os.path.isfile(path) and not os.path.islink(path) else None
 

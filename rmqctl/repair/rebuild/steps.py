@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rmqctl.checks.verify.common import plural
 from rmqctl.engine.dispatch.index import header_of
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed
@@ -117,13 +116,10 @@ def _all(rebuilt: Rebuilt, movable: bool) -> Iterator[Planned]:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows in words: queue offsets ``[first, end)``."""
+    """Rows with the queue offsets ``[first, end)``."""
 
     first: int
     end: int
-
-    def __str__(self) -> str:
-        return f"rows {self.first} to {self.end - 1}" if self.end > self.first else "no rows"
 
 
 class _Queue:
@@ -185,8 +181,8 @@ class _Queue:
             reason = _AHEAD
         else:
             reason = _WRONG
-        return steps, [Action(_VERB, self.target, "missing" if before is None else str(before),
-                              str(after), reason.format(self.folder))]
+        return steps, [Action(_VERB, self.target, None if before is None else before.end,
+                              after.end, reason.format(self.folder))]
 
 
 class _Plain(_Queue):
@@ -261,8 +257,8 @@ def _extension(rebuilt: Rebuilt, key: QueueKey, movable: bool) -> Planned:
     if not steps:
         return [], []
     reason = (_WRONG.replace("rows", "units") if present else _MISSING).format(EXT)
-    return steps, [Action(_VERB, target, plural(len(present), "file") if present else "missing",
-                          plural(len(built) + len(older), "file"), reason)]
+    return steps, [Action(_VERB, target, len(present) or None, len(built) + len(older), reason,
+                          "file")]
 
 
 # -- index ----------------------------------------------------------------------------------------
@@ -287,23 +283,23 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
             if strange:
                 steps.append(MoveAside(target))
             steps.append(Create(target, content))
-            actions.append(Action(_VERB, target, "no regular file" if strange else "missing",
-                                  after, "index file is missing"))
+            actions.append(Action(_VERB, target, None, after, "no regular file has its name"
+                                  if strange else "index file is missing", "entry"))
         elif is_alias(rebuilt.root, old.path):
             steps += [MoveAside(target), Create(target, content)]
-            actions.append(Action(_VERB, target, "a link to another file of the store", after,
-                                  "index file is missing"))
+            actions.append(Action(_VERB, target, None, after,
+                                  "a link to another file of the store", "entry"))
         elif not same_content(file.path, old.path):
             steps.append(Replace(target, content))
             before = _entries(old)
             reason = "index has wrong entries" if before == after else "index differs from the log"
-            actions.append(Action(_VERB, target, before, after, reason))
+            actions.append(Action(_VERB, target, before, after, reason, "entry"))
     # What is left of the store's files tells of nothing in the log.
     for name, old in sorted(present.items(), reverse=True):
         target = os.path.join(INDEX, name)
         steps.append(MoveAside(target))
         actions.append(Action("move aside", target, _entries(old), None,
-                              "index file of messages that are not in the log"))
+                              "index file of messages that are not in the log", "entry"))
     folder = os.path.join(rebuilt.root, INDEX)
     if steps and not os.path.isdir(folder):
         steps.insert(0, MakeFolder(INDEX))
@@ -312,11 +308,12 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
     return steps, actions
 
 
-def _entries(file: StoreFile) -> str:
+def _entries(file: StoreFile) -> int | None:
+    """By its header; None where that cannot be read."""
     try:
-        return plural(max(header_of(file.path).index_count, 1) - 1, "entry", "entries")
+        return max(header_of(file.path).index_count, 1) - 1
     except StoreIOError:
-        return "unreadable"
+        return None
 
 
 # -- files of the store and files of the scratch folder -------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import gcd
 
 from rmqctl.errors import RefusedError
-from rmqctl.formats.local import append_crc, names
+from rmqctl.formats.local import append_crc
 from rmqctl.formats.local.message import build, decode
 from rmqctl.repair.plan import Action, Create, FileContent, MoveAside, Patch, Step
 from rmqctl.repair.salvage.bulk import Bulk
@@ -16,6 +16,7 @@ from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import Filling
 from rmqctl.repair.salvage.survey import Region
 from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.store.store import Store
 
@@ -151,6 +152,9 @@ def cut(piece: Piece, start: int, end: int) -> Piece:
 # -- the steps ------------------------------------------------------------------------------------
 
 
+_LOST = "lost message"
+
+
 class Files:
     """Makes the steps; what they do is told in ``actions``, which grows."""
 
@@ -171,8 +175,8 @@ class Files:
             written[number] = bulk.write(self._scratch.root, style, self._time(parts, number))
             size = bulk.region.end - bulk.region.start
             self._actions.append(Action(
-                "fill", self._target(parts[number]), f"{size} bytes from {start}",
-                many(counts[start]), "damaged; intact messages follow"))
+                "fill", self._target(parts[number]), None, counts[start],
+                "damaged; intact messages follow", _LOST, start, size))
         return written
 
     def emptied(self, parts: Sequence[LogPart]) -> Iterator[Step]:
@@ -180,8 +184,8 @@ class Files:
         for part in parts:
             if part.path is not None:
                 target = self._target(part)
-                self._actions.append(Action("move aside", target, "0 bytes", None,
-                                            "a 4.x broker does not start on it"))
+                self._actions.append(Action("move aside", target, 0, None,
+                                            "a 4.x broker does not start on it", "byte"))
                 yield MoveAside(target)
 
     def steps(self, parts: Sequence[LogPart], written: Mapping[int, str]) -> list[Step]:
@@ -199,8 +203,8 @@ class Files:
                     for inner, data in piece.parts))
                 steps.append(Create(target, content, self._time(parts, number)))
                 if not part.pieces:
-                    self._actions.append(Action("create", target, None, "zeros",
-                                               "missing; nothing intact follows"))
+                    self._actions.append(Action("create", target, None, part.size,
+                                               "missing; nothing intact follows", "byte"))
                 continue
             size = os.stat(part.path).st_size
             some = list(part.pieces)
@@ -208,7 +212,7 @@ class Files:
                 some.append(Piece(max(size, some[-1].end if some else 0), 0))
                 some[-1] = Piece(some[-1].at, part.size - some[-1].at)
                 self._actions.append(Action("extend", target, size, part.size,
-                                           "shorter than the other files"))
+                                           "shorter than the other files", "byte"))
             if some:
                 steps.append(Patch(target, tuple(some)))
         return steps
@@ -221,28 +225,15 @@ class Files:
         return None
 
     def _target(self, part: LogPart) -> str:
-        """The file's path, relative to the root where it lies below it."""
-        path = part.path
-        if path is None:
-            folders = sorted(self._store.log_folders)
-            path = os.path.join(folders[(part.base // part.size) % len(folders)],
-                                names.build_offset(part.base))
-        relative = os.path.relpath(path, self._store.root)
-        return path if relative.startswith("..") else relative
+        return part_target(self._store, part)
 
 
 def _action(target: str, region: Region, filling: Filling) -> Action:
     size = region.end - region.start
     count = len(filling.span.items)
     if filling.span.mode in ("zero", "tail") and not count:
-        return Action("zero", target, f"{size} bytes from {region.start}", "zeros",
-                      "no record, and nothing known of it; nothing intact follows")
-    known = many(count) if count else "no message known"
-    return Action("fill", target, f"{size} bytes from {region.start}",
-                  known, "damaged; intact messages follow" if filling.span.mode != "tail"
-                  else "the consumequeues know of messages here")
-
-
-def many(count: int) -> str:
-    """``1 lost message``, ``2 lost messages``."""
-    return "1 lost message" if count == 1 else f"{count} lost messages"
+        return Action("zero", target, None, None, "no record, and nothing known of it; nothing "
+                      "intact follows", "", region.start, size)
+    return Action("fill", target, None, count, "damaged; intact messages follow"
+                  if filling.span.mode != "tail" else "the consumequeues know of messages here",
+                  _LOST, region.start, size)

@@ -49,6 +49,7 @@ from rmqctl.repair.salvage.records import (
     with_fields,
 )
 from rmqctl.repair.salvage.survey import Region, Survey
+from rmqctl.repair.targets import part_target
 from rmqctl.scan.extents import key_hashes
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import used_windows
@@ -88,16 +89,16 @@ def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
     return _Round(store, parts, survey, gatherer, evidence, rejected).run()
 
 
-def put_back(parts: Sequence[LogPart], survey: Survey) -> Mending:
+def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
     """Bytes in damaged regions which belong into damaged regions elsewhere. StoreIOError."""
-    mending = _made(parts, moved_bytes(parts, survey.regions), 0, "put back",
+    mending = _made(store, parts, moved_bytes(parts, survey.regions), 0, "put back",
                     "it lay at another place")
     mending.moved = True
     return mending
 
 
-def _made(parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int, verb: str,
-          why: str, reasons: Mapping[int, str] | None = None) -> Mending:
+def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int,
+          verb: str, why: str, reasons: Mapping[int, str] | None = None) -> Mending:
     mending = Mending(messages=count)
     for number, some in pieces.items():
         ordered: list[Piece] = []
@@ -109,8 +110,9 @@ def _made(parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int, 
         mending.pieces[number] = tuple(ordered)
         for piece in ordered:
             place = parts[number].base + piece.at
-            mending.actions.append(Action(verb, f"physical offset {place}", "damaged",
-                                          f"{piece.size} bytes", (reasons or {}).get(place, why)))
+            mending.actions.append(Action(
+                verb, part_target(store, parts[number]), None, None,
+                (reasons or {}).get(place, why), offset=place, length=piece.size))
     return mending
 
 
@@ -154,7 +156,8 @@ class _Round:
         Contradictions(self._store, self._survey, self._gatherer, self._evidence,
                        self._records).run()
         mend_headers(self._survey, self._records)
-        mending = _made(self._parts, self._records.pieces, self._records.count, "mend record",
+        mending = _made(self._store, self._parts, self._records.pieces, self._records.count,
+                        "mend record",
                         "what is damaged of it is known from elsewhere", self._records.reasons)
         mending.rejected, mending.confirmed = self._records.rejected, self._confirmed
         return mending

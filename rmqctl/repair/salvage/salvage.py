@@ -134,7 +134,7 @@ class _Job:
                     break
                 # Only now: what is whole where it stands must not be covered by other bytes.
                 looked_elsewhere = True
-                mending = put_back(parts, survey)
+                mending = put_back(self.store, parts, survey)
                 if not self._is_news(mending):
                     break
             # Lay it over the log and look again: only what the next survey accepts counts.

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord
@@ -59,7 +58,7 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
             # A file follows only on a full one; this was made after entries that are cut.
             cut.steps.append(MoveAside(name))
             cut.actions.append(Action("move aside", name, file.size, None,
-                                      "made after the cut"))
+                                      "made after the cut", "byte"))
             continue
         try:
             index = store.open_index(file)
@@ -100,8 +99,8 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, before: HeaderRecor
         return header
     if not made_before:
         cut.steps.append(MoveAside(name))
-        cut.actions.append(Action("move aside", name, _entries(header.entries), None,
-                                  "made after the cut"))
+        cut.actions.append(Action("move aside", name, header.entries, None,
+                                  "made after the cut", "entry"))
         return None
     table, freed = _led_back(index, count)
     if count == 0:
@@ -121,8 +120,8 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, before: HeaderRecor
     pieces = [Piece.of(0, layout.build_header(new_header)), *_slot_pieces(index, table),
               *_entry_piece(index, count)]
     cut.steps.append(Patch(name, tuple(pieces)))
-    cut.actions.append(Action("truncate", name, _entries(header.entries), _entries(count),
-                              "entries of messages that are cut"))
+    cut.actions.append(Action("truncate", name, header.entries, count,
+                              "entries of messages that are cut", "entry"))
     return new_header
 
 
@@ -236,5 +235,3 @@ def _entry_piece(index: IndexFile, count: int) -> Iterator[Piece]:
         yield Piece(start, until - start)
 
 
-def _entries(count: int) -> str:
-    return plural(count, "entry", "entries")

@@ -161,8 +161,8 @@ def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[
             cut.steps.append(Patch(target(store, file.path),
                                    (Piece(end - file.base, until - end),)))
     cut.actions.append(Action(
-        "truncate", f"{folder}/{key[0]}/{key[1]}", f"queue offset {ended}",
-        f"queue offset {cut.next_offsets[key]}", "rows of messages that are cut"))
+        "truncate", f"{folder}/{key[0]}/{key[1]}", ended, cut.next_offsets[key],
+        "rows of messages that are cut"))
 
 
 # -- extension units ------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqctl.checks.verify.common import plural
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
 from rmqctl.formats.timer.timer_check import TimerCheckRecord
@@ -117,9 +116,9 @@ def _cut_wheel(cut: TimerCut, store: Store, files: list[StoreFile], end: int) ->
         pieces.append(Piece.of(first * SLOT_SIZE, changed[first:stop].tobytes()))
     name = target(store, path)
     cut.steps.append(Patch(name, tuple(pieces)))
-    cut.actions.append(Action("lead back", name, f"{plural(len(touched), 'slot')} to units that go",
-                              f"{plural(len(touched) - len(empty), 'slot')} to units before, "
-                              f"{len(empty)} unused", "units of messages that are cut"))
+    cut.actions.append(Action("lead back", name, len(touched), len(touched) - len(empty),
+                              "units of messages that are cut; the other slots are unused then",
+                              "slot"))
 
 
 def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Array,

@@ -18,7 +18,6 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqctl.repair.groups import ConsumerProgress, named
@@ -102,15 +101,8 @@ def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, s
     with FileSource(store.path("checkpoint")) as source:
         size = min(source.size, layout.CHECKPOINT.size)
     steps.append(Patch("checkpoint", (Piece.of(0, layout.build(changed)[:size]),)))
-    actions.append(Action("set back", "checkpoint", _changed_fields(checkpoint, changed),
-                          _changed_fields(changed, checkpoint), "is ahead of the log"))
-
-
-def _changed_fields(first: CheckpointRecord, other: CheckpointRecord) -> str:
-    """The fields in which a record differs from another."""
-    own, theirs = first._asdict(), other._asdict()
-    return ", ".join(f"{name.split('_')[0]} {value}" for name, value in own.items()
-                     if value != theirs[name])
+    actions.append(Action("set back", "checkpoint", layout.differing(checkpoint, changed),
+                          layout.differing(changed, checkpoint), "is ahead of the log"))
 
 
 def _left_as_is(store: Store, to: int) -> list[str]:
@@ -254,7 +246,7 @@ def cut_log(store: Store, to: int) -> Planned:
         if file.base > to:
             moved.append(MoveAside(name))
             actions.append(Action("move aside", name, file.size, None,
-                                  f"begins beyond physical offset {to}"))
+                                  f"begins beyond physical offset {to}", "byte"))
             continue
         if not file.base <= to < file.base + size:
             continue

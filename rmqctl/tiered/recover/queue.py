@@ -71,9 +71,10 @@ class Changes:
     notes: list[str] = field(default_factory=list)
 
     def act(self, step: Step, verb: str, before: str | int | None, after: str | int | None,
-            why: str) -> None:
+            why: str, unit: str = "byte") -> None:
+        """As `Action` has them."""
         self.steps.append(step)
-        self.actions.append(Action(verb, step.target, before, after, why))
+        self.actions.append(Action(verb, step.target, before, after, why, unit))
 
     def move_aside(self, path: str, size: int, why: str) -> None:
         self.act(MoveAside(path), "move aside", size, None, why)
@@ -83,7 +84,7 @@ class Changes:
         full = os.path.abspath(flat.reader.where(segment.path))
         self.act(Create(target, FileContent(full, movable=False), segment.mtime_ms * 1_000_000),
                  "rename", segment.name, os.path.basename(target),
-                 "its name is wrong: a broker would not find it")
+                 "its name is wrong: a broker would not find it", "")
 
 
 @dataclass(slots=True)
@@ -279,7 +280,7 @@ class QueueRecovery:
             pieces.sort(key=lambda piece: piece.at)
             self._out.act(Patch(path, tuple(pieces)),
                           "mend records" if path in mended else "put places right", len(pieces),
-                          None, "; ".join(why))
+                          None, "; ".join(why), "place")
 
     def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
         """What the log's segments will be; ``end``: behind the last byte that a unit leads to."""
