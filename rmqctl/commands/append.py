@@ -15,6 +15,7 @@ from rmqctl.commands.shared.engine_options import PUT_MANY, EngineOptions
 from rmqctl.commands.shared.options import DryRun, Out, StoreOptions
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, UsageError
 from rmqctl.output import FLUSH, Output, Progress
+from rmqctl.output.units import count_text, rate_text, size_text
 
 if TYPE_CHECKING:
     from rmqctl.engine.input.append_stream import AppendSession, LineAppender, LineFault
@@ -225,8 +226,6 @@ class _Run:
 
 
 def _show(page: Human, tally: dict[str, Any]) -> None:
-    from rmqctl.output.units import count_text, rate_text, size_text
-
     first, end = tally["first_physical_offset"], tally["end_physical_offset"]
     page.pairs({
         "messages": count_text(tally["messages"]),

@@ -22,6 +22,7 @@ from rmqctl.commands.shared.messages import message_render
 from rmqctl.commands.shared.options import LayoutOptions, Out
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output import Output
+from rmqctl.output.units import count_text, size_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -187,8 +188,6 @@ def _into_store(out: Output, carving: Carving, maker: StoreMaker, *, misplaced: 
 
 
 def _show(page: Human, counts: Mapping[str, Any]) -> None:
-    from rmqctl.output.units import count_text, size_text
-
     worded = {name.replace("_", " "): value for name, value in counts.items() if value is not None}
     page.pairs({name: value if isinstance(value, str) else size_text(value) if "bytes" in name
                 else count_text(value) for name, value in worded.items()})

@@ -10,6 +10,7 @@ import typer
 
 from rmqctl.commands.shared.options import Out, StoreFolders, Zone
 from rmqctl.errors import ExitCode
+from rmqctl.output.units import duration_text, size_text, time_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -111,8 +112,6 @@ def _listing(files: Iterable[ConfigFile]) -> Iterable[dict[str, Any]]:
 
 
 def _listing_render(tz: tzinfo) -> Render:
-    from rmqctl.output.units import size_text, time_text
-
     def version(value: dict[str, int]) -> str:
         when = value.get("timestamp")
         counter = str(value.get("counter", "?"))
@@ -130,7 +129,6 @@ def _state_style(state: str) -> str | None:
 
 
 def _show(out: Output, section: str, files: list[ConfigFile], tz: tzinfo) -> None:
-    from rmqctl.output.units import duration_text, time_text
     from rmqctl.store.config.rows import COLUMNS
 
     columns = COLUMNS[section]

@@ -11,6 +11,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import LayoutOptions, Out, complete_folders
 from rmqctl.commands.shared.store_warnings import warn_if_held, warn_of_log
 from rmqctl.errors import ExitCode, UsageError
+from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from rmqctl.checks.diff.diff import Diff
@@ -97,7 +98,6 @@ def _warn(out: Output, store: OpenedStore, name: str) -> None:
 
 def _show(out: Output, run: Diff) -> None:
     from rmqctl.checks.diff.differences import COLUMNS
-    from rmqctl.output.units import count_text
 
     differences = run.differences
     if differences.total > len(differences.listed):
@@ -117,7 +117,6 @@ def _show(out: Output, run: Diff) -> None:
 
 def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     from rmqctl.checks.diff.differences import runs
-    from rmqctl.output.units import count_text, counted, size_text
 
     total = run.differences.total
     if run.equal:
@@ -169,8 +168,6 @@ def _config(counts: dict[str, Any]) -> str:
 
 def _brief(run: Run) -> dict[str, Any]:
     """A row of the table: one difference, or as many as follow each other."""
-    from rmqctl.output.units import counted
-
     first, last = run.first, run.last
     where = first.file or ("" if first.physical_offset is None else str(first.physical_offset))
     if run.count > 1 and first.physical_offset is not None:

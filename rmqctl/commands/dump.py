@@ -10,6 +10,7 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import Body, LayoutOptions, Out, Zone
 from rmqctl.errors import ExitCode
+from rmqctl.output.units import time_text
 from rmqctl.parse_values import parse_offset
 
 NAME = ("dump",)
@@ -46,7 +47,6 @@ def command(
     says what is wrong, at which offset and in which field, and the next record that proves itself
     follows. Exit code 1 when anything was damaged.
     """
-    from rmqctl.output.units import time_text
     from rmqctl.store.dump.dump import Dump, DumpOptions
     from rmqctl.store.dump.fields import FLAT_COLUMNS, fault_text, flattened
 

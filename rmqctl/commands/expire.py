@@ -9,7 +9,8 @@ import typer
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.options import Out, StoreQueues
 from rmqctl.errors import UsageError
-from rmqctl.parse_values import parse_duration, parse_size
+from rmqctl.output.units import count_text, size_text
+from rmqctl.parse_values import now_ms, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
@@ -44,8 +45,6 @@ def command(
         rmqctl expire STORE --older-than 7d --keep-bytes 100GiB --apply --yes
     """
     from rmqctl.commands.shared import applying
-    from rmqctl.output.units import count_text, size_text
-    from rmqctl.parse_values import now_ms
     from rmqctl.repair.expire import Limits, expire
 
     if older_than is None and keep_bytes is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.shared.engine_options import settings_from
 from rmqctl.commands.shared.options import DryRun, Out, StoreOptions
+from rmqctl.output.units import count_text, time_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -44,8 +45,6 @@ def command(
 
 
 def _show(page: Human, done: dict[str, Any]) -> None:
-    from rmqctl.output.units import count_text, time_text
-
     files, checkpoint = done["files"], done["checkpoint"]
     moved = "moves" if done["dry_run"] else "moved"
     times = {name.split("_")[0]: value for name, value in checkpoint.items()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.shared.options import Out, StoreOptions, View, Zone
 from rmqctl.commands.shared.store_warnings import warn_of_cut
+from rmqctl.output.units import count_text, counted, duration_text, size_text, time_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Human
@@ -106,8 +107,6 @@ class _Screen:
         return f"not held ({lock['note']})" if lock["note"] else "not held"
 
     def _log(self) -> str:
-        from rmqctl.output.units import count_text, size_text
-
         least, most = self._facts["min_phy_offset"], self._facts["max_phy_offset"]
         if most is None:
             return "not judged"
@@ -116,11 +115,9 @@ class _Screen:
             return "no files"
         text = f"{count_text(least)} {self._dash} {count_text(most)} ({size_text(most - least)})"
         view = ", as a broker sees it" if self._facts["cut"] else ""
-        return f"{text} in {_many(len(files), 'file')}{view}"
+        return f"{text} in {counted(len(files), 'file')}{view}"
 
     def _span(self) -> str:
-        from rmqctl.output.units import duration_text, time_text
-
         first = self._facts["first_store_timestamp"]
         last = self._facts["last_store_timestamp"]
         if first is None or last is None:
@@ -129,23 +126,19 @@ class _Screen:
         return f"{ends} ({duration_text(last - first)})"
 
     def _messages(self) -> str:
-        from rmqctl.output.units import count_text
-
         topics = self._facts["topics"]
         if self._facts["messages"] is None:
             return "not judged (rmqctl stats counts what is in the log)" if (
                 self._facts["max_phy_offset"] is not None) else "not judged"
         queues = sum(len(topic["queues"]) for topic in topics)
         fillers = self._facts["fillers"]
-        of_these = f"; {_many(fillers, 'filler')} for lost bytes in the log" if fillers else ""
+        of_these = f"; {counted(fillers, 'filler')} for lost bytes in the log" if fillers else ""
         return (
-            f"{count_text(self._facts['messages'])} in {_many(queues, 'queue')} "
-            f"of {_many(len(topics), 'topic')}{of_these}"
+            f"{count_text(self._facts['messages'])} in {counted(queues, 'queue')} "
+            f"of {counted(len(topics), 'topic')}{of_these}"
         )
 
     def _checkpoint(self) -> str:
-        from rmqctl.output.units import time_text
-
         checkpoint = self._facts["checkpoint"]
         if checkpoint is None:
             return "none"
@@ -157,8 +150,6 @@ class _Screen:
 
     def _checkpoint_offsets(self) -> str:
         """The two offsets 5.x keeps in the checkpoint, which are 0 in most stores."""
-        from rmqctl.output.units import count_text
-
         checkpoint = self._facts["checkpoint"] or {}
         return ", ".join(
             f"{name.replace('_', ' ')} {count_text(value)}"
@@ -167,8 +158,6 @@ class _Screen:
         )
 
     def _sizes(self) -> str:
-        from rmqctl.output.units import count_text
-
         sizes = self._facts["sizes"]
         by_structure = {
             "commitlog": sizes["commitlog_file_size"],
@@ -181,8 +170,6 @@ class _Screen:
         return ", ".join(parts)
 
     def _structures(self) -> None:
-        from rmqctl.output.units import size_text
-
         if not self._facts["structures"]:
             return
         self._page.blank()
@@ -194,8 +181,6 @@ class _Screen:
         self._page.table(rows, render={"size": size_text, "on disk": size_text})
 
     def _topics(self) -> None:
-        from rmqctl.output.units import count_text
-
         topics = sorted(self._facts["topics"],
                         key=lambda topic: (-topic["messages"], topic["topic"]))
         if not topics:
@@ -237,7 +222,3 @@ class _Screen:
             self._page.text(f"{trouble['path']}: {trouble['reason']}", "warn")
         if len(troubles) > len(shown):
             self._page.text(f"and {len(troubles) - len(shown)} more (-v shows all)", "dim")
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

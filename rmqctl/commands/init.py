@@ -9,6 +9,7 @@ import typer
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.engine_options import NEW_STORE, EngineOptions, new_settings
 from rmqctl.commands.shared.options import DryRun, Out, StoreOptions, complete_folders
+from rmqctl.output.units import count_text, size_text
 from rmqctl.parse_values import parse_size
 
 if TYPE_CHECKING:
@@ -67,8 +68,6 @@ def command(
 
 
 def _show(page: Human, created: dict[str, Any]) -> None:
-    from rmqctl.output.units import count_text, size_text
-
     sizes = {
         "commitlog file": created["commitlog_file_size"],
         "consumequeue file": created["consumequeue_file_size"],

@@ -10,6 +10,7 @@ import typer
 from rmqctl.commands.shared.options import Out, StoreQueues, Topic, View, Zone
 from rmqctl.commands.shared.store_warnings import warn_of_cut
 from rmqctl.errors import ExitCode
+from rmqctl.output.units import time_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -60,7 +61,6 @@ def command(
 
 def _show(out: Output, lag: Lag, tz: tzinfo) -> int:
     """Print the rows and totals; the number of rows."""
-    from rmqctl.output.units import time_text
     from rmqctl.store.config.offsets import COLUMNS
 
     if out.is_value:

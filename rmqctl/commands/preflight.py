@@ -11,6 +11,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
+from rmqctl.output.units import count_text, counted, time_text
 
 if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
@@ -97,31 +98,29 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
 
 
 def _headline(prediction: Prediction) -> str:
-    from rmqctl.output.units import count_text
-
     broker = f"a {prediction.broker_version} broker"
     gone = ""
     if prediction.messages_already_lost:
         count = prediction.messages_already_lost
-        gone = (f"{_many(count, 'message')} {'is' if count == 1 else 'are'} lost already"
+        gone = (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} lost already"
                 f"{_of_topics(prediction.already_lost_by_topic)}; ")
     if not prediction.starts:
         return f"{gone}{broker} would not start"
     costs = []
     if prediction.messages_lost:
-        costs.append(f"cut {_many(prediction.messages_lost, 'intact message')} off the log")
+        costs.append(f"cut {counted(prediction.messages_lost, 'intact message')} off the log")
     if prediction.unreachable:
-        costs.append(f"leave {_many(prediction.unreachable, 'message')} in the log without a row "
+        costs.append(f"leave {counted(prediction.unreachable, 'message')} in the log without a row "
                      "in the queue")
     if prediction.shadowed:
-        costs.append(f"maybe not find {_many(prediction.shadowed, 'message')} in log files that "
+        costs.append(f"maybe not find {counted(prediction.shadowed, 'message')} in log files that "
                      "are there twice")
     if prediction.undecodable:
-        costs.append(f"serve {_many(prediction.undecodable, 'message')} at which clients give up")
+        costs.append(f"serve {counted(prediction.undecodable, 'message')} at which clients give up")
     if prediction.rows_lost:
         costs.append(f"destroy all consumequeues ({count_text(prediction.rows_lost)} rows)")
     groups = {offset.group for offset in prediction.offsets_beyond_end}
-    beyond = f"; {_many(len(groups), 'group')} would stand beyond the end" if groups else ""
+    beyond = f"; {counted(len(groups), 'group')} would stand beyond the end" if groups else ""
     costless = "lose nothing more" if gone else "lose nothing"
     return f"{gone}{broker} would start and {' and '.join(costs) or costless}{beyond}"
 
@@ -135,15 +134,7 @@ def _of_topics(counts: dict[str, int]) -> str:
     return f" ({', '.join(shown)})" if shown else ""
 
 
-def _many(count: int, thing: str) -> str:
-    from rmqctl.output.units import count_text
-
-    return f"{count_text(count)} {thing}{'' if count == 1 else 's'}"
-
-
 def _facts(prediction: Prediction) -> dict[str, Any]:
-    from rmqctl.output.units import time_text
-
     facts: dict[str, Any] = {"recovery": prediction.recovery}
     if prediction.start_file:
         facts["starts with"] = f"{prediction.start_file}: {prediction.start_reason}"
@@ -152,7 +143,7 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         values = prediction.as_dict()
         facts["dispatched again"] = (
             f"{values['dispatch_from']} to {values['dispatch_to']}: "
-            f"{_many(prediction.rows_added, 'row')} and {prediction.index_entries} index entries "
+            f"{counted(prediction.rows_added, 'row')} and {prediction.index_entries} index entries "
             "are new"
         )
     if prediction.rows_cut:

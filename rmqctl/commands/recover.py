@@ -11,6 +11,7 @@ from rmqctl.commands.shared.applying import ApplyOptions, parts_of
 from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
 from rmqctl.commands.shared.options import Jobs, Out, Queue, StoreOptions, Topic, worker_count
 from rmqctl.errors import ExitCode, UsageError
+from rmqctl.parse_values import now_ms
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -104,7 +105,6 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
                apply: ApplyOptions) -> None:
     from rmqctl.checks.preflight.preflight import preflight
     from rmqctl.commands.shared import applying
-    from rmqctl.parse_values import now_ms
     from rmqctl.repair.broker import plan_broker
 
     def propose(scratch: Scratch) -> applying.Proposal:

@@ -10,6 +10,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Out, StoreOptions
+from rmqctl.output.units import count_text
 from rmqctl.parse_values import parse_offset
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ def command(
     """
     from rmqctl.broker.versions import version_of
     from rmqctl.commands.shared import applying
-    from rmqctl.output.units import count_text
     from rmqctl.repair.truncate.truncate import truncate
 
 

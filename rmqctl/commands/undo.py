@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.shared.options import DryRun, Out, StoreRoot
+from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.output.units import time_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -54,7 +56,6 @@ def command(
         rmqctl undo STORE 20261121T101112Z-1 --yes -o json
     """
     from rmqctl.commands.shared.applying import ask
-    from rmqctl.errors import UsageError
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.journal import history
     from rmqctl.repair.executor.undo import preview
@@ -102,7 +103,6 @@ def command(
 
 def _check_root(root: str) -> None:
     """NotAStoreError where neither a store nor a tier is."""
-    from rmqctl.errors import NotAStoreError
     from rmqctl.store import Store as OpenedStore
     from rmqctl.tiered.tier import Tier
 
@@ -129,8 +129,6 @@ def _list(out: Output, root: str) -> None:
 
 
 def _when(time: int | None) -> str:
-    from rmqctl.output.units import time_text
-
     return "unknown" if time is None else time_text(time)
 
 

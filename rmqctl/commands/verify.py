@@ -12,6 +12,7 @@ from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, StoreOptions,
 from rmqctl.commands.shared.spark_options import SparkOptions
 from rmqctl.commands.shared.store_warnings import warn_if_held
 from rmqctl.errors import ExitCode, UsageError
+from rmqctl.output.units import count_text, size_text
 from rmqctl.parse_values import parse_percent
 
 if TYPE_CHECKING:
@@ -129,8 +130,6 @@ def _outside(root: str, files: dict[str, str | None]) -> None:
 
 def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     """What was covered of a store, for people."""
-    from rmqctl.output.units import count_text, size_text
-
     cover = verdict.coverage
     pairs = {
         "messages": count_text(cover.messages),

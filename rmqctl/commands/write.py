@@ -12,6 +12,7 @@ from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.engine_options import PUT, EngineOptions
 from rmqctl.commands.shared.options import DryRun, Out, RequiredTopic, StoreOptions
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
+from rmqctl.output.units import count_text, time_text
 from rmqctl.parse_values import parse_integer, parse_property
 
 if TYPE_CHECKING:
@@ -110,8 +111,6 @@ def command(
 
 def _show(page: Human, result: dict[str, Any], *, has_row: bool) -> None:
     """What was stored; of a refused message the error line says all there is."""
-    from rmqctl.output.units import count_text, time_text
-
     if result["physical_offset"] is None:
         return
     page.pairs({

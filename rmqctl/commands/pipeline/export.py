@@ -13,6 +13,7 @@ from rmqctl.commands.shared.message_options import IN_LOG_ORDER, Fields, SelectO
 from rmqctl.commands.shared.options import Body, DryRead, LayoutOptions, Out, Zone
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 from rmqctl.errors import ExitCode, UsageError, require
+from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -112,8 +113,6 @@ def _parts(text: str) -> list[str]:
 
 
 def _show_plan(page: Human, document: dict[str, Any]) -> None:
-    from rmqctl.output.units import count_text, counted, size_text
-
     page.table(document["stores"], ("store", "files", "used_bytes", "partitions", "missing"),
                render={"used_bytes": size_text, "files": count_text, "partitions": count_text})
     page.blank()
@@ -163,8 +162,6 @@ def _warn(out: Output, result: StoreResult) -> None:
 
 
 def _show(page: Human, document: dict[str, Any]) -> None:
-    from rmqctl.output.units import count_text, counted, size_text
-
     if len(document["stores"]) > 1:
         rows = [{**store, "log": store["log"]["bytes"]} for store in document["stores"]]
         page.table(rows, ("store", "complete", "messages", "log", "rows", "bytes"), render={

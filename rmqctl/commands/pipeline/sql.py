@@ -14,6 +14,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, Out
 from rmqctl.commands.shared.spark_options import SparkOptions, named_stores, tasks_shown
 from rmqctl.errors import StoreIOError, UsageError, require
+from rmqctl.output.units import count_text, size_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -94,7 +95,6 @@ def _only_tiers(text: str, store: str) -> bool:
 
 def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, str]) -> None:
     """What a query would read at most: conditions and columns are only known to Spark."""
-    from rmqctl.output.units import count_text, size_text
     from rmqctl.pipeline.source.options import Options
     from rmqctl.pipeline.source.planning import estimate
     from rmqctl.pipeline.source.tiered import holding

@@ -12,6 +12,8 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, Out
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 from rmqctl.commands.shared.stats import By, Figures, Source, StatsOptions, count, pieces, show
+from rmqctl.errors import UsageError
+from rmqctl.output.units import count_text, size_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -39,7 +41,6 @@ def command(
     messages of all stores. --by store gives a row for each, --together adds the stores up as if
     they were one. The answer depends neither on the engine nor on how the logs are cut.
     """
-    from rmqctl.errors import UsageError
     from rmqctl.store import Store
     from rmqctl.store.stats import Query
 
@@ -64,8 +65,6 @@ def _show_pieces(out: Output, engine: str, why: str, rows: list[dict[str, object
     if out.is_value:
         out.document({"engine": engine, "why": why, "stores": rows})
         return
-    from rmqctl.output.units import count_text, size_text
-
     out.note(f"engine: {engine}, {why}")
     out.rows(
         rows,

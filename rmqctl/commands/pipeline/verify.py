@@ -10,6 +10,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import DryRead, LayoutOptions, Out
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 from rmqctl.errors import ExitCode
+from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -92,7 +93,6 @@ def _reason(store: Judged) -> str:
 def _page(page: Human, judged: list[Judged]) -> None:
     from rmqctl.commands.shared.verifying import show_page
     from rmqctl.commands.verify import covered
-    from rmqctl.output.units import count_text, counted, size_text
 
     if len(judged) == 1 and judged[0].verdict is not None:
         show_page(page, judged[0].verdict, covered)

@@ -25,6 +25,7 @@ from rmqctl.errors import (
     UsageError,
     noting_refusals,
 )
+from rmqctl.output.units import count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
@@ -291,8 +292,6 @@ def _bytes_below(folder: str) -> int:
 
 
 def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int) -> str:
-    from rmqctl.output.units import size_text
-
     return (f"Done. What was replaced or moved away is kept in {backup} "
             f"({size_text(backup_bytes)}, on the store's disk until you remove it); it comes back "
             f"with:\n  rmqctl undo {store_root} {done.id}")
@@ -338,8 +337,6 @@ def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lost(page: Human, plan: Plan, count: int) -> None:
-    from rmqctl.output.units import count_text, time_text
-
     page.heading(f"{count_text(count)} message{'s' if count != 1 else ''} lost")
     rows = []
     for message in plan.messages_lost[:_LOST_SHOWN]:

@@ -11,6 +11,7 @@ import typer
 from rmqctl.commands.shared.message_options import BRIEF
 from rmqctl.errors import ExitCode
 from rmqctl.output import Output
+from rmqctl.output.units import time_text
 
 if TYPE_CHECKING:
     from rmqctl.formats.local.message import Record
@@ -30,8 +31,6 @@ def show_rows(out: Output, rows: Iterable[Mapping[str, Any]], projection: Projec
 
 def message_render(tz: tzinfo) -> Render:
     """How the fields of a message are worded for people."""
-    from rmqctl.output.units import time_text
-
     def moment(millis: Any) -> str:
         return time_text(millis, tz)
 
@@ -62,7 +61,6 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
     """All fields of one message for people: times and flags in words, no property twice."""
     from rmqctl.formats.local import sysflag
-    from rmqctl.output.units import time_text
 
     shown = {name: value for name, value in row.items() if name != "properties_raw"}
     for name in ("born_timestamp", "store_timestamp"):

@@ -11,6 +11,7 @@ import typer
 from rmqctl.broker.versions import NEWEST, release_of
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Begin, End, RequiredQueue, RequiredTopic
+from rmqctl.output.units import time_text
 from rmqctl.parse_values import parse_time, parse_time_range
 
 if TYPE_CHECKING:
@@ -123,8 +124,6 @@ def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
 def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
                   where: str) -> dict[str, str]:
     """The answer for people; ``where`` words the place of its message, ``{}`` is the offset."""
-    from rmqctl.output.units import time_text
-
     state = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
     if answer.record is not None:
         state = (f"stored {time_text(answer.record.store_timestamp, tz)}, "

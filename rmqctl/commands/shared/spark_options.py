@@ -15,6 +15,7 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Jobs, complete_folders, worker_count
 from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.output.units import size_text
 from rmqctl.tiered.files.reader import is_url
 
 if TYPE_CHECKING:
@@ -122,8 +123,6 @@ def conf_of(given: list[str] | None) -> dict[str, str]:
 def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
         Literal["local", "spark"], str]:
     """(engine, why) for so many bytes of log; None is auto."""
-    from rmqctl.output.units import size_text
-
     if engine is not None and engine != "auto":
         return engine, "asked for"
     if master.startswith("local"):

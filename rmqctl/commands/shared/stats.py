@@ -13,6 +13,7 @@ from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Since, Topic, Until, Zone
 from rmqctl.commands.shared.spark_options import SparkOptions, chosen_engine
 from rmqctl.errors import ExitCode
+from rmqctl.output.units import count_text, counted, duration_text, rate_text, size_text, time_text
 from rmqctl.parse_values import parse_time_range
 
 if TYPE_CHECKING:
@@ -87,8 +88,6 @@ class Figures:
 def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
     """Says what the figures leave out."""
     where = "" if store is None else f"{store}: "
-    from rmqctl.output.units import counted
-
     if sums.bytes_damaged:
         out.warn(
             f"{where}{counted(sums.bytes_damaged, 'byte')} in "
@@ -189,8 +188,6 @@ def _coverage(sums: Sequence[Aggregate]) -> dict[str, Any]:
 
 
 def _render(by: str, tz: tzinfo) -> Render:
-    from rmqctl.output.units import count_text, rate_text, size_text, time_text
-
     return {
         "time": lambda value: _bin_text(value, by, tz),
         "size_from": size_text,
@@ -225,8 +222,6 @@ def _pairs(page: Human, row: dict[str, Any], tz: tzinfo) -> None:
 
 
 def _summary(total: dict[str, Any], groups: int, shown: int, tz: tzinfo) -> str:
-    from rmqctl.output.units import count_text, duration_text, rate_text, size_text, time_text
-
     first, last = total["first_store_timestamp"], total["last_store_timestamp"]
     text = (
         f"total: {count_text(total['messages'])} messages, {size_text(total['bytes'])}, "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rmqctl.errors import UsageError
+from rmqctl.errors import NotAStoreError, UsageError
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
@@ -104,7 +104,6 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
 
     ``asked``: the tier was named; then it is said where none is there.
     """
-    from rmqctl.errors import NotAStoreError
     from rmqctl.tiered.tier import Tier
     from rmqctl.tiered.verify.verify import Verification, verdict
 

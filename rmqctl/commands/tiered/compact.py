@@ -15,6 +15,8 @@ from rmqctl.commands.shared.tiered_options import (
     TieredIndexSlots,
 )
 from rmqctl.errors import UsageError
+from rmqctl.output.units import count_text, size_text, time_text
+from rmqctl.parse_values import now_ms
 
 if TYPE_CHECKING:
     from rmqctl.output import Output
@@ -75,7 +77,6 @@ def command(
         return
     if root is None:
         raise UsageError("name the tier root DIR, or --file and --out")
-    from rmqctl.output.units import count_text, size_text, time_text
     from rmqctl.tiered.index.compaction import CompactRequest
 
     request = CompactRequest(root, metadata, cluster, broker, everything, index_slots, index_max)
@@ -87,7 +88,6 @@ def command(
 
 
 def _rows(out: Output, request: CompactRequest, *, dry_run: bool) -> Iterator[dict[str, Any]]:
-    from rmqctl.parse_values import now_ms
     from rmqctl.tiered.index.compaction import plan_local, upload_local
 
     with out.progress("rearranging", unit="files") as progress:

@@ -11,6 +11,7 @@ from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.options import DryRun, Out, StoreQueues
 from rmqctl.commands.shared.tiered_options import TieredIndexMax, TieredIndexSlots, TierRoot
 from rmqctl.errors import ExitCode, UsageError
+from rmqctl.output.units import count_text, size_text
 from rmqctl.parse_values import now_ms, parse_duration, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -193,7 +194,6 @@ def _show(out: Output, result: Result, *, dry_run: bool) -> None:
 
 def _page(page: Human, result: Result) -> None:
     from rmqctl.checks.verify.common import plural
-    from rmqctl.output.units import count_text, size_text
 
     page.pairs({
         "tier of": f"{result.broker} ({result.cluster})",

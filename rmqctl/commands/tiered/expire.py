@@ -10,7 +10,9 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.options import Out, Topic
 from rmqctl.commands.shared.tiered_options import TierOptions
-from rmqctl.parse_values import parse_duration, parse_time
+from rmqctl.errors import UsageError
+from rmqctl.output.units import count_text, size_text
+from rmqctl.parse_values import now_ms, parse_duration, parse_time
 
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
@@ -46,9 +48,6 @@ def command(
         rmqctl tiered expire STORE/tieredstore --older-than 7d --topic Orders --apply --yes
     """
     from rmqctl.commands.shared import applying
-    from rmqctl.errors import UsageError
-    from rmqctl.output.units import count_text, size_text
-    from rmqctl.parse_values import now_ms
     from rmqctl.tiered.expire import expire
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 

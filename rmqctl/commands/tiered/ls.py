@@ -9,6 +9,7 @@ import typer
 
 from rmqctl.commands.shared.options import Out, Topic, Zone
 from rmqctl.commands.shared.tiered_options import TierIndex
+from rmqctl.output.units import count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from rmqctl.output.cells import Render
@@ -75,8 +76,6 @@ def _warn_of(out: Any, tier: Tier) -> None:
 
 def _page(page: Human, document: dict[str, Any], kind: str, tz: Any) -> None:
     """For people: what fits beside each other, and no column that says the same in every row."""
-    from rmqctl.output.units import count_text, size_text, time_text
-
     def moment(value: int) -> str:
         return time_text(value, tz)
 

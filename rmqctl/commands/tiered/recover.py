@@ -8,14 +8,7 @@ import typer
 
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.options import Out
-from rmqctl.commands.shared.tiered_options import (
-    Broker,
-    MetadataFile,
-    TieredCluster,
-    TieredIndexMax,
-    TieredIndexSlots,
-    TierRoot,
-)
+from rmqctl.commands.shared.tiered_options import TierOptions
 from rmqctl.parse_values import parse_size
 
 if TYPE_CHECKING:
@@ -27,7 +20,6 @@ EFFECT = "mutates"
 
 def command(
     *,
-    root: TierRoot,
     only: Annotated[str | None, typer.Option(
         "--only", metavar="PARTS", help="Some of metadata, queues, index, with commas between. "
         "With index alone an index of which no file is left is made anew.")] = None,
@@ -35,15 +27,11 @@ def command(
         "--drop-orphans", help="Cut messages at the end of commit logs to which no consume queue "
         "leads, instead of giving them units. Those further in front stay where they "
         "are.")] = False,
-    metadata: MetadataFile = None,
-    cluster: TieredCluster = None,
-    broker: Broker = None,
+    tier: TierOptions,
     consumequeue_max_size: Annotated[int | None, typer.Option(
         "--consumequeue-max-size", metavar="SIZE", parser=parse_size,
         help="tieredStoreConsumeQueueMaxSize of files that are made, where neither the tier's "
         "other files nor its metadata tell it (default 100 MiB).")] = None,
-    index_slots: TieredIndexSlots = None,
-    index_max: TieredIndexMax = None,
     apply: ApplyOptions,
     out: Out,
 ) -> None:
@@ -66,16 +54,16 @@ def command(
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
     parts = check_parts(only) if only is not None else frozenset(PARTS)
-    options = RecoverOptions(parts, drop_orphans, consumequeue_max_size, index_slots, index_max,
-                             all_index=parts == {"index"})
-    with open_tier(root, metadata) as tier:
-        place, scope = tier.name, scope_of(tier, cluster, broker)
+    options = RecoverOptions(parts, drop_orphans, consumequeue_max_size, tier.index_slots,
+                             tier.index_max, all_index=parts == {"index"})
+    with open_tier(tier.root, tier.metadata) as opened:
+        place, scope = opened.name, scope_of(opened, tier.cluster, tier.broker)
 
     def propose(scratch: Scratch) -> applying.Proposal:
-        with open_tier(root, metadata) as tier:
-            plan = plan_recover(tier, scope, scratch, options, out.watch)
+        with open_tier(tier.root, tier.metadata) as opened:
+            plan = plan_recover(opened, scope, scratch, options, out.watch)
         return applying.Proposal(plan, {"cluster": scope.cluster, "broker": scope.broker,
                                         "metadata": scope.metadata_path})
 
     applying.run(out, place, "tiered recover", propose, apply,
-                 tier=applying.Tiered([scope.broker_root], check_root(metadata)))
+                 tier=applying.Tiered([scope.broker_root], check_root(tier.metadata)))

@@ -11,6 +11,7 @@ from rmqctl.commands.shared.options import Jobs, MaxFindings, Out, complete_fold
 from rmqctl.commands.shared.store_warnings import warn_if_held
 from rmqctl.commands.shared.tiered_options import TierIndex
 from rmqctl.errors import ExitCode, UsageError
+from rmqctl.output.units import count_text, size_text
 
 if TYPE_CHECKING:
     from rmqctl.checks.verify.verdict import Verdict
@@ -78,7 +79,6 @@ def command(
 def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
     """What was covered of a tier, for people."""
     from rmqctl.checks.verify.common import plural
-    from rmqctl.output.units import count_text, size_text
 
     cover = verdict.coverage
     pairs = {
