@@ -121,17 +121,18 @@ class Verification:
             yield with_advice if mends else replace(with_advice, next=None)
 
     def _all(self) -> Iterator[Finding]:
-        whole, cut = self.store, self.store.cut_off
+        full_store, cut = self.store, self.store.cut_off
         if cut is None:
             yield from self._structures()
             return
-        with whole.up_to(cut.end) as self.store:
-            for one in self._structures():
-                yield replace(one, severity=INFO, detail=f"{one.detail}; a repair has ended the "
-                              "log there") if one.category in _BEYOND else one
-        self.store = whole
+        with full_store.up_to(cut.end) as self.store:
+            for finding in self._structures():
+                yield finding if finding.category not in _BEYOND else replace(
+                    finding, severity=INFO,
+                    detail=f"{finding.detail}; a repair has ended the log there")
+        self.store = full_store
         if self.options.wants("commitlog"):
-            yield _left(whole, cut)
+            yield _left(full_store, cut)
 
     def _structures(self) -> Iterator[Finding]:
         store, options = self.store, self.options

@@ -132,7 +132,7 @@ def _number(record: Record, _fault: HeaderFault, survey: Survey, _records: Recor
         if len(numbers) != 1 or len(numbers[0]) != len(said):
             return None, ""
         wrong, right = (name.encode() + b"\x01" + value for value in (said, numbers[0]))
-        raw = b"\x02".join(right if one == wrong else one for one in raw.split(b"\x02"))
+        raw = b"\x02".join(right if part == wrong else part for part in raw.split(b"\x02"))
         reasons.append(f"{name} was no number: {numbers[0].decode()}, which " + (
             "its queue says" if name in proved else "one turned bit explains"))
     return replace(record, properties=raw), "; ".join(reasons)
@@ -144,9 +144,9 @@ def _values(raw: bytes) -> dict[str, str]:
 
 def _digits_one_bit_off(said: bytes) -> list[bytes]:
     """The numbers that one turned bit made this of."""
-    turned = (said[:at] + bytes([value ^ 1 << bit]) + said[at + 1:]
-              for at, value in enumerate(said) for bit in range(8))
-    return [one for one in turned if one.isdigit()]
+    turned = (said[:index] + bytes([value ^ 1 << bit]) + said[index + 1:]
+              for index, value in enumerate(said) for bit in range(8))
+    return [digits for digits in turned if digits.isdigit()]
 
 
 def _one_bit(port: int) -> int | None:

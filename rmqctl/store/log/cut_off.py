@@ -58,9 +58,9 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
     """
     try:
         with FileSource(os.path.join(root, NOTE)) as source:
-            found = config_json.parse(source.read(0, _MOST)).value
-        noted = CutOff(*(int(found[name]) for name in CutOff._fields))
-        if found["format"] != _FORMAT or any(one.base > noted.end for one in log.files):
+            document = config_json.parse(source.read(0, _MOST)).value
+        noted = CutOff(*(int(document[name]) for name in CutOff._fields))
+        if document["format"] != _FORMAT or any(file.base > noted.end for file in log.files):
             return None
         return noted if cut_at(log, noted.end) == noted else None
     except (StoreIOError, FormatError, KeyError, TypeError, ValueError,
@@ -70,6 +70,6 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
 
 def _crc(source: Source, start: int, end: int) -> int:
     crc = 0
-    for at in range(start, end, _PIECE):
-        crc = zlib.crc32(source.read(at, min(_PIECE, end - at)), crc)
+    for position in range(start, end, _PIECE):
+        crc = zlib.crc32(source.read(position, min(_PIECE, end - position)), crc)
     return crc
