@@ -85,7 +85,7 @@ def command(
         from rmqctl.repair.recover import plan_recover
 
         plan = plan_recover(store.root, scratch, wishes, out.watch)
-        lost = bool(plan.messages_lost or plan.messages_lost_total)
+        lost = bool(plan.messages_lost or plan.messages_lost_total or plan.ambiguous)
         return applying.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK)
 
     applying.run(out, store.root, "recover", propose, apply, resume=True)

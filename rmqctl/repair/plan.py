@@ -116,7 +116,8 @@ class Plan:
 
     ``steps`` are in the order in which they are carried out: log, queues, index, checkpoint,
     abort. ``notes`` are warnings for a person. ``messages_lost_total``: how many messages are
-    lost where ``messages_lost`` names only the first of them, else None.
+    lost where ``messages_lost`` names only the first of them, else None. ``ambiguous``: whole
+    records left out that may be messages.
     """
 
     command: str
@@ -127,6 +128,7 @@ class Plan:
     topic_queue_table: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     messages_lost_total: int | None = None
+    ambiguous: int = 0
 
     @property
     def empty(self) -> bool:
@@ -139,4 +141,6 @@ class Plan:
                  "topic_queue_table": dict(self.topic_queue_table)}
         if self.messages_lost_total is not None:
             values["messages_lost_total"] = self.messages_lost_total
+        if self.ambiguous:
+            values["ambiguous"] = self.ambiguous
         return values

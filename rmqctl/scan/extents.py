@@ -13,7 +13,7 @@ or an entry of the index. So, from the strongest proof to none:
 4. Nothing tells the size: frames with a row or an index entry are records of the log, and those
    that `rmqctl.scan.chains` proves. All others are left out; where their own queue does not deny
    them either they are *doubtful*, and said to be. (In a file that belongs to no store the first
-   frame is taken.)
+   frame is taken that lies behind the end which the damaged record itself claims.)
 """
 
 from __future__ import annotations
@@ -136,13 +136,20 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
     stop = known.first(search, limit)
     bound = limit if stop is None else stop
     doubtful: list[tuple[int, int]] = []
+    claimed = claimed_end(source, at)
     position = search
     while position < bound:
         candidate = next_provable(source, position, bound)
         if candidate is None:
             break
-        if source.witness is None:  # a file by itself: there is nothing else to go by
-            return Verdict(candidate)
+        if source.witness is None:  # a file by itself: what the damaged record says, no more
+            if candidate >= claimed:
+                return Verdict(candidate, doubtful=tuple(doubtful))
+            size = located_size(source, candidate)
+            if size is not None and len(doubtful) < MOST_NAMED:
+                doubtful.append((source.base + candidate, size))
+            position = candidate + (size or 1)
+            continue
         if is_blank(source, candidate):
             if stop is None and closes(source, candidate):
                 return Verdict(candidate, doubtful=tuple(doubtful))
@@ -157,6 +164,30 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
             return Verdict(chain.sure, doubtful=tuple(doubtful))
         position = max(chain.end, candidate + 1)
     return Verdict(stop, doubtful=tuple(doubtful))
+
+
+def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
+    """Where a damaged record says that it ends (a position), be it true or not; ``at`` where it
+    says nothing that can be. ``strict``: only if its place is right, and the size goes together
+    with the length of its body. StoreIOError.
+    """
+    head = source.read(at, START_SIZE)
+    if len(head) < START_SIZE:
+        return at
+    total, magic, _, physical, _ = _START.unpack_from(head)
+    is_there = bool(physical == source.base + at)
+    if not MIN_SIZE <= total <= MAX_RECORD or not (is_there or is_magic(magic)):
+        return at
+    version = magic if is_magic(magic) else next(iter(VERSIONS))
+    start, length = _body(source, at, version)
+    summed = extent(source, at, version)
+    if summed is not None and summed != total and is_placed(source, at + summed) and (
+            not is_placed(source, at + total)):
+        return at + int(summed)
+    # Behind the body there is no more than a topic and properties.
+    if strict and not (is_there and 0 <= length < total - start <= length + _LONGEST_TAIL):
+        return at
+    return min(at + int(total), source.size)
 
 
 def _proven_end(source: Source, at: int, known: Known) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import random
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -117,11 +118,44 @@ def test_where_nothing_tells_it_is_left_for_a_choice(body: str, place: str,
     unclear = [one for one in findings if one["category"] == "ambiguous"]
     inside = range(store.outer.physical, store.outer.end)
     assert [one["offset"] in inside for one in unclear] == [True]
-    plan = run("recover", store.folder, "-o", "json").expect(0, 1)
+    plan = run("recover", store.folder, "-o", "json").expect(1)
     assert "--ambiguous keep" in plan.out + plan.err
+    assert plan.json()["ambiguous"] > 0
     run("recover", store.folder, "--ambiguous", "keep", "--apply", "--yes").expect(0, 1)
     kept = run("read", store.folder, *read).jsonl()
     assert any(FORGED in body_of(row) and row["topic"] == "evil" for row in kept)
+
+
+CLAIMED = [("padded", "last", "tear:topic:flip"), ("straddle", "file-end", "random:17"),
+           ("nested", "last", "tear:frames:flip"), ("chain", "last", "tear:properties:flip"),
+           ("own-queue", "last", "flip:total_size:10"), ("straddle", "last", "flip:magic:8"),
+           ("blank", "file-end", "flip:total_size:22"), ("repeated", "last", "tear:topic")]
+"""Bodies and damages of which a file by itself, or an image, gave frames as messages."""
+
+
+@pytest.mark.parametrize(("body", "place", "damage"), CLAIMED)
+def test_where_no_store_is_around(body: str, place: str, damage: str, tmp_path: Path) -> None:
+    """What a damaged record says to be its own holds no messages: `dump` of a file, `carve` of
+    files without a store, and of an image.
+    """
+    store = build(tmp_path / "store", Case(body, place, damage, "nothing"))
+    put = {one.physical for one in store.puts}
+    alone = tmp_path / "alone"
+    shutil.copytree(store.folder / "commitlog", alone)
+    files = sorted(alone.iterdir())
+    image = tmp_path / "image"
+    image.write_bytes(b"\1" * 4096 + b"".join(one.read_bytes() for one in files) + b"\1" * 999)
+    dumped = {row["physical_offset"] for one in files
+              for row in run("dump", one, "-o", "jsonl").jsonl() if "physical_offset" in row}
+    assert dumped <= put
+    assert {one.physical for one in store.intact} <= dumped
+    if (damage.startswith("tear") and damage.endswith("flip")) or damage.startswith("random"):
+        return  # neither size nor body are what they were: carve gives what is whole
+    for source in (alone, image):
+        rows = run("carve", source, "-o", "jsonl", "--body", "none").jsonl()
+        given = {row["physical_offset"] for row in rows if row["placement"] == "in-place"}
+        assert given <= put
+        assert {one.physical for one in store.intact} <= given
 
 
 def test_a_row_proves_what_was_written_over_a_torn_record(tmp_path: Path) -> None:

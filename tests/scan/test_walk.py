@@ -108,7 +108,11 @@ def test_damaged_logs(data: st.DataObject) -> None:
     assert ends[:-1] == [start for _, start, _ in found]
     assert ends[-1] == len(raw)
     expected = reference.walk(bytes(raw), BASE)
-    proven = {frame for frame in expected if frame[0] != "other"}
+    # What lies in that which a damaged record says to be its own may be its body.
+    own = [(start, start + int.from_bytes(raw[start:start + 4])) for kind, start, _ in found
+           if kind == "other"]
+    proven = {frame for frame in expected if frame[0] != "other" and not any(
+        start < frame[1] < end for start, end in own)}
     assert proven <= set(found)
     # Where a damaged record still tells its size, the walk goes on right behind it and may
     # find a record there which the reference, searching blindly, does not dare to believe.

@@ -26,11 +26,12 @@ from rmqctl.formats.local.message import (
     VERSIONS,
     Blank,
     Message,
+    total_size_at,
     variant,
 )
 from rmqctl.repair.carve.spool import Majority, Spool
 from rmqctl.repair.carve.window import CHUNK, AsLog, Candidates, Checksums, Window
-from rmqctl.scan.extents import Known, judge, own_extent
+from rmqctl.scan.extents import Known, claimed_end, judge, own_extent
 from rmqctl.scan.frames import Array, Batch, examine, hop
 from rmqctl.scan.resync import MAX_RECORD, extent
 from rmqctl.scan.source import Source, Witness
@@ -186,6 +187,10 @@ class Scan:
             self._broken_at = self._at
         if (chained and any(head)) or (end is not None and any(head)):
             self.breaks += 1
+        if end is None and not self._of_store(shift):
+            torn = self._behind_torn(self._at, shift)
+            self._at = self._at if torn is None else torn
+            return torn is not None
         if end is None:
             return False
         self._broken_at = None
@@ -205,6 +210,25 @@ class Scan:
             return self.size if verdict.resume is None else verdict.resume
         own = own_extent(log, self._at, Known(log))
         return self._judge.own_end(self._at, shift) if own is None else own.end
+
+    def _own_extent(self, position: int, shift: int) -> int | None:
+        """Where a damaged record ends whose body's CRC proves it; where files end is not known."""
+        log = AsLog(self._window, shift, None)
+        own = own_extent(log, position, Known(log))
+        if own is None or not own.proven:
+            return None
+        sizes = (total_size_at(log.read(position, START_SIZE)), extent(log, position))
+        return next((position + size for size in sizes
+                     if size and self._judge.is_blank(position + size)),
+                    own.end if own.firm else None)
+
+    def _behind_torn(self, position: int, shift: int) -> int | None:
+        """Where the search goes on behind the head of a torn record: what it says to be its own is
+        no message of the same log. None where there is no head.
+        """
+        log = AsLog(self._window, shift, None)
+        end = min(claimed_end(log, position, strict=True), position + _LAST_RECORD)
+        return self._inside(position, end, shift, of_any=False) if end > position else None
 
     def _mend(self) -> None:
         """The log goes on behind a gap: if nothing told of the gap, zeros do now."""
@@ -275,16 +299,20 @@ class Scan:
         """Goes on behind a chain of an undecided shift, over a damaged record if one follows."""
         self._at = self._judge.behind(last, end)
         if self._at == end and not self._judge.is_blank(end) and self._judge.record(end) is None:
-            behind = self._judge.own_end(end, shift, strict=True)
+            behind = self._own_extent(end, shift) or self._judge.own_end(end, shift, strict=True)
+            if behind is not None:
+                self._inside(end, behind, shift)
+            else:
+                behind = self._behind_torn(end, shift)
             if behind is not None:
                 self.breaks += 1
-                self._inside(end, behind, shift)
                 self._at = behind
 
-    def _inside(self, start: int, end: int, shift: int) -> int:
+    def _inside(self, start: int, end: int, shift: int, *, of_any: bool = True) -> int:
         """Notes the intact records inside of a damaged one; the position to go on from.
 
-        That is its end, or the start of a record of the log inside of one that is not.
+        That is its end, or the start of a record of the log inside of one that is not; unless
+        ``of_any``, that of an intact record of any other shift.
         """
         position = start + 1
         while position < end:
@@ -292,7 +320,8 @@ class Scan:
                 record = self._judge.record(candidate)
                 if record is None:
                     continue
-                if record[1] == self._log_shift != shift:
+                if record[1] != shift and (record[1] == self._log_shift or (
+                        record[2] and not of_any)):
                     return candidate
                 if record[2] and candidate + record[0] <= end:
                     self._embedded.add(self._number, candidate, candidate + record[1], record[0])

@@ -44,7 +44,7 @@ class Salvage:
     commitlog files, and move empty ones aside. ``lost`` are the first of ``lost_total`` messages.
     ``log_end``: where the next message is appended. ``restored``: messages brought back whole.
     ``notes`` are warnings for a person. ``inner_batch_topics``: topics whose messages say that
-    they have batch queues.
+    they have batch queues. ``ambiguous``: records left out that may be messages.
     """
 
     parts: tuple[LogPart, ...]
@@ -56,6 +56,7 @@ class Salvage:
     restored: int = 0
     lost_total: int = 0
     inner_batch_topics: frozenset[str] = frozenset()
+    ambiguous: int = 0
 
     @property
     def empty(self) -> bool:
@@ -97,6 +98,7 @@ class _Job:
     confirmed: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
+    left_out: int = 0
 
     def run(self) -> Salvage:
         parts = log_parts(self.store)
@@ -114,6 +116,7 @@ class _Job:
             self.confirmed.update(unclear)
             survey = self._survey(parts)
         elif unclear:
+            self.left_out = len(unclear)
             self.notes.append(f"{ambiguity(unclear)}; they are left out, unless --ambiguous keep "
                               "is given")
         for rounds in count():
@@ -308,7 +311,7 @@ class _Job:
         end = self._end(result, survey, log_end) if result else parts[0].base
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
                        tuple(self.notes), restored, lost.total,
-                       frozenset(survey.inner_batch_topics))
+                       frozenset(survey.inner_batch_topics), self.left_out)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

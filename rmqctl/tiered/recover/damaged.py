@@ -116,7 +116,8 @@ def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
     position, first = int(rows["position"][0]), int(rows["queue_offset"][0])
     if position > log.start and first and len(log.segments) and position <= log.segments[0].end:
         yield Lost(first - 1, first, log.start, position, range(0), 0)
-    if len(runs) > 1 and runs[0][1] == 1 and position == log.start:
+    if runs[0][1] == 1 and position == log.start and len(runs) > 1 and (
+            runs[1][1] - runs[1][0] > 1 and not _goes_on(surveyed, runs, 0, 1)):
         lost = _between(surveyed, log.start, None, runs, 0, 1)
         if lost is not None:
             yield lost

@@ -23,6 +23,7 @@ from rmqctl.formats.local.sysflag import BORN_HOST_V6
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
+from rmqctl.scan.extents import claimed_end
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, gather_int
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource, Source
@@ -267,14 +268,19 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
 
     They prove themselves by lengths, body CRC, topic and queue, and by their queue offsets: the
     first continues after ``last`` or repeats what was there (or begins the file: then what was
-    before may be hidden by it), each further one continues.
+    before may be hidden by it), each further one continues. Inside of what a torn message says to
+    be its own only a block counts that begins with the very bytes before it.
     """
     shifted: list[Shifted] = []
     done, end = start, start + length
+    claimed = claimed_end(source, start)
     for position in _candidates(source, start, end):
         if position < done:
             continue
         one = _shifted_at(source, position, end, name)
+        if one is not None and not shifted and position < claimed and not _repeats(
+                source, one.says - source.base, position):
+            continue  # it may lie in the body of a damaged message
         expected = shifted[-1].queue_offset + 1 if shifted else None
         if one is None or (one.queue_offset > last + 1 and position if expected is None
                            else one.queue_offset != expected):
@@ -294,6 +300,17 @@ def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
         if len(data) < _WINDOW:
             return
         start += len(data) - overlap
+
+
+def _repeats(source: Source, start: int, position: int) -> bool:
+    """Whether what lies at a position begins with all that lies before it from ``start`` on: a
+    block that was written again behind a part of itself.
+    """
+    length = position - start
+    return 0 <= start < position and all(
+        source.read(start + at, min(_WINDOW, length - at))
+        == source.read(position + at, min(_WINDOW, length - at))
+        for at in range(0, length, _WINDOW))
 
 
 def _shifted_at(source: Source, position: int, end: int, name: QueueName) -> Shifted | None:
