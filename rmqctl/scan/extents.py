@@ -13,7 +13,8 @@ or an entry of the index. So, from the strongest proof to none:
 4. Nothing tells the size: frames with a row or an index entry are records of the log, and those
    that `rmqctl.scan.chains` proves. All others are left out; where their own queue does not deny
    them either they are *doubtful*, and said to be. (In a file that belongs to no store the first
-   frame is taken that lies behind the end which the damaged record itself claims.)
+   frame is taken that lies behind the end which the damaged record itself claims, or whose
+   followers reach over it: they were written over a torn record.)
 """
 
 from __future__ import annotations
@@ -143,12 +144,12 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
         if candidate is None:
             break
         if source.witness is None:  # a file by itself: what the damaged record says, no more
-            if candidate >= claimed:
+            frames, reaches_over = _frames_up_to(source, candidate, claimed)
+            if candidate >= claimed or reaches_over:
                 return Verdict(candidate, doubtful=tuple(doubtful))
-            size = located_size(source, candidate)
-            if size is not None and len(doubtful) < MOST_NAMED:
-                doubtful.append((source.base + candidate, size))
-            position = candidate + (size or 1)
+            doubtful += [(source.base + place, size) for place, size in frames][
+                :MOST_NAMED - len(doubtful)]
+            position = max([candidate + 1, *(place + size for place, size in frames)])
             continue
         if is_blank(source, candidate):
             if stop is None and closes(source, candidate):
@@ -164,6 +165,20 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
             return Verdict(chain.sure, doubtful=tuple(doubtful))
         position = max(chain.end, candidate + 1)
     return Verdict(stop, doubtful=tuple(doubtful))
+
+
+def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, int]], bool]:
+    """((position, size) of the frames that follow each other from a position on up to another one,
+    whether the last of them is whole and reaches over that: no body ends within a record).
+    """
+    frames = []
+    while at < end and (size := located_size(source, at)) is not None:
+        if at + size > end:
+            record = decode(source.read(at, size))
+            return frames, bool(record.body) and record.crc_ok
+        frames.append((at, size))
+        at += size
+    return frames, False
 
 
 def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:

@@ -273,12 +273,12 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
     """
     shifted: list[Shifted] = []
     done, end = start, start + length
-    claimed = claimed_end(source, start)
+    claimed = claimed_end(source, start, strict=True)
     for position in _candidates(source, start, end):
         if position < done:
             continue
         one = _shifted_at(source, position, end, name)
-        if one is not None and not shifted and position < claimed and not _repeats(
+        if one is not None and not shifted and start < position < claimed and not _repeats(
                 source, one.says - source.base, position):
             continue  # it may lie in the body of a damaged message
         expected = shifted[-1].queue_offset + 1 if shifted else None
