@@ -171,7 +171,7 @@ def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, in
     """((position, size) of the frames that follow each other from a position on up to another one,
     whether the last of them is whole and reaches over that: no body ends within a record).
     """
-    frames = []
+    frames: list[tuple[int, int]] = []
     while at < end and (size := located_size(source, at)) is not None:
         if at + size > end:
             record = decode(source.read(at, size))
