@@ -232,9 +232,9 @@ def test_what_a_killed_run_left(one, left) -> None:
     done = upload(root, metadata, path)
     assert target.read_bytes() == whole
     assert done.status == ("completed" if left == "all" else "uploaded")
-    assert (done.kept is not None) == (left in ("a part", "other bytes"))
-    if done.kept is not None:
-        assert (root / done.kept).is_file()
+    assert (done.moved_to is not None) == (left in ("a part", "other bytes"))
+    if done.moved_to is not None:
+        assert (root / done.moved_to).is_file()
     entry = metadata.segments[names.INDEX]["broker-a/rmq_sys_INDEX/0"][0]
     assert (entry.size, entry.create_timestamp, entry.begin_timestamp) == (len(whole), 77, 1000000)
     again = upload(root, metadata, path)

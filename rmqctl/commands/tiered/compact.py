@@ -103,7 +103,7 @@ def _row(done: Uploaded) -> dict[str, Any]:
     return {"file": done.source, "status": done.status, "timestamp": done.timestamp,
             "items": done.items, "base_offset": done.base if done.path else None,
             "bytes": done.size, "segment": done.path or None, "chains_sound": done.sound,
-            "kept": done.kept}
+            "kept": done.moved_to}
 
 
 def _one(out: Output, file: str, to: str, slots: int | None, max_items: int | None, *,

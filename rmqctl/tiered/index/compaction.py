@@ -48,7 +48,7 @@ class Uploaded:
     """What became of a file. ``path`` of its segment below the tier root (empty: of none).
 
     ``sound``: its chains led to all of its items (otherwise they were put to their slots by their
-    hashes). ``kept``: where a part of a segment that a killed run had left was moved.
+    hashes). ``moved_to``: where a part of a segment that a killed run had left was moved.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Uploaded:
     base: int = -1
     size: int = 0
     sound: bool = True
-    kept: str | None = None
+    moved_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,16 +286,16 @@ class QueueRecovery:
         """What the log's segments will be; ``end``: behind the last byte that a unit leads to."""
         log = surveyed.log
         cut = self._cut_orphans(log, end)
-        for found in surveyed.segments:
-            segment, size = found.segment, found.segment.usable
+        for surveyed_segment in surveyed.segments:
+            segment, size = surveyed_segment.segment, surveyed_segment.segment.usable
             if segment is log.segments[-1] and cut is not None:
                 size = min(size, cut - segment.base)
-            begin, last = (found.begin, found.end) if size else (NEVER, NEVER)
+            begin, last = (surveyed_segment.begin, surveyed_segment.end) if size else (NEVER, NEVER)
             if 0 < size < segment.usable:
                 begin, last = surveyed.times(segment.base, segment.base + size)
             self._out.commit_log.append(RecoveredSegment(
-                segment.base, size, begin, last, segment.mtime_ms, found.quirk,
-                known=not found.damaged and bool(found.messages or not size)))
+                segment.base, size, begin, last, segment.mtime_ms, surveyed_segment.quirk,
+                known=not surveyed_segment.damaged and bool(surveyed_segment.messages or not size)))
 
     def _cut_orphans(self, log: FlatFile, end: int) -> int | None:
         """Plans to cut off the end of the log that no unit leads to, where that is asked for; the
@@ -402,7 +402,7 @@ class QueueRecovery:
                 self._out.consume_queue.append(RecoveredSegment(
                     segment.base, segment.usable - segment.usable % UNIT_SIZE, NEVER, NEVER,
                     segment.mtime_ms))
-        self._out.consume_queue.sort(key=lambda one: one.base)
+        self._out.consume_queue.sort(key=lambda segment: segment.base)
 
 
 def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None, *,
