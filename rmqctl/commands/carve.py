@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,6 +105,8 @@ def command(
             out.document(document, lambda page: _show(page, document))
         else:
             _list(out, carving, projection, show.tz, duplicates=duplicates)
+    if out_store is not None and carving.tally.given:
+        out.note(f"what next: rmqctl verify {shlex.quote(out_store)}")
     _end(out, carving.tally, wanted, maker, misplaced=misplaced)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -109,6 +110,7 @@ def _show(out: Output, run: Diff) -> None:
         "summary": {**run.summary, "remarks": run.remarks},
         "differences": rows,
         "differences_total": differences.total,
+        "next": _next(run),
         "counts": [{"kind": kind, "count": count}
                    for kind, count in sorted(differences.counts.items())],
     }
@@ -155,6 +157,22 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     pairs["configuration"] = _config(said["config"])
     pairs["checkpoints"] = ", ".join(said["checkpoint"]["different"]) or "the same"
     page.pairs({name: text for name, text in pairs.items() if text})
+    following = _next(run)
+    if following is not None:
+        page.heading("What next")
+        page.text(following)
+
+
+def _next(run: Diff) -> str | None:
+    """The one command to go on with, which only looks: at the store that is damaged, or lacks
+    messages; None where nothing differs.
+    """
+    if run.equal:
+        return None
+    said = run.summary
+    suspect = max(("b", "a"), key=lambda name: (
+        said[name]["damaged_spans"], said[f"missing_in_{name}"]))
+    return f"rmqctl verify {shlex.quote(said[suspect]['store'])}"
 
 
 def _config(counts: dict[str, Any]) -> str:

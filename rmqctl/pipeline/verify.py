@@ -16,7 +16,7 @@ from rmqctl.checks.verify.verdict import Verdict, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.errors import RmqctlError
 from rmqctl.store.log.ranges import Pool
-from rmqctl.store.store import Store
+from rmqctl.store.store import Sizes, Store
 
 WHOLE = 256 << 20
 """Bytes of log up to which a store is one task, where there are several stores."""
@@ -106,18 +106,19 @@ def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = 
 
 
 def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most: int,
-                  dirs: Sequence[str] = ()) -> Iterator[Judged]:
+                  dirs: Sequence[str] = (), sizes: Sizes | None = None) -> Iterator[Judged]:
     """The verdicts in the order of the stores, each with at most ``most`` findings listed.
 
-    ``dirs`` are the folders of multi-path logs (relative to each root). ``options.ranges`` cuts
-    every store into that many ranges. A store that cannot be judged does not stop the others.
+    ``dirs`` are the folders of multi-path logs (relative to each root), ``sizes`` what is given of
+    the brokers' configuration. ``options.ranges`` cuts every store
+    into that many ranges. A store that cannot be judged does not stop the others.
     """
     small = [root for root in roots if len(roots) > 1 and options.ranges is None
              and _bytes(root, dirs) <= WHOLE]
-    judged_small = dict(pool.run(partial(_judged, options, most, dirs, None), small))
+    judged_small = dict(pool.run(partial(_judged, options, most, dirs, sizes, None), small))
     for root in roots:
-        yield judged_small[root] if root in judged_small else _judged(options, most, dirs, pool,
-                                                                      root)
+        yield judged_small[root] if root in judged_small else _judged(
+            options, most, dirs, sizes, pool, root)
 
 
 def _bytes(root: str, dirs: Sequence[str]) -> int:
@@ -127,11 +128,11 @@ def _bytes(root: str, dirs: Sequence[str]) -> int:
         return 0  # said by whoever verifies it
 
 
-def _judged(options: VerifyOptions, most: int, dirs: Sequence[str], pool: Pool | None,
-            root: str) -> Judged:
+def _judged(options: VerifyOptions, most: int, dirs: Sequence[str], sizes: Sizes | None,
+            pool: Pool | None, root: str) -> Judged:
     """One store: with a pool in ranges, else here and now."""
     try:
-        with Store.open(root, dirs) as store:
+        with Store.open(root, dirs, sizes) as store:
             run = Verification(store, replace(options, jobs=1), pool=pool)
             return Judged(root, verdict(run, most))
     except RmqctlError as error:

@@ -163,3 +163,10 @@ def test_differences_that_follow_each_other_are_one_row(golden: GoldenFolder, rm
     assert f"{missing[0]['physical_offset']} to {end}" in rows[0]
     assert "4 queues of TP_bill_Event9, TP_pay_Topic" in rows[0]
     assert "17 messages" in rows[0]
+
+
+def test_what_next_looks_at_the_damaged_store(pair: tuple[Path, Path], rmqctl: Run) -> None:
+    found = rmqctl("diff", *pair, "-o", "json").expect(1).json()
+    assert found["next"] == f"rmqctl verify {pair[1]}"
+    assert found["next"] in rmqctl("diff", *pair).expect(1).out
+    assert rmqctl("diff", pair[0], pair[0], "-o", "json").expect(0).json()["next"] is None

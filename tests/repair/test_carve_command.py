@@ -262,3 +262,10 @@ def test_objects_can_be_appended_again(rmqctl: Runner, golden: GoldenFolder,
     rmqctl("append", new, lines, "--as-recorded").expect(0)
     assert written(rmqctl, new) == written(rmqctl, root)
     assert json.loads(lines.read_text(encoding="utf-8").splitlines()[0])["placement"] == "in-place"
+
+
+def test_what_next_is_to_verify_the_new_store(rmqctl: Runner, golden: GoldenFolder,
+                                              tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    done = rmqctl("carve", golden("5.3.3/basic/store") / "commitlog", "--out", new).expect(0, 1)
+    assert f"rmqctl verify {new}" in done.err

@@ -49,7 +49,7 @@ def command(
     tz: Zone = UTC,
     dry_run: DryRead = False,
     spark: SparkOptions,
-    layout: Annotated[LayoutOptions, pick("commitlog_dirs commitlog_file_size")],
+    layout: Annotated[LayoutOptions, pick("commitlog_dirs commitlog_file_size broker_conf")],
     out: Out,
 ) -> None:
     """Write the messages of stores into files for other programs, in folders by topic and day.
@@ -74,8 +74,9 @@ def command(
         format, fields=None if fields is None else fields.split(","), body=body,
         partition_by=_parts(partition_by), compression=compression, zone=tz,
         conditions=wanted.in_log(), stores=len(names))
-    check_place(target, names, layout.folders)
-    plans = plan(names, wanted, spark.workers, count=spark.partitions, folders=layout.folders,
+    folders = layout.folders_of(names)
+    check_place(target, names, folders)
+    plans = plan(names, wanted, spark.workers, count=spark.partitions, folders=folders,
                  sizes=layout.sizes)
     if dry_run:
         document = plan_document(plans, target, estimate(spec, plans))

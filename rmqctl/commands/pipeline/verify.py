@@ -31,7 +31,7 @@ def command(
         "counted.")] = 1000,
     dry_run: DryRead = False,
     spark: Annotated[SparkOptions, pick(engine="spark")],
-    layout: Annotated[LayoutOptions, pick("commitlog_dirs")],
+    layout: Annotated[LayoutOptions, pick("commitlog_dirs broker_conf")],
     out: Out,
 ) -> None:
     """Check everything of many stores that can be checked, as `rmqctl verify` does of one.
@@ -49,14 +49,16 @@ def command(
     from rmqctl.pipeline.verify import planned, total_size, verify_stores
 
     options = VerifyOptions(structures(only, STRUCTURES), spark.workers, ranges=spark.partitions)
-    roots, dirs = named_stores(stores), layout.folders
+    roots = named_stores(stores)
+    dirs = layout.folders_of(roots)
     if dry_run:
         rows = planned(roots, options, dirs)
         out.rows(rows, ("store", "files", "bytes", "partitions"))
         return
     size = total_size(roots, dirs)
     with spark.pool(out, size) as pool:
-        judged = list(verify_stores(roots, pool, options, max_findings, dirs))
+        judged = list(verify_stores(roots, pool, options, max_findings, dirs,
+                                    layout.sizes))
     _show(out, judged)
     failed = next((store.error for store in judged if store.error is not None), None)
     if failed is not None:

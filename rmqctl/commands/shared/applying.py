@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,12 +31,13 @@ from rmqctl.output.units import count_text, size_text, time_text
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
     from rmqctl.repair.executor.executor import Applied, Repair
-    from rmqctl.repair.plan import Plan
+    from rmqctl.repair.plan import Lost, Plan
     from rmqctl.repair.scratch import Scratch
 
 _APPLYING = "Carrying it out"
 _SHOWN = 40
 _LOST_SHOWN = 5
+_TOPICS = 3
 _COLUMNS = ("action", "target", "from", "to", "reason")
 _FILLED = ("A filler takes the place of each: a consumer receives a message of NUL bytes with the "
            "property RMQCTL=lost, without tag and keys.")
@@ -331,6 +333,23 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
         page.text(last)
 
 
+def _concerned(lost: Sequence[Lost], total: int) -> str:
+    """One line on the messages that are listed as lost: whose, and stored when."""
+    from rmqctl.output.units import count_text, counted, time_text
+
+    counts = Counter(message.topic or "(unknown)" for message in lost)
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    said = [f"{topic} {count_text(count)}" for topic, count in ordered[:_TOPICS]]
+    if len(ordered) > _TOPICS:
+        said.append(counted(len(ordered) - _TOPICS, "more topic"))
+    earliest = min((one.time_from for one in lost if one.time_from is not None), default=None)
+    latest = max((one.time_to for one in lost if one.time_to is not None), default=None)
+    times = "" if earliest is None or latest is None else (
+        f"; stored from {time_text(earliest)} to {time_text(latest)}")
+    first = f" (of the first {count_text(len(lost))})" if total > len(lost) else ""
+    return f"concerned{first}: {', '.join(said)}{times}"
+
+
 def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
     """For people: what is not known is an empty cell."""
     return {name: "" if value is None else value for name, value in row.items()}
@@ -345,5 +364,7 @@ def _lost(page: Human, plan: Plan, count: int) -> None:
     page.table(rows, _LOST_COLUMNS)
     if count > len(rows):
         page.text(f"and {count_text(count - len(rows))} more (-o json lists them)")
+    if count > 1:
+        page.text(_concerned(plan.messages_lost, count))
     if any(action.action == "fill" for action in plan.actions):
         page.text(_FILLED)

@@ -8,7 +8,7 @@ as int, the zone as tzinfo. See `rmqctl.commands.app.option_groups` for how type
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -126,6 +126,15 @@ class LayoutOptions(OptionGroup):
         """The folders of a multi-path commitlog; none where nothing was given."""
         return tuple(self.commitlog_dirs or ())
 
+    def folders_of(self, roots: Sequence[str]) -> tuple[str, ...]:
+        """The log's folders as given, else of a single store as the broker's configuration has
+        them.
+        """
+        if self.commitlog_dirs or self.broker_conf is None or len(roots) != 1:
+            return tuple(self.commitlog_dirs or ())
+        folders = self.broker_conf.folders(roots[0])
+        return () if folders == ("commitlog",) else folders
+
     @property
     def sizes(self) -> Sizes:
         from rmqctl.store import Sizes
@@ -172,10 +181,7 @@ class StoreOptions(LayoutOptions):
     @property
     def folders(self) -> tuple[str, ...]:
         """The log's folders: as given, else as the broker's configuration file names several."""
-        if self.commitlog_dirs or self.broker_conf is None:
-            return tuple(self.commitlog_dirs or ())
-        folders = self.broker_conf.folders(self.root)
-        return () if folders == ("commitlog",) else folders
+        return self.folders_of([self.root])
 
     def open(self) -> OpenedStore:
         """The store, to be read: a context manager. NotAStoreError."""
