@@ -10,6 +10,8 @@ sum of them overflows.
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from libc.string cimport memcpy, memset
+
 include "layout.pxi"
 
 cdef extern from *:
@@ -220,6 +222,77 @@ def integers(const uint8_t[::1] data, const int64_t[::1] start, int64_t offset, 
                     out[row] &= 0xFFFF
             else:
                 out[row] = <int8_t>first[at] if signed else <int64_t>first[at]
+
+
+# -- texts ----------------------------------------------------------------------------------------
+
+
+def fill(uint8_t[:, ::1] texts, const uint8_t[::1] data, const int64_t[::1] start,
+         const int64_t[::1] length):
+    """Copies data[start:start + length] into the rows of texts, zeros behind the shorter ones.
+
+    Gives whether all fill their rows. IndexError where one is not inside of data, or too long.
+    """
+    cdef int64_t size = data.shape[0], at, count, width = texts.shape[1]
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef uint8_t *row
+    cdef Py_ssize_t number
+    cdef bint full = True
+    if not texts.shape[0] or not width:
+        return True
+    with nogil:
+        for number in range(texts.shape[0]):
+            at, count = start[number], length[number]
+            # The range test for both ends of the copy.
+            if at < 0 or at > size or count < 0 or count > size - at or count > width:
+                raise IndexError("outside of the data")
+            row = &texts[number, 0]
+            if count:
+                memcpy(row, first + at, <size_t>count)
+            if count < width:
+                memset(row + count, 0, <size_t>(width - count))
+                full = False
+    return full
+
+
+def hashes(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+           int64_t[::1] out, uint8_t[::1] odd):
+    """``String.hashCode`` of ASCII texts data[start:start + length], into ``out``.
+
+    ``odd`` takes 1 for texts that are not ASCII, whose hash has no meaning, else 0; gives whether
+    there are any. IndexError where a text is not inside of data.
+    """
+    cdef int64_t size = data.shape[0], at, count
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef const uint8_t *text
+    cdef Py_ssize_t number
+    cdef uint32_t value
+    cdef uint8_t bits
+    cdef bint some = False
+    with nogil:
+        for number in range(start.shape[0]):
+            at, count = start[number], length[number]
+            # The range test for all reads below: at to at + count.
+            if at < 0 or at > size or count < 0 or count > size - at:
+                raise IndexError("outside of the data")
+            value, bits = 0, 0
+            if count:
+                text = first + at
+                while count >= 4:  # four steps at once: 31^4, 31^3, 31^2, 31
+                    value = (value * 923521u + text[0] * 29791u + text[1] * 961u + text[2] * 31u
+                             + text[3])
+                    bits |= text[0] | text[1] | text[2] | text[3]
+                    text += 4
+                    count -= 4
+                while count:
+                    value = value * 31u + text[0]
+                    bits |= text[0]
+                    text += 1
+                    count -= 1
+            out[number] = <int32_t>value
+            odd[number] = bits >> 7
+            some |= bits >> 7
+    return some
 
 
 # -- CRC-32 ---------------------------------------------------------------------------------------

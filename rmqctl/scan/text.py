@@ -16,6 +16,7 @@ import numpy as np
 
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
+from rmqctl.kernel import active
 from rmqctl.scan.frames import Array, Batch, gather
 
 SHORT = 64
@@ -121,6 +122,10 @@ def _fill(texts: Array, data: Array, start: Array, length: Array) -> bool:
 
     No text is longer than the matrix is wide.
     """
+    kernel = active()
+    if kernel is not None:
+        return bool(kernel.fill(texts, data, np.ascontiguousarray(start),
+                                np.ascontiguousarray(length)))
     count, width = texts.shape
     if not count:
         return True
@@ -155,6 +160,13 @@ def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
     """
     out: Array = np.zeros(len(start), np.int64)
     units = length.astype(np.int64)
+    kernel = active()
+    if kernel is not None:
+        odd: Array = np.empty(len(start), bool)
+        if kernel.hashes(data, np.ascontiguousarray(start), units, out, odd.view(np.uint8)):
+            for row in np.flatnonzero(odd).tolist():
+                _hash_decoded(data, int(start[row]), int(length[row]), row, out, units)
+        return out, units
     widest = int(length.max(initial=0))
     if widest <= SHORT:
         _hash_rows(data, start, length, slice(None), widest, out, units)
@@ -178,10 +190,15 @@ def _hash_rows(data: Array, start: Array, length: Array, rows: Any, width: int, 
     if int(texts.max()) >= _HIGH:
         numbers = np.arange(len(out))[rows]
         for row in np.flatnonzero((texts >= _HIGH).any(axis=1)).tolist():
-            raw = data[int(start[row]):int(start[row] + length[row])].tobytes()
-            decoded = raw.decode("utf-8", "replace")
-            out[numbers[row]] = string_hash(decoded)
-            units[numbers[row]] = len(decoded.encode("utf-16-be")) // 2
+            _hash_decoded(data, int(start[row]), int(length[row]), int(numbers[row]), out, units)
+
+
+def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
+                  units: Array) -> None:
+    """Hash and UTF-16 length of a text that is not ASCII, into a row of the outputs."""
+    decoded = data[start:start + length].tobytes().decode("utf-8", "replace")
+    out[row] = string_hash(decoded)
+    units[row] = len(decoded.encode("utf-16-be")) // 2
 
 
 def _polynomial(texts: Array) -> Array:

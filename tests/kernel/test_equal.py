@@ -23,6 +23,7 @@ from rmqctl.formats.local.message import (
     size_of,
 )
 from rmqctl.kernel import active
+from rmqctl.scan import text
 from rmqctl.scan.frames import Batch, examine, gather_int, records_from, shape
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
@@ -216,6 +217,40 @@ def test_integers_and_places_outside() -> None:
             for name in ("python", "compiled"):
                 with using(name), pytest.raises(IndexError):
                     gather_int(data, np.array([outside]), code)
+
+
+def test_texts_as_a_matrix_and_their_hashes(seed: int) -> None:
+    source = random.Random(seed)
+    for number in range(300):
+        most = (128, 256)[number % 2]
+        data = np.frombuffer(bytes(source.randrange(most) for _ in range(300)), np.uint8)
+        length = np.array([source.choice((0, 1, 3, 4, 5, source.randrange(90)))
+                           for _ in range(source.randrange(8))], np.int64)
+        start = np.array([source.choice((0, 300 - each, source.randrange(301 - each)))
+                          for each in length.tolist()], np.int64)
+        width = max(int(length.max(initial=0)) + source.choice((0, 0, 8)), 1)
+        question = data, start, length
+
+        def ask(question: Any = question, width: int = width) -> Any:
+            texts, full = text.matrix(*question, width)
+            return texts.tolist(), full, [each.tolist() for each in text.hashes(*question)]
+
+        first, second = on_both(ask)
+        assert first == second, (seed, number)
+
+
+def test_texts_outside_of_the_data() -> None:
+    data = np.zeros(20, np.uint8)
+    with using("compiled"):
+        for start, length in ((-1, 2), (0, 21), (20, 1), (21, 0), (19, 2), (0, -1), (1 << 62, 4),
+                              (-(1 << 63), 4), (4, (1 << 63) - 1)):
+            place = np.array([start], np.int64), np.array([length], np.int64)
+            with pytest.raises(IndexError):
+                text.hashes(data, *place)
+            with pytest.raises(IndexError):
+                text.matrix(data, *place, 64)
+        with pytest.raises(IndexError):  # longer than the row
+            text.matrix(data, np.zeros(1, np.int64), np.full(1, 9), 8)
 
 
 def test_both_checksums_of_the_kernel() -> None:
