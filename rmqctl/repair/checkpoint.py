@@ -122,7 +122,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int) -> tuple[
     if strange:
         steps.insert(0, MoveAside(NAME))
         reason = "checkpoint is no regular file"
-    return steps, [Action("rebuild", NAME, _told(old) if is_file else None, _told(new), reason)]
+    return steps, [Action("rebuild", NAME, _shown(old) if is_file else None, _shown(new), reason)]
 
 
 def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
@@ -156,7 +156,7 @@ def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
     return new, wrong
 
 
-def _told(record: CheckpointRecord) -> dict[str, int]:
+def _shown(record: CheckpointRecord) -> dict[str, int]:
     """The three times, and the offsets that are there."""
     return {name: value for name, value in record._asdict().items()
             if value or name in record._fields[:layout.CLASSIC_FIELDS]}
