@@ -15,7 +15,7 @@ from typing import Any
 from rmqctl.broker.recovery import DispatchRange, dispatched
 from rmqctl.broker.settings import Settings
 from rmqctl.broker.versions import BrokerVersion, version_of
-from rmqctl.checks.preflight.preflight import Progress, preflight
+from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction, QueueChange
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.dispatch.derive import deriver_for
@@ -45,8 +45,7 @@ _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 
 def plan_broker(store: Store, version: str | None, scratch: Scratch,
                 wall_clock: Callable[[], int], *, given: Mapping[str, Any] | None = None,
-                prediction: Prediction | None = None,
-                progress: Progress | None = None) -> Plan:
+                prediction: Prediction | None = None) -> Plan:
     """The plan for an opened store; derived files are made in ``scratch``.
 
     ``version`` None: the one `preflight` takes. ``given``: values by the names of
@@ -55,7 +54,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     StoreIOError, RefusedError as `preflight` and `configured` raise them.
     """
     store.layout.require_writable(store.root)
-    predicted = prediction or preflight(store, version, progress=progress)
+    predicted = prediction or preflight(store, version)
     rules = version_of(predicted.broker_version)
     actions = tuple(predicted.actions)
     notes = list(predicted.notes)

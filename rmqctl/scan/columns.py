@@ -267,9 +267,9 @@ def as_maps(properties: Properties, count: int) -> pa.MapArray:
     return pa.MapArray.from_arrays(_edges(row, count), keys, values, MAP)
 
 
-def as_lists(properties: Properties, count: int, name: str = props.KEYS) -> pa.ListArray:
-    """The parts between single spaces of a property of each record (`LIST`), empty without it."""
-    row, start, length = properties.places(name)
+def as_lists(properties: Properties, count: int) -> pa.ListArray:
+    """The keys of each record (`LIST`), empty without any: parts between single spaces."""
+    row, start, length = properties.places(props.KEYS)
     of, start, length = text.split(properties.data, start, length)
     return pa.ListArray.from_arrays(_edges(row[of], count),
                                     strings(Texts(properties.data, start, length)), LIST)

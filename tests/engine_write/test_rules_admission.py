@@ -53,13 +53,6 @@ def test_the_store(settings: Settings, state: StoreState, expected: str | None) 
     assert status(admission.check_store(state, settings)) == expected
 
 
-def test_533_looks_at_the_topic_before_it_is_busy() -> None:
-    busy = StoreState(lock_held_ms=5000)
-    assert status(admission.check_store(busy, V533, one(topic="x" * 128))) == ILLEGAL
-    assert status(admission.check_store(busy, V533, one())) == "OS_PAGE_CACHE_BUSY"
-    assert status(admission.check_store(busy, V493, one(topic="x" * 128))) == "OS_PAGECACHE_BUSY"
-
-
 # -- topics -----------------------------------------------------------------------------------
 
 RETRY = "%RETRY%"

@@ -266,11 +266,6 @@ def test_sparse_units_and_the_end_unit() -> None:
     assert not compaction.END_UNIT.is_valid
 
 
-def test_compaction_files_have_rounded_sizes() -> None:
-    assert compaction.cq_file_size() == 10_485_746
-    assert compaction.cq_file_size(920) == 920
-
-
 def test_compaction_log_records_are_rewritten_commitlog_records(golden: GoldenFolder) -> None:
     folder = golden("5.3.3/compaction")
     originals: dict[tuple[bytes, int, int], bytes] = {}

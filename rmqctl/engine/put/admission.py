@@ -189,12 +189,8 @@ class StoreState:
     lock_held_ms: int = 0
 
 
-def check_store(state: StoreState, settings: Settings,
-                message: Outgoing | OutgoingBatch | None = None) -> PutResult | None:
-    """SERVICE_NOT_AVAILABLE, or the busy status of the profile.
-
-    5.3.3 looks at the topic before it looks whether it is busy: with ``message`` so does this.
-    """
+def check_store(state: StoreState, settings: Settings) -> PutResult | None:
+    """SERVICE_NOT_AVAILABLE, or the busy status of the profile."""
     if state.shutdown:
         return refused(SERVICE_NOT_AVAILABLE, "the store was shut down")
     if state.role == "SLAVE":
@@ -203,13 +199,8 @@ def check_store(state: StoreState, settings: Settings,
         return refused(SERVICE_NOT_AVAILABLE, "the store is not writeable: its disk is full "
                        "beyond the watermark, or writing a queue or the index failed")
     if settings.page_cache_busy < state.lock_held_ms < _LOCK_STUCK:
-        profile = settings.profile
-        fault = None
-        if message is not None and profile.message_v2:
-            fault = topic_fault(message.topic, profile.name)
-        return refused(MESSAGE_ILLEGAL, fault) if fault else refused(
-            profile.page_cache_busy,
-            f"the put before has been holding the lock for {state.lock_held_ms} ms")
+        return refused(settings.profile.page_cache_busy,
+                       f"the put before has been holding the lock for {state.lock_held_ms} ms")
     return None
 
 

@@ -32,7 +32,6 @@ MAX_BATCH = 4 << 20
 """Bytes of records that `batches` puts together: what every version takes as one batch."""
 CLUSTER = "CLUSTER"
 POP_CHECKPOINT = "POP_CK"
-TRANSACTION_ID = "__transactionId__"
 
 _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 _EMPTY = _NAME + _END

@@ -18,16 +18,9 @@ END_UNIT = UnitRecord(-1, 0, 0, 0, 0, 0)
 parse = UNIT.parse
 decode = UNIT.decode
 build = UNIT.build
-dtype = batch.dtype
 
-DEFAULT_CQ_SIZE = 10 << 20
 
 
 def is_end(unit: UnitRecord) -> bool:
     """Whether a unit closes its file."""
     return unit == END_UNIT
-
-
-def cq_file_size(configured: int = DEFAULT_CQ_SIZE) -> int:
-    """The size of an index file: the configured one, rounded down to whole units."""
-    return configured - configured % UNIT_SIZE

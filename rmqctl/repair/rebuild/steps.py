@@ -48,8 +48,8 @@ Kind = Literal["file", "folder", "other"]
 """``other``: a FIFO, a device, a link that leads to no file or to another one of the store."""
 
 
-def derived_steps(rebuilt: Rebuilt, *, movable: bool = True) -> Planned:
-    """(steps, actions) for the store a rebuild was made for. ``movable``: see `FileContent`.
+def derived_steps(rebuilt: Rebuilt) -> Planned:
+    """(steps, actions) for the store a rebuild was made for.
 
     Nothing where everything is right. The scratch folder must stay until they are carried out.
     StoreIOError.
@@ -57,7 +57,7 @@ def derived_steps(rebuilt: Rebuilt, *, movable: bool = True) -> Planned:
     steps: list[Step] = []
     actions: list[Action] = []
     moved: set[str] = set()
-    for some in _all(rebuilt, movable):
+    for some in _all(rebuilt):
         for step in some[0]:
             if isinstance(step, MoveAside):
                 if step.target in moved:  # it is in the way of several queues
@@ -93,22 +93,21 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
     return {**ends, **rebuilt_ends}
 
 
-def _all(rebuilt: Rebuilt, movable: bool) -> Iterator[Planned]:
+def _all(rebuilt: Rebuilt) -> Iterator[Planned]:
     if CONSUMEQUEUE in rebuilt.only:
         size = rebuilt.settings.consumequeue_file_size
         present = queues_of(rebuilt.root, size)
         rebuilt_queues = queues_of(rebuilt.scratch.root, size)
         for key in sorted({*present, *rebuilt_queues}):
             if rebuilt.wants(key):
-                yield _Plain(rebuilt, key, movable).planned(present.get(key),
-                                                            rebuilt_queues.get(key))
-                yield _extension(rebuilt, key, movable)
+                yield _Plain(rebuilt, key).planned(present.get(key), rebuilt_queues.get(key))
+                yield _extension(rebuilt, key)
         batches, fresh = batches_of(rebuilt.root), batches_of(rebuilt.scratch.root)
         for key in sorted({*batches, *fresh}):
             if rebuilt.wants(key):
-                yield _Batch(rebuilt, key, movable).planned(batches.get(key), fresh.get(key))
+                yield _Batch(rebuilt, key).planned(batches.get(key), fresh.get(key))
     if INDEX in rebuilt.only:
-        yield _index(rebuilt, movable)
+        yield _index(rebuilt)
 
 
 # -- queues ---------------------------------------------------------------------------------------
@@ -128,8 +127,8 @@ class _Queue:
     folder = ""
     dtype: Any = None
 
-    def __init__(self, rebuilt: Rebuilt, key: QueueKey, movable: bool) -> None:
-        self.rebuilt, self.key, self.movable = rebuilt, key, movable
+    def __init__(self, rebuilt: Rebuilt, key: QueueKey) -> None:
+        self.rebuilt, self.key = rebuilt, key
         self.target = os.path.join(self.folder, key[0], str(key[1]))
 
     def older(self, files: list[StoreFile]) -> set[str]:
@@ -155,7 +154,7 @@ class _Queue:
     def changed(self, files: list[StoreFile]) -> list[Step]:
         older = self.older(files)
         return compare(self.rebuilt.root, self.rebuilt.scratch.root, self.target,
-                       leave=older.__contains__, movable=self.movable)
+                       leave=older.__contains__)
 
     def cut(self, files: list[StoreFile], end: int) -> list[Step]:
         """Zeros from byte ``end`` of the queue on; files behind go away, the last first."""
@@ -245,15 +244,14 @@ def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
     return None
 
 
-def _extension(rebuilt: Rebuilt, key: QueueKey, movable: bool) -> Planned:
+def _extension(rebuilt: Rebuilt, key: QueueKey) -> Planned:
     target = os.path.join(EXT, key[0], str(key[1]))
     built = listing(rebuilt.scratch.path(target)).files
     if not built:
         return [], []
     present = listing(os.path.join(rebuilt.root, target)).files
     older = {os.path.join(target, file.name) for file in present if file.base < built[0].base}
-    steps = compare(rebuilt.root, rebuilt.scratch.root, target, leave=older.__contains__,
-                    movable=movable)
+    steps = compare(rebuilt.root, rebuilt.scratch.root, target, leave=older.__contains__)
     if not steps:
         return [], []
     reason = (_WRONG.replace("rows", "units") if present else _MISSING).format(EXT)
@@ -264,7 +262,7 @@ def _extension(rebuilt: Rebuilt, key: QueueKey, movable: bool) -> Planned:
 # -- index ----------------------------------------------------------------------------------------
 
 
-def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
+def _index(rebuilt: Rebuilt) -> Planned:
     stays = rebuilt.expired.stays
     scratch = rebuilt.scratch.path(INDEX)
     built = [file for file in listing(scratch, names.INDEX_DIGITS).files if file.name not in stays]
@@ -275,7 +273,7 @@ def _index(rebuilt: Rebuilt, movable: bool) -> Planned:
     chosen = index.matched(built, list(present.values()), max(stays, default=""))
     # Each made file under the name of the store's file that it replaces, or a new one.
     for file, name in zip(built, chosen, strict=True):
-        target, content = os.path.join(INDEX, name), FileContent(file.path, movable)
+        target, content = os.path.join(INDEX, name), FileContent(file.path)
         old = present.pop(name, None)
         after = _entries(file)
         if old is None:
@@ -321,8 +319,7 @@ def _entries(file: StoreFile) -> int | None:
 
 def compare(root: str, scratch: str, folder: str, *,
             wanted: Callable[[str], bool] | None = None,
-            leave: Callable[[str], bool] | None = None,
-            movable: bool = True) -> list[Step]:
+            leave: Callable[[str], bool] | None = None) -> list[Step]:
     """The steps for ``folder`` (relative to both roots, e.g. ``consumequeue/TopicTest/0``).
 
     ``wanted``: relative paths which the scratch folder speaks for; others are left alone, in
@@ -344,7 +341,7 @@ def compare(root: str, scratch: str, folder: str, *,
             if old_kind not in (None, "folder") and not (leave is not None and leave(relative)):
                 steps.append(MoveAside(relative))
             continue
-        content = FileContent(os.path.join(scratch, relative), movable)
+        content = FileContent(os.path.join(scratch, relative))
         if old_kind == new_kind:
             if old_kind == "file" and not same_content(os.path.join(root, relative), content.path):
                 steps.append(Replace(relative, content))
