@@ -175,7 +175,7 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "bytes inside the log that are no record; intact ones follow", _recover_log),
     "physical-offset": Category(ERROR, "a whole record that says it lies elsewhere", _recover_log),
     "ambiguous": Category(
-        WARNING, "whole records behind damage that may be messages or lie in a body", _recover),
+        WARNING, "whole records beyond damage that may be messages or lie in a body", _recover),
     "cut-off": Category(INFO, "bytes beyond the end at which a repair has ended the log"),
     "torn-tail": Category(ERROR, "the log ends in the middle of a record", _preflight),
     "garbage-tail": Category(
@@ -204,7 +204,7 @@ CATEGORIES: dict[str, Category] = {
     "header-reconsume-times": Category(
         WARNING, "a message that was consumed a negative number of times", _recover_log),
     "header-prepared-offset": Category(
-        WARNING, "the half message that a message ends would lie behind it"),
+        WARNING, "the half message that a message ends would lie after it"),
     "header-store-time": Category(
         WARNING, "a store time before there were brokers, or years after its neighbours",
         _recover_log),

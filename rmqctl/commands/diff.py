@@ -65,7 +65,7 @@ def command(
     Messages are compared byte for byte over the physical offsets both logs cover. What one log
     has beyond the end of the other is missing there; what it has before the other's beginning
     has expired there and is only mentioned. Damage on either side is shown, and the comparison
-    goes on behind it. The bounds of the consumequeues are compared too; configuration files and
+    goes on beyond it. The bounds of the consumequeues are compared too; configuration files and
     checkpoints that differ are named in the summary. Exit code 1 when anything differs.
 
         rmqctl diff /data/master/store /data/slave/store

@@ -38,7 +38,7 @@ def command(
         "--missing-file", help="What stands for a commitlog file that is missing between others: "
         "fillers of the messages known of it, or one blank record.")] = "fillers",
     ambiguous: Annotated[Literal["leave-out", "keep"], typer.Option(
-        "--ambiguous", help="Whole records behind damage that may be messages, or lie in a damaged "
+        "--ambiguous", help="Whole records beyond damage that may be messages, or lie in a damaged "
         "message's body where somebody put them: neither consumequeue nor index tells. keep makes "
         "them messages.")] = "leave-out",
     apply: ApplyOptions,

@@ -36,7 +36,7 @@ def command(
     """Cut the log at a physical offset, and with it everything derived from it.
 
     Consumequeues, index, timer and checkpoint become those of a broker that never got the
-    messages behind OFFSET, byte for byte. These are listed; delayed messages and transactions
+    messages beyond OFFSET, byte for byte. These are listed; delayed messages and transactions
     among them, and consumers that are ahead of what is left, are warned about. config/ is not
     changed. Nothing is deleted: what is cut is kept, and `rmqctl undo` brings it back.
 

@@ -164,7 +164,7 @@ class _Reading:
         if re.fullmatch("[+-]?[0-9]+", value) and 0 < int(value[:20]) <= _INT_MAX:
             return int(value)
         self._notes.append(f"{key} is {value!r}, which is no number to Java (of 1 to {_INT_MAX}, "
-                           "with nothing behind it): a broker takes its default")
+                           "with nothing after it): a broker takes its default")
         return None
 
     def _queue_size(self, key: str) -> int | None:

@@ -97,7 +97,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
     notes: list[str] = []
     commitlog, data = log_layout(root, folders)
     if data:
-        beside = " behind the plain files of commitlog/" if commitlog == "mixed" else ""
+        beside = " after the plain files of commitlog/" if commitlog == "mixed" else ""
         unread["commitlog"] = f"the log is DLedger's, in {data}{beside}, {_NOT_READ}"
         unread["consumequeue"] = unread["commitlog"]
     config = _config(root)

@@ -28,8 +28,8 @@ def command(
 ) -> int:
     """Complete what an upload that was killed or failed left half done in a tier.
 
-    A torn unit at the end of a consume queue is cut off. Messages behind the last one it knows,
-    which are whole and continue the queue, get their units; a torn one behind them is cut off.
+    A torn unit at the end of a consume queue is cut off. Messages after the last one it knows,
+    which are whole and continue the queue, get their units; a torn one after them is cut off.
     What is cut is kept below DIR/.rmqctl. Then every file is forced to disk and the metadata says
     of each what is there. Nothing is uploaded: `rmqctl tiered dispatch` does the same for its
     queues first. What is damaged otherwise is for `rmqctl tiered recover`.

@@ -1,4 +1,4 @@
-"""``rmqctl tiered recover``: makes a tier whole from its files alone."""
+"""``rmqctl tiered recover``: repairs a tier from its files alone."""
 
 from __future__ import annotations
 
