@@ -416,8 +416,11 @@ class StepApplier(StepStates):
 
     def restore_times(self) -> None:
         """Gives the folders in which names changed the times they had, as far as it goes."""
+        own = {os.path.dirname(self.path(record)) for record in self.journal.records}
         for name, mtime_ns in self.journal.times.items():
             path = os.path.join(self.root, name)
+            if os.path.isabs(name) and path not in own:
+                continue  # this store is a copy: the folder is the other one's
             with contextlib.suppress(OSError):
                 os.utime(path, ns=(os.stat(path).st_atime_ns, mtime_ns))
 

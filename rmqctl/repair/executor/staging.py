@@ -344,8 +344,27 @@ def clear_abandoned(root: str) -> None:
 
 
 def staging_dirs_of(root: str, journal: Journal) -> Sequence[str]:
-    """The staging folders of a repair, as the store lies now."""
-    return repair_folder(root, journal.id), *journal.staging_dirs
+    """The staging folders of a repair, as the store lies now.
+
+    Where the store is a copy, or was moved, further ones lie beside its own folders, never where
+    those of the other store are.
+    """
+    further = [_as_it_lies(root, journal, number, folder)
+               for number, folder in enumerate(journal.staging_dirs, 1)]
+    return repair_folder(root, journal.id), *further
+
+
+def _as_it_lies(root: str, journal: Journal, number: int, folder: str) -> str:
+    """Where the further staging folder of a number is; it was made as ``folder``."""
+    name = os.path.basename(folder)
+    if name == _staging_dir_name(root, journal.id):
+        return folder
+    target = next((record.target for record in journal.records if record.staging_dir == number
+                   and not os.path.isabs(record.target)), None)
+    if target is None:
+        return folder
+    return os.path.join(os.path.dirname(_top(os.path.realpath(root), target)), STAGING, FOLDER,
+                        name)
 
 
 # -- where things are kept ------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from rmqctl.errors import (
     InternalError,
     NotAStoreError,
     RefusedError,
+    RmqctlError,
     StoreIOError,
 )
 from rmqctl.repair.executor.executor import Applied, Repair
@@ -298,6 +299,37 @@ def test_a_log_on_another_file_system(tmp_path, elsewhere, how):
     undo_all(root)
     assert before.differences(snapshot.take(log, inodes=False)) == []
     assert not differences(state(root), old)
+
+
+def test_undo_in_a_copy_of_a_store_on_two_file_systems(tmp_path, elsewhere):
+    """What was kept lies beside the copy's own log; the other store's is not touched."""
+    root = samples.make(tmp_path / "store")
+    log = elsewhere / "disk/log"
+    log.parent.mkdir()
+    shutil.move(root / "commitlog", log)
+    os.symlink(log, root / "commitlog")
+    old = {path.name: path.read_bytes() for path in log.iterdir()}
+    done = apply(root, MoveAside(f"commitlog/{18000:020d}"),
+                 Replace(f"commitlog/{9000:020d}", b"new" * 3000))
+    # The copy: both file systems, each in another place.
+    copy, disk = tmp_path / "copy", elsewhere / "disk-copy"
+    shutil.copytree(root, copy, symlinks=True)
+    shutil.copytree(elsewhere / "disk", disk)
+    (copy / "commitlog").unlink()
+    os.symlink(disk / "log", copy / "commitlog")
+    before = snapshot.take(elsewhere / "disk")
+    undo_all(copy)
+    assert {path.name: path.read_bytes() for path in (disk / "log").iterdir()} == old
+    assert before.differences(snapshot.take(elsewhere / "disk")) == []
+    # Without what was kept nothing is done, to neither of them.
+    bare = tmp_path / "bare"
+    shutil.copytree(root, bare, symlinks=True)
+    (bare / "commitlog").unlink()
+    shutil.copytree(log, bare / "commitlog")
+    with pytest.raises(RmqctlError):
+        undo_all(bare)
+    assert before.differences(snapshot.take(elsewhere / "disk")) == []
+    assert done.id
 
 
 def test_a_folder_that_is_a_mount_of_its_own(tmp_path, elsewhere):
