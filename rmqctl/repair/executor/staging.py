@@ -226,6 +226,7 @@ class Staging:
                 copy_mode_and_owner(fd, os.stat(like))
             else:
                 give_to_owner_of(near, fd)
+                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & _mode_near(near, self.root))
             wanted = step.mtime_ns if step.mtime_ns is not None else self._now * 1_000_000
             os.utime(fd, ns=(wanted, wanted))
             sync(fd, path, whole=True)
@@ -318,6 +319,18 @@ def _patch_room(path: str, step: Patch) -> int:
     finally:
         os.close(fd)
     return total
+
+
+def _mode_near(*folders: str) -> int:
+    """The rights of the first file in one of the folders, or somewhere below; the first counts."""
+    for folder in folders:
+        for below, inner, names in os.walk(folder):
+            inner[:] = sorted(name for name in inner if name != STAGING)
+            for name in sorted(names):
+                path = os.path.join(below, name)
+                if is_regular(path):
+                    return stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRUSR | stat.S_IWUSR
+    return 0o777
 
 
 # -- what was never committed ---------------------------------------------------------------------

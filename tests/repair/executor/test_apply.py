@@ -95,7 +95,7 @@ def test_times_and_modes(root):
     assert os.stat(root / "consumequeue/T/1/00000000000000000000").st_mtime_ns == samples.LAST_YEAR
     made = os.stat(root / "consumequeue/W/1/00000000000000000000")
     assert made.st_mtime_ns == samples.LAST_YEAR + 5
-    assert stat.S_IMODE(made.st_mode) == 0o644
+    assert stat.S_IMODE(made.st_mode) == 0o640  # as its neighbour has
     assert made.st_blocks * 512 <= 8192 < made.st_size
 
 
@@ -258,6 +258,18 @@ def test_what_was_staged_and_never_committed_is_cleared(root):
     with Repair(str(root), "recover") as held:
         assert held.finished is None
     assert not list(root.glob(".rmqctl/repairs/*"))
+
+
+@pytest.mark.parametrize("target", ["consumequeue/New/0/00000000000000000000",
+                                    "commitlog/00000000000000099000", "empty/1"])
+def test_a_new_file_is_no_more_open_than_its_neighbours(tmp_path, target):
+    root = samples.make(tmp_path / "store")
+    for path in root.rglob("*"):
+        if path.is_file():
+            path.chmod(0o600)
+    (root / "empty").mkdir()
+    apply(root, Create(target, b"new"))
+    assert stat.S_IMODE((root / target).stat().st_mode) == 0o600
 
 
 # -- other file systems -----------------------------------------------------------------------
