@@ -324,10 +324,10 @@ def _patch_room(path: str, step: Patch) -> int:
 def _mode_near(*folders: str) -> int:
     """The rights of the first file in one of the folders, or somewhere below; the first counts."""
     for folder in folders:
-        for below, inner, names in os.walk(folder):
+        for holder, inner, names in os.walk(folder):
             inner[:] = sorted(name for name in inner if name != STAGING)
             for name in sorted(names):
-                path = os.path.join(below, name)
+                path = os.path.join(holder, name)
                 if is_regular(path):
                     return stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRUSR | stat.S_IWUSR
     return 0o777
