@@ -97,17 +97,19 @@ class BytesSource:
         return position
 
 
-def open_regular(path: str) -> int:
-    """A read-only descriptor of a regular file.
-
-    Never blocks on a FIFO or a device: those are refused, with the reason. StoreIOError.
-    """
+def open_any(path: str) -> int:
+    """A read-only descriptor; never blocks on a FIFO or a device. StoreIOError."""
     try:
-        fd = os.open(path, _OPEN_FLAGS)
+        return os.open(path, _OPEN_FLAGS)
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "open") from None
     except ValueError as error:  # a NUL in the name
         raise StoreIOError(f"cannot open {path!r}: {error}") from None
+
+
+def open_regular(path: str) -> int:
+    """A read-only descriptor of a regular file; all else is refused, with why. StoreIOError."""
+    fd = open_any(path)
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rmqctl.errors import StoreIOError
-from rmqctl.scan.source import FileSource, Witness
+from rmqctl.scan.source import FileSource, Witness, open_any
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.store import Sizes, Store
 
@@ -25,7 +25,6 @@ _LOG_NAME = re.compile(r"[0-9]{20}")
 _STORE_MARKS = ("consumequeue", "batchconsumequeue", "index", "config", "checkpoint", "abort")
 """What lies beside a log's folder in a store, be it the last that is left of it."""
 _MAX_OFFSET = (1 << 63) - 1
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
     "EUCLEAN", "EBADMSG", "ENODATA", "EREMOTEIO", "EILSEQ") if hasattr(errno, name)}
 """What a device says of a place that it cannot deliver."""
@@ -89,12 +88,7 @@ class CarveSource(FileSource):
 
 def _open(path: str) -> tuple[int, int]:
     """(descriptor, size) of a regular file or block device. StoreIOError for anything else."""
-    try:
-        fd = os.open(path, _OPEN_FLAGS)
-    except OSError as error:
-        raise StoreIOError.from_oserror(error, path, "open") from None
-    except ValueError as error:  # a NUL in the name
-        raise StoreIOError(f"cannot open {path!r}: {error}") from None
+    fd = open_any(path)
     try:
         about = os.fstat(fd)
         if stat.S_ISREG(about.st_mode):
