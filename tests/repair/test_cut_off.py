@@ -36,6 +36,12 @@ def test_what_was_cut_off_is_no_damage(cut):
     assert not again.json()["applied"]
 
 
+def test_a_sample_of_it_is_sound_too(cut):
+    root, _ = cut
+    for seed in range(3):
+        rmqctl("verify", root, "--sample", "50%", "--seed", str(seed)).expect(0)
+
+
 def test_writing_goes_on_there_and_leaves_no_rest(cut):
     root, end = cut
     for number in range(2):

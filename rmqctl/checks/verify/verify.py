@@ -201,7 +201,9 @@ class Verification:
             setattr(cover, name, getattr(result, name))
         cover.bytes_total = (cover.bytes_in_messages + cover.bytes_blank + cover.bytes_zero
                              + cover.bytes_damaged)
-        if self.parts is not None and (not self.parts or self.parts[-1].end < store.log.end):
+        if self.parts is not None and (not self.parts or (
+                self.parts[-1].end < store.log.end
+                and (result.last_record_end or 0) <= self.parts[-1].start)):
             self.log_end = store.log.end  # the end was not looked at
         # A torn last record is damage at the end, not the end: rows that lead to it are lost.
         torn = [span.end for span in result.spans if span.offset >= self.log_end and span.located]
