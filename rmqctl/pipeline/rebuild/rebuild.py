@@ -88,8 +88,11 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
 
 
 def log_bytes(root: str, options: RecoverOptions) -> int:
-    """Bytes of a store's log. StoreIOError, NotAStoreError."""
+    """Bytes of a store's log. StoreIOError, NotAStoreError; UnsupportedError for a store of a
+    layout that nothing is planned for, before Spark is started.
+    """
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
+        store.layout.require_writable(root)
         return sum(file.size for file in store.log.files)
 
 
