@@ -208,6 +208,8 @@ CATEGORIES: dict[str, Category] = {
     "header-store-time": Category(
         WARNING, "a store time before there were brokers, or years after its neighbours",
         _recover_log),
+    "early-times": Category(
+        INFO, "messages stored before there were brokers: the clock was wrong"),
     "header-store-host": Category(
         INFO, "a single message that another host than its neighbours' stored"),
     "file-missing": Category(ERROR, "a file of a sequence is missing", _recover_log),

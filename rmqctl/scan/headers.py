@@ -48,6 +48,9 @@ class Headers:
 
     faults: list[HeaderFault] = field(default_factory=list)
     unlisted: int = 0
+    early: int = 0
+    """How many were stored before there were brokers, by the clock of their machine."""
+    first_early: int | None = None
     _first: Array = field(default_factory=_none)
     _last: Array = field(default_factory=_none)
 
@@ -62,11 +65,21 @@ class Headers:
         rows = np.stack(columns, axis=1, dtype=np.int64, casting="unsafe")
         if numbers is not None and len(numbers):
             rows[numbers, _NUMBER] = 1
-        self._join(rows if which is None else rows[which])
+        if which is not None:
+            rows = rows[which]
+        early = np.flatnonzero(rows[:, _TIME] < rules.EARLIEST)
+        if len(early):
+            self._count_early(len(early), int(rows[early[0], _AT]))
+        self._join(rows)
+
+    def _count_early(self, count: int, first: int | None) -> None:
+        self.early += count
+        self.first_early = first if self.first_early is None else self.first_early
 
     def merge(self, other: Headers) -> None:
         """Takes in the part behind this one."""
         inner, self.unlisted = other.faults, self.unlisted + other.unlisted
+        self._count_early(other.early, other.first_early)
         if len(other._first):
             self._join(other._first)
             self._last = other._last if len(other._first) > 1 else self._last

@@ -107,11 +107,18 @@ def test_what_producers_and_odd_machines_choose_is_none(tmp_path: Path) -> None:
             if one["category"].startswith("header-")] == []
 
 
-def test_a_clock_that_was_never_set_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", [0, 20])
+def test_a_clock_that_was_never_set_is_no_fault_but_said(tmp_path: Path, later: int) -> None:
     writer = Writer(Layout(), clock=86_400_000)
     for _ in range(9):
         writer.put("orders", b"x")
-    assert findings(writer.write(tmp_path / "s")) == []
+    writer.clock = EPOCH
+    for _ in range(later):
+        writer.put("orders", b"x")
+    store = writer.write(tmp_path / "s")
+    found = run("verify", store, *SIZES, *JSON).expect(0).json()["findings"]
+    assert [(one["category"], one["severity"], one["count"], one["offset"]) for one in found] == [
+        ("early-times", "info", 9, 0)]
 
 
 @pytest.mark.parametrize("number", [0, 59], ids=["first", "last"])

@@ -19,7 +19,7 @@ BORN_PORT, STORE_PORT = "header-born-port", "header-store-port"
 SYS_FLAG, RECONSUME = "header-sys-flag", "header-reconsume-times"
 PREPARED = "header-prepared-offset"
 STORE_TIME, STORE_HOST = "header-store-time", "header-store-host"
-NUMBER = "property-number"
+NUMBER, EARLY = "property-number", "early-times"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED)
 """What the head of a record shows by itself; the two behind them need its neighbours."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)

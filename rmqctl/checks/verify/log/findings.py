@@ -166,10 +166,13 @@ def _headers(context: Context) -> Iterator[Finding]:
     """Fields of intact records that no broker can have written."""
     headers = context.result.headers
     headers.settle()
+    single = 0
     for fault in headers.faults:
         record = context.store.log.record_at(fault.offset)
         if record is None:
             continue
+        if rules.STORE_TIME in fault.categories and record.store_timestamp < rules.EARLIEST:
+            single += 1
         for category in fault.categories:
             words, value = _HEADERS[category]
             yield Finding(
@@ -179,6 +182,12 @@ def _headers(context: Context) -> Iterator[Finding]:
     if headers.unlisted:
         yield Finding(rules.BORN_PORT, "commitlog", f"{headers.unlisted} more records with a head "
                       "that no broker can have written (only counted)", count=headers.unlisted)
+    elif headers.early > single:
+        yield Finding(
+            rules.EARLY, "commitlog", f"{plural(headers.early, 'message says', 'messages say')} to "
+            "have been stored before 2012, when there was no broker yet: the clock was wrong, and "
+            "queries by time and the expiry of files go by it", count=headers.early,
+            **_place(context, headers.first_early or 0))
 
 
 def _fillers(context: Context) -> Iterator[Finding]:
