@@ -200,6 +200,23 @@ def test_not_a_store(tmp_path: Path, rmqctl) -> None:
     assert json.loads(rmqctl("commands", "-o", "json").expect(0).out)
 
 
+def test_when_what_is_damaged_was_stored(golden: GoldenFolder, rmqctl: Runner) -> None:
+    """By the messages before and after it: the damaged one's own time may be damaged too."""
+    for name, behind in (("crash-crc", True), ("crash-trunc-header", False)):
+        root = golden(f"5.3.3/{name}/before")
+        log = rmqctl("read", root, "--view", "disk", "-o", "jsonl").jsonl()
+        found = rmqctl("verify", root, "-o", "json").expect(1).json()
+        place = found["findings"][0]["offset"]
+        before = [one["store_timestamp"] for one in log if one["physical_offset"] < place]
+        after = [one["store_timestamp"] for one in log if one["physical_offset"] > place]
+        assert found["damaged_from"] == before[-1]
+        assert found["damaged_to"] == (after[0] if behind else None)
+        page = rmqctl("verify", root, "-o", "plain").expect(1).out.splitlines()[1]
+        assert (", between messages stored at 20" if behind else ", after a message stored at 20") in page
+    sound = rmqctl("verify", golden("5.3.3/basic/store"), "-o", "json").expect(0).json()
+    assert (sound["damaged_from"], sound["damaged_to"]) == (None, None)
+
+
 def test_one_next_command_and_one_line_of_impact(golden: GoldenFolder, rmqctl: Runner) -> None:
     """The command that only looks comes before the one that repairs."""
     root = golden("5.3.3/crash-cqlag/before")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.verify import Coverage, Verification
-from rmqctl.errors import UnsupportedError
+from rmqctl.errors import StoreIOError, UnsupportedError
+from rmqctl.store.query.lookup import containing
+from rmqctl.store.store import Store
 
 _WITHOUT_ROW = frozenset({"cq-behind", "cq-missing", "cq-missing-entry"})
 _TOPICS = 3
+_DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "physical-offset", "zero-gap",
+                     "torn-tail"})
+"""Findings about bytes of the log which were messages."""
 
 
 class Covering(Protocol):
@@ -32,7 +37,8 @@ class Verdict(Generic[C]):
     ``pieces``: how many pieces of the log were looked at, None for all of it. ``tier``: what was
     looked at of a tier that lies in the store, by name; None where none was checked.
     ``not_judged``: structures that were asked for and lie in a form that is not read, with the
-    reason.
+    reason. ``damaged_from``, ``damaged_to``: store times (ms) of the messages before and after all
+    damage in the log; None where there is none.
     """
 
     root: str
@@ -44,6 +50,8 @@ class Verdict(Generic[C]):
     pieces: int | None = None
     tier: dict[str, int] | None = None
     not_judged: Mapping[str, str] = field(default_factory=dict)
+    damaged_from: int | None = None
+    damaged_to: int | None = None
 
     @property
     def total(self) -> int:
@@ -107,6 +115,7 @@ class Verdict(Generic[C]):
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
             "findings_total": self.total, "next": self.next, "impact": self.impact,
+            "damaged_from": self.damaged_from, "damaged_to": self.damaged_to,
             "counts": [{"category": category, "severity": severity, "count": count}
                        for (category, severity), count in sorted(self.counts.items())]}
 
@@ -125,6 +134,33 @@ def first_findings(findings: Iterable[Finding], most: int) -> tuple[
 
 def verdict(run: Verification, most: int) -> Verdict[Coverage]:
     """Runs a verification to its end and keeps the first ``most`` findings."""
-    first, counts = first_findings(run.findings(), most)
+    damage: list[int] = []
+
+    def findings() -> Iterator[Finding]:
+        for finding in run.findings():
+            if finding.is_trouble and finding.category in _DAMAGE and finding.offset is not None:
+                damage[:] = [min([*damage, finding.offset]),
+                             max([*damage, finding.offset + (finding.length or 0)])]
+            yield finding
+
+    first, counts = first_findings(findings(), most)
+    before, after = (None, None) if not damage else times_around(run.store, *damage)
     return Verdict(run.store.root, run.ok, first, counts, run.coverage, tuple(run.checked),
-                   None if run.parts is None else len(run.parts), not_judged=run.not_judged)
+                   None if run.parts is None else len(run.parts), not_judged=run.not_judged,
+                   damaged_from=before, damaged_to=after)
+
+
+def times_around(store: Store, start: int, end: int) -> tuple[int | None, int | None]:
+    """The store times (ms) of the messages just before and after physical offsets [start, end);
+    None where there is none, or damage.
+    """
+    try:
+        before = containing(store, start - 1)
+        border, file = store.log.record_border(end), store.log.file_of(end)
+        after = None if border is None else store.log.record_at(border)
+        if after is None and file is not None:  # a blank: the next file's first
+            after = store.log.record_at(file.end)
+    except StoreIOError:
+        return None, None
+    return (None if before is None else before.store_timestamp,
+            None if after is None else after.store_timestamp)

@@ -63,7 +63,7 @@ def show_page(page: Human, verdict: Verdict[C],
     else:
         page.text(f"{verdict.root}: {plural(verdict.troubles, 'finding')}", "bad")
         if verdict.impact:
-            page.text(verdict.impact)
+            page.text(verdict.impact + _between(verdict))
     if verdict.findings:
         page.blank()
         page.table([_brief(finding, verdict.root) for finding in verdict.findings], _BRIEF,
@@ -76,6 +76,19 @@ def show_page(page: Human, verdict: Verdict[C],
                 "checked": ", ".join(str(row["structure"]) for row in verdict.checked)})
     if verdict.pieces is not None:
         page.text(f"only {plural(verdict.pieces, 'part')} of the log looked at", "warn")
+
+
+def _between(verdict: Verdict[C]) -> str:
+    """Where the damage lies in time: what the messages before and after it say of themselves."""
+    from rmqctl.output.units import time_text
+
+    before, after = verdict.damaged_from, verdict.damaged_to
+    if before is None and after is None:
+        return ""
+    if after is None:
+        return f", after a message stored at {time_text(before or 0)}"
+    return f", before a message stored at {time_text(after)}" if before is None else (
+        f", between messages stored at {time_text(before)} and {time_text(after)}")
 
 
 def _brief(finding: Finding, root: str) -> dict[str, Any]:
