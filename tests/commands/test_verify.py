@@ -212,7 +212,8 @@ def test_when_what_is_damaged_was_stored(golden: GoldenFolder, rmqctl: Runner) -
         assert found["damaged_from"] == before[-1]
         assert found["damaged_to"] == (after[0] if behind else None)
         page = rmqctl("verify", root, "-o", "plain").expect(1).out.splitlines()[1]
-        assert (", between messages stored at 20" if behind else ", after a message stored at 20") in page
+        words = "between messages stored at 20" if behind else "after a message stored at 20"
+        assert f", {words}" in page
     sound = rmqctl("verify", golden("5.3.3/basic/store"), "-o", "json").expect(0).json()
     assert (sound["damaged_from"], sound["damaged_to"]) == (None, None)
 
