@@ -2,7 +2,7 @@
 
 A broker that cuts its log leaves the bytes, and rows and index entries that lead to them
 (spec: recovery.md §3); so does the repair that does what a broker does. It notes the end in
-``.rmqctl/log-end.json``, with a checksum of the bytes beyond it: as long as they are as they were,
+``.rmqctl/log-end.json``, with a checksum of what lies beyond it: as long as they are as they were,
 nothing has been written since, and they are no part of the log. Whoever appends overwrites them,
 and the note says nothing any more.
 """
@@ -24,12 +24,12 @@ from rmqctl.store.store_settings import FOLDER
 NOTE = f"{FOLDER}/log-end.json"
 _FORMAT = 1
 _MOST = 4096
-_PIECE = 4 << 20
+_BLOCK = 1 << 16
 
 
 class CutOff(NamedTuple):
     """The log ends at physical offset ``end``; what was cut off lies up to ``used``, and ``crc``
-    is its CRC-32.
+    is the CRC-32 of it, less blocks of zeros.
     """
 
     end: int
@@ -69,7 +69,13 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
 
 
 def _crc(source: Source, start: int, end: int) -> int:
-    crc = 0
-    for position in range(start, end, _PIECE):
-        crc = zlib.crc32(source.read(position, min(_PIECE, end - position)), crc)
+    """Of the blocks that are not all zeros, each after its position: holes cost nothing."""
+    crc, position = 0, start
+    while position < end:
+        used = source.next_data(position)
+        position += max(0, used - position) // _BLOCK * _BLOCK
+        data = source.read(position, max(0, min(_BLOCK, end - position)))
+        if data.strip(b"\0"):
+            crc = zlib.crc32(data, zlib.crc32(b"%d" % position, crc))
+        position += _BLOCK
     return crc
