@@ -246,7 +246,9 @@ def own_extent(source: Source, at: int, known: Known) -> Extent | None:
     if rows & ends:
         return Extent(at + max(rows & ends), firm=len(ends & said) == len(ends))
     if ends:
-        return Extent(at + max(ends), firm=is_there and len(ends) == 1)
+        # Where none leads anywhere the least will do: behind the body is text, without frames.
+        end = max(landed) if landed else min(ends)
+        return Extent(at + end, firm=is_there and len(ends) == 1)
     if rows:
         return Extent(at + max(rows), firm=False, by_row=True)
     # Torn, or its body was hit: what its size and the length of its body say.
