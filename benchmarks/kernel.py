@@ -96,8 +96,7 @@ def main() -> None:
     lines = [MARK.strip("\n"), "",
              ("Made by `python -m benchmarks.kernel --dir DIR --write-results`: the same work with "
               f"NumPy and with the compiled kernel, in turns, one process; best of {given.rounds} "
-              "rounds, wall and CPU each for itself. Others used the machine at the same time: "
-              f"seconds of CPU say more than those of the wall. {machine()}"), ""]
+              f"rounds, wall and CPU each for itself. {machine()}"), ""]
     for profile in PROFILES:
         store, facts = prepare(profile, given.dir)
         warm(store)
