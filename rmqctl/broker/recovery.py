@@ -37,6 +37,7 @@ from rmqctl.scan.source import Source
 from rmqctl.scan.text import Properties
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.store import Store
 
 _NORMAL_FILES = 3
@@ -79,6 +80,19 @@ def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
         for _ in walk:
             pass
         return RecoveredLog(walk.first, walk.end, walk.misplaced)
+
+
+def ended_by_repair(store: Store) -> CutOff | None:
+    """Where a repair has ended the log, if a broker ends it there, too: a note alone proves
+    nothing, and a newer version may take what an older one refused. None otherwise.
+    """
+    cut = store.cut_off
+    if cut is None:
+        return None
+    try:
+        return cut if recover_log(store, default_version(store)).end == cut.end else None
+    except StoreIOError:
+        return None
 
 
 def loaded_log(store: Store, version: BrokerVersion) -> CommitLog:

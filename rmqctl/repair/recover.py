@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.errors import RefusedError
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of
@@ -95,7 +96,7 @@ class _Planner:
         if self._options.only != {TABLE}:
             self._store.layout.require_writable(self._root)
         self._refuse_without_log()
-        cut = self._store.cut_off
+        cut = ended_by_repair(self._store)
         if cut is not None:
             self._notes.append(f"a repair has ended the log at {cut.end}; this plan brings back "
                                "what it cut off")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.store.log.cut_off import NOTE, cut_at
+from rmqctl.store.store import Store
 from tests.support.cli import run as rmqctl
 
 ENDS = {"4.9.3": 171647, "5.3.3": 171668}
@@ -114,3 +116,20 @@ def test_where_it_cannot_be_known_both_meanings_are_said(golden, version: str):
     (damage,) = [one for one in judged["findings"] if one["category"] == "body-crc"]
     assert damage["severity"] == "error"
     assert ("last start has ended the log here" in damage["detail"]) == (version == "5.3.3")
+
+
+@pytest.mark.parametrize("version", sorted(ENDS))
+def test_a_note_alone_hides_no_messages(golden_copy, version: str):
+    """Whoever wrote it: a broker reads on where an intact message begins."""
+    root = golden_copy(f"{version}/basic/store")
+    with Store.open(root) as store:
+        places = [int(place) for batch in store.log.walk(store.log.files[-1].base)
+                  for place in batch.offset]
+        note = cut_at(store.log, places[len(places) // 2])
+    (root / NOTE).parent.mkdir()
+    (root / NOTE).write_bytes(note.build())
+    judged = rmqctl("verify", root, "-o", "json").expect(0).json()
+    assert judged["findings"] == []
+    assert not any("a repair has ended" in line for line in rmqctl(
+        "recover", root, "-o", "json").expect(0).json()["notes"])
+    assert rmqctl("preflight", root, "-o", "json").expect(0).json()["truncate_to"] > note.end

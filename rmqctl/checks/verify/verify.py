@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.findings import INFO, Finding, advised
 from rmqctl.checks.verify import checkpoint, compaction, config, files
 from rmqctl.checks.verify.common import plural
@@ -121,7 +122,7 @@ class Verification:
             yield with_advice if mends else replace(with_advice, next=None)
 
     def _all(self) -> Iterator[Finding]:
-        full_store, cut = self.store, self.store.cut_off
+        full_store, cut = self.store, ended_by_repair(self.store)
         if cut is None:
             yield from self._structures()
             return
