@@ -305,6 +305,7 @@ NUMBERS = {
     "delay, too long": (SCHEDULE, 2, {"DELAY": "3x"}, None),
     "delay, beyond 32 bits": (SCHEDULE, 2, {"DELAY": "9999999999"}, None),
     "inner count": ("orders", 0, {"INNER_BASE": "15", "INNER_NUM": "r"}, {"INNER_NUM": "2"}),
+    "inner count, long": ("orders", 0, {"INNER_BASE": "15", "INNER_NUM": "1" * 30_000 + "r"}, None),
     "inner count, two ways": ("orders", 0, {"INNER_BASE": "15", "INNER_NUM": ";"}, None),
 }
 

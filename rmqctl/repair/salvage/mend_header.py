@@ -24,6 +24,7 @@ from rmqctl.repair.salvage.survey import Survey
 from rmqctl.scan.headers import HeaderFault
 
 Host = tuple[bytes, int]
+_MOST_DIGITS = len(str(-(1 << 63)))
 _MOST_TIMES = 1 << 16
 """Reconsume times up to this are plausible."""
 
@@ -143,7 +144,9 @@ def _values(raw: bytes) -> dict[str, str]:
 
 
 def _digits_one_bit_off(said: bytes) -> list[bytes]:
-    """The numbers that one turned bit made this of."""
+    """The numbers that one turned bit made this of; none for what is too long to be one."""
+    if len(said) > _MOST_DIGITS:
+        return []
     turned = (said[:index] + bytes([value ^ 1 << bit]) + said[index + 1:]
               for index, value in enumerate(said) for bit in range(8))
     return [digits for digits in turned if digits.isdigit()]
