@@ -17,7 +17,6 @@ from rmqctl.errors import UnsupportedError, UsageError
 
 VARIABLE = "RMQCTL_KERNEL"
 """Environment variable: ``python`` leaves the compiled kernel alone, ``compiled`` demands it."""
-SOURCES = ("compiled.pyx", "layout.pxi")
 _CHOICES = ("", "python", "compiled")
 
 
@@ -55,7 +54,8 @@ def chosen() -> ModuleType | None:
 
 def source_digest(folder: Path) -> int:
     """A number for the kernel's source, which the compiled module remembers."""
-    return crc32(b"".join((folder / each).read_bytes() for each in SOURCES))
+    sources = sorted((*folder.glob("*.pyx"), *folder.glob("*.pxi")))
+    return crc32(b"".join(source.read_bytes() for source in sources))
 
 
 def _compiled() -> ModuleType:
