@@ -54,8 +54,12 @@ def chosen() -> ModuleType | None:
 
 def source_digest(folder: Path) -> int:
     """A number for the kernel's source, which the compiled module remembers."""
-    sources = sorted((*folder.glob("*.pyx"), *folder.glob("*.pxi")))
-    return crc32(b"".join(source.read_bytes() for source in sources))
+    return crc32(b"".join(source.read_bytes() for source in sources(folder)))
+
+
+def sources(folder: Path) -> list[Path]:
+    """The files that the kernel is compiled from."""
+    return sorted((*folder.glob("*.pyx"), *folder.glob("*.pxi")))
 
 
 def _compiled() -> ModuleType:

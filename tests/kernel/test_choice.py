@@ -51,10 +51,10 @@ def test_a_module_of_another_source_is_not_used(
     module = kernel.chosen()
     assert module is not None
     folder = Path(kernel.__file__).parent
-    for changed in kernel.SOURCES:
-        for each in kernel.SOURCES:
-            (tmp_path / each).write_bytes((folder / each).read_bytes())
-        (tmp_path / changed).write_bytes((folder / changed).read_bytes() + b"\n")
+    for changed in kernel.sources(folder):
+        for each in kernel.sources(folder):
+            (tmp_path / each.name).write_bytes(each.read_bytes())
+        (tmp_path / changed.name).write_bytes(changed.read_bytes() + b"\n")
         monkeypatch.setattr(module, "SOURCE", kernel.source_digest(tmp_path))
         with using(""):
             assert kernel.active() is None
