@@ -35,6 +35,10 @@ def command(
     force: Annotated[bool, typer.Option(
         "--force", help="Also where files were changed since; what is there now is kept beside the "
         "rest.")] = False,
+    moved: Annotated[list[str] | None, typer.Option(
+        "--moved", metavar="OLD=NEW", show_default=False,
+        help="For a store that was moved or copied: a folder outside of it in which the repair "
+        "changed files, and where it is now for STORE.")] = None,
     abandon: Annotated[bool, typer.Option(
         "--abandon", help="Give an interrupted repair up: STORE stays as it is, and so does what "
         "is kept.")] = False,
@@ -65,14 +69,14 @@ def command(
     if not known:
         _check_root(store.root)
     if list_all:
-        if id is not None or force or abandon:
-            raise UsageError("--list goes with no ID, --force or --abandon")
+        if id is not None or force or abandon or moved:
+            raise UsageError("--list goes with no ID, --force, --moved or --abandon")
         _list(out, store.root)
         return
-    if abandon and (force or id is None):
-        raise UsageError("--abandon needs the ID and goes without --force")
+    if abandon and (force or moved or id is None):
+        raise UsageError("--abandon needs the ID and goes without --force and --moved")
     # What would be taken back, and what was changed since.
-    seen = preview(store.root, id)
+    seen = preview(store.root, id, moved or ())
     document = {**seen.entry.as_dict(), "actions": [dict(action) for action in seen.actions],
                 "changed": list(seen.changed), "kept": f".rmqctl/repairs/{seen.entry.id}",
                 "undone": False}
@@ -94,7 +98,7 @@ def command(
             repair.abandon(seen.entry.id)
             document["state"] = "abandoned"
         else:
-            done = repair.undo(seen.entry.id, force=force)
+            done = repair.undo(seen.entry.id, force=force, moved=moved or ())
             document |= {"state": "undone", "undone": True}
             if done.already:
                 out.note(f"{done.id} had been taken back before; nothing was changed")

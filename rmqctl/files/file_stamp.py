@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from rmqctl.files.durable import failed
 
 _FOLDER = -1
+_CLOCKS = (1, 100, 1_000, 1_000_000, 1_000_000_000)
+"""Units (ns) in which modification times are stored."""
 _GONE = (FileNotFoundError, NotADirectoryError)
 
 
@@ -26,13 +28,14 @@ class FileStamp:
     def is_folder(self) -> bool:
         return self.size == _FOLDER
 
-    def fits(self, other: FileStamp | None, *, inodes: bool) -> bool:
-        """Whether ``other`` is the same file, unchanged. Without ``inodes`` a copy is too."""
+    def fits(self, other: FileStamp | None) -> bool:
+        """Whether ``other`` is the same file, unchanged, or a copy: its inode says nothing, and its
+        time may be that of a coarser clock, as archives and other file systems keep it.
+        """
         if other is None or self.is_folder != other.is_folder:
             return False
-        if inodes and self.inode != other.inode:
-            return False
-        return self.is_folder or (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
+        return self.is_folder or (self.size == other.size and any(
+            self.mtime_ns // unit * unit == other.mtime_ns for unit in _CLOCKS))
 
 
 def stamp_of(about: os.stat_result) -> FileStamp:

@@ -6,7 +6,8 @@ import os
 from contextlib import suppress
 
 from rmqctl.errors import RmqctlError
-from rmqctl.repair.executor.journal import history, load
+from rmqctl.repair.executor.journal import history
+from rmqctl.repair.executor.relocated import load_here
 from rmqctl.scan.fillers import fillers
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
@@ -28,7 +29,7 @@ def fillers_left(store: Store) -> int:
             if entry.state == _UNDONE:
                 continue
             with suppress(RmqctlError):
-                for record in load(store.root, entry.id).records:
+                for record in load_here(store.root, entry.id)[0].records:
                     path = os.path.realpath(os.path.join(store.root, record.target))
                     if path in by_path and record.kind in ("create", "patch", "replace"):
                         spans = record.spans or ((0, by_path[path].size),)

@@ -143,14 +143,17 @@ def test_undo_where_neither_store_nor_tier_is(tmp_path):
     cli.run("undo", tmp_path).expect(3)
 
 
-def test_undo_of_a_copy_leaves_the_original_alone(root, tmp_path):
-    """The copy's journal names files of the original."""
+@pytest.mark.parametrize("whole", [False, True])
+def test_undo_of_a_copy_leaves_the_original_alone(root, tmp_path, whole):
+    """The copy's journal names files of the original: those of its own lie beside it, or none."""
     (root / recovering.METADATA).unlink()
     recovering.recover(root)
     before = recovering.content(root)
     copy = tmp_path / "second"
-    shutil.copytree(root, copy)
-    cli.run("undo", copy / "tieredstore", "--yes").expect(6)
+    shutil.copytree(root if whole else root / "tieredstore",
+                    copy if whole else copy / "tieredstore")
+    cli.run("undo", copy / "tieredstore", "--yes").expect(0 if whole else 6)
+    assert not (copy / recovering.METADATA).exists()
     assert not recovering.changed(before, recovering.content(root))
 
 

@@ -18,9 +18,8 @@ from rmqctl.errors import RefusedError
 from rmqctl.files.durable import failed, make_folders, open_file, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp, is_regular, stat_file
 from rmqctl.files.sparse import content_digest, same_content
-from rmqctl.repair.executor.journal import Journal, Record
+from rmqctl.repair.executor.journal import Journal, Record, repair_folder
 from rmqctl.repair.executor.patch import compare, lay, save_spans, set_length
-from rmqctl.repair.executor.staging import staging_dirs_of
 from rmqctl.repair.targets import real_path, up
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
@@ -30,18 +29,23 @@ Phase = Literal["todo", "half", "done"]
 
 
 class ChangedError(RefusedError):
-    """Something else changed the target of a step, before or after the repair did."""
+    """Something else changed the target of a step, before or after the repair did.
+
+    ``begun``: the step may have done something. Where it has not, nothing is to be taken back.
+    """
+
+    def __init__(self, message: str, *, begun: bool = True) -> None:
+        super().__init__(message)
+        self.begun = begun
 
 
 class StepStates:
-    """The steps of one repair in the store at ``root``."""
+    """The steps of one repair in the store at ``root``; the journal's paths are those of now."""
 
     def __init__(self, root: str, journal: Journal) -> None:
         self.root, self.journal = os.path.realpath(root), journal
-        self._staging_dirs = staging_dirs_of(root, journal)
-        # In a copy of the store every inode is another one, or by chance the same: of files only
-        # length, time and content are asked for.
-        self._inodes = os.stat(self._staging_dirs[0]).st_ino == journal.inode
+        self._staging_dirs = (repair_folder(root, journal.id), *journal.staging_dirs)
+        self._is_copy = os.stat(self._staging_dirs[0]).st_ino != journal.inode
 
     def path(self, record: Record) -> str:
         return real_path(self.root, record.target, follow=record.kind in ("replace", "patch"))
@@ -52,19 +56,26 @@ class StepStates:
     def _backup(self, record: Record) -> str:
         return self._in_dir(record, record.backup)
 
-    def _fits(self, stamp: FileStamp | None, current: FileStamp | None) -> bool:
-        return stamp is not None and stamp.fits(current, inodes=self._inodes and stamp.is_folder)
-
     def _is_new(self, record: Record, current: FileStamp) -> bool:
-        """Whether what the target's name leads to is what the step put there: by its stamp, or, as
-        a copy of a store may have other times and inodes, by its content.
+        """Whether what the target's name leads to is what the step put there."""
+        return self._is(record, current, record.new, record.digest)
+
+    def _is_old(self, record: Record, current: FileStamp) -> bool:
+        """Whether it is what was there before the step.
+
+        By its content in a copy alone: an empty ``abort`` of another time is another broker's.
         """
-        if self._fits(record.new, current):
-            return True
+        digest = record.old_digest if self._is_copy else ""
+        return self._is(record, current, record.old, digest)
+
+    def _is(self, record: Record, current: FileStamp, stamp: FileStamp | None,
+            digest: str) -> bool:
+        """By its stamp, or, as a copy of a store may have other times, by its content."""
+        if stamp is None or stamp.fits(current):
+            return stamp is not None
         path = self.path(record)
-        return bool(record.digest) and record.new is not None and (
-            record.new.size == current.size) and is_regular(path) and (
-            content_digest(path) == record.digest)
+        return bool(digest) and stamp.size == current.size and is_regular(path) and (
+            content_digest(path) == digest)
 
     # -- how far is it? -------------------------------------------------------------------------
 
@@ -85,8 +96,8 @@ class StepStates:
                 raise self._changed(record, "is gone")
             if backup is not None and not self._old_name_restored(record, target):
                 raise self._changed(record, "is there again")
-            if not self._fits(record.old, target):
-                raise self._changed(record, "was changed")
+            if not self._is_old(record, target):
+                raise self._changed(record, "was changed", begun=backup is not None)
             return "todo"
         staged = stat_file(self._in_dir(record, record.staged))
         if staged is not None:  # the new file has not been put in place
@@ -96,11 +107,13 @@ class StepStates:
                 if backup is None:
                     raise self._changed(record, "is gone")
                 return "half"
-            if record.kind == "replace" and self._fits(record.old, target):
+            if record.kind == "replace" and (self._is_old(record, target) or (
+                    backup is not None and self._same_files(path, self._backup(record)))):
                 return "todo"
             if self._same_files(path, self._in_dir(record, record.staged)):
                 return "done"  # the old name came back in a power failure
-            raise self._changed(record, "was made" if record.kind == "create" else "was changed")
+            raise self._changed(record, "was made" if record.kind == "create" else "was changed",
+                                begun=backup is not None)
         # The new file has been put in place, and must still be there.
         if target is None:
             raise self._changed(record, "is gone")
@@ -139,8 +152,8 @@ class StepStates:
 
     def _old_name_restored(self, record: Record, target: FileStamp) -> bool:
         """Whether the old name of what was moved is there again beside the new one."""
-        return self._fits(record.old, target) and self._same_files(self.path(record),
-                                                           self._backup(record))
+        return record.old is not None and record.old.fits(target) and self._same_files(
+            self.path(record), self._backup(record))
 
     def _patch_phase(self, record: Record) -> Phase:
         path = self.path(record)
@@ -173,8 +186,9 @@ class StepStates:
         """
         return is_regular(first) and is_regular(other) and same_content(first, other)
 
-    def _changed(self, record: Record, change: str) -> ChangedError:
-        return ChangedError(f"{record.target}: {change} since repair {self.journal.id}")
+    def _changed(self, record: Record, change: str, *, begun: bool = True) -> ChangedError:
+        return ChangedError(f"{record.target}: {change} since repair {self.journal.id}",
+                            begun=begun)
 
 
 class StepApplier(StepStates):
@@ -296,7 +310,7 @@ class StepApplier(StepStates):
     def _put_back(self, record: Record, path: str, *, force: bool) -> None:
         backup, undone = self._backup(record), self._in_dir(record, record.undone)
         old, current = stat_file(backup), stat_file(path)
-        if old is None or (self._is_old(path, backup) and (
+        if old is None or (self._has_both_names(path, backup) and (
                 current is None or current.inode == old.inode
                 or not self._is_new(record, current))):
             return  # never done, or taken back already
@@ -309,7 +323,7 @@ class StepApplier(StepStates):
                 self._rename(path, _free(undone))
         self._rename(backup, path)
 
-    def _is_old(self, path: str, backup: str) -> bool:
+    def _has_both_names(self, path: str, backup: str) -> bool:
         """Whether the old file has its own name, and the one under ``aside`` is a second one."""
         record, other = stat_file(path), stat_file(backup)
         if record is None or other is None or record.is_folder:

@@ -39,10 +39,10 @@ from rmqctl.repair.executor.journal import (
     note_actions,
     pending,
     refuse_damaged,
-    repair_folder,
     set_state,
     state_of,
 )
+from rmqctl.repair.executor.relocated import load_here
 from rmqctl.repair.executor.staging import Staging, clear, clear_abandoned
 from rmqctl.repair.executor.undo import Progress, Undone
 from rmqctl.repair.plan import Plan
@@ -206,30 +206,21 @@ class Repair:
             return Applied(back.id, back.steps, back.backup, undone=True)
         return self._carry_out(self._load(repair_id), maybe=True)
 
-    def _load(self, repair_id: str) -> Journal:
+    def _load(self, repair_id: str, moved: Sequence[str] = ()) -> Journal:
         try:
-            journal = load(self.root, repair_id)
+            return load_here(self.root, repair_id, moved)[0]
         except StoreIOError as problem:
             if "damaged" in str(problem):
                 raise refuse_damaged(self._named, repair_id) from None
             raise
-        if self._lock.broker_roots:
-            self._refuse_copy(journal)
-        return journal
-
-    def _refuse_copy(self, journal: Journal) -> None:
-        """In a copy of a tier, a repair's files outside of it are still those of the original."""
-        outside = next((record.target
-                        for record in journal.records if os.path.isabs(record.target)), None)
-        if outside is not None and os.stat(repair_folder(
-                self.root, journal.id)).st_ino != journal.inode:
-            raise RefusedError(f"this is a copy: repair {journal.id} also changed {outside}, "
-                               "which is the original's")
 
     # -- undo -----------------------------------------------------------------------------------
 
-    def undo(self, repair_id: str | None = None, *, force: bool = False) -> Undone:
+    def undo(self, repair_id: str | None = None, *, force: bool = False,
+             moved: Sequence[str] = ()) -> Undone:
         """Takes a repair back, the newest by default; an interrupted one as far as it came.
+
+        ``moved`` (``OLD=NEW``) tells of folders outside of a store that was moved or copied.
 
         UsageError for an id there is not; RefusedError if something was changed since (with
         ``force`` that is kept below ``undone``) or a later repair changed the same files.
@@ -242,12 +233,12 @@ class Repair:
             raise RefusedError(f"repair {unfinished} was interrupted: it has to be completed or "
                                "taken back first")
         if state == "undone":
-            return undoing.undone(self._load(repair_id), already=True)
+            return undoing.undone(load(self.root, repair_id), already=True)
         if state == "damaged":
             raise refuse_damaged(self._named, repair_id)
-        journal = self._load(repair_id)
-        if state != "undoing":
-            undoing.begin(self.root, journal.id, self._clock(), force=force)
+        journal = self._load(repair_id, moved)
+        if state != "undoing" or moved:
+            undoing.begin(self.root, journal.id, self._clock(), force=force, moved=moved)
         return self._carry_back(repair_id, maybe=state == "undoing")
 
     def abandon(self, repair_id: str) -> None:

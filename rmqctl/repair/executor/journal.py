@@ -41,6 +41,8 @@ StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", 
 """``interrupted``: committed, not all carried out. ``undoing``: being taken back. ``abandoned``:
 was interrupted, and given up as it is. ``damaged``: its journal cannot be read. ``aside``: no
 repair, see `put_aside`."""
+Neighbours = Mapping[str, Mapping[str, tuple[int, int]]]
+"""Folder -> name of a file in it -> (size, checksum of its head)."""
 PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
 
 
@@ -58,7 +60,8 @@ class Record:
     (position, size) of the bytes of a patch. ``folders`` are those that the step makes, outermost
     first.
     ``again``: a later step makes something anew at, or below, the target. ``digest`` tells the new
-    content (create, replace) in a copy of the store, where times and inodes may be others.
+    content (create, replace) in a copy of the store, where times may be others, ``old_digest`` the
+    old one (replace, and move of what is small).
     """
 
     kind: Kind
@@ -73,6 +76,7 @@ class Record:
     folders: tuple[str, ...] = ()
     again: bool = False
     digest: str = ""
+    old_digest: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         values = {_ON_DISK.get(name, name): value for name, value in asdict(self).items()
@@ -99,9 +103,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A committed repair. ``inode`` is that of its folder when it was committed: in a copy of the
-    store it is another one, and then the inodes in the records say nothing. ``times`` are the
-    modification times (ns) of the folders in which names change, before the repair.
+    """A committed repair. ``inode`` is that of its folder when it was committed: with another one
+    the store is a copy, which by chance may have the same. ``times`` are the modification times
+    (ns) of the folders in which names change, before the repair. ``root`` is the real path of the
+    store then, ``neighbours`` are files in folders outside of it which no step changes.
     """
 
     id: str
@@ -112,6 +117,8 @@ class Journal:
     actions: tuple[Mapping[str, Any], ...] = ()
     records: tuple[Record, ...] = ()
     times: Mapping[str, int] = field(default_factory=dict)
+    root: str = ""
+    neighbours: Neighbours = field(default_factory=dict)
 
     def build(self) -> bytes:
         rest = b"".join(_line(action) for action in self.actions)
@@ -119,6 +126,7 @@ class Journal:
         head = {"format": _FORMAT, "id": self.id, "time": self.time, "command": self.command,
                 "actions": len(self.actions), "steps": len(self.records),
                 "homes": list(self.staging_dirs), "inode": self.inode, "times": dict(self.times),
+                "root": self.root, "neighbours": self.neighbours,
                 "crc": zlib.crc32(rest)}
         return _line(head) + rest
 
@@ -138,7 +146,11 @@ class Journal:
                        tuple(map(str, head["homes"])), int(head["inode"]),
                        tuple(json.loads(line) for line in lines[:count]),
                        tuple(Record.of(json.loads(line)) for line in lines[count:]),
-                       {str(name): int(mtime) for name, mtime in head["times"].items()})
+                       {str(name): int(mtime) for name, mtime in head["times"].items()},
+                       str(head.get("root", "")),
+                       {str(folder): {str(name): (int(size), int(digest))
+                                      for name, (size, digest) in files.items()}
+                        for folder, files in head.get("neighbours", {}).items()})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreIOError(f"{path}: the journal is damaged ({error})") from None
 
@@ -307,17 +319,15 @@ def pending(root: str) -> str | None:
     return None
 
 
-def overlapping(root: str, journal: Journal, later: Iterable[str]) -> str | None:
-    """The newest of the repairs ``later`` which touched what ``journal`` did, unless undone."""
+def overlapping(journal: Journal, others: Iterable[Journal]) -> str | None:
+    """The first of ``others`` which touched what ``journal`` did."""
     targets = {record.target for record in journal.records}
     above = {folder for target in targets for folder in _above(target)}
-    for other in sorted(later, key=order, reverse=True):
-        if state_of(root, other)[0] == "undone":
-            continue
-        for record in load(root, other).records:
+    for other in others:
+        for record in other.records:
             if (record.target in targets or record.target in above
                     or targets.intersection(_above(record.target))):
-                return other
+                return other.id
     return None
 
 

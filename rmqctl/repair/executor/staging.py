@@ -16,7 +16,7 @@ import shutil
 import stat
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
 from rmqctl.files.disk_usage import free_bytes
@@ -38,6 +38,7 @@ from rmqctl.repair.executor.check_plan import Checked, check
 from rmqctl.repair.executor.journal import (
     FOLDER,
     Journal,
+    Neighbours,
     Record,
     ids,
     is_committed,
@@ -57,11 +58,15 @@ from rmqctl.repair.plan import (
 )
 from rmqctl.repair.targets import below, nearest_folder, up
 from rmqctl.scan.overlay import Piece
+from rmqctl.scan.source import FileSource
 
 STAGING_DIRS = "homes.json"
 NEW, BYTES, ASIDE, UNDONE = "new", "bytes", "aside", "undone"
 """Folders in a staging folder: new files, bytes of patches, what was moved aside, what undo took
 away."""
+_HEAD, _MOST_NEIGHBOURS = 4096, 8
+_MOST_DIGESTED = 128 << 20
+"""Bytes that one repair reads of what it moves aside, to know it again in a copy of the store."""
 _RESERVE = 1 << 20
 """Bytes that are to stay free for the journal and the log of actions."""
 
@@ -77,6 +82,7 @@ class Staging:
         self._backup_parents: set[str] = set()
         self._touched: set[str] = set()
         self._times: dict[str, int] = {}
+        self._to_digest = _MOST_DIGESTED
 
     @property
     def folder(self) -> str:
@@ -105,7 +111,8 @@ class Staging:
         return Journal(self.id, self._now, self._plan.command,
                        tuple(self._staging_dirs.folders[1:]), os.stat(self.folder).st_ino,
                        tuple(action.as_dict() for action in self._plan.actions), tuple(records),
-                       self._times)
+                       self._times, os.path.realpath(self.root),
+                       _neighbours([record.target for record in records]))
 
     # -- checks ---------------------------------------------------------------------------------
 
@@ -168,7 +175,7 @@ class Staging:
             backup = self._free_backup_name(staging_dir, target)
             return Record("move", target, staging_dir, backup=backup,
                           undone=_undone_name(target), old=stat_file(checked.path),
-                          again=checked.again)
+                          again=checked.again, old_digest=self._digest_of_moved(checked.path))
         if isinstance(step, Patch):
             return self._patch(number, checked, step, staging_dir)
         staged = os.path.join(NEW, f"{number:06d}")
@@ -179,12 +186,20 @@ class Staging:
             new = self._stage(staging_dir, staged, step, like=checked.path)
             return Record("replace", target, staging_dir, staged,
                           self._free_backup_name(staging_dir, target), undone, old, new,
-                          digest=content_digest(self._path(staging_dir, staged)))
+                          digest=content_digest(self._path(staging_dir, staged)),
+                          old_digest=content_digest(checked.path))
         # What is made where an earlier step moves something aside is as open as that was.
         like = checked.path if is_regular(checked.path) else None
         new = self._stage(staging_dir, staged, step, like=like, near=nearest_folder(checked.path))
         return Record("create", target, staging_dir, staged, undone=undone, new=new,
                       folders=folders, digest=content_digest(self._path(staging_dir, staged)))
+
+    def _digest_of_moved(self, path: str) -> str:
+        """That of a regular file, as long as not too much is to be read for it; else empty."""
+        if not is_regular(path):
+            return ""
+        self._to_digest -= os.stat(path).st_blocks * 512
+        return content_digest(path) if self._to_digest >= 0 else ""
 
     def _named(self, path: str) -> str:
         """As targets are named: relative to the root where it lies below it."""
@@ -333,6 +348,32 @@ def _mode_near(*folders: str) -> int:
     return 0o777
 
 
+def _neighbours(targets: Iterable[str]) -> Neighbours:
+    """Some files in the folders outside of the store that no step changes."""
+    outside = {target for target in targets if os.path.isabs(target)}
+    known: dict[str, dict[str, tuple[int, int]]] = {}
+    for folder in {os.path.dirname(target) for target in outside}:
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(folder)):
+                path = os.path.join(folder, name)
+                if path in outside or not is_regular(path) or not (head := head_of(path)):
+                    continue
+                known.setdefault(folder, {})[name] = (os.path.getsize(path), head)
+                if len(known[folder]) == _MOST_NEIGHBOURS:
+                    break
+    return known
+
+
+def head_of(path: str) -> int:
+    """A checksum of a file's first bytes; 0 where they are zeros, which tell nothing.
+
+    StoreIOError.
+    """
+    with FileSource(path) as source:
+        head = source.read(0, _HEAD)
+    return zlib.crc32(head) if any(head) else 0
+
+
 # -- what was never committed ---------------------------------------------------------------------
 
 
@@ -354,30 +395,6 @@ def clear_abandoned(root: str) -> None:
     for repair_id in ids(root):
         if not is_committed(root, repair_id):
             clear(root, repair_id)
-
-
-def staging_dirs_of(root: str, journal: Journal) -> Sequence[str]:
-    """The staging folders of a repair, as the store lies now.
-
-    Where the store is a copy, or was moved, further ones lie beside its own folders, never where
-    those of the other store are.
-    """
-    further = [_as_it_lies(root, journal, number, folder)
-               for number, folder in enumerate(journal.staging_dirs, 1)]
-    return repair_folder(root, journal.id), *further
-
-
-def _as_it_lies(root: str, journal: Journal, number: int, folder: str) -> str:
-    """Where the further staging folder of a number is; it was made as ``folder``."""
-    name = os.path.basename(folder)
-    if name == _staging_dir_name(root, journal.id):
-        return folder
-    target = next((record.target for record in journal.records if record.staging_dir == number
-                   and not os.path.isabs(record.target)), None)
-    if target is None:
-        return folder
-    return os.path.join(os.path.dirname(_top(os.path.realpath(root), target)), STAGING, FOLDER,
-                        name)
 
 
 # -- where things are kept ------------------------------------------------------------------------
@@ -426,7 +443,7 @@ class StagingDirs:
         for number, folder in enumerate(self.folders):
             if reachable(folder, near):
                 return number
-        top = os.path.dirname(path) if os.path.isabs(target) else _top(self.root, target)
+        top = structure_of(self.root, target)
         beside = os.path.dirname(top)
         if not os.path.isdir(beside) or not reachable(beside, near):
             raise RefusedError(
@@ -445,8 +462,10 @@ class StagingDirs:
         return len(self.folders) - 1
 
 
-def _top(root: str, target: str) -> str:
+def structure_of(root: str, target: str) -> str:
     """The folder on whose file system a target lies: that of its last link, or of its structure."""
+    if os.path.isabs(target):
+        return os.path.dirname(target)
     path, top = root, ""
     for part in target.split(os.sep):
         path = os.path.join(path, part)

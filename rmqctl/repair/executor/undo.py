@@ -7,7 +7,7 @@ journaled: once begun, the next run completes it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from rmqctl.repair.executor.journal import (
     set_state,
     state_of,
 )
+from rmqctl.repair.executor.relocated import load_here, noted
 
 Progress = Callable[[int], object]
 """Called with 1 after every step."""
@@ -78,14 +79,14 @@ def choose(root: str, repair_id: str | None) -> str:
     raise RefusedError(f"{root}: no repair to undo")
 
 
-def preview(root: str, repair_id: str | None = None) -> Preview:
-    """Looks only. UsageError, RefusedError, StoreIOError."""
+def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = ()) -> Preview:
+    """Looks only; ``moved`` as for `begin`. UsageError, RefusedError, StoreIOError."""
     repair_id = choose(root, repair_id)
     state, _ = state_of(root, repair_id)
     changed: list[str] = []
     try:
-        journal = load(root, repair_id)
-    except StoreIOError as problem:
+        journal, _ = load_here(root, repair_id, moved)
+    except (StoreIOError, RefusedError) as problem:
         return Preview(entry(root, repair_id), (), (str(problem),))
     if state in ("applied", "abandoned", "interrupted"):
         changed = _examine(root, journal, applied=state == "applied")[0]
@@ -99,6 +100,8 @@ def _examine(root: str, journal: Journal, *, applied: bool) -> tuple[list[str], 
     for number, (record, phase) in enumerate(applier.phases()):
         try:
             if isinstance(phase, ChangedError):
+                if not phase.begun:
+                    continue
                 raise phase
             mtime = applier.check_undo(record, phase, applied=applied)
         except ChangedError as problem:
@@ -109,21 +112,39 @@ def _examine(root: str, journal: Journal, *, applied: bool) -> tuple[list[str], 
     return changed, times
 
 
-def begin(root: str, repair_id: str, now: int, *, force: bool) -> None:
-    """Decides that a repair is taken back; nothing but its state changes yet. RefusedError."""
-    journal = load(root, repair_id)
-    state, _ = state_of(root, repair_id)
-    later = [other for other in ids(root) if order(other) > order(repair_id)
-             and is_committed(root, other)]
-    other = overlapping(root, journal, later)
-    if other is not None:
-        raise RefusedError(f"repair {other} changed some of the same files later: undo that first")
+def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[str] = ()) -> None:
+    """Decides that a repair is taken back; nothing but its state changes yet.
+
+    ``moved`` (``OLD=NEW``) tells of folders outside of a store that was moved or copied.
+    UsageError, RefusedError.
+    """
+    journal, given = load_here(root, repair_id, moved)
+    state, more = state_of(root, repair_id)
+    if state == "undoing":  # begun already, only more is given
+        set_state(root, repair_id, "undoing", now, force=bool(more.get("force")),
+                  times=more.get("times", {}), **noted(root, given))
+        return
+    later = overlapping(journal, _later(root, repair_id))
+    if later is not None:
+        raise RefusedError(f"repair {later} changed some of the same files later: undo that first")
     changed, times = _examine(root, journal, applied=state == "applied")
     if changed and not force:
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise RefusedError(f"{changed[0]}{more}; with --force it is taken back all the same, and "
+        others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise RefusedError(f"{changed[0]}{others}; with --force it is taken back all the same, and "
                            "what is there now is kept")
-    set_state(root, repair_id, "undoing", now, force=force, times=times)
+    set_state(root, repair_id, "undoing", now, force=force, times=times,
+              **noted(root, given))
+
+
+def _later(root: str, repair_id: str) -> Iterator[Journal]:
+    """The later repairs that are not undone, the newest first."""
+    for other in reversed(ids(root)):
+        if (order(other) > order(repair_id) and is_committed(root, other)
+                and state_of(root, other)[0] != "undone"):
+            try:
+                yield load_here(root, other)[0]
+            except RefusedError:  # paths of another store: its own targets count all the same
+                yield load(root, other)
 
 
 def carry_on(root: str, repair_id: str, clock: Callable[[], int], progress: Progress, *,
@@ -131,7 +152,7 @@ def carry_on(root: str, repair_id: str, clock: Callable[[], int], progress: Prog
     """Takes back the rest of a repair in the state ``undoing``. ``maybe``: a run before this one
     may have done some of it. ChangedError, StoreIOError.
     """
-    journal = load(root, repair_id)
+    journal, _ = load_here(root, repair_id)
     _, more = state_of(root, repair_id)
     force, times = bool(more.get("force")), more.get("times", {})
     applier = StepApplier(root, journal)

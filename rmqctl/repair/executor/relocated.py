@@ -1,0 +1,234 @@
+"""A journal's paths in a store that lies elsewhere than where the repair was made.
+
+Targets below the root move with the store. Those outside of it (folders of a multi-path log, a
+tier's metadata), and folders that links lead to, need not: where the store was copied they are the
+other store's. A copy cannot be told from a store that was moved: inodes come again by chance, and
+the other store may lie on a disk that is not there now. So a folder outside counts as this store's
+where it lies as it did, seen from the root, and holds files that the repair knew; or where somebody
+says so. Everything else is refused, with or without ``--force``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from rmqctl.errors import RefusedError, UsageError
+from rmqctl.files.durable import STAGING
+from rmqctl.files.file_stamp import is_regular
+from rmqctl.repair.executor.apply_step import ChangedError, StepStates
+from rmqctl.repair.executor.journal import (
+    FOLDER,
+    Journal,
+    Record,
+    is_committed,
+    load,
+    repair_folder,
+    state_of,
+)
+from rmqctl.repair.executor.staging import head_of, structure_of
+
+Folders = Mapping[str, str]
+"""Folders outside of the store as a journal names them -> where they are now."""
+
+
+def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Journal, Folders]:
+    """The journal of a repair with all paths as they are now, and the folders given.
+
+    ``moved`` are texts ``OLD=NEW``; what an undoing that was begun was given counts as well.
+    StoreIOError, RefusedError, UsageError for an OLD that the repair does not know.
+    """
+    journal = load(root, repair_id)
+    now = os.path.realpath(root)
+    given = _noted(state_of(root, repair_id)[1], now) | _parsed(journal, moved)
+    return as_it_lies(root, journal, given), given
+
+
+def noted(root: str, given: Folders) -> dict[str, Any]:
+    """What a state notes of the folders given; a further copy needs them anew."""
+    return {"moved": {"root": os.path.realpath(root), "folders": dict(given)}} if given else {}
+
+
+def _noted(state: Mapping[str, Any], now: str) -> dict[str, str]:
+    raw = state.get("moved")
+    if not isinstance(raw, dict) or raw.get("root") != now:
+        return {}
+    folders = raw.get("folders")
+    return {str(old): str(new) for old, new in folders.items()} if isinstance(
+        folders, dict) else {}
+
+
+def _parsed(journal: Journal, moved: Iterable[str]) -> dict[str, str]:
+    known = outside(journal)
+    given = {}
+    for text in moved:
+        parts = text.split("=")
+        pairs = [("=".join(parts[:number]), "=".join(parts[number:]))
+                 for number in range(1, len(parts))]
+        pair = next(((old, new) for old, new in pairs if os.path.normpath(old) in known), None)
+        if pair is None:
+            names = ", ".join(known) if known else "none"
+            raise UsageError(f"--moved {text}: OLD=NEW, with one of the folders outside of the "
+                             f"store in which repair {journal.id} changed files: {names}")
+        if not os.path.isdir(pair[1]):
+            raise UsageError(f"--moved {text}: {pair[1] or 'nothing'} is no folder")
+        given[os.path.normpath(pair[0])] = os.path.realpath(pair[1])
+    return given
+
+
+def outside(journal: Journal) -> list[str]:
+    """The folders outside of the store in which a repair changes files, as it names them."""
+    return sorted({os.path.dirname(record.target) for record in journal.records
+                   if os.path.isabs(record.target)})
+
+
+# -- the paths ------------------------------------------------------------------------------------
+
+
+def as_it_lies(root: str, journal: Journal, given: Folders) -> Journal:
+    """The journal with its paths as they are in the store at ``root``. RefusedError."""
+    now = os.path.realpath(root)
+    if _is_where_made(root, now, journal):
+        # Given nevertheless: a copy in the very place, its further folders elsewhere.
+        return _renamed(journal, now, given) if given else journal
+    other = journal.root if journal.root and is_committed(journal.root, journal.id) else ""
+    if other:
+        _refuse_shared(root, now, journal)
+    folders = {folder: _folder_here(root, now, journal, folder, given, other)
+               for folder in outside(journal)}
+    return _renamed(journal, now, folders)
+
+
+def _is_where_made(root: str, now: str, journal: Journal) -> bool:
+    if journal.root == now:
+        return True
+    try:
+        if journal.root:
+            return os.path.samefile(journal.root, now)  # the same store, by another path
+        return os.stat(repair_folder(root, journal.id)).st_ino == journal.inode
+    except OSError:
+        return False
+
+
+def _refuse_shared(root: str, now: str, journal: Journal) -> None:
+    """RefusedError where links of both stores lead to the same folder, or a file to be written to
+    is one of both.
+    """
+    @cache
+    def shared(folder: str) -> str:
+        here, there = (os.path.realpath(os.path.join(store, folder))
+                       for store in (now, journal.root))
+        return here if _is_same(here, there) else ""
+
+    for record in journal.records:
+        if os.path.isabs(record.target):
+            continue
+        both = [os.path.join(store, record.target) for store in (now, journal.root)]
+        if record.kind == "patch" and _is_same(*both):
+            raise RefusedError(
+                f"repair {journal.id} was made in {journal.root}, where a store with it still is: "
+                f"{record.target} of {root} and of that store are the same file (a hard link); "
+                "put a copy of it there")
+        folder = os.path.dirname(record.target)
+        if where := shared(folder):
+            raise RefusedError(
+                f"repair {journal.id} was made in {journal.root}, where a store with it still is: "
+                f"{folder or os.curdir} of {root} and of that store both lead to {where}; a copy "
+                "needs a folder of its own there")
+
+
+def _folder_here(root: str, now: str, journal: Journal, folder: str, given: Folders,
+                 other: str) -> str:
+    """Where a folder outside is for this store. RefusedError."""
+    if folder in given:
+        if other and _is_same(folder, given[folder]):
+            raise RefusedError(f"{folder}: is the folder of the store {other}, in which repair "
+                               f"{journal.id} was made, and is not changed for {root}")
+        return given[folder]
+    if journal.root:
+        candidate = os.path.normpath(os.path.join(now, os.path.relpath(folder, journal.root)))
+        if os.path.isdir(candidate) and not _is_same(candidate, folder) and _is_known(
+                now, journal, folder, candidate):
+            return candidate
+    command = f"rmqctl undo {root} {journal.id} --moved {folder}="
+    if other:
+        raise RefusedError(
+            f"repair {journal.id} was made in {other}, where a store with it still is, and changed "
+            f"{folder} too, which is that store's; where {root} has a folder of its own for it: "
+            f"`{command}FOLDER`")
+    was = journal.root or "another place"
+    raise RefusedError(
+        f"repair {journal.id} was made in {was} and changed {folder} too: whether that belongs to "
+        f"{root} or to another copy of it cannot be told; if it does: `{command}{folder}`, if "
+        f"{root} has a folder of its own for it: `{command}FOLDER`")
+
+
+def _is_same(first: str, other: str) -> bool:
+    try:
+        return os.path.realpath(first) == os.path.realpath(other) or os.path.samefile(first, other)
+    except OSError:
+        return False
+
+
+def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
+    """Whether a folder has a file that the repair knew in ``folder``: one that it left alone, or
+    one that it changed, or was to, as it was or became.
+    """
+    for name, (size, digest) in journal.neighbours.get(folder, {}).items():
+        path = os.path.join(candidate, name)
+        if is_regular(path) and os.path.getsize(path) == size and head_of(path) == digest:
+            return True
+    states = StepStates(now, _renamed(journal, now, {folder: candidate}))
+    for before, record in zip(journal.records, states.journal.records, strict=True):
+        if os.path.dirname(before.target) != folder or not is_regular(states.path(record)):
+            continue
+        try:
+            states.phase(record)
+        except ChangedError:
+            continue
+        return True
+    return False
+
+
+# -- renaming -------------------------------------------------------------------------------------
+
+
+def _renamed(journal: Journal, now: str, folders: Folders) -> Journal:
+    """The journal with other folders outside; what is kept on other file systems lies beside its
+    targets.
+    """
+    records = tuple(_record(record, folders) for record in journal.records)
+    return replace(journal, records=records,
+                   staging_dirs=tuple(_staging_dir(now, records, number, folder) for number, folder
+                                      in enumerate(journal.staging_dirs, 1)),
+                   times={folders.get(name, name): mtime for name, mtime in journal.times.items()})
+
+
+def _record(record: Record, folders: Folders) -> Record:
+    folder, name = os.path.split(record.target)
+    if folder not in folders:
+        return record
+    made = [path for path in (_above(path, folders) for path in record.folders) if path]
+    return replace(record, target=os.path.join(folders[folder], name), folders=tuple(made))
+
+
+def _above(path: str, folders: Folders) -> str:
+    """The folder that is, or lies above, one of those renamed; empty where that is not known."""
+    for old, new in folders.items():
+        rest = old.removeprefix(path)
+        if rest == "" or (rest != old and rest.startswith(os.sep) and new.endswith(rest)):
+            return new.removesuffix(rest)
+    return "" if os.path.isabs(path) else path
+
+
+def _staging_dir(now: str, records: Sequence[Record], number: int, folder: str) -> str:
+    """Where the further staging folder of a number is; it was made as ``folder``."""
+    target = next((record.target for record in records if record.staging_dir == number), None)
+    if target is None:
+        return folder
+    return os.path.join(os.path.dirname(structure_of(now, target)), STAGING, FOLDER,
+                        os.path.basename(folder))
+
