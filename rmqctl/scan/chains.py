@@ -83,6 +83,7 @@ def follow(source: Source, start: int, origin: int, stop: int | None,
             anchored = True
             break
         if at >= source.size or (stop is not None and at > stop):
+            anchored = stop is None and at == source.size and closes(source, at)
             break
         starts, ends, odd = _block(source, at)
         if len(starts):
@@ -115,7 +116,8 @@ def follow(source: Source, start: int, origin: int, stop: int | None,
 
 
 def closes(source: Source, at: int) -> bool:
-    """Whether the blank at a position closes its file: nothing is behind it but the next file.
+    """Whether the blank at a position closes its file: nothing is behind it but the next file. So
+    does the end of a tier's segment, which has none.
 
     A body may hold a blank, too. Then the record around it ends in what follows, and so does the
     true blank, unless the log was torn there.

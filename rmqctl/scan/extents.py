@@ -59,6 +59,7 @@ _WINDOW = 16 << 20
 _MOST_BODY = 32 << 20
 """Bytes of a body whose CRC is looked at to prove a size."""
 _LONGEST_TAIL = (1 << 15) + 1024
+_LEAST_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 
@@ -143,6 +144,8 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known) ->
         candidate = next_provable(source, position, bound)
         if candidate is None:
             break
+        if candidate - at < _LEAST_HEAD and not is_blank(source, candidate):
+            return Verdict(candidate)  # no body begins so near to where a record does
         if source.witness is None:  # a file by itself: what the damaged record says, no more
             frames, reaches_over = _frames_up_to(source, candidate, claimed)
             if candidate >= claimed or reaches_over:

@@ -8,7 +8,7 @@ of it is still there. Everything is read by position; nothing is kept but the bo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rmqctl.scan.frames import Batch
+    from rmqctl.scan.source import Source, Witness
     from rmqctl.scan.walk import Walk
 
 _QUEUE_OFFSET = layout.field(message.Message, "queue_offset")
@@ -59,7 +60,8 @@ class Segment:
 class FlatFile:
     """Segments in the order of their base offsets. ``folder`` is below the tier root.
 
-    ``strange``: names in the folder that are no segment's.
+    ``strange``: names in the folder that are no segment's. ``witness`` gives what else is known of
+    where the messages of a commit log lie (`rmqctl.tiered.tier.with_witness`).
     """
 
     reader: Reader
@@ -67,6 +69,7 @@ class FlatFile:
     kind: str
     segments: list[Segment] = field(default_factory=list)
     strange: list[str] = field(default_factory=list)
+    witness: Callable[[], Witness] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def open(cls, reader: Reader, folder: str) -> FlatFile:
@@ -174,19 +177,27 @@ class FlatFile:
             return None
 
     @contextmanager
+    def source(self, segment: Segment) -> Iterator[Source]:
+        """A segment as something to walk over, with what else is known of it. StoreIOError."""
+        source = self.reader.source(segment.path, segment.base)
+        try:
+            if self.witness is not None:
+                source.witness = self.witness()
+            yield source
+        finally:
+            close_source(source)
+
+    @contextmanager
     def walk(self, segment: Segment, start: int = 0, *, cut: bool = False) -> Iterator[Walk]:
         """The walk over a segment from position ``start`` on. With ``cut`` what reaches over the
         start of the next segment is no message. StoreIOError.
         """
         from rmqctl.scan.walk import Walk
 
-        source = self.reader.source(segment.path, segment.base)
-        try:
+        with self.source(segment) as source:
             if cut:
                 source.size = min(source.size, segment.usable)
             yield Walk(source, start, segment.usable)
-        finally:
-            close_source(source)
 
     def batches(self, segment: Segment, start: int = 0) -> Iterator[Batch]:
         """What lies in a segment from position ``start`` on: messages, and spans of what is none.

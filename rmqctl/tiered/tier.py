@@ -7,9 +7,11 @@ thing that is lost. What could not be read becomes a problem in words; the rest 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
 from rmqctl.formats.tiered import metadata as meta
@@ -21,6 +23,11 @@ from rmqctl.tiered.files.metadata_file import broker_root_of, exists, find_metad
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.files.reader import Reader, is_url
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
+from rmqctl.tiered.index.index_file import COMPACTED, IndexFile, uploaded
+
+if TYPE_CHECKING:
+    from rmqctl.scan.source import Witness
+    from rmqctl.tiered.witness import KnownItems
 
 
 @dataclass(slots=True)
@@ -49,6 +56,7 @@ class Tier(Closing):
         self.metadata_error: str | None = None
         self.metadata_bytes: bytes | None = None
         self._found: Found | None = None
+        self._items: dict[tuple[str, str], KnownItems] = {}
         if metadata_path is not None:
             self._load(metadata_path)
 
@@ -91,6 +99,8 @@ class Tier(Closing):
         """All folders, looked at once."""
         if self._found is None:
             self._found = _look(self.reader)
+            for name, queue in self._found.queues.items():
+                with_witness(queue, partial(self._known_items, name.cluster, name.broker))
         return self._found
 
     @property
@@ -146,8 +156,45 @@ class Tier(Closing):
         folder = os.path.join(self.broker_root, names.LOCAL_INDEX_FOLDER)
         return folder if os.path.isdir(folder) else None
 
+    def known_slots(self, broker: str | None = None) -> int | None:
+        """The number of hash slots of the uploaded files, for those that do not tell theirs."""
+        for _, flat in self.indexes(broker):
+            for file in uploaded(flat):
+                if isinstance(file, IndexFile) and file.form == COMPACTED:
+                    return file.shape.slots
+        return None
+
+    def _known_items(self, cluster: str, broker: str) -> KnownItems:
+        from rmqctl.tiered.witness import KnownItems
+
+        items = self._items.get((cluster, broker))
+        if items is None:
+            items = self._items[cluster, broker] = KnownItems(
+                self.reader, index_folder(cluster, broker), self.local_index_folder)
+        return items
+
     def close(self) -> None:
+        for items in self._items.values():
+            items.close()
         self.reader.close()
+
+
+def index_folder(cluster: str, broker: str) -> str:
+    """The folder of a broker's uploaded index files, below the tier root."""
+    return (f"{names.cluster_folder(cluster)}/"
+            f"{names.metadata_path(broker, names.INDEX_TOPIC, names.INDEX_QUEUE)}/{names.INDEX}")
+
+
+def with_witness(queue: FlatQueue,
+                 items: Callable[[], KnownItems] | None = None) -> FlatQueue:
+    """The queue; whoever walks its commit log asks its units and the index items behind damage."""
+    def witness() -> Witness:
+        from rmqctl.tiered.witness import QueueWitness
+
+        return QueueWitness(queue, None if items is None else items())
+
+    queue.commit_log.witness = cache(witness)
+    return queue
 
 
 def _whole(path: str) -> bytes:

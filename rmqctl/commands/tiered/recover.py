@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rmqctl.commands.shared.applying import ApplyOptions
 from rmqctl.commands.shared.options import Out
 from rmqctl.commands.shared.tiered_options import TierOptions
+from rmqctl.errors import ExitCode
 from rmqctl.parse_values import parse_size
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ def command(
         "--drop-orphans", help="Cut messages at the end of commit logs to which no consume queue "
         "leads, instead of giving them units. Those further in front stay where they "
         "are.")] = False,
+    ambiguous: Annotated[Literal["leave-out", "keep"], typer.Option(
+        "--ambiguous", help="Whole records beyond damage that may be messages, or lie in a damaged "
+        "message's body where somebody put them: neither consume queue nor index tells. keep makes "
+        "them messages.")] = "leave-out",
     tier: TierOptions,
     consumequeue_max_size: Annotated[int | None, typer.Option(
         "--consumequeue-max-size", metavar="SIZE", parser=parse_size,
@@ -54,8 +59,8 @@ def command(
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
 
     parts = check_parts(only) if only is not None else frozenset(PARTS)
-    options = RecoverOptions(parts, drop_orphans, consumequeue_max_size, tier.index_slots,
-                             tier.index_max, all_index=parts == {"index"})
+    options = RecoverOptions(parts, drop_orphans, ambiguous == "keep", consumequeue_max_size,
+                             tier.index_slots, tier.index_max, all_index=parts == {"index"})
     with open_tier(tier.root, tier.metadata) as opened:
         place, scope = opened.name, scope_of(opened, tier.cluster, tier.broker)
 
@@ -63,7 +68,8 @@ def command(
         with open_tier(tier.root, tier.metadata) as opened:
             plan = plan_recover(opened, scope, scratch, options, out.watch)
         return applying.Proposal(plan, {"cluster": scope.cluster, "broker": scope.broker,
-                                        "metadata": scope.metadata_path})
+                                        "metadata": scope.metadata_path},
+                                 ends_with=ExitCode.FINDINGS if plan.ambiguous else ExitCode.OK)
 
     applying.run(out, place, "tiered recover", propose, apply,
                  tier=applying.Tiered([scope.broker_root], check_root(tier.metadata)))

@@ -53,7 +53,7 @@ Pair = tuple[Array, Array]
 
 
 @dataclass(slots=True)
-class _Pages:
+class Pages:
     """Pages of rows or entries, with the first and the last of the places that each leads to."""
 
     low: list[int] = field(default_factory=list)
@@ -97,13 +97,13 @@ class _IndexPages:
     count: int
     begin: int
     end: int
-    pages: _Pages | None = None
+    pages: Pages | None = None
 
     def within(self, store: Opened, start: int, end: int) -> Pair:
         if self.begin <= self.end and not (self.begin < end and self.end >= start):
-            return _NOTHING
+            return NOTHING
         if self.pages is None:
-            self.pages = _Pages()
+            self.pages = Pages()
             for number in range(0, self.count, _PAGE):
                 self.pages.add(partial(_entries, store, self.file, self.first + number * ENTRY.size,
                                        min(_PAGE, self.count - number)))
@@ -116,7 +116,7 @@ class StoreWitness:
     def __init__(self, opener: Callable[[], Opened]) -> None:
         self._opener = opener
         self._store: Opened | None = None
-        self._rows: _Pages | None = None
+        self._rows: Pages | None = None
         self._keys: list[_IndexPages] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class StoreWitness:
 
     def rows(self, start: int, end: int) -> Pair:
         if self._rows is None:
-            self._rows = _Pages()
+            self._rows = Pages()
             for read in self._row_pages():
                 self._rows.add(read)
         return self._rows.within(start, end)
@@ -198,7 +198,7 @@ class StoreWitness:
                 yield file, first, count, header.begin_phy_offset, header.end_phy_offset
 
 
-_NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
+NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 def _plain(queue: ConsumeQueue, first: int, count: int) -> Pair:
@@ -206,7 +206,7 @@ def _plain(queue: ConsumeQueue, first: int, count: int) -> Pair:
         with closing(queue):
             rows = queue.units(first, count)
     except StoreIOError:
-        return _NOTHING
+        return NOTHING
     filler = np.array(tuple(FILLER), rows.dtype)
     rows = rows[valid(rows) & (rows != filler)]
     return rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
@@ -216,7 +216,7 @@ def _batched(queue: BatchQueue, number: int) -> Pair:
     try:
         rows = queue.rows_of(number)
     except StoreIOError:
-        return _NOTHING
+        return NOTHING
     rows = rows[valid(rows)]
     return rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)
 
@@ -226,6 +226,6 @@ def _entries(store: Opened, file: StoreFile, position: int, count: int) -> Pair:
         with closing(store.open_index(file)) as index:
             data = index.source.read(position, count * ENTRY.size)
     except (FormatError, StoreIOError):
-        return _NOTHING
+        return NOTHING
     rows = ENTRY.array(data)
     return rows["physical_offset"].astype(np.int64), rows["key_hash"].astype(np.int64)

@@ -25,7 +25,7 @@ from rmqctl.tiered.dispatch.resume import TagsOf
 from rmqctl.tiered.files.reader import Reader
 from rmqctl.tiered.files.settings import TierSettings
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
-from rmqctl.tiered.tier import Tier
+from rmqctl.tiered.tier import Tier, with_witness
 
 DEFAULT_CLUSTER = "DefaultCluster"
 _IDENTITY = "brokerIdentity"
@@ -142,8 +142,8 @@ def _identity(store: Store) -> broker_identity.BrokerIdentity | None:
 def flat_queue(reader: Reader, name: QueueName) -> FlatQueue:
     """A queue of a tier, there or not."""
     folder = f"{names.cluster_folder(name.cluster)}/{name.path}"
-    return FlatQueue(name, *(FlatFile.open(reader, f"{folder}/{kind}")
-                             for kind in (names.COMMIT_LOG, names.CONSUME_QUEUE)))
+    return with_witness(FlatQueue(name, *(FlatFile.open(reader, f"{folder}/{kind}")
+                                          for kind in (names.COMMIT_LOG, names.CONSUME_QUEUE))))
 
 
 def same_message(local: LocalQueue) -> TagsOf:

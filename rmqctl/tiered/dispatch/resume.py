@@ -22,6 +22,7 @@ from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
 from rmqctl.formats.tiered.units import NEVER, UNIT, UNIT_SIZE
 from rmqctl.scan.frames import BLANK, Array, Batch
+from rmqctl.store.problems import ambiguity
 from rmqctl.store.queue.search import LAST, first_from
 from rmqctl.tiered.dispatch.append_file import AppendFile
 from rmqctl.tiered.dispatch.local import computed_tags
@@ -57,12 +58,14 @@ class Resumed:
 class _Tail:
     """What lies behind the last message that has a unit: ``rows`` (`ROW`) of the messages that
     continue the queue, ``next`` the queue offset after them (-1 where none is known), and the end
-    of the last whole frame (``whole_to``, logical offset).
+    of the last whole frame (``whole_to``, logical offset). ``doubtful``: (place, size) of whole
+    records that may be messages or lie in a body.
     """
 
     next: int
     whole_to: int = 0
     rows: list[Array] = field(default_factory=list)
+    doubtful: list[tuple[int, int]] = field(default_factory=list)
 
 
 # -- one queue ------------------------------------------------------------------------------------
@@ -142,6 +145,9 @@ def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]
         return resumed, _Tail(-1)
     tail = _tail(queue, end, tags_of or _computed)
     rows, log = queue.consume_queue.segments, queue.commit_log.segments
+    if tail.doubtful and not _is_torn(queue, tail.whole_to):
+        resumed.fault = f"{ambiguity(tail.doubtful)}; see `rmqctl tiered recover`"
+        return resumed, tail
     if rows and rows[-1].size % UNIT_SIZE:
         resumed.cut.append((rows[-1].path, rows[-1].size % UNIT_SIZE, ""))
     if log and log[-1].end > tail.whole_to:
@@ -192,9 +198,18 @@ def _tail(queue: FlatQueue, end: int, tags_of: TagsOf) -> _Tail:
             if len(batch):
                 _take_messages(messages, tail, batch, tags_of)
             for span in batch.spans:
+                tail.doubtful += span.doubtful
                 if span.kind == BLANK:  # a coda
                     tail.whole_to = max(tail.whole_to, span.end)
     return tail
+
+
+def _is_torn(queue: FlatQueue, offset: int) -> bool:
+    """Whether the log ends within a message that begins at an offset, by what that says."""
+    head = queue.commit_log.read(offset, message.START_SIZE)
+    return len(head) < message.START_SIZE or (
+        message.is_magic(message.magic_at(head))
+        and message.total_size_at(head) > queue.commit_log.end - offset)
 
 
 def _take_messages(messages: MessageRows, tail: _Tail, batch: Batch, tags_of: TagsOf) -> None:

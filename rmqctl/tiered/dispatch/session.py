@@ -47,7 +47,7 @@ from rmqctl.tiered.files.opening import locked, open_writer
 from rmqctl.tiered.files.reader import is_url
 from rmqctl.tiered.files.settings import TierSettings, recall, resolve
 from rmqctl.tiered.flat_file import FlatQueue, QueueName
-from rmqctl.tiered.index.index_file import LocalIndex, known_slots
+from rmqctl.tiered.index.index_file import LocalIndex
 from rmqctl.tiered.index.progress import IndexProgress
 from rmqctl.tiered.tier import Tier
 
@@ -123,7 +123,7 @@ def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
     given = dict(request.given)
     known, _ = recall(tier.reader)
     if given.get("index_slots") is None and "index_slots" not in known:
-        given["index_slots"] = known_slots(tier)
+        given["index_slots"] = tier.known_slots()
     if given.get("index_max") is None and "index_max" not in known:
         with LocalIndex(tier.local_index_folder, given.get("index_slots")) as local:
             if local.files:

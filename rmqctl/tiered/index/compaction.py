@@ -27,7 +27,7 @@ from rmqctl.tiered.files.settings import recall
 from rmqctl.tiered.files.writer import TierWriter
 from rmqctl.tiered.flat_file import FlatFile
 from rmqctl.tiered.index.compacted_form import Compacted, compact, opened, write
-from rmqctl.tiered.index.index_file import IndexFile, known_slots, local_names
+from rmqctl.tiered.index.index_file import IndexFile, local_names
 from rmqctl.tiered.index.progress import IndexProgress
 from rmqctl.tiered.tier import Tier
 
@@ -365,7 +365,7 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
     files = LocalFiles(
         broker_root, tier.metadata_path.removesuffix(".bak"), cluster, broker,
         [os.path.join(folder, name) for name in present],
-        request.slots or remembered.get("index_slots") or known_slots(tier, broker),
+        request.slots or remembered.get("index_slots") or tier.known_slots(broker),
         request.max_items or remembered.get("index_max"), notes)
     files.notes += [f"{os.path.join(folder, name)}: of a broker of 5.1.x, left alone"
                     for name in old]

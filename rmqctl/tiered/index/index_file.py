@@ -18,7 +18,6 @@ from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.index import open_shape_of
 from rmqctl.scan.source import Closing, FileSource
 from rmqctl.tiered.flat_file import FlatFile
-from rmqctl.tiered.tier import Tier
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,19 +123,26 @@ class IndexFile:
         arrays: `Item` (`rmqctl.formats.tiered.index`) of an open file, `CompactedItem` of a
         compacted one.
         """
-        if self.form == EMPTY:
-            return
-        unit = fmt.COMPACTED_ITEM if self.form == COMPACTED else fmt.ITEM
-        first = 1 if self.form == OPEN and not self.shape.old else 0
-        items_at = self.shape.items_at + first * unit.size
-        for start in range(0, self.items, BLOCK_ITEMS):
-            wanted = min(BLOCK_ITEMS, self.items - start) * unit.size
-            data = self.read(items_at + start * unit.size, wanted)
-            items = unit.array(data)
+        first = self._first_number
+        for start in range(0, self.items if self.form != EMPTY else 0, BLOCK_ITEMS):
+            wanted = min(BLOCK_ITEMS, self.items - start)
+            items = self.block(start, wanted)
             if len(items):
                 yield first + start, items
-            if len(data) < wanted:
+            if len(items) < wanted:
                 return
+
+    @property
+    def _first_number(self) -> int:
+        """Items of the open form are numbered from 1 (5.1.x: from 0)."""
+        return 1 if self.form == OPEN and not self.shape.old else 0
+
+    def block(self, start: int, count: int) -> np.ndarray[Any, Any]:
+        """Up to ``count`` items from the one with ``start`` others before it on; as `blocks`."""
+        unit = fmt.COMPACTED_ITEM if self.form == COMPACTED else fmt.ITEM
+        data = self.read(self.shape.items_at + (self._first_number + start) * unit.size,
+                         max(0, min(count, self.items - start)) * unit.size)
+        return unit.array(data)
 
     def _decoded(self, unit: Any, position: int) -> Any:
         data = self.read(position, unit.size)
@@ -249,12 +255,3 @@ def local_names(folder: str | None) -> list[str]:
     return sorted((name for name in every if name.isascii() and name.isdigit()
                    and not os.path.isdir(os.path.join(folder, name))),
                   key=lambda name: (name not in names.OLD_INDEX_NAMES, int(name)))
-
-
-def known_slots(tier: Tier, broker: str | None = None) -> int | None:
-    """The number of hash slots of the uploaded files, for those that do not tell theirs."""
-    for _, flat in tier.indexes(broker):
-        for file in uploaded(flat):
-            if isinstance(file, IndexFile) and file.form == COMPACTED:
-                return file.shape.slots
-    return None

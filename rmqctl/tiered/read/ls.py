@@ -20,7 +20,6 @@ from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.index.index_file import (
     EMPTY,
     IndexFile,
-    known_slots,
     local_files,
     uploaded,
 )
@@ -160,7 +159,7 @@ def index_files(tier: Tier, broker: str | None = None, slots: int | None = None,
     folder = tier.local_index_folder
     try:
         with ExitStack() as sources:
-            for path, local in local_files(folder, sources, slots or known_slots(tier, broker),
+            for path, local in local_files(folder, sources, slots or tier.known_slots(broker),
                                            max_items):
                 yield _index_row(None, local, path)
     except StoreIOError as error:

@@ -17,7 +17,6 @@ from rmqctl.formats.tiered.units import CODA_SIZE, UNIT_SIZE, UnitRecord, is_cod
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.query.lookup import record_around
 from rmqctl.store.queue.search import first_from
-from rmqctl.tiered.files.reader import close_source
 from rmqctl.tiered.flat_file import FlatQueue, Segment
 
 UNITS = 4096
@@ -230,9 +229,6 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
 
 
 def _around(queue: FlatQueue, segment: Segment, place: int) -> Record | str:
-    source = queue.commit_log.reader.source(segment.path, segment.base)
-    try:
+    with queue.commit_log.source(segment) as source:
         return (record_around(source, place - segment.base)
                 or f"damage or unused bytes are around {place}")
-    finally:
-        close_source(source)

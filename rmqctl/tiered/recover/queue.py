@@ -19,6 +19,7 @@ from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import Create, FileContent, Lost, MoveAside, Patch, Replace, Step
 from rmqctl.scan.overlay import Piece
+from rmqctl.store.problems import ambiguity
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.recover.damaged import Patched, find_damaged, with_units
 from rmqctl.tiered.recover.survey import (
@@ -40,6 +41,7 @@ from rmqctl.tiered.recover.units import (
     unit_files,
     wrong_names,
 )
+from rmqctl.tiered.witness import QueueWitness
 
 _MOST_RUNS = 8
 
@@ -91,7 +93,8 @@ class Changes:
 class RecoveredQueue(Changes):
     """What is to be done for a queue, and what it will be. ``first`` and ``last`` bound its queue
     offsets; ``refs`` is the file with the log offset (int64) of every unit; ``shifted`` messages
-    will say where they are; ``view`` is the queue as its commit log will be, where files change.
+    will say where they are; ``view`` is the queue as its commit log will be, where files change;
+    ``ambiguous``: whole records left out that may be messages.
     """
 
     name: QueueName
@@ -104,24 +107,28 @@ class RecoveredQueue(Changes):
     last: int = 0
     refs: str = ""
     view: FlatQueue | None = None
+    ambiguous: int = 0
 
 
 def recover_queue(queue: FlatQueue, folder: str, known: Iterable[int], most: int, *,
-                  drop_orphans: bool, changes: bool = True) -> RecoveredQueue:
+                  drop_orphans: bool, keep_ambiguous: bool = False,
+                  changes: bool = True) -> RecoveredQueue:
     """Plans for one queue. ``folder`` (of the scratch) is for the new files; ``known`` are bases of
-    consume queue files that metadata has, ``most`` the units in a file. Without ``changes`` it is
-    only looked at. StoreIOError.
+    consume queue files that metadata has, ``most`` the units in a file. ``keep_ambiguous``: whole
+    records that may be messages or lie in a body are messages. Without ``changes`` it is only
+    looked at. StoreIOError.
     """
-    return QueueRecovery(queue, folder, drop_orphans=drop_orphans, changes=changes).run(known, most)
+    return QueueRecovery(queue, folder, drop_orphans=drop_orphans, keep_ambiguous=keep_ambiguous,
+                         changes=changes).run(known, most)
 
 
 class QueueRecovery:
     """See `recover_queue`."""
 
-    def __init__(self, queue: FlatQueue, folder: str, *, drop_orphans: bool,
+    def __init__(self, queue: FlatQueue, folder: str, *, drop_orphans: bool, keep_ambiguous: bool,
                  changes: bool) -> None:
         self._queue, self._folder = queue, folder
-        self._drop, self._changes = drop_orphans, changes
+        self._drop, self._keep, self._changes = drop_orphans, keep_ambiguous, changes
         self._out = RecoveredQueue(queue.name, refs=os.path.join(folder, "refs"))
         make_folders(folder, durable=False)
 
@@ -165,6 +172,7 @@ class QueueRecovery:
             out.lost = [Lost(queue.name.topic, queue.name.queue_id, queue_offset,
                              unit.commit_log_offset, unit.size, by="consumequeue")
                         for queue_offset, unit in units.lost]
+        out.ambiguous = len(surveyed.doubtful)
         out.first = units.runs[0].start if units.runs else 0
         out.last = units.runs[-1].end if units.runs else 0
         if log.segments and len(surveyed.rows):
@@ -178,6 +186,10 @@ class QueueRecovery:
         """
         path = os.path.join(self._folder, "rows")
         surveyed = survey(self._queue, log, path)
+        witness = log.witness() if self._keep and log.witness is not None else None
+        while surveyed.doubtful and isinstance(witness, QueueWitness) and witness.keep(
+                surveyed.doubtful):
+            surveyed = survey(self._queue, log, path)
         if not self._changes:
             return surveyed
         if surveyed.misplaced:
@@ -285,7 +297,7 @@ class QueueRecovery:
     def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
         """What the log's segments will be; ``end``: behind the last byte that a unit leads to."""
         log = surveyed.log
-        cut = self._cut_orphans(log, end)
+        cut = self._cut_orphans(surveyed, end)
         for surveyed_segment in surveyed.segments:
             segment, size = surveyed_segment.segment, surveyed_segment.segment.usable
             if segment is log.segments[-1] and cut is not None:
@@ -297,14 +309,17 @@ class QueueRecovery:
                 segment.base, size, begin, last, segment.mtime_ms, surveyed_segment.quirk,
                 known=not surveyed_segment.damaged and bool(surveyed_segment.messages or not size)))
 
-    def _cut_orphans(self, log: FlatFile, end: int) -> int | None:
+    def _cut_orphans(self, surveyed: Survey, end: int) -> int | None:
         """Plans to cut off the end of the log that no unit leads to, where that is asked for; the
         tiered offset at which it is cut.
         """
+        log = surveyed.log
         if not log.segments or end >= log.end:
             return None
         last, out = log.segments[-1], self._out
         cut = max(end, last.base)
+        if any(position >= cut for position, _ in surveyed.doubtful):
+            return None
         tail = last.end - cut
         if tail == CODA_SIZE and is_coda(log.read(cut, CODA_SIZE)):
             return None
@@ -411,6 +426,9 @@ def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None
     tiered offset is no loss.
     """
     where = f"{queue.name.topic}/{queue.name.queue_id}"
+    if surveyed.doubtful:
+        yield (f"{where}: {ambiguity(surveyed.doubtful)}; they are left out, unless --ambiguous "
+               "keep is given")
     for segment, base in surveyed.misplaced:
         yield (f"{surveyed.log.reader.where(segment.path)}: its messages say that it begins at "
                f"{base}, where there is no room for it")

@@ -53,6 +53,7 @@ class RecoverOptions:
 
     parts: frozenset[str] = frozenset(PARTS)
     drop_orphans: bool = False
+    keep_ambiguous: bool = False
     consume_queue_max: int | None = None
     index_slots: int | None = None
     index_max: int | None = None
@@ -115,7 +116,8 @@ class _Recovery:
         return Plan("tiered recover", self._tier.name, tuple(actions), tuple(steps),
                     messages_lost=tuple(lost[:_MOST_LOST]),
                     notes=tuple(dict.fromkeys(self._notes)),
-                    messages_lost_total=sum(queue.lost_total for queue in queues))
+                    messages_lost_total=sum(queue.lost_total for queue in queues),
+                    ambiguous=sum(queue.ambiguous for queue in queues))
 
     def _look_at_problems(self) -> None:
         """Notes what does not belong into the tier. StoreIOError for what cannot be read."""
@@ -145,7 +147,7 @@ class _Recovery:
                 folder = os.path.join(self._folder, f"queue-{number}")
                 recovered.append(recover_queue(
                     queue, folder, known, most, drop_orphans=self._options.drop_orphans,
-                    changes="queues" in parts))
+                    keep_ambiguous=self._options.keep_ambiguous, changes="queues" in parts))
                 remove_file(os.path.join(folder, "rows"))
                 if "index" not in parts:
                     remove_file(recovered[-1].refs)

@@ -23,7 +23,6 @@ from rmqctl.formats.local.sysflag import BORN_HOST_V6
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
-from rmqctl.scan.extents import claimed_end
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, gather_int
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource, Source
@@ -79,6 +78,8 @@ class Survey:
     odd: list[tuple[int, int]] = field(default_factory=list)
     """(position, size) of the first whole records that are no rows: they say another queue, or
     another queue offset than the next, with a body that is not whole."""
+    doubtful: list[tuple[int, int]] = field(default_factory=list)
+    """(position, size) of whole records that may be messages or lie in a body."""
     misplaced: list[tuple[Segment, int]] = field(default_factory=list)
     """Segments all of whose messages say that it begins elsewhere, and where."""
 
@@ -162,6 +163,7 @@ class _Reading:
                     waiting = None
                 yield self._rows(batch, about)
             for span in batch.spans:
+                self._found.doubtful += span.doubtful
                 if waiting is None:
                     waiting = span
                 else:  # spans follow each other without a message between
@@ -222,7 +224,7 @@ class _Reading:
                 shifted[0].position == start):
             surveyed.misplaced.append((about.segment, shifted[0].says))
             shifted = []
-        surveyed.shifted += shifted
+        surveyed.shifted += [away for away in shifted if away.says != away.position]
         about.damaged += length - sum(away.size for away in shifted)
         if len(surveyed.spans) < _MOST_SPANS:
             surveyed.spans.append(span)
@@ -268,25 +270,27 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
 
     They prove themselves by lengths, body CRC, topic and queue, and by their queue offsets: the
     first continues after ``last`` or repeats what was there (or begins the file: then what was
-    before may be hidden by it), each further one continues. Inside of what a torn message says to
-    be its own only a block counts that begins with the very bytes before it.
+    before may be hidden by it), each further one continues. Who sends a message can put all that
+    into its body, so each begins where the range or the one before it ends, or with the very bytes
+    before it, of which the first were written before the damage.
     """
     shifted: list[Shifted] = []
     done, end = start, start + length
-    claimed = claimed_end(source, start, strict=True)
     for position in _candidates(source, start, end):
         if position < done:
             continue
         one = _shifted_at(source, position, end, name)
-        if one is not None and not shifted and start < position < claimed and not _repeats(
-                source, one.says - source.base, position):
-            continue  # it may lie in the body of a damaged message
         expected = shifted[-1].queue_offset + 1 if shifted else None
         if one is None or (one.queue_offset > last + 1 and position if expected is None
                            else one.queue_offset != expected):
             continue
-        shifted.append(one)
-        done = position + one.size
+        origins = {one.says - source.base}
+        if shifted:
+            origins.add(one.says - source.base + shifted[-1].position - shifted[-1].says)
+        if position == done or any(origin <= done and _repeats(source, origin, position)
+                                   for origin in origins):
+            shifted.append(one)
+            done = position + one.size
     return shifted
 
 
@@ -389,7 +393,7 @@ def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
         segments.append(replace(segment, size=segment.usable))
     if not files:
         return log, files
-    return FlatFile(Overlaid(log.reader, files), log.folder, log.kind, segments), files
+    return replace(log, reader=Overlaid(log.reader, files), segments=segments), files
 
 
 def _written_twice(found: Survey, segment: Segment) -> tuple[int, int] | None:

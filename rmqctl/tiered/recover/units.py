@@ -322,7 +322,7 @@ def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]
 
 def _without_overlaps(flat: FlatFile, segments: Sequence[Segment]) -> FlatFile:
     """A flat file of these segments, in order of their bases: each counts up to the next one."""
-    return FlatFile(flat.reader, flat.folder, flat.kind, [
+    return replace(flat, strange=[], segments=[
         replace(segment, usable=segment.size if following is None else
                 min(segment.size, following.base - segment.base))
         for segment, following in zip_longest(segments, segments[1:])])

@@ -82,7 +82,9 @@ class Shifts:
             self._search(self._check.spans[number])
         for distance in self._shifts:
             record = self._log.record_at(unit.offset + distance, unit.size)
-            if record is not None and (record.queue_offset, record.physical_offset) == unit[:2]:
+            # Those of later blocks say where they lie: only their units are wrong.
+            if record is not None and record.queue_offset == unit.queue_offset and (
+                    record.physical_offset in (unit.offset, unit.offset + distance)):
                 self._note(distance, unit.queue_offset, unit.offset + distance)
                 return True
         return False

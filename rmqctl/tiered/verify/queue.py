@@ -25,6 +25,7 @@ from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
+from rmqctl.store.problems import ambiguity
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.tiered.verify.context import METADATA, Place, Progress
 from rmqctl.tiered.verify.keys import MessageKeys
@@ -208,6 +209,10 @@ class QueueCheck:
     def _take(self, batch: Batch, segment: Segment) -> Iterator[Finding]:
         for span in batch.spans:
             self._span(span, segment)
+            if span.doubtful:
+                yield self.place.log("ambiguous", ambiguity(span.doubtful), span.doubtful[0][0],
+                                     length=sum(size for _, size in span.doubtful),
+                                     count=len(span.doubtful))
         if not len(batch):
             return
         queue_offset, size = batch.column("queue_offset"), batch.column("total_size")

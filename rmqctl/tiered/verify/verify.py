@@ -28,8 +28,8 @@ from rmqctl.store.log.ranges import parallel
 from rmqctl.store.store import Store
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
-from rmqctl.tiered.index.index_file import IndexFile, known_slots, local_files, uploaded
-from rmqctl.tiered.tier import Tier
+from rmqctl.tiered.index.index_file import IndexFile, local_files, uploaded
+from rmqctl.tiered.tier import Tier, index_folder, with_witness
 from rmqctl.tiered.verify import files, index
 from rmqctl.tiered.verify.context import (
     INDEX,
@@ -47,6 +47,7 @@ from rmqctl.tiered.verify.keys import KEY, MessageKeys, Spool
 from rmqctl.tiered.verify.leftover import Left
 from rmqctl.tiered.verify.local import compare_queues, count_others
 from rmqctl.tiered.verify.queue import QueueCheck, Times
+from rmqctl.tiered.witness import KnownItems
 
 _MOST_HANDED_OVER = 10_000
 """Findings of one kind in one file that a worker hands over."""
@@ -132,7 +133,8 @@ class Verification:
         keys = items.keys if items.files else None
         if self.options.jobs > 1 and len(queues) > 1:
             for queue, result in in_processes(self.tier.name, queues, self.options.jobs, keys,
-                                              empty_too=items.has_empty):
+                                              empty_too=items.has_empty,
+                                              local_index=self.tier.local_index_folder):
                 self.coverage.add(result.coverage)
                 yield from result.findings
                 yield from result.times.findings(queue, self.tier.metadata)
@@ -179,7 +181,7 @@ class Verification:
 
     def _local_index(self, broker: str, items: Items) -> Iterator[Finding]:
         folder, options = self.tier.local_index_folder, self.options
-        slots = options.index_slots or known_slots(self.tier, broker)
+        slots = options.index_slots or self.tier.known_slots(broker)
         keys = {file.timestamp for file in items.files if file.size}
         for path, file in local_files(folder, items.held, slots, options.index_max):
             name = os.path.basename(path)
@@ -259,7 +261,9 @@ def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> F
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A queue by its folders. ``keys``: the file its keys go to, None where nobody asks."""
+    """A queue by its folders. ``keys``: the file its keys go to, None where nobody asks.
+    ``local_index``: the folder of index files that are not uploaded.
+    """
 
     number: int
     name: QueueName
@@ -267,6 +271,7 @@ class _Task:
     consume_queue: str
     keys: str | None
     empty_too: bool
+    local_index: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +297,8 @@ class _KeyFile:
 
 
 def in_processes(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | None, *,
-                 empty_too: bool) -> Iterator[tuple[FlatQueue, _Result]]:
+                 empty_too: bool, local_index: str | None = None) -> Iterator[
+                     tuple[FlatQueue, _Result]]:
     """Every queue with what was found, in order, by ``jobs`` processes.
 
     A worker reads the files itself; keys of messages come back through a file, so that memory
@@ -303,7 +309,7 @@ def in_processes(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool 
             for number, queue in enumerate(queues):
                 place = None if keys is None else os.path.join(folder, str(number))
                 yield _Task(number, queue.name, queue.commit_log.folder, queue.consume_queue.folder,
-                           place, empty_too)
+                            place, empty_too, local_index)
 
         for task, result in parallel(partial(_work, root), tasks(), jobs):
             if keys is not None and task.keys is not None:
@@ -330,9 +336,11 @@ def _created(path: str) -> IO[bytes]:
 
 def _work(root: str, task: _Task) -> _Result:
     reader = open_reader(root)
+    items = KnownItems(reader, index_folder(task.name.cluster, task.name.broker),
+                       task.local_index)
     try:
-        queue = FlatQueue(task.name, *(FlatFile.open(reader, kind) for kind in (
-            task.commit_log, task.consume_queue)))
+        queue = with_witness(FlatQueue(task.name, *(FlatFile.open(reader, kind) for kind in (
+            task.commit_log, task.consume_queue))), lambda: items)
         place = Place(queue)
         if task.keys is None:
             check = QueueCheck(queue, place)
@@ -345,6 +353,7 @@ def _work(root: str, task: _Task) -> _Result:
                 findings = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
         return _Result(findings, place.counted, check.times)
     finally:
+        items.close()
         reader.close()
 
 

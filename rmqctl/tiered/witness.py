@@ -1,0 +1,195 @@
+"""What the units of a queue and the index items of its broker know of where its messages lie.
+
+It is what `rmqctl.store.log.witness` is for a local log: asked behind damage in a commit log, and
+only there, since nothing in a message's body has a unit or an index item of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import numpy as np
+
+from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.formats.local import message
+from rmqctl.formats.local.message import Record
+from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
+from rmqctl.scan.frames import Array
+from rmqctl.scan.resync import provable
+from rmqctl.store.log.witness import NOTHING, Pages, Pair
+from rmqctl.tiered.files.reader import Reader, close_source
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue
+from rmqctl.tiered.index.index_file import IndexFile, LocalIndex, uploaded
+from rmqctl.tiered.verify.units import Units
+
+_PAGE = 1 << 15
+_MOST_CODAS = 100
+"""Units of a page of which it is asked whether a coda lies where they lead."""
+_SIGN = 1 << 31
+
+
+class KnownItems:
+    """The index items of a broker, uploaded or not, by queue id; read when they are asked for.
+
+    ``folder`` of the uploaded files in the tier, ``local_folder`` of the others on this machine.
+    """
+
+    def __init__(self, reader: Reader, folder: str, local_folder: str | None) -> None:
+        self._reader, self._folder, self._local_folder = reader, folder, local_folder
+        self._local: LocalIndex | None = None
+        self._pages: list[tuple[Callable[[], Array], Array]] | None = None
+        """How to read the items of each page, and which queue ids are in it."""
+
+    def of(self, queue_id: int) -> Pages:
+        """(offset in the commit log, key hash) of the items with a queue id, of all topics."""
+        if self._pages is None:
+            self._pages = [(read, np.unique(read()["queue_id"])) for file in self._files()
+                           for read in _blocks(file)]
+        pages = Pages()
+        for read, queue_ids in self._pages:
+            if queue_id in queue_ids:
+                pages.add(partial(_items, read, queue_id))
+        return pages
+
+    def _files(self) -> Iterator[IndexFile]:
+        try:
+            files = list(uploaded(FlatFile.open(self._reader, self._folder)))
+            self._local = LocalIndex(self._local_folder)
+        except StoreIOError:
+            return
+        yield from (file for file in files if isinstance(file, IndexFile))
+        yield from self._local.files
+
+    def close(self) -> None:
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+        self._pages = None
+
+
+def _blocks(file: IndexFile) -> Iterator[Callable[[], Array]]:
+    for first in range(0, file.items, _PAGE):
+        yield partial(_block, file, first)
+
+
+def _block(file: IndexFile, first: int) -> Array:
+    try:
+        return file.block(first, _PAGE)
+    except StoreIOError:
+        return file.block(0, 0)
+
+
+def _items(read: Callable[[], Array], queue_id: int) -> Pair:
+    items = read()
+    items = items[items["queue_id"] == queue_id]
+    # A negative hash is negated, by newer brokers its sign bit is cleared: the local index does
+    # the former, so what the latter makes of the same key counts as well.
+    code = items["key_hash"].astype(np.int64)
+    place = items["commit_log_offset"].astype(np.int64)
+    return np.concatenate([place, place]), np.concatenate([code, _SIGN - code])
+
+
+class QueueWitness:
+    """The `rmqctl.scan.source.Witness` of a queue's commit log; offsets are those of the tier."""
+
+    def __init__(self, queue: FlatQueue, items: KnownItems | None) -> None:
+        self._queue, self._items = queue, items
+        self._topic = os.fsencode(queue.name.topic)
+        self._units: Units | None = None
+        self._rows: Pages | None = None
+        self._keys: Pages | None = None
+        self._kept: dict[int, int] = {}
+
+    def keep(self, frames: Iterable[tuple[int, int]]) -> bool:
+        """From now on frames (place, size) of which nothing tells are messages, too; whether any is
+        new.
+        """
+        before = len(self._kept)
+        self._kept.update(frames)
+        self._rows = None
+        return len(self._kept) > before
+
+    def rows(self, start: int, end: int) -> Pair:
+        if self._rows is None:
+            self._rows = Pages()
+            if self._kept:
+                kept = np.array(sorted(self._kept.items()), np.int64)
+                self._rows.add(lambda: (kept[:, 0], kept[:, 1]))
+            units = self._known_units()
+            for first, page in units.blocks() if units is not None else ():
+                for number in range(0, len(page), _PAGE):
+                    self._rows.add(partial(self._page, first + number,
+                                           min(_PAGE, len(page) - number)))
+        return self._rows.within(start, end)
+
+    def keys(self, start: int, end: int) -> Pair:
+        if self._keys is None:
+            self._keys = Pages() if self._items is None else self._items.of(
+                self._queue.name.queue_id)
+        return self._keys.within(start, end)
+
+    def confirms(self, record: Record) -> bool | None:
+        """A commit log holds messages of its queue, and no others."""
+        if record.topic != self._topic or record.queue_id != self._queue.name.queue_id:
+            return False
+        units = self._known_units()
+        try:
+            page = None if units is None else units.block(record.queue_offset, 1)
+        except StoreIOError:
+            return None
+        if page is None or not len(page):
+            return None
+        place, size = self._valid(page)
+        if not len(place):
+            return None
+        return (int(place[0]), int(size[0])) == (record.physical_offset, record.total_size)
+
+    def goes_on(self, physical: int) -> bool:
+        log = self._queue.commit_log
+        segment = log.segment_of(physical)
+        if segment is None or segment.base != physical:
+            return False
+        try:
+            source = log.reader.source(segment.path, segment.base)
+            try:
+                return provable(source, 0)
+            finally:
+                close_source(source)
+        except StoreIOError:
+            return False
+
+    # -- units ------------------------------------------------------------------------------------
+
+    def _known_units(self) -> Units | None:
+        if self._units is None:
+            units = Units(self._queue)
+            try:
+                units.find_tears()
+            except StoreIOError:
+                return None
+            self._units = units
+        return self._units
+
+    def _page(self, first: int, count: int) -> Pair:
+        units = self._known_units()
+        try:
+            return NOTHING if units is None else self._valid(units.block(first, count))
+        except (StoreIOError, FormatError):
+            return NOTHING
+
+    def _valid(self, units: Array) -> Pair:
+        """(place, size) of units that may lead to a message; where a coda lies in front of it, the
+        place behind that.
+        """
+        place = units["commit_log_offset"].astype(np.int64)
+        size = units["size"].astype(np.int64)
+        good = (place >= 0) & (size >= message.MIN_SIZE)
+        place, size = place[good], size[good]
+        if len(place):
+            meets = np.append(place[1:] == place[:-1] + size[:-1], False)
+            for row in np.flatnonzero(~meets)[:_MOST_CODAS].tolist():
+                if is_coda(self._queue.commit_log.read(int(place[row]), CODA_SIZE)):
+                    place[row] += CODA_SIZE
+        return place, size
