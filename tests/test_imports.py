@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"formats", "scan"},
     "broker": LIBRARY,
     "checks": LIBRARY | {"files", "broker"},
-    "engine": LIBRARY | {"files", "broker"},
+    "engine": LIBRARY | {"kernel", "files", "broker"},
     "repair": LIBRARY | {"files", "broker", "checks", "engine"},
     "tiered": LIBRARY | {"files", "broker", "checks", "engine", "repair"},
     "pipeline": LIBRARY | {"files", "broker", "checks", "engine", "repair", "tiered"},

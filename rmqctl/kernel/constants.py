@@ -20,17 +20,21 @@ def values() -> dict[str, int]:
     """Every constant by its name in the kernel: places and sizes in bytes, magics unsigned."""
     head = _head_size(0)
     found = {f"{name.upper()}_AT": layout.field(Message, name).offset
-             for name in ("total_size", "magic", "physical_offset", "sys_flag")}
+             for name in ("total_size", "magic", "body_crc", "flag", "queue_offset",
+                          "physical_offset", "sys_flag", "born_timestamp")}
     found |= {
         "START_SIZE": message.START_SIZE,
         "MIN_SIZE": message.MIN_SIZE,
         "HEAD_SIZE": head,
-        "BODY_LENGTH_AT": message.fixed_field("body_length").offset,
+        **{f"{name.upper()}_AT": message.fixed_field(name).offset for name in (
+            "store_timestamp", "reconsume_times", "prepared_transaction_offset", "body_length")},
         "BORN_HOST_V6": BORN_HOST_V6,
         "STORE_HOST_V6": STORE_HOST_V6,
         "BORN_HOST_V6_MORE": _head_size(BORN_HOST_V6) - head,
         "STORE_HOST_V6_MORE": _head_size(STORE_HOST_V6) - head,
         "PROPERTIES_LENGTH_SIZE": message.PROPERTIES_LENGTH_SIZE,
+        "MAX_PROPERTIES": _largest("properties_length"),
+        "MAX_SIZE": _largest("total_size"),
         "CRC_MASK": message.CRC_MASK,
     }
     for magic, name in message.VERSIONS.items():
@@ -42,6 +46,10 @@ def values() -> dict[str, int]:
 
 def _head_size(host_bits: int) -> int:
     return layout.prefix_size(Message, sys_flag=host_bits, magic=message.MAGIC_V1)
+
+
+def _largest(name: str) -> int:
+    return (1 << 8 * layout.width_of(Message, name)[0] - 1) - 1
 
 
 def text() -> str:

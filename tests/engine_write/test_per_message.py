@@ -1,18 +1,22 @@
-"""The loop for ordinary messages and the whole way lead to the same bytes."""
+"""Messages by column, and the whole way for each, lead to the same bytes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+import struct
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqctl.broker.settings import Settings
+from rmqctl.engine.put import columns
 from rmqctl.engine.put.cursor import Cursor
 from rmqctl.engine.put.encoder import Encoder
 from rmqctl.engine.put.message import Outgoing
 from rmqctl.engine.put.per_message import SingleMessages
 from rmqctl.engine.put.rewrite import Rewriter
+from tests.support.kernels import using
 
 FILE = 2048
 V4, V6 = bytes([10, 0, 0, 1]), bytes(15) + b"\x01"
@@ -21,7 +25,8 @@ V4, V6 = bytes([10, 0, 0, 1]), bytes(15) + b"\x01"
 class Log:
     """A log that keeps its bytes in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, file_size: int = FILE) -> None:
+        self.file_size = file_size
         self.data = bytearray()
         self.current: object | None = None
         self.files: list[object] = []
@@ -31,14 +36,15 @@ class Log:
         return len(self.data)
 
     def room(self) -> int:
-        return FILE - self.position % FILE if self.current else FILE
+        size = self.file_size
+        return size - self.position % size if self.current else size
 
     def append(self, parts) -> None:
         self.current = self
         self.data += b"".join(parts)
 
     def close_with_blank(self) -> None:
-        self.data += b"\xcb" * (FILE - self.position % FILE)
+        self.data += b"\xcb" * (self.file_size - self.position % self.file_size)
 
     def roll(self) -> None:
         self.current = self
@@ -47,21 +53,19 @@ class Log:
         raise AssertionError
 
 
-def made(config: Settings, messages: list[Outgoing], *, fast: bool):
-    """(bytes, results, counters) of a group."""
-    log, table = Log(), {}
+def made(config: Settings, groups: list[list[Outgoing]], *, fast: bool, stop: bool = False):
+    """(bytes, results, counters) of groups of messages."""
+    log, table = Log(config.commitlog_file_size), {("a", 1): 3}
     cursor = Cursor(log, lambda: None)
     singles = SingleMessages(config, Encoder(config), cursor, table, lambda topic: topic == "batch",
                       lambda: 1_700_000_000_000, Rewriter(config))
-    results, at = [], 0
-    cursor.start()
-    while at < len(messages):
-        if fast:
-            at = singles.run(messages, at, results)
-        if at < len(messages):
-            results.append(singles.put(replace(messages[at])))
-            at += 1
-    cursor.write()
+    if not fast:
+        singles._columns = lambda messages: None
+    results = []
+    for messages in groups:
+        cursor.start()
+        singles.put_all(copy.deepcopy(messages), results, stop=stop)
+        cursor.write()
     return bytes(log.data), results, table, cursor.last_timestamp
 
 
@@ -81,26 +85,85 @@ MESSAGES = st.builds(
     prepared_transaction_offset=NUMBERS)
 
 
-@settings(max_examples=300)
-@given(st.lists(MESSAGES, max_size=12), st.sampled_from(["4.9.3", "5.3.3"]), st.booleans(),
-       st.booleans())
-def test_both_ways_are_one(messages, version, crc, light):
+COMMON = st.builds(
+    Outgoing, topic=st.sampled_from(["a", "b", "x" * 127, "%RETRY%" + "y" * 130, "命"]),
+    body=st.binary(max_size=40), properties=st.sampled_from(
+        ["", "KEYS\x01k\x02", "TAGS\x01é\x02", "note\x01MODEL\x02", "k\x01\udc80\x02"]),
+    queue_id=st.integers(0, 2), flag=st.sampled_from([0, 0, 7]),
+    born_timestamp=st.none() | st.just(1_700_000_000_001), born_host=st.sampled_from(
+        [None, None, (V4, 10911), (V6, 1), (V4, -1)]),
+    store_timestamp=st.none() | st.just(1_700_000_000_002),
+    store_host=st.sampled_from([None, None, (V4, 10911), (V6, -(1 << 31))]),
+    reconsume_times=st.sampled_from([0, 0, 2]),
+    prepared_transaction_offset=st.sampled_from([0, 0, 1 << 40]))
+GROUPS = st.lists(
+    st.builds(lambda common, odd, place: common[:place] + odd + common[place:],
+              st.lists(COMMON, min_size=30, max_size=60), st.lists(MESSAGES, max_size=3),
+              st.integers(0, 60)), min_size=1, max_size=3)
+
+
+@settings(max_examples=60)
+@given(GROUPS, st.sampled_from(["4.9.3", "5.3.3"]), st.booleans(), st.booleans(), st.booleans())
+def test_both_ways_are_one(groups, version, crc, light, stop):
+    """By column, with the kernel and without, and singly: bytes, results, refusals, counters."""
     config = Settings(version=version, append_properties_crc=crc and version == "5.3.3",
                       lmq=light, multi_dispatch=light, commitlog_file_size=FILE,
                       max_message_size=1000)
-    # Twice: what the first round learns about kinds of messages, the second makes use of.
-    assert made(config, messages * 2, fast=True) == made(config, messages * 2, fast=False)
+    singly = made(config, groups, fast=False, stop=stop)
+    for kernel in ("", "python"):
+        with using(kernel):
+            assert made(config, groups, fast=True, stop=stop) == singly
 
 
-def test_ordinary_messages_take_the_fast_way():
-    log, results = Log(), []
+STRANGE = (("body", "text"), ("body", None), ("body", memoryview(bytes(8)).cast("q")),
+           ("topic", None), ("topic", ["t"]), ("properties", b"KEYS\x01k\x02"),
+           ("properties", None), ("queue_id", 1.5), ("queue_id", "1"), ("flag", 2.5),
+           ("sys_flag", 0.5), ("born_timestamp", "now"), ("reconsume_times", None),
+           ("born_host", ("127.0.0.1", 1)), ("store_host", [1]))
+
+
+@pytest.mark.parametrize(("name", "value"), STRANGE)
+def test_what_is_no_message_fails_as_it_does_alone(name, value):
+    """A program may hand over anything; what it does to other messages does not depend on us."""
+    messages = [Outgoing("t", b"x", f"KEYS\x01{number}\x02") for number in range(40)]
+    setattr(messages[20], name, value)
+
+    def outcome(fast: bool):
+        try:
+            return made(Settings(commitlog_file_size=FILE), [messages], fast=fast)
+        except (TypeError, ValueError, AttributeError, struct.error) as error:
+            return type(error)
+
+    singly = outcome(fast=False)
+    for kernel in ("", "python"):
+        with using(kernel):
+            assert outcome(fast=True) == singly
+
+
+@pytest.mark.parametrize("kernel", ["", "python"])
+def test_ordinary_messages_take_the_fast_way(kernel, monkeypatch):
+    log, results = Log(1 << 20), []
     config = Settings(commitlog_file_size=1 << 20)
     cursor = Cursor(log, lambda: None)
     singles = SingleMessages(config, Encoder(config), cursor, {}, lambda topic: False, lambda: 1,
                       Rewriter(config))
-    messages = [Outgoing("t", b"x", f"KEYS\x01{number}\x02") for number in range(15)]
+    messages = [Outgoing("t", b"x", f"KEYS\x01{number}é\x02") for number in range(50)]
+    singly = []
+    put = singles.put
+    monkeypatch.setattr(singles, "put", lambda message: singly.append(message) or put(message))
+    messages[30].properties = "DELAY\x013\x02"
     cursor.start()
-    assert singles.run(messages, 0, results) == 0  # not known yet
-    singles.put(messages[0])
-    assert singles.run(messages, 1, results) == 15
-    assert len(results) == 14
+    with using(kernel):
+        singles.put_all(messages, results, stop=False)
+    assert singly == [messages[30]]
+    assert [result.queue_offset for result in results] == [*range(30), 0, *range(30, 49)]
+
+
+def test_many_lanes():
+    """More kinds of messages than are remembered, in one group and over many."""
+    config = Settings(commitlog_file_size=1 << 20)
+    groups = [[Outgoing(f"t{number % 50}", b"x", "", number)
+               for number in range(first, first + 900)] for first in (0, 500, 900)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "MOST_LANES", 1000)
+        assert made(config, groups, fast=True) == made(config, groups, fast=False)

@@ -347,7 +347,7 @@ class DryRunLog:
         """Bytes left in the current file; a whole file where there is none yet."""
         return self._left
 
-    def append(self, parts: Sequence[bytes]) -> None:
+    def append(self, parts: Sequence[bytes | memoryview]) -> None:
         count = sum(len(part) for part in parts)
         self.current = self
         self.position += count

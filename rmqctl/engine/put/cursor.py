@@ -32,7 +32,7 @@ class AppendLog(Protocol):
     def room(self) -> int:
         """Bytes left in the current file; a whole file's where there is none yet."""
 
-    def append(self, parts: Sequence[bytes]) -> None:
+    def append(self, parts: Sequence[bytes | memoryview]) -> None:
         """Writes at ``position``; makes the first file of an empty log."""
 
     def close_with_blank(self) -> None:
@@ -50,7 +50,7 @@ class RecordRun:
     """Whole records that lie behind each other in one file, from physical offset ``base`` on."""
 
     base: int
-    data: bytes
+    data: bytes | memoryview
     starts: list[int] = field(default_factory=list)
     """Where in ``data`` each record starts."""
     bit_maps: dict[int, bytes | None] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Cursor:
         self.base = self.position = self.end = 0
         self.last_timestamp = 0
         """Store time (ms) of the last record."""
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | memoryview] = []
         self.starts: list[int] = []
         self.bit_maps: dict[int, bytes | None] = {}
         self.runs: list[RecordRun] = []
@@ -113,6 +113,13 @@ class Cursor:
         self.starts.append(self.position - self.base)
         self.parts.append(record)
         self.position += len(record)
+
+    def extend(self, records: bytes | memoryview, places: Sequence[int]) -> None:
+        """Finished records for ``position`` on, whose physical offsets are ``places``."""
+        base = self.base
+        self.starts += [place - base for place in places]
+        self.parts.append(records)
+        self.position += len(records)
 
     def roll(self) -> None:
         """Closes the current file, if there is one, and goes on in the next."""

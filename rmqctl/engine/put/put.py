@@ -12,9 +12,10 @@ the end of its queue, would be misplaced or dropped by every broker (spec: consu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import admission, rewrite
@@ -219,21 +220,24 @@ class PutPath:
         """
         self._cursor.start()
         results: list[PutResult] = []
-        number = 0
-        while (number := self._single.run(messages, number, results)) < len(messages):
-            message = messages[number]
-            if isinstance(message, Outgoing):
-                result = self._single.put(message)
-            elif isinstance(message, OutgoingBatch):
-                result = self._put_batch(message)
+        for kind, stretch in groupby(messages, type):
+            if kind is Outgoing:
+                self._single.put_all(list(stretch), results, stop=stop)  # type: ignore[arg-type]
             else:
-                result = self._put_recorded(message)
-            results.append(result)
-            number += 1
-            if stop and result.physical_offset is None:
+                self._put_others(stretch, results, stop=stop)
+            if stop and results[-1].physical_offset is None:
                 break
         self._cursor.write()
         return results, self._cursor.runs
+
+    def _put_others(self, messages: Iterable[Message], results: list[PutResult], *,
+                    stop: bool) -> None:
+        """Batches and recorded messages; with ``stop`` up to the first that is refused."""
+        for message in messages:
+            results.append(self._put_batch(message) if isinstance(message, OutgoingBatch) else
+                           self._put_recorded(message))  # type: ignore[arg-type]
+            if stop and results[-1].physical_offset is None:
+                return
 
     def _put_batch(self, batch: OutgoingBatch) -> PutResult:
         """Messages of one queue as so many records in one file, or why not."""

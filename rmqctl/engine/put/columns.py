@@ -1,0 +1,282 @@
+"""Messages of a group by column, and the records of many of them at once.
+
+What messages of one queue, one set of system flags and one pair of hosts share is their *lane*; it
+is worked out once. The compiled kernel writes the records of a stretch in one loop; without it each
+is packed as Python does it. Both give the same bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from rmqctl.broker.settings import Host
+from rmqctl.engine.put.admission import INT, MAX_PROPERTIES
+from rmqctl.engine.put.encoder import raw_text
+from rmqctl.engine.put.message import Outgoing
+from rmqctl.formats.local.message import CRC_MASK, PROPERTIES_LENGTH_SIZE
+from rmqctl.kernel import active
+from rmqctl.scan.frames import Array
+
+MOST_LANES = 8192
+"""Lanes that are remembered from group to group."""
+NONE = -1
+"""The number of no lane."""
+_FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, as the kernel has them
+LENGTHS = [number.to_bytes(PROPERTIES_LENGTH_SIZE, "big") for number in range(MAX_PROPERTIES + 1)]
+"""The bytes of each length of properties."""
+
+QueueKey = tuple[str, int]
+LaneKey = tuple[str, int, int, Host | None, Host | None]
+"""Topic, queue id, system flags, born host and store host of a message as it was given."""
+
+
+class Kind(NamedTuple):
+    """What all records of one topic, set of flags and pair of hosts share."""
+
+    magic: int
+    topic: bytes
+    """Behind its length, as stored."""
+    fixed: int
+    """Bytes of everything but body and properties."""
+    pack: Callable[..., bytes]
+    """Makes the head."""
+    sys_flag: int
+    born_host: Host
+    store_host: Host
+
+
+class Lanes:
+    """The lanes that were met, by number: with a row in arrays which the kernel reads.
+
+    ``kind_of`` says what a lane's messages share, None where they need a closer look.
+    """
+
+    def __init__(self, kind_of: Callable[[LaneKey], Kind | None]) -> None:
+        self._kind_of = kind_of
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._numbers: dict[LaneKey, int] = {}
+        self._queue_numbers: dict[QueueKey, int] = {}
+        self.kinds: list[Kind] = []
+        self.keys: list[QueueKey] = []
+        self.queues: list[int] = []
+        """Each lane's queue, as a number."""
+        self._arrays: LaneArrays | None = None
+
+    def encode(self, keys: Sequence[LaneKey]) -> list[int]:
+        """The number of each lane, `NONE` for those whose messages need a closer look."""
+        numbers = list(map(self._numbers.get, keys))
+        if None in numbers:
+            for key in dict.fromkeys(keys):
+                if key not in self._numbers:
+                    self._numbers[key] = self._add(key)
+            return [self._numbers[key] for key in keys]
+        return numbers  # type: ignore[return-value]  # no None among them
+
+    def _add(self, key: LaneKey) -> int:
+        kind = self._kind_of(key)
+        if kind is None:
+            return NONE
+        queue = key[:2]
+        self.kinds.append(kind)
+        self.keys.append(queue)
+        self.queues.append(self._queue_numbers.setdefault(queue, len(self._queue_numbers)))
+        self._arrays = None
+        return len(self.kinds) - 1
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._numbers) >= MOST_LANES
+
+    @property
+    def arrays(self) -> LaneArrays:
+        """All lanes as arrays."""
+        if self._arrays is None:
+            self._arrays = LaneArrays(self)
+        return self._arrays
+
+
+class LaneArrays:
+    """Lanes by column; rows are their numbers (at least one row, whatever there is)."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        heads = [kind.pack(
+            0, kind.magic, 0, queue_id, 0, 0, 0, kind.sys_flag, 0, *kind.born_host, 0,
+            *kind.store_host, 0, 0, 0) for kind, (_, queue_id) in zip(lanes.kinds, lanes.keys,
+                                                                     strict=True)] or [b""]
+        topics = [kind.topic for kind in lanes.kinds] or [b""]
+        self.head = np.array([len(head) for head in heads], np.int64)
+        self.topic = np.array([len(topic) for topic in topics], np.int64)
+        self.fixed = self.head + self.topic + PROPERTIES_LENGTH_SIZE
+        self.queue = np.array(lanes.queues or [0], np.int64)
+        width = int((self.head + self.topic).max()) or 1
+        self.template = np.frombuffer(b"".join(
+            (head + topic).ljust(width, b"\0") for head, topic in zip(heads, topics, strict=True)),
+            np.uint8).reshape(-1, width)
+        self.next_offset: Array = np.zeros(int(self.queue.max()) + 1, np.int64)
+        """Scratch: the next queue offset of each queue."""
+
+
+class Columns:
+    """A group of single messages by column.
+
+    ``special`` are the numbers of those that need a closer look, ascending: a lane which does, a
+    property that changes the message (``concerns`` tells), or anything a broker might refuse.
+    TypeError, ValueError, OverflowError or AttributeError where a message holds what no field can.
+    """
+
+    def __init__(self, messages: Sequence[Outgoing], lanes: Lanes,
+                 concerns: Callable[[Outgoing], bool], body_limit: int,
+                 record_limit: int) -> None:
+        if lanes.is_full:
+            lanes.clear()
+        self.lanes = lanes
+        # Lanes.
+        self.lane = lanes.encode([
+            (message.topic, message.queue_id, message.sys_flag, message.born_host,
+             message.store_host) for message in messages])
+        self._row = np.array(self.lane, np.int64)
+        ordinary: Array = self._row != NONE
+        # Bodies and properties, each in one buffer.
+        self._bodies = _Slices([message.body for message in messages])
+        texts = [message.properties for message in messages]
+        together = "".join(texts)
+        if together.isascii():
+            self._texts = _Slices(texts, together.encode())
+        else:
+            self._texts = _Slices(_encoded(texts, ordinary))
+        if "DEL" in together or "INNER_" in together:  # DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS
+            ordinary &= [not concerns(message) for message in messages]
+        # Numbers; most of them are 0 everywhere.
+        self._numbers: Array = np.zeros((5, len(messages)), np.int64)
+        self._timeless = self._fill(_STORED, [message.store_timestamp for message in messages])
+        self._unborn = self._fill(_BORN, [message.born_timestamp for message in messages])
+        self._fill(_FLAG, [message.flag for message in messages])
+        self._fill(_AGAIN, [message.reconsume_times for message in messages])
+        self._fill(_PREPARED, [message.prepared_transaction_offset for message in messages])
+        ordinary &= (self._numbers[_FLAG] | self._numbers[_AGAIN]) >> INT == 0
+        ordinary &= self._numbers.min(axis=0) >= 0
+        # Sizes.
+        self.size = lanes.arrays.fixed[self._row] + self._bodies.size + self._texts.size
+        ordinary &= ((self.size <= record_limit) & (self._bodies.size <= body_limit)
+                     & (self._texts.size <= MAX_PROPERTIES))
+        self.special: list[int] = np.flatnonzero(~ordinary).tolist()
+
+    def _fill(self, name: int, values: Sequence[int | None]) -> Array | None:
+        """Fills a row of numbers; which are missing (bool), None where none is."""
+        if None in values:
+            missing: Array = np.array([value is None for value in values], bool)
+            if not missing.all():
+                self._numbers[name] = array("q", [value or 0 for value in values])
+            return missing
+        if any(values):
+            self._numbers[name] = array("q", values)  # type: ignore[type-var]  # no None there
+        return None
+
+    def ordinary_until(self, number: int) -> int:
+        """The first number from ``number`` on that needs a closer look, or how many there are."""
+        place = bisect_left(self.special, number)
+        return self.special[place] if place < len(self.special) else len(self.lane)
+
+    def stored_at(self, part: slice, clock: Callable[[], int]) -> Array:
+        """Store times (int64); messages that bring no store time or born time get theirs here.
+
+        The clock is asked once for all.
+        """
+        stored: Array = self._numbers[_STORED, part]
+        if self._timeless is not None:
+            stored[self._timeless[part]] = clock()
+        if self._unborn is not None:
+            np.copyto(self._numbers[_BORN, part], stored, where=self._unborn[part])
+        return stored
+
+    def records(self, part: slice, physical: int,
+                offsets: dict[QueueKey, int]) -> tuple[bytes | memoryview, list[int]]:
+        """(records of a part from a physical offset on, their queue offsets).
+
+        ``offsets`` are the next of each queue, 0 where it is not there; they are counted up.
+        """
+        # The next offset of each queue that is concerned, in and out of the dictionary.
+        lanes = self.lanes
+        used = {lanes.queues[lane]: lanes.keys[lane] for lane in set(self.lane[part])}
+        following = lanes.arrays.next_offset
+        for queue, key in used.items():
+            following[queue] = offsets.get(key, 0)
+        given: Array = np.empty(part.stop - part.start, np.int64)
+        kernel = active()
+        data = (self._packed(part, physical, following, given) if kernel is None else
+                self._written(kernel, part, physical, following, given))
+        for queue, key in used.items():
+            offsets[key] = int(following[queue])
+        return data, given.tolist()
+
+    def _written(self, kernel: ModuleType, part: slice, physical: int, following: Array,
+                 given: Array) -> memoryview:
+        """The records, by the kernel."""
+        lanes, bodies, texts = self.lanes.arrays, self._bodies, self._texts
+        out: Array = np.empty(int(self.size[part].sum()), np.uint8)
+        kernel.encode(
+            out, physical, self._row[part], lanes.template, lanes.head, lanes.topic, lanes.queue,
+            following, self._numbers[:, part],
+            bodies.data, bodies.start[part], bodies.size[part],
+            texts.data, texts.start[part], texts.size[part], given)
+        return out.data
+
+    def _packed(self, part: slice, physical: int, following: Array, given: Array) -> bytes:
+        """The records, by Python."""
+        lanes = self.lanes
+        parts: list[bytes] = []
+        for row, (lane, size, body, text, flag, born, stored, again, prepared) in enumerate(zip(
+                self.lane[part], self.size[part].tolist(), self._bodies.tolist(part),
+                self._texts.tolist(part), *self._numbers[:, part].tolist(), strict=True)):
+            kind, queue = lanes.kinds[lane], lanes.queues[lane]
+            given[row] = offset = int(following[queue])
+            following[queue] = offset + 1
+            parts += (
+                kind.pack(size, kind.magic, crc32(body) & CRC_MASK, lanes.keys[lane][1], flag,
+                          offset, physical, kind.sys_flag, born, *kind.born_host, stored,
+                          *kind.store_host, again, prepared, len(body)),
+                body, kind.topic, LENGTHS[len(text)], text)
+            physical += size
+        return b"".join(parts)
+
+
+class _Slices:
+    """Bytes of many in one buffer, with the start and the size of each (int64).
+
+    ``data`` is given where it is known. TypeError where one's length is not that of its bytes.
+    """
+
+    def __init__(self, parts: Sequence[bytes] | Sequence[str], data: bytes | None = None) -> None:
+        self.data = b"".join(parts) if data is None else data  # type: ignore[arg-type]
+        self.size = np.fromiter(map(len, parts), np.int64, len(parts))
+        end = np.cumsum(self.size)
+        self.start = end - self.size
+        if len(end) and end[-1] != len(self.data):
+            raise TypeError("a body is bytes")
+
+    def tolist(self, part: slice) -> list[bytes]:
+        data, start = self.data, self.start[part]
+        return [data[first:end] for first, end in zip(
+            start.tolist(), (start + self.size[part]).tolist(), strict=True)]
+
+
+def _encoded(texts: Sequence[str], ordinary: Array) -> list[bytes]:
+    """The stored bytes of properties; a text that has none is not ordinary."""
+    encoded = []
+    for number, text in enumerate(texts):
+        try:
+            encoded.append(raw_text(text))
+        except UnicodeEncodeError:
+            encoded.append(b"")
+            ordinary[number] = False
+    return encoded
