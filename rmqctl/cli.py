@@ -25,6 +25,7 @@ from rmqctl.commands.app.exit_codes import (
 )
 from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, Group, fill
 from rmqctl.commands.app.memory import expect_room
+from rmqctl.commands.app.typed import words
 from rmqctl.errors import StoreIOError
 
 _PROGRAM = "rmqctl"
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Never lets an exception out; prints a traceback only with RMQCTL_DEBUG=1 or -vv.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    words.set(tuple(args))
     settle_streams()
     try:
         with terminable():

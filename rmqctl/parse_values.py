@@ -117,6 +117,19 @@ def parse_time(text: str | int, *, tz: tzinfo = UTC, clock: Callable[[], int] = 
         ) from exc
 
 
+def time_text(millis: int, tz: tzinfo = UTC) -> str:
+    """Epoch milliseconds as ISO-8601 with milliseconds and zone: ``2023-11-14T22:13:20.004Z``.
+
+    A number outside the calendar (years 1 to 9999), as damage produces them, is shown as it is.
+    """
+    try:
+        moment = (_EPOCH + timedelta(milliseconds=millis)).astimezone(tz)
+    except (OverflowError, ValueError):
+        return f"{millis} ms"
+    text = moment.isoformat(timespec="milliseconds")
+    return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
+
+
 def _of_digits(digits: str, tz: tzinfo) -> int:
     """Epoch milliseconds of 8 digits (yyyyMMdd), 10 (epoch seconds), 13 (epoch milliseconds) or
     14 (yyyyMMddHHmmss); ``0`` and Java's ``Long.MAX_VALUE`` are the ends of all times. Anything

@@ -105,8 +105,6 @@ def command(
             out.document(document, lambda page: _show(page, document))
         else:
             _list(out, carving, projection, show.tz, duplicates=duplicates)
-    if out_store is not None and carving.tally.given:
-        out.note(f"what next: rmqctl verify {shlex.quote(out_store)}")
     _end(out, carving.tally, wanted, maker, misplaced=misplaced)
 
 
@@ -186,8 +184,16 @@ def _into_store(out: Output, carving: Carving, maker: StoreMaker, *, misplaced: 
         if len(maker):
             with out.progress("writing", maker.size) as progress:
                 maker.write(carving, progress.advance, signals.check)
-    document = {**carving.tally.as_dict(), **maker.written.as_dict()}
-    out.document(document, lambda page: _show(page, document))
+    counts = {**carving.tally.as_dict(), **maker.written.as_dict()}
+    following = f"rmqctl verify {shlex.quote(maker.written.store)}" if carving.tally.given else None
+
+    def page(page: Human) -> None:
+        _show(page, counts)
+        if following is not None:
+            page.heading("What next")
+            page.text(following)
+
+    out.document({**counts, "next": following}, page)
 
 
 def _show(page: Human, counts: Mapping[str, Any]) -> None:

@@ -105,12 +105,13 @@ def _show(out: Output, run: Diff) -> None:
         more = count_text(differences.total - len(differences.listed))
         out.warn(f"differences counted, but not listed: {more} (--max-differences)")
     rows = [difference.as_dict() for difference in differences.listed]
+    impact = run.impact
     document: dict[str, Any] = {
         "equal": run.equal,
         "summary": {**run.summary, "remarks": run.remarks},
         "differences": rows,
         "differences_total": differences.total,
-        "next": _next(run),
+        "next": _next(run), "impact": None if impact is None else impact.as_dict(),
         "counts": [{"kind": kind, "count": count}
                    for kind, count in sorted(differences.counts.items())],
     }
@@ -125,6 +126,8 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
         page.text("no differences", "good")
     else:
         page.text(f"{count_text(total)} difference{'s' if total > 1 else ''}", "bad")
+    if run.impact is not None:
+        page.text(run.impact.in_words())
     if run.remarks:
         page.text("\n".join(run.remarks), "warn")
     if rows:

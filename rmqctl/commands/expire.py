@@ -44,6 +44,7 @@ def command(
 
         rmqctl expire STORE --older-than 7d --keep-bytes 100GiB --apply --yes
     """
+    from rmqctl.checks.impact import Impact
     from rmqctl.commands.shared import applying
     from rmqctl.repair.expire import Limits, expire
 
@@ -61,6 +62,7 @@ def command(
              "bytes": expiry.bytes, "messages_expired": count, "expired_by_topic": expiry.rows},
             {"log begins at": f"{expiry.min_after} (now {expiry.min_before})",
              "messages": count_text(count),
-             "files": f"{count_text(len(expiry.plan.actions))} ({size_text(expiry.bytes)})"})
+             "files": f"{count_text(len(expiry.plan.actions))} ({size_text(expiry.bytes)})"},
+            impact=Impact(count, topics=expiry.rows) if count else None)
 
     applying.run(out, store.root, "expire", propose, apply)

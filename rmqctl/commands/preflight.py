@@ -73,6 +73,8 @@ def _next(prediction: Prediction, root: str) -> str | None:
 
 def _show(page: Human, prediction: Prediction, following: str | None) -> None:
     page.text(_headline(prediction), "good" if prediction.harmless else "bad")
+    if prediction.impact is not None:
+        page.text(prediction.impact.in_words())
     for text in prediction.refusals:
         page.text(f"  {text}")
     if prediction.starts:

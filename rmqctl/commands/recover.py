@@ -119,6 +119,8 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
         return applying.Proposal(plan, {
             "starts": prediction.starts, "recovery": prediction.recovery,
             "truncate_to": prediction.truncate_to,
-            "messages_lost_total": prediction.messages_lost}, ends_with=ends_with)
+            "messages_lost_total": prediction.messages_lost}, ends_with=ends_with,
+            impact=prediction.cut_impact,
+            instead=() if prediction.starts else ("recover", store.root))
 
     applying.run(out, store.root, "recover", propose, apply)

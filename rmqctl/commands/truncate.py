@@ -64,6 +64,6 @@ def command(
              "lost_by_topic": cut.lost_by_topic},
             {"log ends at": f"{to_phy} (now {cut.log_end})", "messages cut": count_text(cut.lost),
              **({"of": ", ".join(by_topic) + (f" and {more} more topics" if more > 0 else "")}
-                if by_topic else {})})
+                if by_topic else {})}, impact=cut.impact)
 
     applying.run(out, store.root, "truncate", propose, apply)

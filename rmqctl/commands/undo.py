@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rmqctl.commands.app import typed
 from rmqctl.commands.shared.options import DryRun, Out, StoreRoot
 from rmqctl.errors import NotAStoreError, UsageError
 from rmqctl.output.units import time_text
@@ -79,13 +80,15 @@ def command(
     seen = preview(store.root, id, moved or ())
     document = {**seen.entry.as_dict(), "actions": [dict(action) for action in seen.actions],
                 "changed": list(seen.changed), "kept": f".rmqctl/repairs/{seen.entry.id}",
-                "undone": False}
+                "undone": False, "next": typed.again(without=("--dry-run",))}
     for change in () if abandon else seen.changed[:_SHOWN]:
         out.warn(change)
     if dry_run:
         out.note("dry run: nothing was changed")
         _show(out, document)
         return
+    tier = ("tiered",) if seen.entry.command.startswith("tiered ") else ()
+    look = typed.other(*tier, "verify", store.root)
     # The answer of whoever runs it, then the work.
     verb = "Give up" if abandon else "Take back"
     ask(out, f"{verb} {seen.entry.command} {seen.entry.id} ({_count(seen.entry.files)})?",
@@ -96,10 +99,10 @@ def command(
     ):
         if abandon:
             repair.abandon(seen.entry.id)
-            document["state"] = "abandoned"
+            document |= {"state": "abandoned", "next": look}
         else:
             done = repair.undo(seen.entry.id, force=force, moved=moved or ())
-            document |= {"state": "undone", "undone": True}
+            document |= {"state": "undone", "undone": True, "next": look}
             if done.already:
                 out.note(f"{done.id} had been taken back before; nothing was changed")
     _show(out, document)
@@ -150,5 +153,7 @@ def _show(out: Output, document: dict[str, Any]) -> None:
                         ("action", "target", "reason"), None)
         if len(document["actions"]) > _SHOWN:
             human.text(f"and {len(document['actions']) - _SHOWN} more actions (-o json has all)")
+        human.heading("What next")
+        human.text(document["next"])
 
     out.document(document, page)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, tzinfo
+from rmqctl.parse_values import time_text
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+__all__ = ["count_text", "counted", "duration_text", "rate_text", "size_text", "time_text"]
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -27,19 +28,6 @@ def count_text(count: int) -> str:
 def counted(count: int, one: str, many: str = "") -> str:
     """A count with its noun: ``1 file``, ``1,901 files``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def time_text(millis: int, tz: tzinfo = UTC) -> str:
-    """Epoch milliseconds as ISO-8601 with milliseconds and zone: ``2023-11-14T22:13:20.004Z``.
-
-    A number outside the calendar (years 1 to 9999), as damage produces them, is shown as it is.
-    """
-    try:
-        moment = (_EPOCH + timedelta(milliseconds=millis)).astimezone(tz)
-    except (OverflowError, ValueError):
-        return f"{millis} ms"
-    text = moment.isoformat(timespec="milliseconds")
-    return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
 
 
 def duration_text(millis: int) -> str:

@@ -6,11 +6,13 @@ applies any plan. Two plans are equal when their actions are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.actions import Action
+from rmqctl.checks.impact import Impact, span
 from rmqctl.scan.overlay import Piece
 
 __all__ = ["Action", "Content", "Create", "FileContent", "Lost", "MakeFolder", "MoveAside", "Patch",
@@ -117,7 +119,8 @@ class Plan:
     ``steps`` are in the order in which they are carried out: log, queues, index, checkpoint,
     abort. ``notes`` are warnings for a person. ``messages_lost_total``: how many messages are
     lost where ``messages_lost`` names only the first of them, else None. ``ambiguous``: whole
-    records left out that may be messages.
+    records left out that may be messages. ``messages``: how many the store had, lost ones among
+    them; None where they were not counted.
     """
 
     command: str
@@ -129,6 +132,18 @@ class Plan:
     notes: tuple[str, ...] = ()
     messages_lost_total: int | None = None
     ambiguous: int = 0
+    messages: int | None = None
+
+    @property
+    def impact(self) -> Impact | None:
+        """What the loss is to messages; None where none is lost."""
+        lost = self.messages_lost
+        total = max(len(lost), self.messages_lost_total or 0)
+        if not total:
+            return None
+        topics = Counter(message.topic for message in lost if message.topic is not None)
+        earliest, latest = span((message.time_from, message.time_to) for message in lost)
+        return Impact(total, self.messages, topics, earliest, latest, total == len(lost))
 
     @property
     def empty(self) -> bool:

@@ -116,7 +116,8 @@ class _Planner:
             self._notes += refusals_left(self._store, self._generation, self._steps)
         total = saved.lost_total if saved.lost_total > len(saved.lost) else None
         return Plan(COMMAND, self._root, tuple(self._actions), tuple(self._steps), saved.lost,
-                    table, tuple(self._notes), total, saved.ambiguous)
+                    table, tuple(self._notes), total, saved.ambiguous,
+                    saved.messages + saved.lost_total)
 
     def _take(self, planned: tuple[Iterable[Step], Iterable[Action]]) -> None:
         steps, actions = planned

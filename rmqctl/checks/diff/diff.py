@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -16,9 +17,10 @@ from itertools import islice
 from typing import Any, Literal
 
 from rmqctl.broker.view import view_of
-from rmqctl.checks.diff.differences import Difference, Differences, Side
+from rmqctl.checks.diff.differences import MISSING, Difference, Differences, Side
 from rmqctl.checks.diff.physical import PhysicalPass
 from rmqctl.checks.diff.queue import QueuePass
+from rmqctl.checks.impact import Impact, span
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
@@ -32,6 +34,7 @@ _SAMPLE = 64
 _PLACES = 3
 Key = tuple[str, int]
 _PAGE = 1 << 20
+_OF_MESSAGES = frozenset({"different", *MISSING.values()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,20 @@ class Diff:
     def equal(self) -> bool:
         """Whether nothing that counts differs."""
         return not self.differences.total
+
+    @property
+    def impact(self) -> Impact | None:
+        """What the differences are to messages, once it has run; None where none differs."""
+        said = self.summary
+        messages = said["different"] + said["missing_in_a"] + said["missing_in_b"]
+        if not messages:
+            return None
+        listed = [difference for difference in self.differences.listed
+                  if difference.kind in _OF_MESSAGES]
+        topics = Counter(difference.topic for difference in listed if difference.topic is not None)
+        earliest, latest = span((difference.store_timestamp,) * 2 for difference in listed)
+        return Impact(messages, messages + said["equal"], topics, earliest, latest,
+                      len(listed) == messages)
 
     def prepare(self) -> int:
         """Decides what pairs messages; the bytes that `run` is going to read of the logs."""

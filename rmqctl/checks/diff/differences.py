@@ -56,6 +56,7 @@ class Difference:
     queue_offset: int | None = None
     msg_id: str | None = None
     unique_key: str | None = None
+    store_timestamp: int | None = None
     physical_offset_b: int | None = None
     msg_id_b: str | None = None
     fields: tuple[str, ...] = ()
@@ -169,7 +170,8 @@ def _identity(record: Record) -> dict[str, Any]:
     return {"physical_offset": record.physical_offset, "length": record.total_size,
             "topic": text(record.topic), "queue_id": record.queue_id,
             "queue_offset": record.queue_offset, "msg_id": record.message_id,
-            "unique_key": properties.get(props.UNIQUE_KEY)}
+            "unique_key": properties.get(props.UNIQUE_KEY),
+            "store_timestamp": record.store_timestamp}
 
 
 def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> dict[

@@ -44,6 +44,8 @@ class Lost:
         self.by_topic: Counter[str] = Counter()
         self.first: list[LostMessage] = []
         self.superseded = 0
+        self.times: list[int] = []
+        """The earliest and the latest store time (ms); nothing before the first message."""
 
     @property
     def total(self) -> int:
@@ -80,6 +82,10 @@ class Lost:
         self._take(batch, np.flatnonzero(intact & ~old))
 
     def _take(self, batch: Batch, rows: Array) -> None:
+        if len(rows):
+            when = batch.column("store_timestamp")[rows]
+            self.times = [min([*self.times[:1], int(when.min())]),
+                          max([*self.times[1:], int(when.max())])]
         topic = self._topics.encode(text.topics(batch))[rows]
         names = [os.fsdecode(topic) for topic in self._topics.texts]
         for number, count in zip(*np.unique(topic, return_counts=True), strict=True):

@@ -67,8 +67,10 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
         predicted.differences = differences(predicted, loading, store.sizes.conf)
         with closing(loaded_log(store, version)) as log:
             already = AlreadyLost(store, Queues(store, version))
+            predicted.messages = 0
             for batch in log.walk():
                 already.look(batch)
+                predicted.messages += intact(batch)
             already.judge(predicted, log, {}, running)
         return predicted
     with closing(loaded_log(store, version)) as log:
@@ -93,6 +95,7 @@ class _Start:
         self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
+        self.intact = 0
 
     def run(self) -> None:
         predicted = self.made
@@ -107,6 +110,7 @@ class _Start:
             if self.full:
                 self._older()
             self._count(predicted)
+            predicted.messages = self.intact if self.full else None
         self.already.judge(predicted, self.log, self.unreachable.without_row, self.running,
                            0 if self.full or not self.log.files else self.start,
                            cut_off=self.cut is not None)
@@ -138,6 +142,7 @@ class _Start:
                 self.unreachable.add(batch, put)
             if not walk.odd:
                 self.already.look(batch, spans=False)
+            self.intact += intact(batch)
             self._read(batch)
         predicted.truncate_to, predicted.stop_reason = walk.end, walk.stop
         if self.store.cut_off is not None and self.store.cut_off.end == walk.end:
@@ -178,6 +183,8 @@ class _Start:
                 put = self._dispatch(batch, np.ones(len(batch), bool), walk.odd)
                 if walk.odd:
                     continue
+                if start < self.start:
+                    self.intact += intact(batch, before=self.start)
                 if self.clean:
                     self.unreachable.add(batch, put)
                 else:
@@ -198,6 +205,7 @@ class _Start:
             end = min(self.reput_start, self.made.truncate_to or 0)
         for batch in self.log.walk(self.log.min_offset, end):
             self.already.look(batch)
+            self.intact += intact(batch, before=self.start)
             if len(batch):
                 self.unreachable.add(batch, np.zeros(len(batch), bool))
                 self._read(batch)
@@ -214,7 +222,7 @@ class _Start:
         predicted = self.made
         self.unreachable.flush()
         lost = Lost(self.queues, predicted.truncate_to or 0)
-        lost.collect(self.log, self.already.look, self.progress)
+        lost.collect(self.log, self._beyond, self.progress)
         if self.cut is not None:
             predicted.notes.append(
                 f"{plural(lost.total + lost.superseded, 'intact message')} and "
@@ -224,6 +232,8 @@ class _Start:
             predicted.messages_lost, predicted.superseded = lost.total, lost.superseded
             predicted.lost_by_topic = dict(sorted(lost.by_topic.items()))
             predicted.lost_first = lost.first
+            if lost.times:
+                predicted.lost_from, predicted.lost_to = lost.times
         known = known_topics(self.store)
         gone = {topic for topic in self.unreachable.by_topic if deleted(topic, known)}
         predicted.unreachable_by_topic = {topic: count for topic, count in
@@ -237,6 +247,11 @@ class _Start:
                                           "messages without a row belong")
                                    + " to topics that are not in config/topics.json; deleted "
                                      "topics are not counted")
+
+    def _beyond(self, batch: Batch) -> None:
+        """A batch beyond the end of the log."""
+        self.already.look(batch)
+        self.intact += intact(batch)
 
     def _duplicates(self, predicted: Prediction) -> None:
         for duplicate in duplicate_files(self.log, predicted.truncate_to or 0):
@@ -275,3 +290,11 @@ class _Start:
     def _read(self, batch: Batch) -> None:
         if self.progress is not None:
             self.progress(int(batch.column("total_size").sum()))
+
+
+def intact(batch: Batch, before: int | None = None) -> int:
+    """How many intact messages a batch has; those that start ``before`` a physical offset only."""
+    if not len(batch):
+        return 0
+    good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
+    return int((good if before is None else good & (batch.offset < before)).sum())

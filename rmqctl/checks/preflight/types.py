@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rmqctl.actions import Action
 from rmqctl.broker.recovery import DispatchRange
+from rmqctl.checks.impact import Impact, span
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.store.files import StoreFile
 
@@ -84,6 +86,11 @@ class Prediction:
     lost_by_topic: dict[str, int] = field(default_factory=dict)
     lost_first: list[LostMessage] = field(default_factory=list)
     """The first of them, singly."""
+    lost_from: int | None = None
+    lost_to: int | None = None
+    """The earliest and the latest store time (ms) of all of them."""
+    messages: int | None = None
+    """Intact messages of the log; None where not all of it was read."""
     superseded: int = 0
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
@@ -132,6 +139,29 @@ class Prediction:
         return self.start_is_harmless and not (
             self.messages_already_lost or self.offsets_beyond_end or self.undecodable)
 
+    @property
+    def cut_impact(self) -> Impact | None:
+        """What the start costs in messages cut off the log; None where it costs none."""
+        if not self.messages_lost:
+            return None
+        return Impact(self.messages_lost, self.messages, self.lost_by_topic, self.lost_from,
+                      self.lost_to)
+
+    @property
+    def impact(self) -> Impact | None:
+        """What is lost, would be, or would have no row, out of all messages; None for nothing."""
+        topics = Counter(self.lost_by_topic) + Counter(self.already_lost_by_topic) + Counter(
+            self.unreachable_by_topic)
+        count = self.messages_lost + self.messages_already_lost + (self.unreachable or 0)
+        if not count:
+            return None
+        of = None if self.messages is None else self.messages + self.messages_already_lost
+        earliest, latest = span([(self.lost_from, self.lost_to),
+                                 (self.already_lost_from, self.already_lost_to)])
+        if self.unreachable:  # when these were stored was not looked at
+            earliest = latest = None
+        return Impact(count, of, topics, earliest, latest)
+
     def as_dict(self) -> dict[str, Any]:
         first = self.dispatch[0] if self.dispatch else None
         return {
@@ -144,7 +174,8 @@ class Prediction:
             "dispatch_to": None if first is None else max(s.end for s in self.dispatch),
             "actions": [action.as_dict() for action in self.actions],
             "messages_lost": self.messages_lost, "lost_by_topic": self.lost_by_topic,
-            "superseded": self.superseded,
+            "lost_from": self.lost_from, "lost_to": self.lost_to,
+            "messages": self.messages, "superseded": self.superseded,
             "messages_already_lost": self.messages_already_lost,
             "already_lost_by_topic": self.already_lost_by_topic,
             "already_lost_from": self.already_lost_from, "already_lost_to": self.already_lost_to,
@@ -159,5 +190,6 @@ class Prediction:
                       "duplicates": self.index_duplicates,
                       "entries_lost": self.index_lost},
             "checkpoint": None if self.checkpoint is None else self.checkpoint._asdict(),
+            "impact": None if self.impact is None else self.impact.as_dict(),
             "refusals": self.refusals, "notes": self.notes, "differences": self.differences,
         }

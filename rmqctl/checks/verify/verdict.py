@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from rmqctl.checks.findings import INFO, Finding
+from rmqctl.checks.impact import Impact
 from rmqctl.checks.verify.verify import Coverage, Verification
 from rmqctl.errors import StoreIOError, UnsupportedError
 from rmqctl.store.query.lookup import containing
 from rmqctl.store.store import Store
 
 _WITHOUT_ROW = frozenset({"cq-behind", "cq-missing", "cq-missing-entry"})
+_WITHOUT_MESSAGE = frozenset({"cq-ahead"})
+_BROKEN = frozenset({"record-damaged", "body-crc"})
 _TOPICS = 3
 _DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "physical-offset", "zero-gap",
                      "torn-tail"})
@@ -72,17 +75,39 @@ class Verdict(Generic[C]):
         return next(iter(remedies), None)
 
     @property
-    def impact(self) -> str | None:
+    def impact(self) -> dict[str, Any] | None:
+        """What the findings concern, as other commands' `rmqctl.checks.impact.Impact`; also
+        ``rows`` that lead to no message, and ``bytes`` of the log that are damaged. ``messages``
+        have no row in their queue, or are damaged records; ``topics`` say in how many places each
+        is concerned. None for nothing.
+        """
+        troubles = [finding for finding in self.findings if finding.is_trouble]
+        if not troubles:
+            return None
+        topics = Counter[str]()
+        for finding in troubles:
+            if finding.topic is not None:
+                topics[finding.topic] += finding.count
+        covered = self.coverage.as_dict()
+        broken = _count(troubles, _BROKEN)
+        own = Impact(_count(troubles, _WITHOUT_ROW) + broken,
+                     int(covered.get("messages") or 0) + broken, topics, self.damaged_from,
+                     self.damaged_to, self.total == len(self.findings))
+        return {**own.as_dict(), "rows": _count(troubles, _WITHOUT_MESSAGE),
+                "bytes": covered.get("bytes_damaged") or 0}
+
+    @property
+    def concerned(self) -> str | None:
         """One line on what the findings concern: messages and rows, and whose; None for none."""
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
             return None
         parts = []
         messages = self.coverage.as_dict().get("messages")
-        rowless = sum(finding.count for finding in troubles if finding.category in _WITHOUT_ROW)
+        rowless = _count(troubles, _WITHOUT_ROW)
         if rowless:
             parts.append(f"{rowless:,} of {messages or 0:,} messages have no row in their queue")
-        leading = sum(finding.count for finding in troubles if finding.category == "cq-ahead")
+        leading = _count(troubles, _WITHOUT_MESSAGE)
         if leading:
             parts.append(f"{leading:,} rows lead to no message")
         damaged = self.coverage.as_dict().get("bytes_damaged")
@@ -118,6 +143,11 @@ class Verdict(Generic[C]):
             "damaged_from": self.damaged_from, "damaged_to": self.damaged_to,
             "counts": [{"category": category, "severity": severity, "count": count}
                        for (category, severity), count in sorted(self.counts.items())]}
+
+
+def _count(findings: Iterable[Finding], categories: frozenset[str]) -> int:
+    """How many messages or rows the findings of these categories are about."""
+    return sum(finding.count for finding in findings if finding.category in categories)
 
 
 def first_findings(findings: Iterable[Finding], most: int) -> tuple[

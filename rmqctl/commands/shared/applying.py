@@ -10,13 +10,13 @@ import contextlib
 import os
 import sys
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.errors import (
     ExitCode,
@@ -29,15 +29,15 @@ from rmqctl.errors import (
 from rmqctl.output.units import count_text, size_text, time_text
 
 if TYPE_CHECKING:
+    from rmqctl.checks.impact import Impact
     from rmqctl.output import Human, Output
     from rmqctl.repair.executor.executor import Applied, Repair
-    from rmqctl.repair.plan import Lost, Plan
+    from rmqctl.repair.plan import Plan
     from rmqctl.repair.scratch import Scratch
 
 _APPLYING = "Carrying it out"
 _SHOWN = 40
 _LOST_SHOWN = 5
-_TOPICS = 3
 _COLUMNS = ("action", "target", "from", "to", "reason")
 _FILLED = ("A filler takes the place of each: a consumer receives a message of NUL bytes with the "
            "property RMQCTL=lost, without tag and keys.")
@@ -104,13 +104,17 @@ class Tiered:
 class Proposal:
     """A plan, the further ``fields`` of its JSON document, and what people read above it.
 
-    ``ends_with``: the exit code once it is shown or carried out.
+    ``ends_with``: the exit code once it is shown or carried out. ``impact``: what it costs, where
+    the plan's list of lost messages does not tell. ``instead``: the words of the command to go on
+    with where the plan cannot be carried out.
     """
 
     plan: Plan
     fields: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
     ends_with: ExitCode = ExitCode.OK
+    impact: Impact | None = None
+    instead: Sequence[str] = ()
 
 
 Propose = Callable[["Scratch"], Proposal]
@@ -153,12 +157,21 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         with noting_refusals() as refused:
             proposal = propose(scratch)
         check(store_root, proposal.plan.steps)  # what --apply refuses is no plan
+        following = (typed.other(*proposal.instead) if proposal.instead else
+                     None if proposal.plan.empty else
+                     _look(store_root, tier) if refused else
+                     typed.again("--apply", without=("--dry-run",)))
         _show(out, _warned(store_root, proposal),
               "There is nothing to do." if proposal.plan.empty else
-              "Nothing was changed. --apply carries this out.")
+              "Nothing was changed. --apply carries this out.", following)
     if refused:
         raise StoreIOError(f"{refused[0]}; the plan is made without it and cannot be applied")
     _end(proposal)
+
+
+def _look(store_root: str, tier: Tiered | None) -> str:
+    """The command that looks at what was planned for, without changing it."""
+    return typed.other(*(("tiered", "verify") if tier else ("verify",)), store_root)
 
 
 def _end(proposal: Proposal) -> None:
@@ -219,7 +232,8 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                     raise StoreIOError(f"{refused[0]}; a plan made without it is not carried out, "
                                        "nothing was changed")
                 try:
-                    _carry_out(out, store_root, repair, _warned(store_root, proposal), yes=yes)
+                    _carry_out(out, store_root, repair, _warned(store_root, proposal),
+                               _look(store_root, tier), yes=yes)
                 except typer.Exit:  # the answer was no
                     scratch.remove()
                     raise
@@ -231,7 +245,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
                     os.rmdir(folder)
 
 
-def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, *,
+def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,
                yes: bool) -> None:
     if proposal.plan.empty:
         _nothing(out, proposal)
@@ -253,10 +267,13 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     backup_bytes = _bytes_below(backup)
     last = _last_line(store_root, done, backup, backup_bytes)
     if yes:
-        _show(out, proposal, last, {"applied": True, "id": done.id, "steps": done.steps,
-                                    "kept": done.backup, "kept_bytes": backup_bytes})
+        _show(out, proposal, last, following, {
+            "applied": True, "id": done.id, "steps": done.steps, "kept": done.backup,
+            "kept_bytes": backup_bytes})
     else:
-        out.human().text(last)
+        page = out.human()
+        page.text(last)
+        _what_next(page, following)
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:
@@ -302,11 +319,15 @@ def _last_line(store_root: str, done: Applied, backup: str, backup_bytes: int) -
 # -- what is printed ------------------------------------------------------------------------------
 
 
-def _show(out: Output, proposal: Proposal, last: str = "",
+def _show(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
           done: Mapping[str, Any] | None = None) -> None:
-    """The plan: as a document, or as a page for people; with ``done`` also what came of it."""
+    """The plan: as a document, or as a page for people; with ``done`` also what came of it.
+    ``following``: the one command to go on with.
+    """
     plan = proposal.plan
+    impact = _impact(proposal)
     document = {**plan.as_dict(), "notes": list(plan.notes), **proposal.fields,
+                "impact": None if impact is None else impact.as_dict(), "next": following,
                 "applied": False, "id": None, **(done or {})}
     if out.is_data or not (done and out.quiet):
         out.document(document, lambda page: _page(page, proposal, document, last))
@@ -327,27 +348,24 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
     lost = int(document.get("messages_lost_total", len(plan.messages_lost)))
     if lost:
         _lost(page, plan, lost)
+    impact = _impact(proposal)
+    if impact is not None:
+        page.text(impact.in_words())
     if last:
         if plan.actions:
             page.blank()
         page.text(last)
+    _what_next(page, document["next"])
 
 
-def _concerned(lost: Sequence[Lost], total: int) -> str:
-    """One line on the messages that are listed as lost: whose, and stored when."""
-    from rmqctl.output.units import count_text, counted, time_text
+def _impact(proposal: Proposal) -> Impact | None:
+    return proposal.plan.impact if proposal.impact is None else proposal.impact
 
-    counts = Counter(message.topic or "(unknown)" for message in lost)
-    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    said = [f"{topic} {count_text(count)}" for topic, count in ordered[:_TOPICS]]
-    if len(ordered) > _TOPICS:
-        said.append(counted(len(ordered) - _TOPICS, "more topic"))
-    earliest = min((one.time_from for one in lost if one.time_from is not None), default=None)
-    latest = max((one.time_to for one in lost if one.time_to is not None), default=None)
-    times = "" if earliest is None or latest is None else (
-        f"; stored from {time_text(earliest)} to {time_text(latest)}")
-    first = f" (of the first {count_text(len(lost))})" if total > len(lost) else ""
-    return f"concerned{first}: {', '.join(said)}{times}"
+
+def _what_next(page: Human, following: str | None) -> None:
+    if following is not None:
+        page.heading("What next")
+        page.text(following)
 
 
 def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,7 +382,5 @@ def _lost(page: Human, plan: Plan, count: int) -> None:
     page.table(rows, _LOST_COLUMNS)
     if count > len(rows):
         page.text(f"and {count_text(count - len(rows))} more (-o json lists them)")
-    if count > 1:
-        page.text(_concerned(plan.messages_lost, count))
     if any(action.action == "fill" for action in plan.actions):
         page.text(_FILLED)

@@ -62,8 +62,8 @@ def show_page(page: Human, verdict: Verdict[C],
         page.text(f"{verdict.root}: no damage found", "good")
     else:
         page.text(f"{verdict.root}: {plural(verdict.troubles, 'finding')}", "bad")
-        if verdict.impact:
-            page.text(verdict.impact + _between(verdict))
+        if verdict.concerned:
+            page.text(verdict.concerned + _between(verdict))
     if verdict.findings:
         page.blank()
         page.table([_brief(finding, verdict.root) for finding in verdict.findings], _BRIEF,

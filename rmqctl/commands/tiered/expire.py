@@ -47,6 +47,7 @@ def command(
 
         rmqctl tiered expire STORE/tieredstore --older-than 7d --topic Orders --apply --yes
     """
+    from rmqctl.checks.impact import Impact
     from rmqctl.commands.shared import applying
     from rmqctl.tiered.expire import expire
     from rmqctl.tiered.recover.scope import check_root, open_tier, scope_of
@@ -67,7 +68,8 @@ def command(
              "messages_expired": messages, "expired_by_topic": expiry.messages,
              "queues": [queue.as_dict() for queue in expiry.queues]},
             {"messages": count_text(messages), "queues": count_text(len(expiry.queues)),
-             "files": f"{count_text(files)} ({size_text(expiry.bytes)})"})
+             "files": f"{count_text(files)} ({size_text(expiry.bytes)})"},
+            impact=Impact(messages, topics=expiry.messages) if messages else None)
 
     applying.run(out, place, "tiered expire", propose, apply,
                  tier=applying.Tiered([scope.broker_root], check_root(tier.metadata)))

@@ -44,7 +44,8 @@ class Salvage:
     commitlog files, and move empty ones aside. ``lost`` are the first of ``lost_total`` messages.
     ``log_end``: where the next message is appended. ``restored``: messages brought back whole.
     ``notes`` are warnings for a person. ``inner_batch_topics``: topics whose messages say that
-    they have batch queues. ``ambiguous``: records left out that may be messages.
+    they have batch queues. ``ambiguous``: records left out that may be messages. ``messages``: how
+    many are intact.
     """
 
     parts: tuple[LogPart, ...]
@@ -57,6 +58,7 @@ class Salvage:
     lost_total: int = 0
     inner_batch_topics: frozenset[str] = frozenset()
     ambiguous: int = 0
+    messages: int = 0
 
     @property
     def empty(self) -> bool:
@@ -311,7 +313,7 @@ class _Job:
         end = self._end(result, survey, log_end) if result else parts[0].base
         return Salvage(tuple(result), tuple(steps), tuple(self.actions), lost.listed, end,
                        tuple(self.notes), restored, lost.total,
-                       frozenset(survey.inner_batch_topics), self.left_out)
+                       frozenset(survey.inner_batch_topics), self.left_out, survey.messages)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
         """Behind the last message; behind its file's blank if the next file is there."""

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from rmqctl.checks.impact import Impact, span
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local import checkpoint as layout
@@ -50,6 +51,18 @@ class Truncation:
     log_end: int
     lost: int
     lost_by_topic: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def impact(self) -> Impact | None:
+        """What the cut is to messages; None where none is cut. The log before is not read: how
+        many it has in all is not known.
+        """
+        if not self.lost:
+            return None
+        listed = self.plan.messages_lost
+        earliest, latest = span((message.time_from, message.time_to) for message in listed)
+        return Impact(self.lost, None, self.lost_by_topic, earliest, latest,
+                      self.lost == len(listed))
 
 
 def truncate(store: Store, to: int, generation: int,

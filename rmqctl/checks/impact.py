@@ -1,0 +1,74 @@
+"""What a verdict or a plan means for messages: how many of how many, of which topics, stored when.
+
+One shape for every command (JSON: ``impact``), and one line of it for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqctl.parse_values import time_text
+
+_TOPICS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Impact:
+    """``messages`` are concerned ``of`` so many (None: not counted). ``topics``: how many of which
+    topic, without those whose topic is not known. ``earliest``, ``latest``: store times (ms)
+    between which they lie, None where nothing tells. ``complete``: whether topics and times are of
+    all of them, not of the first ones only.
+    """
+
+    messages: int
+    of: int | None = None
+    topics: Mapping[str, int] = field(default_factory=dict)
+    earliest: int | None = None
+    latest: int | None = None
+    complete: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object; times are ISO-8601 in UTC."""
+        return {"messages": self.messages, "of": self.of, "topics": _by_count(self.topics),
+                "from": None if self.earliest is None else time_text(self.earliest),
+                "to": None if self.latest is None else time_text(self.latest),
+                "complete": self.complete}
+
+    def in_words(self) -> str:
+        """``concerned: 20 of 274 messages; TopicA 11, TopicB 9; stored from … to …``."""
+        of = "" if self.of is None else f" of {self.of:,}"
+        count = self.messages if self.of is None else self.of
+        parts = [f"{self.messages:,}{of} message{'' if count == 1 else 's'}"]
+        topics = _by_count(self.topics)
+        unknown = self.messages - sum(topics.values())
+        if topics:
+            named = [f"{topic} {count:,}" for topic, count in list(topics.items())[:_TOPICS]]
+            more = len(topics) - _TOPICS
+            if more > 0:
+                named.append(f"{more} more topic{'' if more == 1 else 's'}")
+            if unknown > 0 and self.complete:
+                named.append(f"(unknown) {unknown:,}")
+            first = "" if self.complete else "of the first: "
+            parts.append(first + ", ".join(named))
+        if self.earliest is not None and self.earliest == self.latest:
+            parts.append(f"stored at {time_text(self.earliest)}")
+        elif self.earliest is not None and self.latest is not None:
+            parts.append(f"stored from {time_text(self.earliest)} to {time_text(self.latest)}")
+        elif self.earliest is not None:
+            parts.append(f"stored after {time_text(self.earliest)}")
+        elif self.latest is not None:
+            parts.append(f"stored before {time_text(self.latest)}")
+        return f"concerned: {'; '.join(parts)}"
+
+
+def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
+    """The earliest and the latest of some spans of store times (ms); None where none is known."""
+    known = list(times)
+    return (min((start for start, _ in known if start is not None), default=None),
+            max((end for _, end in known if end is not None), default=None))
+
+
+def _by_count(topics: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(topics.items(), key=lambda item: (-item[1], item[0])))
