@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch, PutResult
@@ -325,9 +326,10 @@ def test_the_whole_record_is_limited_with_offsets_of_533() -> None:
     one = message(**{NAMES: "%LMQ%a"})
     size = 91 + 1 + 1 + len(stored(settings, one).message.properties)
     for more, fits in ((999 - size, True), (1000 - size, True), (1001 - size, False)):
-        bigger = replace(one, body=b"b" * (1 + more))
+        bigger = structs.replace(one, body=b"b" * (1 + more))
         assert isinstance(apply(settings, bigger), Rewritten) == fits
-    assert refusal(settings, replace(one, body=b"b" * (1001 - size + 1))) == "MESSAGE_ILLEGAL"
+    bigger = structs.replace(one, body=b"b" * (1001 - size + 1))
+    assert refusal(settings, bigger) == "MESSAGE_ILLEGAL"
 
 
 def test_493_looks_at_the_sizes_before_and_after() -> None:
@@ -335,10 +337,10 @@ def test_493_looks_at_the_sizes_before_and_after() -> None:
     one = message(**{NAMES: "%LMQ%a"})
     before = 91 + 1 + 1 + len(one.properties)
     after = 91 + 1 + 1 + len(stored(settings, one).message.properties)
-    assert isinstance(apply(settings, replace(one, body=b"b" * (1001 - after))), Rewritten)
-    assert refusal(settings, replace(one, body=b"b" * (1002 - after))) == "UNKNOWN_ERROR"
-    assert refusal(settings, replace(one, body=b"b" * (1001 - before))) == "UNKNOWN_ERROR"
-    assert refusal(settings, replace(one, body=b"b" * (1002 - before))) == "MESSAGE_ILLEGAL"
+    assert isinstance(apply(settings, structs.replace(one, body=b"b" * (1001 - after))), Rewritten)
+    assert refusal(settings, structs.replace(one, body=b"b" * (1002 - after))) == "UNKNOWN_ERROR"
+    assert refusal(settings, structs.replace(one, body=b"b" * (1001 - before))) == "UNKNOWN_ERROR"
+    assert refusal(settings, structs.replace(one, body=b"b" * (1002 - before))) == "MESSAGE_ILLEGAL"
 
 
 @pytest.mark.parametrize(("text", "blank"), [
@@ -424,12 +426,12 @@ def test_the_string_of_a_batch_is_rebuilt() -> None:
         assert isinstance(got, OutgoingBatch)
         assert parse(got.properties) == {"WAIT": "true", "KEYS": "k"}
         assert got.properties.endswith("\x02") == settings.profile.trailing_separator
-    timed = replace(batch, properties="TIMER_DELAY_SEC\x014")
+    timed = structs.replace(batch, properties="TIMER_DELAY_SEC\x014")
     got = Rewriter(V533).apply_batch(timed, NOW)
     assert isinstance(got, OutgoingBatch)
     assert (got.topic, got.queue_id) == (TIMER, 0)
-    late = Rewriter(V533).apply_batch(replace(timed, properties="TIMER_DELAY_SEC\x01x"), NOW)
-    assert isinstance(late, PutResult)
+    wrong = structs.replace(batch, properties="TIMER_DELAY_SEC\x01x")
+    assert isinstance(Rewriter(V533).apply_batch(wrong, NOW), PutResult)
 
 
 # -- anything ---------------------------------------------------------------------------------

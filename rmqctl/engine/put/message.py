@@ -4,7 +4,7 @@ status and where the message went (spec: recovery.md §8).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,8 +22,7 @@ FIELDS = ("status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset", 
           "store_timestamp", "reason")
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, gc=False):
     """One message as it reaches ``putMessage``.
 
     ``properties`` is the properties string (texts that are no UTF-8 as lone surrogates, the way
@@ -46,8 +45,7 @@ class Outgoing:
     filter_bit_map: bytes | None = None
 
 
-@dataclass(slots=True)
-class BatchItem:
+class BatchItem(msgspec.Struct, gc=False):
     """One message of a batch: what it does not share with the others."""
 
     body: bytes
@@ -56,15 +54,14 @@ class BatchItem:
     filter_bit_map: bytes | None = None
 
 
-@dataclass(slots=True)
-class OutgoingBatch:
+class OutgoingBatch(msgspec.Struct, gc=False):
     """Messages of one queue which are put together and lie in one file.
 
     ``properties`` is the batch's own string, which a broker appends to that of each message.
     """
 
     topic: str
-    messages: list[BatchItem] = field(default_factory=list)
+    messages: list[BatchItem] = []  # a copy for each
     properties: str = ""
     queue_id: int = 0
     sys_flag: int = 0
