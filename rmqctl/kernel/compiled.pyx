@@ -397,3 +397,5 @@ def crcs(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] l
             out[row] = crc32(0, first + begin, <uint64_t>count) & CRC_MASK
 
 include "encode.pxi"
+include "properties.pxi"
+include "compare.pxi"

@@ -7,9 +7,11 @@ and a kernel that was compiled with another one is not used.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rmqctl.formats import layout
-from rmqctl.formats.local import message
+from rmqctl.formats.fixed import Fixed
+from rmqctl.formats.local import consume_queue, index_file, message
 from rmqctl.formats.local.message import Message
 from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
 
@@ -37,6 +39,12 @@ def values() -> dict[str, int]:
         "MAX_SIZE": _largest("total_size"),
         "CRC_MASK": message.CRC_MASK,
     }
+    units: dict[str, Fixed[Any]] = {
+        "UNIT": consume_queue.UNIT, "ENTRY": index_file.ENTRY, "SLOT": index_file.SLOT}
+    for prefix, unit in units.items():
+        found[f"{prefix}_SIZE"] = unit.size
+        found |= {f"{prefix}_{name.upper()}_AT": unit.field(name).offset
+                  for name in unit.dtype().names or ()}
     for magic, name in message.VERSIONS.items():
         found[f"MAGIC_{name.upper()}"] = magic
         found[f"TOPIC_LENGTH_SIZE_{name.upper()}"] = layout.width_of(

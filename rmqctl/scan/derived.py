@@ -124,6 +124,9 @@ class IndexKeys:
         if new:
             hashes = [string_hash(raw.decode("utf-8", "replace") + "#") for raw in new]
             self._sharp = np.concatenate([self._sharp, np.array(hashes, np.int64)])
+        of_kernel = properties.index_keys(topic, self._sharp)
+        if of_kernel is not None:
+            return Keys(*of_kernel)
         unique = properties.places(props.UNIQUE_KEY)
         row, start, length = properties.places(props.KEYS)
         of, start, length = text.split(properties.data, start, length)

@@ -77,6 +77,18 @@ def shape(host_bits: int, magic: int) -> Shape:
                  layout.width_of(Message, "topic_length", **context)[0])
 
 
+_HOST_WORD = np.dtype(">i4")
+
+
+@cache
+def _host_words(shaped: Shape) -> list[int]:
+    """The offsets of the words of four bytes that a store host's address is made of."""
+    fields = shaped.dtype.fields
+    assert fields is not None
+    kind, offset = fields["store_host.address"][:2]
+    return list(range(offset, offset + kind.itemsize, _HOST_WORD.itemsize))
+
+
 _ALL = 1 << 62
 _PLACES = ("total_size", "body_start", "body_length", "topic_start", "topic_length",
            "properties_start", "properties_length")
@@ -218,14 +230,45 @@ class Batch:
         for those of IPv6.
         """
         out = self.column("store_host.port").copy()
-        for (rows, _), head in zip(self._groups, self._gathered(), strict=True):
-            address = head["store_host.address"]
-            count = address.dtype.itemsize // 4
-            words = np.frombuffer(address.tobytes(), ">i4").reshape(-1, count).astype(np.int64)
-            for word in range(count):
-                out[rows] = out[rows] * 1_000_003 + words[:, word]
-            out[rows] = out[rows] * 2 + (count > 1)
+        for rows, shaped in self._groups:
+            words = _host_words(shaped)
+            for word in words:
+                out[rows] = out[rows] * 1_000_003 + _integers(
+                    self.data, self.start[rows], _HOST_WORD, word)
+            out[rows] = out[rows] * 2 + (len(words) > 1)
         return out
+
+    def reach(self, name: str) -> tuple[int, int]:
+        """The least and the greatest value of an integer field of the fixed part, among at least
+        one record.
+        """
+        kernel = active()
+        if kernel is None or name in self._columns:
+            column = self.column(name)
+            return int(column.min()), int(column.max())
+        reaches = []
+        for rows, shaped in self._groups:
+            fields = shaped.dtype.fields
+            assert fields is not None
+            reaches.append(self._reach(kernel, rows, *fields[name][:2]))
+        return min(least for least, _ in reaches), max(most for _, most in reaches)
+
+    def _reach(self, kernel: Any, rows: Any, kind: np.dtype[Any], offset: int) -> tuple[int, int]:
+        found: tuple[int, int] = kernel.extremes(
+            self.data, np.ascontiguousarray(self.start[rows]), offset, kind.itemsize,
+            kind.kind == "i")
+        return found
+
+    def has_one_store_host(self) -> bool:
+        """Whether all records have the same store host; there is at least one record."""
+        kernel = active()
+        if kernel is None or len(self._groups) != 1:
+            hosts = self.store_hosts()
+            return bool((hosts == hosts[0]).all())
+        rows, shaped = self._groups[0]
+        reaches = [self.reach("store_host.port"), *(
+            self._reach(kernel, rows, _HOST_WORD, word) for word in _host_words(shaped))]
+        return all(least == most for least, most in reaches)
 
     def crc(self, start: Array, length: Array) -> Array:
         """CRC-32, top bit cleared, of a slice of ``data`` for each record (int64)."""

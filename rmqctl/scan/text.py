@@ -33,6 +33,7 @@ _SAMPLE = 256
 _WASTE = 4
 _WIDE = 1 << 16
 _SPARE = 1 << 16
+_PARTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,13 @@ class Texts:
     def packed(self) -> Packed:
         """A copy with nothing else around the texts."""
         count, total = len(self.start), int(self.length.sum())
+        kernel = active()
+        if kernel is not None:
+            data = np.empty(total + count + 2 * _WORD, np.uint8)
+            data[total + count:] = 0
+            start = np.empty(count, np.int64)
+            kernel.pack(self.data, *_contiguous(self.start, self.length), data, 0, start)
+            return Packed(data, start, self.length)
         width = int(self.length.max(initial=0)) + 1
         if count * width > _WASTE * (total + count) + _SPARE:
             # A few long texts among short ones: a matrix would be mostly zeros.
@@ -150,6 +158,11 @@ def _fill(texts: Array, data: Array, start: Array, length: Array) -> bool:
         inside = np.arange(width, dtype=narrow) < length.astype(narrow)[:, None]
         texts *= inside.view(np.uint8)
     return False
+
+
+def _contiguous(*columns: Array) -> list[Array]:
+    """Columns as the kernel takes them; copies of those that are cut from another array."""
+    return [np.ascontiguousarray(column, np.int64) for column in columns]
 
 
 def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
@@ -249,6 +262,10 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
     Parts lie between single separators (a byte; the space if not given). Texts must be
     ascending and must not overlap. Empty parts are left out, or kept.
     """
+    if active() is not None:
+        parts, count = _cut(data, start, length, separator, ended=False, keep_empty=keep_empty)
+        cut_parts: tuple[Array, Array, Array] = tuple(parts[:, :count])
+        return cut_parts
     marks = np.flatnonzero(data == separator)
     first = np.searchsorted(marks, start)
     inside = np.searchsorted(marks, start + length) - first
@@ -267,6 +284,21 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
     end: Array = np.empty(len(of), np.int64)
     end[tail], end[~tail] = start + length, marks
     return (of, begin, end - begin) if keep_empty else _filled(of, begin, end)
+
+
+def _cut(data: Array, start: Array, length: Array, separator: int, *, ended: bool,
+         keep_empty: bool) -> tuple[Array, int]:
+    """(the parts of texts as the kernel's ``cut`` has them (int64 [3, n]), how many count)."""
+    kernel = active()
+    assert kernel is not None
+    columns = _contiguous(start, length)
+    room = _PARTS * len(start) + _SAMPLE
+    while True:
+        parts: Array = np.empty((3, room), np.int64)
+        count = kernel.cut(data, *columns, separator, ended, keep_empty, parts)
+        if count <= room:
+            return parts, count
+        room = count
 
 
 def _filled(of: Array, begin: Array, end: Array) -> tuple[Array, Array, Array]:
@@ -289,6 +321,8 @@ class KnownTexts:
         self._lengths: Array = np.zeros(0, np.int64)
         self._words: Array = np.zeros((0, _LONGEST_KNOWN // _WORD), np.uint64)
         self._useful = True
+        self._texts: list[bytes] = []
+        self._table: tuple[Array, ...] = _table([])
 
     def __reduce__(self) -> Any:
         """Another process begins with nothing known: it is quickly learned again."""
@@ -305,6 +339,8 @@ class KnownTexts:
         widest = int(texts.length.max())
         if widest > _LONGEST_KNOWN or not self._useful:
             return None
+        if active() is not None:
+            return self._looked_up(texts, number)
         count = max(-(-widest // _WORD), 1)
         words = matrix(texts.data, texts.start, texts.length, count * _WORD)[0].view(np.uint64)
         code = np.einsum("ij,j->i", words, _factors()[:count])
@@ -328,6 +364,27 @@ class KnownTexts:
             return None
         return self._numbers[cells]
 
+    def _looked_up(self, texts: Texts, number: Callable[[bytes], int]) -> Array | None:
+        """As `_encode`, by the kernel's table."""
+        kernel = active()
+        assert kernel is not None
+        columns = _contiguous(texts.start, texts.length)
+        places: Array = np.empty(len(texts), np.int64)
+        row = kernel.lookup(texts.data, *columns, *self._table, 0, places)
+        while row < len(texts):
+            # New texts get their numbers in the order in which they appear.
+            known = set(self._texts)
+            new = [raw for raw in dict.fromkeys(texts.take(slice(row, row + _SAMPLE)).tolist())
+                   if raw not in known]
+            if len(new) + len(self._texts) > _MOST_KNOWN:
+                self._useful = False
+                return None
+            self._texts += new
+            self._numbers = np.append(self._numbers, np.array([*map(number, new)], np.int64))
+            self._table = _table(self._texts)
+            row = kernel.lookup(texts.data, *columns, *self._table, row, places)
+        return self._numbers[places]
+
     def _place(self, code: Array) -> Array:
         return np.minimum(np.searchsorted(self._codes, code), max(0, len(self._codes) - 1))
 
@@ -342,6 +399,18 @@ class KnownTexts:
         self._numbers = np.concatenate([self._numbers, numbers])[order]
         self._lengths = np.concatenate([self._lengths, texts.length])[order]
         self._words = np.concatenate([self._words, rows])[order]
+
+
+def _table(known: Sequence[bytes]) -> tuple[Array, ...]:
+    """(the known texts, their starts and lengths, the cells that lead to them) for the kernel."""
+    length = np.array([len(raw) for raw in known], np.int64)
+    start = np.cumsum(length) - length
+    texts = np.frombuffer(b"".join(known), np.uint8)
+    cells: Array = np.full(1 << (4 * len(known)).bit_length(), -1, np.int32)
+    kernel = active()
+    if kernel is not None:
+        kernel.learn(texts, start, length, cells)
+    return texts, start, length, cells
 
 
 @cache
@@ -378,10 +447,20 @@ class Dictionary:
 
 
 class Properties:
-    """The properties strings of many records, cut into their ``key 0x01 value`` segments."""
+    """The properties strings of many records, cut into their ``key 0x01 value`` segments.
+
+    Those of a batch are only valid as long as its data.
+    """
 
     def __init__(self, records: Batch | Texts) -> None:
         texts = properties(records) if isinstance(records, Batch) else records
+        self._texts = len(texts)
+        self._cut: tuple[Array, int] | None = None
+        if active() is not None:
+            self._data = texts.data
+            self._cut = _cut(texts.data, texts.start, texts.length, _SEPARATOR, ended=True,
+                             keep_empty=True)
+            return
         packed = texts if isinstance(texts, Packed) else texts.packed()
         self._data, start, length = packed.data, packed.start, packed.length
         # A separator behind each text that has none: then every segment ends with one.
@@ -405,6 +484,9 @@ class Properties:
     @property
     def segments(self) -> tuple[Array, Array, Array]:
         """(row numbers ascending, starts in `data`, ends) of all segments, empty ones too."""
+        if self._cut is not None:
+            row, start, length = self._cut[0][:, :self._cut[1]]
+            return row, start, start + length
         return self._row, self._start, self._end
 
     def places(self, name: str) -> tuple[Array, Array, Array]:
@@ -412,6 +494,10 @@ class Properties:
 
         As a 4.9.1+ broker reads it: an empty value is no property, the last of several counts.
         """
+        if self._cut is not None:
+            values, count = self._values(name)
+            row, start, length = values[:, :count]
+            return row, start, length
         key = name.encode() + _ASSIGN
         head = key[:_WORD]
         wanted = int.from_bytes(head.ljust(_WORD, b"\0"), "big")
@@ -432,6 +518,37 @@ class Properties:
                 latest = np.append(~again, True)
                 row, start, length = row[latest], start[latest], length[latest]
         return row, start, length
+
+    def _values(self, name: str) -> tuple[Array, int]:
+        """`places` by the kernel: (an array (int64 [3, n]), how many of it count)."""
+        kernel = active()
+        assert kernel is not None
+        assert self._cut is not None
+        values: Array = np.empty((3, self._texts), np.int64)
+        return values, kernel.find(self._data, *self._cut, name.encode() + _ASSIGN, values)
+
+    def index_keys(self, topic: Array, sharp: Array) -> tuple[Array, Array, Array] | None:
+        """(row, hash of its index entry, length in bytes) of the keys in index order, all int64:
+        each record's unique key, then its keys.
+
+        ``topic``: the number of each record's topic, ``sharp``: by that number the hash of
+        ``topic#``. None where the kernel cannot make them: others must.
+        """
+        kernel = active()
+        if self._cut is None or kernel is None:
+            return None
+        unique, keys = self._values(props.UNIQUE_KEY), self._values(props.KEYS)
+        columns = _contiguous(topic, sharp)
+        room = unique[1] + 2 * keys[1] + _SAMPLE
+        while True:
+            out: Array = np.empty((3, room), np.int64)
+            count = kernel.index_keys(self._data, *unique, *keys, *columns, out)
+            if count < 0:
+                return None
+            if count <= room:
+                row, hashed, length = out[:, :count]
+                return row, hashed, length
+            room = count
 
     def find(self, name: str) -> tuple[Array, Texts]:
         """(row numbers ascending, values) of the records which have the property: see `places`."""

@@ -51,7 +51,7 @@ class ConsumeQueue:
 
     def units(self, first: int, count: int) -> Array:
         """Rows ``[first, first + count)`` as a structured array; stops at a hole or the end."""
-        parts: list[Array] = []
+        parts: list[bytes] = []
         position, end = first * UNIT_SIZE, (first + count) * UNIT_SIZE
         while position < end:
             number = bisect_right(self._bases, position) - 1
@@ -60,13 +60,11 @@ class ConsumeQueue:
             file = self.files[number]
             data = self._open(number).read(position - file.base, min(end, file.end) - position)
             used = len(data) - len(data) % UNIT_SIZE
-            parts.append(np.frombuffer(data[:used], layout.dtype()))
+            parts.append(data[:used])
             if used < min(end, file.end) - position:
                 break
             position = file.end
-        if not parts:
-            return np.zeros(0, layout.dtype())
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), layout.dtype())
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
         """One row; None outside the files."""

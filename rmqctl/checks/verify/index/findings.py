@@ -20,6 +20,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, Shape
+from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
@@ -249,8 +250,41 @@ def _repeats(index: IndexFile, entries: int) -> Array:
     return np.concatenate([*repeats, slots[1:][slots[1:] == slots[:-1]]])
 
 
+def _sound(index: IndexFile, entries: int) -> int | None:
+    """The number of used slots if each entry is led to by exactly one slot or newer entry of its
+    slot, by the kernel; None if not, or where there is none.
+    """
+    kernel = active()
+    shape, source = index.shape, index.source
+    if kernel is None:
+        return None
+    slot_of: Array = np.full(entries + 1, -1, np.int32)
+    seen: Array = np.zeros(entries + 1, np.uint8)
+    pages = [(start, min(_PAGE, entries + 1 - start)) for start in range(1, entries + 1, _PAGE)]
+    led_to = used = 0
+    for start, count in pages:
+        page = _page(source, shape, start, count).view(np.uint8)
+        if not kernel.entry_slots(page, shape.slots, slot_of[start:start + count]):
+            return None
+        links = kernel.entry_links(page, start, slot_of, seen)
+        if links < 0:
+            return None
+        led_to += links
+    for start in range(0, shape.slots, _PAGE):
+        data = source.read(shape.slot_position(start), min(_PAGE, shape.slots - start) * SLOT.size)
+        heads = kernel.slot_heads(data, start, entries, slot_of, seen)
+        if heads < 0:
+            return None
+        used += heads
+    return used if led_to + used == entries else None
+
+
 def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
     shape, source = index.shape, index.source
+    used = _sound(index, entries)
+    if used is not None:
+        yield from _counted(index, used, entries)
+        return
     slots = read_slots(source, shape)
     # Slot of each entry by its number; entry 0 is never used.
     slot_of: Array = np.full(entries + 1, -1, np.int32)
@@ -299,12 +333,16 @@ def _chains(index: IndexFile, entries: int) -> Iterator[Finding]:
         yield Finding("index-slot", "index", f"{broken_slots - SINGLE_IN_FILE} more slots lead to "
                       "entries of other slots", file=index.file.path,
                       count=broken_slots - SINGLE_IN_FILE)
+    yield from _counted(index, used, entries)
+    yield from _reached(index, reached, slots, slot_of, broken_entries + broken_slots > 0)
+
+
+def _counted(index: IndexFile, used: int, entries: int) -> Iterator[Finding]:
     # 4.7.1 and later count used slots, older ones every put; a file may have seen both.
     counted = index.header.hash_slot_count
     if not used <= counted <= max(entries, used):
         yield _finding("index-header", index.file, "hash_slot_count",
                        f"says {counted}; {used} slots are used by {entries} entries")
-    yield from _reached(index, reached, slots, slot_of, broken_entries + broken_slots > 0)
 
 
 def _link_words(previous: int, number: int) -> str:

@@ -1,0 +1,270 @@
+# Properties strings and other texts: cut, found, packed, looked up, hashed as keys.
+
+from libc.string cimport memchr, memcmp
+
+
+cdef inline int within(int64_t at, int64_t count, int64_t size) except -1 nogil:
+    """IndexError unless data[at:at + count] lies in ``size`` bytes of data; nothing overflows."""
+    if at < 0 or at > size or count < 0 or count > size - at:
+        raise IndexError("outside of the data")
+    return 0
+
+
+def cut(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+        uint8_t separator, bint ended, bint keep_empty, int64_t[:, ::1] parts):
+    """The parts between separators of the texts data[start:start + length].
+
+    ``ended``: a separator ends a part, so that nothing behind the last one is none; else it stands
+    between two. Empty parts are left out unless kept. ``parts`` (int64 [3, n]) takes the number of
+    the text, the start and the length of each. Gives how many there are, which may be more than
+    it has room for. IndexError where a text is not inside of data.
+    """
+    cdef int64_t size = data.shape[0], room = parts.shape[1]
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef const uint8_t *mark
+    cdef int64_t count = 0, at, stop, end
+    cdef Py_ssize_t number
+    if parts.shape[0] != 3:
+        raise ValueError("parts have another shape")
+    with nogil:
+        for number in range(start.shape[0]):
+            within(start[number], length[number], size)
+            at = start[number]
+            stop = at + length[number]
+            while at < stop or (at == stop and not ended):
+                mark = NULL
+                if at < stop:  # the range test: at to stop lies inside of data
+                    mark = <const uint8_t *>memchr(first + at, separator, <size_t>(stop - at))
+                end = mark - first if mark != NULL else stop
+                if end > at or keep_empty:
+                    if count < room:
+                        parts[0, count] = number
+                        parts[1, count] = at
+                        parts[2, count] = end - at
+                    count += 1
+                if mark == NULL:
+                    break
+                at = end + 1
+    return count
+
+
+def find(const uint8_t[::1] data, const int64_t[:, ::1] parts, Py_ssize_t total,
+         const uint8_t[::1] key, int64_t[:, ::1] values):
+    """The values of the first ``total`` parts (of `cut`) that begin with ``key``, text by text.
+
+    An empty value is none, and the last of several in a text counts. ``values`` (int64 [3, n], room
+    for one of each text) takes text, start and length of each. Gives how many.
+    """
+    cdef int64_t size = data.shape[0], width = key.shape[0], at, count
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef Py_ssize_t number, hits = 0
+    if parts.shape[0] != 3 or values.shape[0] != 3 or not width:
+        raise ValueError("parts have another shape")
+    with nogil:
+        for number in range(total):
+            at, count = parts[1, number], parts[2, number]
+            if count <= width:
+                continue
+            within(at, count, size)  # and the key is shorter than that
+            if first[at] != key[0] or memcmp(first + at, &key[0], <size_t>width):
+                continue
+            if hits and values[0, hits - 1] == parts[0, number]:
+                hits -= 1
+            values[0, hits] = parts[0, number]
+            values[1, hits] = at + width
+            values[2, hits] = count - width
+            hits += 1
+    return hits
+
+
+def pack(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+         uint8_t[::1] out, int64_t at, int64_t[::1] places):
+    """Copies the texts data[start:start + length] to out[at:], one zero behind each.
+
+    ``places`` takes where they begin there. Gives where the last zero ends. IndexError where a text
+    is not inside of data, or there is no room.
+    """
+    cdef int64_t size = data.shape[0], room = out.shape[0], count
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef Py_ssize_t number
+    with nogil:
+        for number in range(start.shape[0]):
+            count = length[number]
+            within(start[number], count, size)
+            within(at, count + 1, room)
+            places[number] = at
+            if count:
+                memcpy(&out[at], first + start[number], <size_t>count)
+            at += count
+            out[at] = 0
+            at += 1
+    return at
+
+
+cdef inline uint64_t mixed(const uint8_t *text, int64_t count) noexcept nogil:
+    """A number for ``count`` bytes that the caller has tested to be there."""
+    cdef uint64_t value = <uint64_t>count * 0x9E3779B97F4A7C15u, word
+    while count >= 8:
+        memcpy(&word, text, 8)
+        value = (value ^ word) * 0xFF51AFD7ED558CCDu
+        value ^= value >> 32
+        text += 8
+        count -= 8
+    word = 0
+    if count:
+        memcpy(&word, text, <size_t>count)
+    value = (value ^ word) * 0xC4CEB9FE1A85EC53u
+    return value ^ (value >> 29)
+
+
+def learn(const uint8_t[::1] known, const int64_t[::1] start, const int64_t[::1] length,
+          int32_t[::1] cells):
+    """Puts the numbers of the texts known[start:start + length] into the cells of a table.
+
+    There are a power of two of cells, more than texts; -1 are the empty ones.
+    """
+    cdef int64_t size = known.shape[0], mask = cells.shape[0] - 1
+    cdef const uint8_t *first = &known[0] if size else NULL
+    cdef Py_ssize_t number
+    cdef uint64_t cell
+    if mask < start.shape[0] or mask & (mask + 1):
+        raise ValueError("a table of another size")
+    cells[:] = -1
+    with nogil:
+        for number in range(start.shape[0]):
+            within(start[number], length[number], size)
+            cell = mixed(first + start[number], length[number]) & <uint64_t>mask
+            while cells[<Py_ssize_t>cell] >= 0:  # ends: there is an empty one
+                cell = (cell + 1) & <uint64_t>mask
+            cells[<Py_ssize_t>cell] = <int32_t>number
+
+
+def lookup(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+           const uint8_t[::1] known, const int64_t[::1] known_start,
+           const int64_t[::1] known_length, const int32_t[::1] cells, Py_ssize_t number,
+           int64_t[::1] out):
+    """The numbers of the texts data[start:start + length], from a given one on, into ``out``.
+
+    They are the places among the known texts, whose table `learn` has filled. Ends before the first
+    text that is not known, and gives its number (else how many texts there are). IndexError where
+    a text is not inside of data.
+    """
+    cdef int64_t size = data.shape[0], known_size = known.shape[0], mask = cells.shape[0] - 1
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef const uint8_t *first_known = &known[0] if known_size else NULL
+    cdef int64_t count, tries
+    cdef int32_t place
+    cdef uint64_t cell
+    if number < 0 or mask < 0 or mask & (mask + 1):
+        raise ValueError("a table of another size")
+    with nogil:
+        while number < start.shape[0]:
+            count = length[number]
+            within(start[number], count, size)
+            cell = mixed(first + start[number], count) & <uint64_t>mask
+            place = -1
+            for tries in range(mask + 1):
+                place = cells[<Py_ssize_t>cell]
+                if place < 0:
+                    break
+                if known_length[place] == count:
+                    within(known_start[place], count, known_size)
+                    if not count or not memcmp(first_known + known_start[place],
+                                               first + start[number], <size_t>count):
+                        break
+                place = -1
+                cell = (cell + 1) & <uint64_t>mask
+            if place < 0:
+                break
+            out[number] = place
+            number += 1
+    return number
+
+
+def index_keys(const uint8_t[::1] data, const int64_t[:, ::1] unique, Py_ssize_t uniques,
+               const int64_t[:, ::1] keys, Py_ssize_t keyed, const int64_t[::1] topic,
+               const int64_t[::1] sharp, int64_t[:, ::1] out):
+    """The index keys of messages in index order: the unique key, then each of the keys.
+
+    ``unique`` and ``keys`` (int64 [3, n], as `find` has them): the values of the two properties and
+    how many of each count; the latter with a space between any two. ``topic``: the number of each message's topic;
+    ``sharp``: by that number the hash of ``topic#``. ``out`` (int64 [3, n]) takes message, hash of
+    its entry and length in bytes of each. Gives how many there are, which may be more than it has
+    room for, or -1 if some are not ASCII: their hashes are for others to make.
+    """
+    cdef int64_t size = data.shape[0], room = out.shape[1], at, stop, begin, message, value
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef Py_ssize_t number = 0, other = 0
+    cdef int64_t count = 0
+    cdef uint32_t hashed
+    cdef uint8_t bits = 0
+    cdef bint whole
+    if unique.shape[0] != 3 or keys.shape[0] != 3 or out.shape[0] != 3:
+        raise ValueError("columns have another shape")
+    with nogil:
+        while number < uniques or other < keyed:
+            # The one of the message that comes first; of one message its unique key.
+            whole = other >= keyed or (
+                number < uniques and unique[0, number] <= keys[0, other])
+            if whole:
+                message, at, stop = unique[0, number], unique[1, number], unique[2, number]
+                number += 1
+            else:
+                message, at, stop = keys[0, other], keys[1, other], keys[2, other]
+                other += 1
+            within(at, stop, size)  # the range test for all reads below
+            stop += at
+            while at < stop:
+                begin = at
+                hashed = <uint32_t>sharp[topic[message]]
+                while at < stop and (whole or first[at] != 32):
+                    hashed = hashed * 31u + first[at]
+                    bits |= first[at]
+                    at += 1
+                if at > begin:
+                    if count < room:
+                        value = <int32_t>hashed
+                        out[0, count] = message
+                        # Java's abs of the least number is negative, and counts as 0.
+                        out[1, count] = 0 if value == -0x80000000 else (
+                            -value if value < 0 else value)
+                        out[2, count] = at - begin
+                    count += 1
+                at += 1  # behind the space
+    return -1 if bits & 0x80 else count
+
+
+def extremes(const uint8_t[::1] data, const int64_t[::1] start, int64_t offset, int width,
+             bint signed):
+    """(least, greatest) of big-endian integers as `integers` has them; there is at least one."""
+    cdef int64_t size = data.shape[0], at, value, least = 0, greatest = 0
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef Py_ssize_t row
+    if width not in (1, 2, 4, 8) or not start.shape[0]:
+        raise ValueError("no such integer")
+    if offset < 0 or offset > size:
+        raise IndexError("outside of the data")
+    with nogil:
+        for row in range(start.shape[0]):
+            at = start[row]
+            # The range test for the reads below; written so that nothing overflows.
+            if at < 0 or at > size - offset or size - offset - at < width:
+                raise IndexError("outside of the data")
+            at += offset
+            if width == 8:
+                value = read_i64(first + at)
+            elif width == 4:
+                value = read_i32(first + at) if signed else <int64_t>read_u32(first + at)
+            elif width == 2:
+                value = read_i16(first + at)
+                if not signed:
+                    value &= 0xFFFF
+            else:
+                value = <int8_t>first[at] if signed else <int64_t>first[at]
+            if row == 0:
+                least = greatest = value
+            elif value < least:
+                least = value
+            elif value > greatest:
+                greatest = value
+    return least, greatest

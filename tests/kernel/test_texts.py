@@ -1,0 +1,173 @@
+"""Both builds on the same texts and the same stores: cut, found, numbered, hashed, compared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmqctl.checks.verify.verify import Verification
+from rmqctl.formats.local import properties as props
+from rmqctl.scan import text
+from rmqctl.scan.derived import IndexKeys
+from rmqctl.scan.frames import Array
+from rmqctl.store.store import Store
+from tests.kernel.test_equal import log, on_both, rounds
+from tests.support import tiny
+from tests.support.kernels import compiled_only
+
+pytestmark = compiled_only
+
+PIECES = (b"\x01", b"\x02", b" ", b",", b"KEYS\x01", b"KEYS", b"UNIQ_KEY\x01", b"TAGS\x01", b"a",
+          b"b c", b"TAGS\x01t\x02", b"KEYS\x01k1 k2\x02", b"UNIQ_KEY\x01C0A8\x02",
+          "KEYS\x01é\x02".encode(),
+          b"polygenelubricants", b"\xff", b"\x00", b"x" * 300)
+NAMES = (props.TAGS, props.KEYS, props.UNIQUE_KEY, "A", "a" * 20)
+
+
+def laid_out(source: random.Random, raws: Sequence[bytes]) -> text.Texts:
+    """The texts in one buffer, in order, with something between them and perhaps behind."""
+    data = bytearray()
+    start = []
+    for raw in raws:
+        data += source.randbytes(source.randrange(3))
+        start.append(len(data))
+        data += raw
+    data += source.randbytes(source.choice((0, 1, 20)))
+    return text.Texts(np.frombuffer(bytes(data), np.uint8), np.array(start, np.int64),
+                      np.array([len(raw) for raw in raws], np.int64))
+
+
+def strings(source: random.Random, pieces: Sequence[bytes] = PIECES) -> list[bytes]:
+    return [b"".join(source.choices(pieces, k=source.randrange(7)))
+            for _ in range(source.randrange(12))]
+
+
+def plain(columns: Sequence[Array]) -> list[list[int]]:
+    return [column.tolist() for column in columns]
+
+
+def of_properties(texts: text.Texts) -> Any:
+    """Everything that is asked of properties strings; places by their bytes."""
+    properties = text.Properties(texts)
+    row, start, end = properties.segments
+    found: list[Any] = [row.tolist(), text.Texts(properties.data, start, end - start).tolist()]
+    for name in NAMES:
+        row, values = properties.find(name)
+        found.append((name, row.tolist(), values.tolist()))
+    topics = text.Dictionary()
+    numbers = np.array([topics.number(raw) for raw in
+                        (b"t", "tö".encode(), b"")[:max(len(texts), 1)]], np.int64)
+    keys = IndexKeys(topics).keys(properties, numbers[np.arange(len(texts)) % len(numbers)])
+    return [*found, plain((keys.row, keys.key_hash, keys.size))]
+
+
+def test_properties_are_cut_and_found(seed: int) -> None:
+    source = random.Random(seed)
+    seen = 0
+    for number in rounds():
+        texts = laid_out(source, strings(source))
+        first, second = on_both(lambda texts=texts: of_properties(texts))
+        assert first == second, (seed, number, texts.tolist())
+        seen += len(first[-1][0])
+    assert seen > 100
+
+
+def test_parts_between_separators(seed: int) -> None:
+    source = random.Random(seed)
+    for number in rounds():
+        texts = laid_out(source, strings(source, (b" ", b",", b"a", b"bc")))
+        for keep_empty in (False, True):
+            first, second = on_both(lambda texts=texts, keep=keep_empty: plain(text.split(
+                texts.data, texts.start, texts.length, separator=ord(","), keep_empty=keep)))
+            assert first == second, (seed, number, texts.tolist())
+
+
+def test_more_parts_than_expected() -> None:
+    texts = laid_out(random.Random(1), [b"," * 5000, b"", b"a,b" * 3000])
+    first, second = on_both(lambda: plain(text.split(
+        texts.data, texts.start, texts.length, separator=ord(","), keep_empty=True)))
+    assert first == second
+    many = laid_out(random.Random(1), [b"KEYS\x01" + b"k " * 9000 + b"\x02" + b"\x02" * 9000])
+    first, second = on_both(lambda: of_properties(many))
+    assert first == second
+    assert len(first[-1][0]) == 9000
+
+
+def test_numbers_of_recurring_texts(seed: int) -> None:
+    source = random.Random(seed)
+    for number in rounds()[:len(rounds()) // 5]:
+        batches = [laid_out(source, strings(source, source.choice((PIECES, PIECES[:5]))))
+                   for _ in range(4)]
+
+        def numbered(batches: Sequence[text.Texts] = batches) -> Any:
+            known = text.Dictionary()
+            return [known.encode(batch).tolist() for batch in batches], known.texts
+
+        first, second = on_both(numbered)
+        assert first == second, (seed, number)
+
+
+def test_copies_without_anything_between(seed: int) -> None:
+    source = random.Random(seed)
+    for number in rounds()[:len(rounds()) // 5]:
+        texts = laid_out(source, strings(source))
+        other = laid_out(source, strings(source))
+
+        def copied(texts: text.Texts = texts, other: text.Texts = other) -> Any:
+            return text.joined([texts.packed(), other.packed()]).tolist()
+
+        first, second = on_both(copied)
+        assert first == second == texts.tolist() + other.tolist(), (seed, number)
+
+
+def test_least_and_greatest(seed: int) -> None:
+    from rmqctl.scan.frames import records_from
+
+    source = random.Random(seed)
+    for number in rounds():
+        data = np.frombuffer(bytes(log(source, 0)), np.uint8)
+
+        def reaches(data: Array = data) -> Any:
+            batch = records_from(data, 0, 0, len(data))
+            if not len(batch):
+                return None
+            return (batch.reach("queue_id"), batch.reach("born_host.port"),
+                    batch.reach("store_timestamp"), batch.has_one_store_host())
+
+        first, second = on_both(reaches)
+        assert first == second, (seed, number)
+
+
+def findings(root: Path) -> Any:
+    with Store.open(root) as store:
+        run = Verification(store)
+        found = [(each.category, each.severity, str(each.file), each.offset, each.detail)
+                 for each in run.findings()]
+        return found, run.coverage.as_dict()
+
+
+def test_every_bit_of_rows_and_index(tmp_path: Path, seed: int) -> None:
+    """verify says the same of each damaged bit of what is derived from the log."""
+    source = random.Random(seed)
+    root = tiny.build(tmp_path / "store").root
+    files = [path for folder in ("consumequeue", "index") for path in sorted(
+        (root / folder).rglob("*")) if path.is_file()]
+    first, second = on_both(lambda: findings(root))
+    assert first == second
+    assert not [each for each in first[0] if each[1] != "info"]
+    differ = 0
+    for path in files:
+        sound = path.read_bytes()
+        for bit in source.sample(range(8 * len(sound)), min(40, 8 * len(sound))):
+            damaged = bytearray(sound)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            first, second = on_both(lambda: findings(root))
+            assert first == second, (seed, path, bit)
+            differ += len(first[0]) > 0
+        path.write_bytes(sound)
+    assert differ > 20
