@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scan": {"formats", "kernel"},
     "store": {"formats", "scan"},
     "broker": LIBRARY,
-    "checks": LIBRARY | {"files", "broker"},
+    "checks": LIBRARY | {"kernel", "files", "broker"},
     "engine": LIBRARY | {"kernel", "files", "broker"},
     "repair": LIBRARY | {"files", "broker", "checks", "engine"},
     "tiered": LIBRARY | {"files", "broker", "checks", "engine", "repair"},
