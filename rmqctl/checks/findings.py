@@ -204,7 +204,7 @@ CATEGORIES: dict[str, Category] = {
     "header-reconsume-times": Category(
         WARNING, "a message that was consumed a negative number of times", _recover_log),
     "header-prepared-offset": Category(
-        WARNING, "the half message that a message ends would lie after it"),
+        WARNING, "the half message that a message ends would lie after it", _recover_log),
     "header-store-time": Category(
         WARNING, "a store time before there were brokers, or years after its neighbours",
         _recover_log),

@@ -25,7 +25,7 @@ from rmqctl.store.store import Store
 from tests.repair.damage import Whole, intact
 
 IGNORED = frozenset({"index-missing"})
-UNPROVABLE = frozenset({"header-prepared-offset", "header-reconsume-times", "header-store-time"})
+UNPROVABLE = frozenset({"header-reconsume-times"})
 """Nothing says what such a field was: in a damaged message it stays, and the plan says so."""
 
 

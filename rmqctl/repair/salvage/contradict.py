@@ -1,9 +1,9 @@
 """Intact records that contradict what their queues, their neighbours or the index know of them.
 
-Fields that no CRC covers: topic, queue, queue offset, transaction bits, store time, and the
-properties that give rows in further queues. A row alone is no proof against a message: folders of
-queues are copied and renamed. It is believed where the log itself lacks just that message, between
-others of its queue. One that cannot be mended then gets a filler.
+Fields that no CRC covers: topic, queue, queue offset, transaction bits, and the properties that
+give rows in further queues. A row alone is no proof against a message: folders of queues are copied
+and renamed. It is believed where the log itself lacks just that message, between others of its
+queue. One that cannot be mended then gets a filler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, build
 from rmqctl.repair.salvage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, holes_with
-from rmqctl.repair.salvage.lost import indexed_keys
 from rmqctl.repair.salvage.records import (
     Records,
     batch_range_of,
@@ -24,25 +23,21 @@ from rmqctl.repair.salvage.records import (
     unless_crc_differs,
     with_fields,
 )
-from rmqctl.repair.salvage.survey import Region, Run, Survey
+from rmqctl.repair.salvage.survey import Run
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
-
-_LONG = (1 << 64) - 1
 
 
 class Contradictions:
     """One round over all of them; what it finds goes into ``records``."""
 
-    def __init__(self, store: Store, survey: Survey, gatherer: Gatherer, evidence: Evidence,
+    def __init__(self, store: Store, gatherer: Gatherer, evidence: Evidence,
                  records: Records) -> None:
-        self._store, self._survey = store, survey
+        self._store = store
         self._gatherer, self._evidence, self._records = gatherer, evidence, records
 
     def run(self) -> None:
         """Mends or condemns them. StoreIOError."""
-        for physical, low, high in self._survey.astray:
-            self._redated(physical, low, high)
         by_place: dict[int, list[FoundRow]] = {}
         for row in self._evidence.astray:
             by_place.setdefault(row.physical, []).append(row)
@@ -218,27 +213,6 @@ class Contradictions:
             if not properties:
                 return None
             properties.popitem()
-
-    def _redated(self, physical: int, low: int, high: int) -> None:
-        """A single store time out of order is set right if just one turned bit explains it.
-
-        That of the log's last message has no bound (``high`` endless): then the index must know.
-        """
-        number, record, _ = self._records.read(physical, None)
-        if record is None:
-            return
-        stored = record.store_timestamp & _LONG
-        fits = [when for when in (stored ^ 1 << bit for bit in range(64)) if low <= when <= high]
-        if len(fits) > 1 or high == ENDLESS:
-            known = {key.time for key in indexed_keys(self._store, [Region(
-                number, physical, physical + 1)]).get(physical, ())}
-            if any(second <= stored < second + 1000 for second in known):
-                return  # it was stored at that time
-            fits = [when for when in fits
-                    if any(second <= when < second + 1000 for second in known)]
-        if len(fits) == 1:
-            self._records.replace(physical, unless_crc_differs(build(replace(
-                record, store_timestamp=fits[0]))))
 
 
 def _says(record: Record, row: FoundRow) -> bool:

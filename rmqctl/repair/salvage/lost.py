@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from rmqctl.checks.verify.index.keys import Entries
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.index_file import EntryRecord, entry_time
+from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, entry_time
 from rmqctl.formats.local.message import BLANK_SIZE, MIN_SIZE, Record, decode
 from rmqctl.repair.plan import Lost
 from rmqctl.repair.salvage.bulk import Bulk, parted
@@ -43,6 +43,8 @@ from rmqctl.store.store import Store
 
 _BLOCK = 1 << 15
 _SECOND = 1000
+_FAR = 1 << 20
+"""Bytes between messages whose index entries are looked for one by one."""
 _MOST_BATCH = (1 << 15) - 1
 
 
@@ -273,10 +275,16 @@ def _between(time: int | None, region: Region) -> int | None:
 
 
 class IndexedKey(NamedTuple):
-    """A key the index holds for a message: its hash and the second it was stored in (ms)."""
+    """A key the index holds for a message: its hash and the second it was stored in (ms).
+
+    ``is_begin``: that second is the begin of its file, as for all that is older. ``exact``: it is
+    the store time itself.
+    """
 
     key_hash: int
     time: int
+    is_begin: bool = False
+    exact: bool = False
 
 
 class LostMessages(NamedTuple):
@@ -374,10 +382,14 @@ def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | Non
     return regions[first].before, regions[last].after
 
 
-def indexed_keys(store: Store, regions: Sequence[Region]) -> dict[int, list[IndexedKey]]:
-    """Keys which the index files hold for places in the regions, by physical offset."""
+def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[IndexedKey]]:
+    """Keys which the index files hold for messages at these physical offsets."""
+    wanted = np.array(sorted(places), np.int64)
+    cuts = np.flatnonzero(np.diff(wanted) > _FAR) + 1
+    regions = [Region(-1, int(near[0]), int(near[-1]) + 1)
+               for near in np.split(wanted, cuts) if len(near)]
     by_place: dict[int, list[IndexedKey]] = {}
-    for physical, key in _keys(store, regions):
+    for physical, key in _keys(store, regions, lambda physical: _among(physical, wanted)):
         by_place.setdefault(physical, []).append(key)
     return by_place
 
@@ -433,10 +445,12 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
                 if chosen is not None and len(rows):
                     rows = rows[chosen(physical[rows].astype(np.int64))]
                 files = np.searchsorted(entries.starts, position + rows, "right") - 1
-                for values, file in zip(block[rows].tolist(), files.tolist(), strict=True):
+                for row, values, file in zip(rows.tolist(), block[rows].tolist(), files.tolist(),
+                                             strict=True):
                     entry = EntryRecord(*values)
-                    yield entry.physical_offset, IndexedKey(
-                        entry.key_hash, entry_time(entries.files[file].header, entry))
+                    yield entry.physical_offset, _key(
+                        entry, entries.files[file].header,
+                        is_first=position + row == entries.starts[file])
                 if int(physical[-1]) >= region.end:
                     break
                 position += len(block)
@@ -444,3 +458,12 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
         return  # the index only adds to what is known
     finally:
         entries.close()
+
+
+def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> IndexedKey:
+    """What an entry says; the header has the times of its first and last message (index.md §6)."""
+    if is_first:
+        return IndexedKey(entry.key_hash, header.begin_timestamp, exact=True)
+    if entry.physical_offset == header.end_phy_offset:
+        return IndexedKey(entry.key_hash, header.end_timestamp, exact=True)
+    return IndexedKey(entry.key_hash, entry_time(header, entry), is_begin=not entry.time_diff)

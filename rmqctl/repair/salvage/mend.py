@@ -153,9 +153,8 @@ class _Round:
         # Intact records: a body CRC of no body, and what contradicts others.
         for physical in self._survey.unchecked:
             self._records.set_field(physical, "body_crc", 0)
-        Contradictions(self._store, self._survey, self._gatherer, self._evidence,
-                       self._records).run()
-        mend_headers(self._survey, self._records)
+        Contradictions(self._store, self._gatherer, self._evidence, self._records).run()
+        mend_headers(self._store, self._survey, self._records)
         mending = _made(self._store, self._parts, self._records.pieces, self._records.count,
                         "mend record",
                         "what is damaged of it is known from elsewhere", self._records.reasons)

@@ -5,38 +5,62 @@ pull, so these do not stay: the store's own host stands in the neighbours, a com
 the body, and one turned bit above a port's sixteen leaves the port itself. What none of that tells
 is not invented: an unknown port becomes 0, which says just that and which every client reads; a
 message whose compression is not known gets a filler. So does one with a number among its properties
-that is none, and not proved by other fields: a broker would cut the log off there. Other fields do
-no harm, and stay unless one turned bit explains them.
+that is none, and not proved by other fields: a broker would cut the log off there. A store time is
+set right as `mend_time` has it, the place of a half message by that message itself, else it becomes
+0. How often a message was consumed stays, unless one turned bit explains it: it does no harm.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
+from rmqctl.errors import StoreIOError
 from rmqctl.formats.bodies import CODECS
 from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local import index_file, sysflag
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, build
+from rmqctl.repair.salvage.evidence import ENDLESS
+from rmqctl.repair.salvage.mend_time import Times
 from rmqctl.repair.salvage.records import Records, unless_crc_differs
 from rmqctl.repair.salvage.survey import Survey
 from rmqctl.scan.headers import HeaderFault
+from rmqctl.store import index_files
+from rmqctl.store.store import Store
 
 Host = tuple[bytes, int]
 _MOST_DIGITS = len(str(-(1 << 63)))
 _MOST_TIMES = 1 << 16
 """Reconsume times up to this are plausible."""
+_MOST_LOOKUPS, _MOST_ENTRIES = 1000, 64
+_LONG = (1 << 64) - 1
 
 
-def mend_headers(survey: Survey, records: Records) -> None:
+@dataclass(slots=True)
+class _Known:
+    """What tells of a record. ``lookups``: how often the index may still be asked for a key."""
+
+    store: Store
+    survey: Survey
+    records: Records
+    times: Times
+    lookups: int = _MOST_LOOKUPS
+
+
+def mend_headers(store: Store, survey: Survey, records: Records) -> None:
     """Puts mended records into ``records``; rejects those that cannot stay as they are."""
+    known = _Known(store, survey, records, Times(store, survey, records))
     for fault in survey.headers.faults:
         if any(name in _MENDED for name in fault.categories):
-            _mend(survey, records, fault)
+            _mend(known, fault)
+    known.times.mend_astray()
 
 
-def _mend(survey: Survey, records: Records, fault: HeaderFault) -> None:
+def _mend(known: _Known, fault: HeaderFault) -> None:
+    records = known.records
     _, record, _ = records.read(fault.offset, None)
     if record is None:
         return
@@ -44,7 +68,7 @@ def _mend(survey: Survey, records: Records, fault: HeaderFault) -> None:
     reasons = []
     for name in fault.categories:
         if corrected is not None and name in _MENDED:
-            corrected, reason = _MENDED[name](corrected, fault, survey, records)
+            corrected, reason = _MENDED[name](corrected, fault, known)
             reasons += [reason] if reason else []
     raw = None if corrected is None else unless_crc_differs(build(corrected))
     if raw is None:
@@ -58,8 +82,7 @@ def _mend(survey: Survey, records: Records, fault: HeaderFault) -> None:
 # -- one field each: (the record, None for what needs a filler; the reason, "" if it stays) --------
 
 
-def _born_port(record: Record, _fault: HeaderFault, _survey: Survey, _records: Records) -> tuple[
-        Record, str]:
+def _born_port(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Record, str]:
     address, port = record.born_host
     known = _one_bit(port)
     corrected = replace(record, born_host=(address, known or 0))
@@ -68,24 +91,23 @@ def _born_port(record: Record, _fault: HeaderFault, _survey: Survey, _records: R
     return corrected, f"born port {port} is none: {known} without one turned bit"
 
 
-def _store_port(record: Record, fault: HeaderFault, survey: Survey, records: Records) -> tuple[
-        Record, str]:
+def _store_port(record: Record, fault: HeaderFault, known: _Known) -> tuple[Record, str]:
     address, port = record.store_host
     said = f"store port {port} is none"
     beside = [host for place in (fault.before, fault.behind)
-              if (host := _host_at(records, place)) is not None]
-    if not beside and survey.host is not None:
-        beside = [survey.host]
+              if (host := _host_at(known.records, place)) is not None]
+    if not beside and known.survey.host is not None:
+        beside = [known.survey.host]
     same = [host for host in beside if host[0] == address]
     if len({*beside}) == 1 and len(beside) == 2 and len(beside[0][0]) == len(address):
         return replace(record, store_host=beside[0]), f"{said}: {beside[0][1]} as its neighbours"
     if len({*same}) == 1:
         return replace(record, store_host=same[0]), f"{said}: {same[0][1]} as its neighbours"
-    known = _one_bit(port)
-    corrected = replace(record, store_host=(address, known or 0))
-    if known is None:
+    right = _one_bit(port)
+    corrected = replace(record, store_host=(address, right or 0))
+    if right is None:
         return corrected, f"{said}, and not known: set to 0"
-    return corrected, f"{said}: {known} without one turned bit"
+    return corrected, f"{said}: {right} without one turned bit"
 
 
 def _host_at(records: Records, place: int | None) -> Host | None:
@@ -98,8 +120,7 @@ def _host_at(records: Records, place: int | None) -> Host | None:
     return record.store_host
 
 
-def _sys_flag(record: Record, _fault: HeaderFault, _survey: Survey, _records: Records) -> tuple[
-        Record | None, str]:
+def _sys_flag(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Record | None, str]:
     rest = record.sys_flag & ~sysflag.COMPRESSION_MASK
     for number in sorted(CODECS, reverse=True):
         try:
@@ -113,8 +134,7 @@ def _sys_flag(record: Record, _fault: HeaderFault, _survey: Survey, _records: Re
     return None, ""
 
 
-def _reconsume(record: Record, _fault: HeaderFault, _survey: Survey, _records: Records) -> tuple[
-        Record, str]:
+def _reconsume(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Record, str]:
     times = record.reconsume_times & 0x7FFFFFFF
     if times > _MOST_TIMES:
         return record, ""
@@ -122,11 +142,10 @@ def _reconsume(record: Record, _fault: HeaderFault, _survey: Survey, _records: R
         f"consumed {record.reconsume_times} times: {times} without one turned bit")
 
 
-def _number(record: Record, _fault: HeaderFault, survey: Survey, _records: Records) -> tuple[
-        Record | None, str]:
+def _number(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record | None, str]:
     """The level of a delay is the queue's number and one; an inner batch's base its own offset."""
     raw, reasons = record.properties, []
-    while name := rules.bad_number(_values(raw), record.topic, survey.generation):
+    while name := rules.bad_number(_values(raw), record.topic, known.survey.generation):
         said = _values(raw)[name].encode("utf-8", "surrogateescape")
         proved = {props.DELAY: record.queue_id + 1, props.INNER_BASE: record.queue_offset}
         numbers = [b"%d" % proved[name]] if name in proved else _digits_one_bit_off(said)
@@ -158,7 +177,65 @@ def _one_bit(port: int) -> int | None:
     return port & rules.MOST_PORT if high.bit_count() == 1 else None
 
 
-_MENDED: dict[str, Callable[[Record, HeaderFault, Survey, Records],
-                            tuple[Record | None, str]]] = {
+def _store_time(record: Record, fault: HeaderFault, known: _Known) -> tuple[Record, str]:
+    return known.times.possible(record, fault)
+
+
+# -- the half message that a message ends ----------------------------------------------------------
+
+
+def _prepared(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
+    """The one that it leads to without one turned bit, or the only one of the same unique key."""
+    stored = record.prepared_transaction_offset
+    said = f"a half message at {stored} cannot be"
+    if record.sys_flag & sysflag.TRANSACTION_MASK in (sysflag.TRANSACTION_NONE,
+                                                     sysflag.TRANSACTION_PREPARED):
+        return replace(record, prepared_transaction_offset=0), (
+            f"{said}: 0, as in every message that ends none")
+    turned = [place for bit in range(64) if _is_half(
+        place := (stored & _LONG) ^ 1 << bit, record, known.records)]
+    if len(turned) == 1:
+        return replace(record, prepared_transaction_offset=turned[0]), (
+            f"{said}: its own is at {turned[0]}, without one turned bit")
+    indexed = _indexed_halves(record, known)
+    if len(indexed) == 1:
+        return replace(record, prepared_transaction_offset=indexed[0]), (
+            f"{said}: its own is at {indexed[0]}, by its unique key")
+    return replace(record, prepared_transaction_offset=0), f"{said}, and not known: set to 0"
+
+
+def _is_half(place: int, record: Record, records: Records) -> bool:
+    """Whether at a place lies a half message of a record's queue, and of its unique key."""
+    if not 0 <= place < record.physical_offset:
+        return False
+    _, half, _ = records.read(place, None)
+    if half is None or not half.crc_ok:
+        return False
+    values, own = _values(half.properties), _values(record.properties)
+    if values.get(props.UNIQUE_KEY) != own.get(props.UNIQUE_KEY):
+        return False
+    if half.topic == props.HALF_TOPIC.encode():
+        return (values.get(props.REAL_TOPIC), values.get(props.REAL_QUEUE_ID)) == (
+            os.fsdecode(record.topic), str(record.queue_id))
+    return half.sys_flag & sysflag.TRANSACTION_MASK == sysflag.TRANSACTION_PREPARED and (
+        half.topic, half.queue_id) == (record.topic, record.queue_id)
+
+
+def _indexed_halves(record: Record, known: _Known) -> list[int]:
+    key = _values(record.properties).get(props.UNIQUE_KEY)
+    if key is None or not known.lookups:
+        return []
+    known.lookups -= 1
+    places: list[int] = []
+    for index in known.store.indexes_newest_first():
+        for topic in (props.HALF_TOPIC, os.fsdecode(record.topic)):
+            with suppress(StoreIOError):
+                index_files.select(index, index_file.key_hash(topic, key), _MOST_ENTRIES, 0,
+                                   ENDLESS, places)
+    return sorted({place for place in places if _is_half(place, record, known.records)})
+
+
+_MENDED: dict[str, Callable[[Record, HeaderFault, _Known], tuple[Record | None, str]]] = {
     rules.BORN_PORT: _born_port, rules.STORE_PORT: _store_port, rules.SYS_FLAG: _sys_flag,
-    rules.RECONSUME: _reconsume, rules.NUMBER: _number}
+    rules.RECONSUME: _reconsume, rules.NUMBER: _number, rules.STORE_TIME: _store_time,
+    rules.PREPARED: _prepared}

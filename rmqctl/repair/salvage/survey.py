@@ -172,7 +172,8 @@ class Survey:
     few)."""
     astray: list[tuple[int, int, int]] = field(default_factory=list)
     """(physical offset, store time before, behind) of messages whose own store time lies out of
-    those of their neighbours, which agree with each other (the first few)."""
+    those of their neighbours, which agree with each other (the first few). At the ends of the log
+    only one neighbour is there; -1, or 2^62, stands for the other."""
     host: tuple[bytes, int] | None = None
     headers: Headers = field(default_factory=Headers)
     """Intact records with fields that no broker can have written."""
@@ -362,10 +363,14 @@ class Surveyor:
 
     def _times(self, offset: Array, when: Array) -> None:
         """Looks for single store times out of order; the last two messages wait for the next."""
+        is_start = len(self._last) < 2
         offset = np.concatenate([np.array([physical for physical, _ in self._last], np.int64),
                                  offset])
         when = np.concatenate([np.array([stamp for _, stamp in self._last], np.int64), when])
         self._last = list(zip(offset[-2:].tolist(), when[-2:].tolist(), strict=True))
+        if is_start and len(when) > 1 and not (
+                when[1] - _LONG_PAUSE <= when[0] <= when[1] + _SLACK):
+            self.survey.astray.append((int(offset[0]), -1, int(when[1])))
         before, own_times, behind = when[:-2], when[1:-1], when[2:]
         out = (before <= behind) & ((own_times < before - _SLACK) | (own_times > behind + _SLACK))
         if out.any() and len(self.survey.astray) < _MOST_ODD:

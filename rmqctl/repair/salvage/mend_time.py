@@ -1,0 +1,206 @@
+"""Store times that no checksum covers, set right by whoever else wrote them down.
+
+To the millisecond that are a unit of a consumequeue_ext, a row of a batch queue, the deliver time
+in the row of a delayed message, the header of an index file (its first and last message) and the
+checkpoint (the log's last); the other entries of the index know the second. The order of the log
+bounds them all: a broker's clock runs forward. So where just one turned bit makes a time fit
+between its neighbours', that was it.
+
+A single time out of order is legal (a clock may be set back), and stays unless such a proof speaks
+against it. One that cannot be (`header_rules.STORE_TIME`) goes in any case: where nothing proves
+what it was, its neighbour's is taken, with which searches by time go right, and the plan says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import NamedTuple
+
+from rmqctl.checks.verify.queue.ext_units import ExtReader
+from rmqctl.errors import RmqctlError
+from rmqctl.formats.local import consume_queue_ext, delay
+from rmqctl.formats.local import header_rules as rules
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import Record, build
+from rmqctl.repair.salvage.evidence import ENDLESS
+from rmqctl.repair.salvage.lost import IndexedKey, keys_of_places
+from rmqctl.repair.salvage.records import Records, unless_crc_differs
+from rmqctl.repair.salvage.survey import Survey
+from rmqctl.scan.headers import HeaderFault
+from rmqctl.store.store import Store
+
+_LONG = (1 << 64) - 1
+_SECOND = 1000
+
+
+class Between(NamedTuple):
+    """Store times (ms) that the neighbours leave; -1 and `ENDLESS` where there is none."""
+
+    low: int
+    high: int
+
+    @property
+    def closed(self) -> bool:
+        return self.low >= 0 and self.high < ENDLESS
+
+    def allows(self, time: int) -> bool:
+        return self.low <= time <= self.high
+
+    def may_be(self, time: int) -> bool:
+        """Whether nothing but a long pause speaks against a time at an end of the log."""
+        return not self.closed and self.allows(time) and (
+            time <= self.low + rules.YEARS if self.low >= 0 else time >= self.high - rules.YEARS)
+
+
+class Times:
+    """The store times of a log's records that may not be theirs."""
+
+    def __init__(self, store: Store, survey: Survey, records: Records) -> None:
+        self._store, self._survey, self._records = store, survey, records
+        self._impossible = {fault.offset for fault in survey.headers.faults
+                            if rules.STORE_TIME in fault.categories}
+        self._indexed: dict[int, list[IndexedKey]] | None = None
+
+    def mend_astray(self) -> None:
+        """Single times out of order, where something proves that they were others."""
+        for physical, low, high in self._survey.astray:
+            _, record, _ = self._records.read(physical, None)
+            if record is None or physical in self._impossible:
+                continue
+            time, reason = self._proved(record, Between(low, high))
+            if time is not None and time != record.store_timestamp and self._records.replace(
+                    physical, unless_crc_differs(build(replace(record, store_timestamp=time)))):
+                self._records.reasons[physical] = reason
+
+    def possible(self, record: Record, fault: HeaderFault) -> tuple[Record, str]:
+        """The record with a time that can be; as it is where its neighbours' cannot be either."""
+        times = [time for place in (fault.before, fault.behind)
+                 if (time := self._time_at(place)) is not None]
+        if len(times) < 2 or min(times) < rules.EARLIEST:
+            return record, ""
+        between = Between(min(times), max(times))
+        time, reason = self._proved(record, between, impossible=True)
+        if time is None:
+            # What is not known is bounded: later searches by time must not be led astray.
+            time = between.low
+            reason = (f"store time {record.store_timestamp} cannot be, and what it was is not "
+                      f"known: set to that of its neighbour, {time}")
+        return replace(record, store_timestamp=time), reason
+
+    def _time_at(self, place: int | None) -> int | None:
+        if place is None:
+            return None
+        _, record, _ = self._records.read(place, None)
+        return None if record is None else record.store_timestamp
+
+    # -- proof ------------------------------------------------------------------------------------
+
+    def _proved(self, record: Record, between: Between, *, impossible: bool = False) -> tuple[
+            int | None, str]:
+        """(the time that something proves, the reason in words); None where nothing does."""
+        stored, said = record.store_timestamp, f"store time {record.store_timestamp}"
+        turned = [time for bit in range(64)
+                  if between.allows(time := (stored & _LONG) ^ 1 << bit)]
+        may_be = between.may_be(stored)
+        # Who wrote it down to the millisecond.
+        keys = self._keys_of(record.physical_offset)
+        exact = [*self._exact(record),
+                 *((key.time, "the header of its index file") for key in keys if key.exact)]
+        if not impossible and any(time == stored for time, _ in exact):
+            return None, ""
+        # The index, to the second.
+        if not impossible and keys and (any(key.time <= stored < key.time + _SECOND for key in keys)
+                                        or all(_agrees(key, stored) for key in keys)):
+            return None, ""
+        seconds = [Between(max(between.low, key.time), min(between.high, key.time + _SECOND - 1))
+                   for key in keys]
+        seconds = [second for second in seconds if second.low <= second.high]
+        if between.high >= ENDLESS and not seconds:
+            exact += [(time, "the checkpoint") for time in self._last_times()]
+        for time, by in exact:
+            if between.allows(time) and (time in turned or not may_be):
+                return time, f"{said}: {time}, as {by} says"
+        # One turned bit: between neighbours on both sides, or in the index's second.
+        if seconds:
+            turned = [time for time in turned if any(second.allows(time) for second in seconds)]
+        if len(turned) == 1 and (seconds or between.closed):
+            return turned[0], f"{said}: {turned[0]} without one turned bit"
+        if seconds and not may_be:
+            time = max(second.low for second in seconds)
+            return time, (f"{said}: {time}, in the second that the index says and between its "
+                          "neighbours'; its milliseconds are not known")
+        return None, ""
+
+    def _exact(self, record: Record) -> Iterator[tuple[int, str]]:
+        """(store time, who says it) of what holds it to the millisecond."""
+        key = os.fsdecode(record.topic), record.queue_id
+        try:
+            batch = self._store.batch_queues.get(key)
+            row = batch.find(record.queue_offset) if batch is not None else None
+            if row is not None and row.physical_offset == record.physical_offset:
+                yield row.store_timestamp, "the row of its batch queue"
+            code = self._tags_code(key, record.queue_offset, record.physical_offset)
+            if code is None:
+                return
+            if consume_queue_ext.is_address(code):
+                with closing(ExtReader(self._store, *key)) as reader:
+                    unit = reader.unit(code)
+                if unit is not None:
+                    yield unit.store_timestamp, "its unit in consumequeue_ext"
+            elif record.topic == props.SCHEDULE_TOPIC.encode():
+                late = self._delay(record)
+                if late is not None:
+                    yield code - late, "the deliver time in its row"
+        except RmqctlError:
+            return  # what cannot be read proves nothing
+
+    def _tags_code(self, key: tuple[str, int], queue_offset: int, physical: int) -> int | None:
+        """That of the row which leads to a place."""
+        queue = self._store.queues.get(key)
+        if queue is None or queue_offset < 0:
+            return None
+        with closing(queue):
+            unit = queue.unit(queue_offset)
+        if unit is None or unit.physical_offset != physical:
+            return None
+        return unit.tags_code
+
+    def _delay(self, record: Record) -> int | None:
+        """Milliseconds from the storing of a delayed message to its delivery: as its queue's other
+        messages have it, since a broker may have levels of its own.
+        """
+        key = os.fsdecode(record.topic), record.queue_id
+        queue = self._store.queues.get(key)
+        for queue_offset in (record.queue_offset - 1, record.queue_offset + 1):
+            if queue is None or queue_offset < 0:
+                continue
+            with closing(queue):
+                unit = queue.unit(queue_offset)
+            if unit is None:
+                continue
+            _, other, _ = self._records.read(unit.physical_offset, unit.size)
+            if other is not None and other.queue_offset == queue_offset and (
+                    other.topic == record.topic and other.queue_id == record.queue_id):
+                return unit.tags_code - other.store_timestamp
+        return delay.DEFAULT_LEVELS.get(record.queue_id + 1)
+
+    def _keys_of(self, physical: int) -> list[IndexedKey]:
+        if self._indexed is None:
+            places = {place for place, _, _ in self._survey.astray} | self._impossible
+            self._indexed = keys_of_places(self._store, places)
+        return self._indexed.get(physical, [])
+
+    def _last_times(self) -> tuple[int, ...]:
+        """Store times that the checkpoint has: of the last message when it was written."""
+        saved = self._store.checkpoint
+        return () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)
+
+
+def _agrees(key: IndexedKey, time: int) -> bool:
+    """Whether a broker writes such an entry for a message of this time: what is older than the
+    file's begin counts from it (index.md §6).
+    """
+    return key.time <= time < key.time + _SECOND or (key.is_begin and time < key.time)
