@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from fractions import Fraction
 from typing import NamedTuple
 
 from rmqctl.errors import UsageError
@@ -59,12 +58,14 @@ def parse_size(text: str | int) -> int:
         raise UsageError(f"{text!r} is not a size; write 1073741824, 64KiB, 1GiB or 10MB")
     number, unit, suffix = match.groups()
     base = 1000 if unit and (suffix or "").lower() == "b" else 1024
-    size = Fraction(number) * (base ** _POWER[unit.lower()] if unit else 1)
-    if size.denominator != 1:
+    whole, _, decimals = number.partition(".")
+    size, rest = divmod(int(whole + decimals) * (base ** _POWER[unit.lower()] if unit else 1),
+                        10 ** len(decimals))
+    if rest:
         raise UsageError(f"{text!r} is not a whole number of bytes")
     if size > _LONG_MAX:
         raise UsageError(f"{text!r} is larger than any file can be")
-    return int(size)
+    return size
 
 
 def parse_offset(text: str | int) -> int:

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -157,24 +156,6 @@ def test_version(capsys):
         0, f"rmqctl {rmqctl.__version__}\nkernel: {kernel.name()}\n", "")
 
 
-def test_start_up_is_light():
-    """``--help`` loads no library and no command."""
-    for args in (["--help"], ["query", "--help"], ["--version"]):
-        script = (
-            "import sys\nfrom rmqctl.cli import main\n"
-            f"code = main({args!r})\n"
-            "sys.stderr.write(' '.join(sys.modules))\nsys.exit(code)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT
-        )
-        assert done.returncode == 0
-        loaded = set(done.stderr.split())
-        assert loaded & set(HEAVY) == set()
-        assert not loaded & {spec.module for spec in REGISTRY}
-        assert not {name for name in loaded if re.match(r"rmqctl\.(formats|scan|store)", name)}
-
-
 def test_a_command_loads_neither_pydantic_nor_rich(tmp_path):
     source = tmp_path / "fake.py"
     source.write_text(
@@ -199,21 +180,6 @@ def test_lack_of_memory_is_no_finding_and_no_defect(tiny):
         assert done.returncode == 0 or done.stderr == (
             "rmqctl: error: out of memory: the system gave rmqctl no more\n")
         assert done.returncode == 5 or limit > 60 << 20
-
-
-@pytest.mark.long
-def test_start_up_is_fast():
-    """The bound is the promise made to cron; the aim is half of it."""
-
-    def seconds(*args: str) -> float:
-        begin = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "rmqctl", *args], stdout=subprocess.DEVNULL, check=True, cwd=ROOT
-        )
-        return time.perf_counter() - begin
-
-    assert min(seconds("--help") for _ in range(5)) < 0.3
-    assert min(seconds("query", "--help") for _ in range(5)) < 0.3
 
 
 # -- arguments ----------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ function ``command``; a test compares the first two with this list.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 #: The environment variable that stands in for STORE.
 STORE_VARIABLE = "RMQCTL_STORE"
@@ -26,8 +25,7 @@ EFFECTS: dict[Effect, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CommandSpec:
+class CommandSpec(NamedTuple):
     """One command: ``name`` as typed (``("query", "key")``), and what ``--help`` says of it."""
 
     name: tuple[str, ...]
@@ -42,8 +40,7 @@ class CommandSpec:
         return " ".join(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSpec:
+class GroupSpec(NamedTuple):
     """A word that is followed by a sub-command."""
 
     name: tuple[str, ...]

@@ -13,8 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from rmqctl.errors import StoreIOError
 
@@ -117,8 +116,7 @@ class Sink:
             raise StoreIOError("cannot write to standard output: it is closed") from exc
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Where a writer's data goes, and what there is to know of the place.
 
     ``terminal``: somebody watches, and control characters would act. ``warn`` speaks on stderr.

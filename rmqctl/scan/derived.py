@@ -44,7 +44,9 @@ class QueueTable:
         numbers: Array = self._table[cell_of_row].astype(np.int64)
         unknown = dense & (numbers < 0)
         if unknown.any():
-            for cell in np.unique(cell_of_row[unknown]).tolist():
+            # With counts, or numpy would load its masked arrays for this.
+            cells, _ = np.unique(cell_of_row[unknown], return_counts=True)
+            for cell in cells.tolist():
                 self._table[cell] = self._number((self._name(cell // _DENSE), cell % _DENSE))
             numbers = self._table[cell_of_row].astype(np.int64)
         for index in np.flatnonzero(~dense).tolist():

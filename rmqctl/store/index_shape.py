@@ -246,7 +246,7 @@ def _sampled(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
     if count < 1:
         return _Fit(0, 0)
     good = 0
-    numbers = np.unique(np.linspace(1, count, min(_SAMPLE, count)).astype(np.int64)).tolist()
+    numbers = sorted(set(np.linspace(1, count, min(_SAMPLE, count)).astype(np.int64).tolist()))
     for number in numbers:
         raw = read(shape.entry_position(number), ENTRY.size)
         if len(raw) < ENTRY.size or not any(raw):

@@ -14,7 +14,7 @@ import pytest
 
 from rmqctl.errors import JobError, StoreIOError
 from rmqctl.store import Store, stats
-from rmqctl.store.log import ranges
+from rmqctl.store.log import processes, ranges
 from rmqctl.store.stats import Query, collect
 from tests.conftest import GoldenFolder
 from tests.support import damage, forged
@@ -49,7 +49,7 @@ def as_if_parallel(monkeypatch: pytest.MonkeyPatch) -> list[ranges.Range[Any]]:
         return original(query, only, part)
 
     original = stats._work
-    monkeypatch.setattr(ranges, "parallel", serial)
+    monkeypatch.setattr(processes, "parallel", serial)
     monkeypatch.setattr(stats, "_work", counted)
     return again
 
@@ -153,21 +153,21 @@ def _die(task: int) -> int:
 
 
 def test_parallel_keeps_the_order() -> None:
-    assert list(ranges.parallel(partial(pow, 2), range(20), 3)) == [
+    assert list(processes.parallel(partial(pow, 2), range(20), 3)) == [
         (number, 2**number) for number in range(20)]
 
 
 def test_an_error_of_a_worker_arrives() -> None:
     with pytest.raises(StoreIOError, match="the third"):
-        list(ranges.parallel(_fail, range(10), 2))
+        list(processes.parallel(_fail, range(10), 2))
 
 
 def test_a_killed_worker_does_not_hang() -> None:
     with pytest.raises(JobError, match="killed"):
-        list(ranges.parallel(_die, range(10), 2))
+        list(processes.parallel(_die, range(10), 2))
 
 
 def test_leaving_early_ends_the_workers() -> None:
-    for task, result in ranges.parallel(_fail, range(10), 2):
+    for task, result in processes.parallel(_fail, range(10), 2):
         assert task == result == 0
         break

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from datetime import tzinfo
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "flag"}
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One argument or option of a command.
 
     ``names`` are the spellings of an option (``["--output", "-o"]``) or the one name of an
@@ -45,7 +43,7 @@ class Parameter:
 
     def as_row(self) -> dict[str, Any]:
         """The JSON object of ``rmqctl commands -o json``."""
-        row = asdict(self)
+        row = self._asdict()
         del row["panel"], row["metavar"]
         return row
 

@@ -7,6 +7,7 @@ run, complete or show its own help is its module imported and turned into a type
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
 import os
 from collections.abc import Iterable, Mapping
@@ -80,6 +81,9 @@ class Command(HelpMixin, typer.core.TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run; a usage error found by the command itself learns which help to point to."""
+        if not gc.isenabled():  # see rmqctl.__main__
+            gc.freeze()
+            gc.enable()
         try:
             return super().invoke(ctx)
         except UsageError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
     from rmqctl.output.human import Human
     from rmqctl.store import Store
+    from rmqctl.tiered.tier import Tier
 
     C = TypeVar("C", bound=Covering)
 
@@ -117,16 +119,14 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
 
     ``asked``: the tier was named; then it is said where none is there.
     """
-    from rmqctl.tiered.tier import Tier
-    from rmqctl.tiered.verify.verify import Verification, verdict
-
-    try:
-        tier = Tier.open(store.root)
-    except NotAStoreError:
+    tier = _tier_in(store.root)
+    if tier is None:
         if asked:
             out.note("no tier lies in the store: `rmqctl tiered verify DIR --local "
                      f"{store.root}` checks one that lies elsewhere")
         return own
+    from rmqctl.tiered.verify.verify import Verification, verdict
+
     with tier, out.progress("verify the tier", None) as progress:
         theirs = verdict(Verification(tier, progress=progress.advance), most)
     findings = (*own.findings, *theirs.findings)[:most]
@@ -134,3 +134,18 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
                    counts=own.counts + theirs.counts,
                    checked=(*own.checked, {"structure": TIERED}),
                    tier=theirs.coverage.as_dict())
+
+
+def _tier_in(root: str) -> Tier | None:
+    """The tier that lies in a store; what reads tiers is loaded where a name promises one."""
+    from rmqctl.formats.tiered.names import TIER_FOLDER, parse_cluster
+
+    with suppress(OSError):
+        if not any(name == TIER_FOLDER or parse_cluster(name) for name in os.listdir(root)):
+            return None
+    from rmqctl.tiered.tier import Tier
+
+    try:
+        return Tier.open(root)
+    except NotAStoreError:
+        return None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from rmqctl.errors import NotAStoreError, StoreHeldError, StoreIOError
 from rmqctl.files import durable
 from rmqctl.files.lock import StoreLock
 from rmqctl.files.lock_probe import probe
 from rmqctl.tiered.files.reader import PosixReader, Reader, is_url
-from rmqctl.tiered.files.writer import PosixWriter, TierWriter
+
+if TYPE_CHECKING:
+    from rmqctl.tiered.files.writer import TierWriter
 
 
 def open_reader(target: str) -> Reader:
@@ -34,6 +37,8 @@ def open_writer(target: str) -> TierWriter:
         return RemoteWriter(target)
     if os.path.lexists(target) and not os.path.isdir(target):
         raise NotAStoreError(f"{target}: is no folder")
+    from rmqctl.tiered.files.writer import PosixWriter
+
     durable.make_folders(os.path.abspath(target))
     return PosixWriter(target)
 

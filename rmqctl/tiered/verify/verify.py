@@ -24,7 +24,6 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.scan.frames import Array
-from rmqctl.store.log.ranges import parallel
 from rmqctl.store.store import Store
 from rmqctl.tiered.files.opening import open_reader
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
@@ -304,6 +303,8 @@ def in_processes(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool 
     A worker reads the files itself; keys of messages come back through a file, so that memory
     stays flat however many there are. StoreIOError.
     """
+    from rmqctl.store.log.processes import parallel
+
     with tempfile.TemporaryDirectory(prefix="rmqctl-") as folder:
         def tasks() -> Iterator[_Task]:
             for number, queue in enumerate(queues):
