@@ -23,6 +23,7 @@ HEAVY = ("numpy", "pyarrow", "construct", "pandas", "rich", "tabulate", "pydanti
 POOLS = ("multiprocessing", "concurrent.futures", "logging", "socket", "asyncio")
 """What comes with a pool of processes."""
 SELDOM = ("numpy.ma", "fractions", "decimal", "email", "ctypes.util", "tempfile", "unittest")
+OTHERS = r"rmqctl\.(engine|pipeline|repair\.(recover|salvage|rebuild)|tiered\.(verify|tier\b))"
 SCRIPT = """
 import sys
 from rmqctl.__main__ import run
@@ -69,8 +70,7 @@ def test_a_command_loads_what_it_needs(tiny, words, most):
                      codes=(0, 1))
     assert "numpy" in modules
     assert modules & {*HEAVY, *POOLS, *SELDOM} == {"numpy", "construct"}
-    assert not {name for name in modules if re.match(
-        r"rmqctl\.(engine|pipeline|repair\.(recover|salvage|rebuild)|tiered\.(verify|tier\b))", name)}
+    assert not {name for name in modules if re.match(OTHERS, name)}
     assert ours(modules) <= most
 
 
