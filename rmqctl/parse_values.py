@@ -59,8 +59,9 @@ def parse_size(text: str | int) -> int:
     number, unit, suffix = match.groups()
     base = 1000 if unit and (suffix or "").lower() == "b" else 1024
     whole, _, decimals = number.partition(".")
-    size, rest = divmod(int(whole + decimals) * (base ** _POWER[unit.lower()] if unit else 1),
-                        10 ** len(decimals))
+    factor: int = base ** _POWER[unit.lower()] if unit else 1
+    divisor: int = 10 ** len(decimals)
+    size, rest = divmod(int(whole + decimals) * factor, divisor)
     if rest:
         raise UsageError(f"{text!r} is not a whole number of bytes")
     if size > _LONG_MAX:

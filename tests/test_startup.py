@@ -62,7 +62,7 @@ def test_help_loads_no_library_and_no_command(words):
     ("query offset STORE --phy 0 -o json", 110),
     ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 115),
     ("stats STORE --by topic -o json", 100),
-    ("info STORE -o json", 125),
+    ("info STORE -o json", 140),
     ("verify STORE -o json", 160),
 ])
 def test_a_command_loads_what_it_needs(tiny, words, most):
