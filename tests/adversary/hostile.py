@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Protocol
 
 from tests.adversary.writer import (
     Frame,
@@ -200,7 +201,7 @@ def build(folder: Path, case: Case) -> Hostile:
             writer.roll()
         for number in range(12, 15):
             ordinary(number)
-    damaged = _damage(writer, outer, case.damage)
+    damaged = damage_to(writer, outer, case.damage)
     _derived(writer, outer, case)
     writer.write(folder)
     return Hostile(folder, tuple(writer.puts), outer, frozenset(damaged))
@@ -221,7 +222,18 @@ def _fixed(writer: Writer) -> int:
     return len(Writer(writer.layout).put(TOPIC, b"", queue_id=2).raw)
 
 
-def _damage(writer: Writer, outer: Put, damage: str) -> set[int]:
+class Damageable(Protocol):
+    """A writer, of a store or a tier."""
+
+    def flip(self, physical: int, bit: int = 0, /) -> None: ...
+
+    def patch(self, physical: int, data: bytes, /) -> None: ...
+
+    def tear(self, physical: int, /) -> None: ...
+
+
+def damage_to(writer: Damageable, outer: Put, damage: str) -> set[int]:
+    """Damages a message as a case says; the places of what is damaged."""
     kind, *rest = damage.split(":")
     places = field_places(outer.raw)
     if kind == "flip":

@@ -205,6 +205,8 @@ def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
     pieces: list[tuple[int, int, bool]] = []
     for segment in log.segments:
         position, stop = max(lost.start, segment.base), min(lost.stop, segment.end)
+        if position < stop == segment.end and is_coda(log.read(stop - CODA_SIZE, CODA_SIZE)):
+            stop -= CODA_SIZE
         for start, size in chain(extents, ((stop, 0),)):
             if not position <= start <= stop:
                 continue
@@ -259,7 +261,9 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
             stop - start > MOST_BODY and to_end):
         return 0
     raw = log.read(start, min(stop - start, MOST_BODY))
-    for candidate in _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end):
+    candidates = _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end)
+    # One that takes all there is before one that leaves a rest.
+    for candidate in sorted(candidates, key=lambda known: len(known) != stop - start):
         position = start - segment.base
         differs = [byte for byte in range(len(candidate)) if candidate[byte] != raw[byte]]
         if differs:

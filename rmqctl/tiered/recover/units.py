@@ -20,7 +20,7 @@ from rmqctl.checks.verify.queue.rows import merged
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.names import CONSUME_QUEUE
-from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT, UNIT_SIZE, UnitRecord
+from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT, UNIT_SIZE, UnitRecord, is_coda
 from rmqctl.scan.frames import Array
 from rmqctl.tiered.files.settings import recall
 from rmqctl.tiered.flat_file import BLOCK_UNITS, FlatFile, Segment
@@ -163,9 +163,12 @@ class Units:
         for skipped in (0, CODA_SIZE):  # a broker passes over a coda in front (§3)
             number = np.minimum(np.searchsorted(rows["position"], offset + skipped), len(rows) - 1)
             row = rows[number]
-            good |= ((row["position"] == offset + skipped) & (row["size"] == units["size"])
-                     & (row["queue_offset"] == first + np.arange(len(units)))
-                     & (row["tags_code"] == units["tags_code"]))
+            fits = ((row["position"] == offset + skipped) & (row["size"] == units["size"])
+                    & (row["queue_offset"] == first + np.arange(len(units)))
+                    & (row["tags_code"] == units["tags_code"]) & ~good)
+            for unit in np.flatnonzero(fits).tolist() if skipped else ():
+                fits[unit] = is_coda(self.log.read(int(offset[unit]), skipped))
+            good |= fits
             if good.all():
                 break
         return good

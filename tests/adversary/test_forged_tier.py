@@ -1,0 +1,223 @@
+"""Frames in a message's body are never messages of a tier, whatever befell the message around them.
+
+The oracle is the writer: what is read, counted, or there after `commit` and `recover` must be what
+was put, at its queue offset; what nothing touched must be there, unless its absence is said to be
+ambiguous; a message whose unit or whose other fields prove it is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import shutil
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversary.hostile import FORGED
+from tests.adversary.hostile_tier import (
+    BODIES,
+    PLACES,
+    STATES,
+    Case,
+    Hostile,
+    build,
+    damages,
+)
+from tests.adversary.tier_writer import QUEUE, TOPIC, TierWriter
+from tests.adversary.writer import frame, framed
+from tests.support.cli import run
+from tests.support.share import RUN, sample
+
+READ = ("-o", "jsonl", "--body", "base64")
+PROVEN = ("total_size", "magic", "physical_offset", "body_length", "topic_length",
+          "properties_length")
+"""Fields that the others of a record tell, or its unit."""
+
+
+def read(tier: Path) -> dict[int, dict[str, Any]]:
+    rows = run("tiered", "read", tier, *READ).jsonl()
+    return {row["queue_offset"]: row for row in rows}
+
+
+def body_of(row: dict[str, Any]) -> bytes:
+    return (base64.b64decode(row["body"]) if row["body_encoding"] == "base64"
+            else row["body"].encode())
+
+
+def judged(store: Hostile, rows: dict[int, dict[str, Any]]) -> set[int]:
+    """The queue offsets given; fails for a message that nobody put, or at another place."""
+    put = {one.queue_offset: one for one in store.puts}
+    for queue_offset, row in rows.items():
+        body = body_of(row)
+        assert queue_offset in put, f"a frame in a body was given as queue offset {queue_offset}"
+        one = put[queue_offset]
+        assert one.physical in store.damaged or (
+            row["physical_offset"], body) == (one.physical, one.body), "a frame was given"
+        assert row["total_size"] == one.size
+    return set(rows)
+
+
+def is_proven(case: Case) -> bool:
+    """Whether the damaged message must be kept, as far as its own queue goes."""
+    kind, *rest = case.damage.split(":")
+    return kind == "flip" and rest[0] in PROVEN
+
+
+def check(case: Case, folder: Path) -> None:
+    store = build(folder / "store", case)
+    tier, puts = store.tier, {one.physical: one for one in store.puts}
+    intact = {one.queue_offset for one in store.intact}
+    # What is there is given by its units, and nothing else.
+    given = judged(store, read(tier))
+    if case.state in ("whole", "no-metadata"):
+        assert intact <= given
+    # A place inside of the message leads to no frame.
+    for at in (store.outer.body_at + 1, store.outer.body_at + len(store.outer.body) // 2):
+        told = run("tiered", "query", "offset", tier, "--topic", TOPIC, "--queue", str(QUEUE),
+                   "--phy", str(at), "--containing", "-o", "json", "--body", "base64")
+        if told.code == 0:
+            row = told.json()
+            row = row[0] if isinstance(row, list) else row
+            assert row["physical_offset"] in puts
+    # What is counted is no more than there is.
+    counted = run("tiered", "verify", tier, "-o", "json").expect(0, 1).json()
+    coverage = counted["coverage"]
+    assert coverage["messages"] + coverage["orphans"] <= len(puts)
+    stats = run("tiered", "stats", tier, "-o", "json").expect(0).json()
+    assert stats["orphans"]["messages"] + stats["total"]["messages"] <= len(puts)
+    # What an upload left is completed with messages only.
+    if case.state != "no-metadata":
+        copy = folder / "copy"
+        shutil.copytree(tier.parent, copy)
+        run("tiered", "commit", copy / "tieredstore", "-o", "json")
+        after = judged(store, read(copy / "tieredstore"))
+        assert given <= after
+    # What is recovered is what was put.
+    named = ("--metadata",
+             str(tier.parent / "config" / "tieredStoreMetadata.json"))
+    plan = recover(tier, *named, "--apply", "--yes").expect(0, 1).json()
+    after = judged(store, read(tier))
+    missing = intact - after
+    if case.state == "unit-gone":
+        missing -= {store.outer.queue_offset}
+    if plan.get("ambiguous"):
+        assert case.state in ("no-units", "nothing", "unit-gone", "units-flipped", "lagging")
+        assert any(one["category"] == "ambiguous" for one in counted["findings"])
+    else:
+        assert not missing, f"intact messages are lost: {sorted(missing)}"
+    if is_proven(case) and not plan.get("ambiguous"):
+        row = read(tier).get(store.outer.queue_offset)
+        assert row is not None, "the message itself is lost"
+        assert body_of(row) == store.outer.body
+    again = recover(tier, *named).expect(0, 1).json()
+    assert again["actions"] == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("body", "state"), sample(product(BODIES, STATES), 8, "forged tier"))
+def test_forged(body: str, state: str, place: str, tmp_path: Path) -> None:
+    which = random.Random(RUN.number(f"{body} {state} {place}"))
+    for damage in which.sample(list(damages(place)), 20 if RUN.exhaustive else 1):
+        check(Case(body, place, damage, state), tmp_path / damage.replace(":", "."))
+
+
+@pytest.mark.parametrize("state", sample(STATES, 2, "forged tier and random damage"))
+def test_random_damage(state: str, seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    for number in range(100 if RUN.exhaustive else 2):
+        case = Case(chance.choice(list(BODIES)), chance.choice(PLACES),
+                    f"random:{seed + number}", state)
+        check(case, tmp_path / str(number))
+
+
+def recover(tier: Path, *options: str) -> Any:
+    return run("tiered", "recover", tier, *options, "-o", "json")
+
+
+@pytest.mark.parametrize("coda", [False, True])
+def test_what_the_writer_makes_is_sound(coda: bool, tmp_path: Path) -> None:
+    writer = TierWriter(first=3, coda=coda)
+    for number in range(20):
+        if number in (4, 11):
+            writer.roll()
+        writer.put(framed([frame(TOPIC, FORGED, number, queue_id=QUEUE)]), keys=f"k{number} all",
+                   tags="A")
+    tier = writer.write(tmp_path / "store")
+    verdict = run("tiered", "verify", tier, "-o", "json").expect(0).json()
+    assert verdict["findings"] == []
+    assert verdict["coverage"]["messages"] == len(writer.puts)
+    assert verdict["coverage"]["items_proven"] == len(writer.items)
+    assert recover(tier).expect(0).json()["actions"] == []
+
+
+@pytest.mark.parametrize("body", ["own", "straddle", "nested"])
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_where_nothing_tells_it_is_left_for_a_choice(body: str, place: str,
+                                                     tmp_path: Path) -> None:
+    """No head, no unit, no index item, and the log is still written to: frames may be messages."""
+    store = build(tmp_path / "store", Case(body, place, "zeros", "nothing"))
+    findings = run("tiered", "verify", store.tier, "-o", "json").json()["findings"]
+    unclear = [one for one in findings if one["category"] == "ambiguous"]
+    assert [one["offset"] in range(store.outer.physical, store.outer.end)
+            for one in unclear] == [True]
+    before = [one.physical for one in store.puts if one.physical < store.outer.physical]
+    for options in ((), ("--drop-orphans",)):
+        plan = recover(store.tier, *options).expect(1)
+        assert "--ambiguous keep" in plan.err
+        assert plan.json()["ambiguous"] == unclear[0]["count"] > 0
+        assert not [one for one in plan.json()["actions"] if one["action"] == "cut"]
+    refused = run("tiered", "commit", store.tier, "-o", "json").expect(1).json()
+    assert [one["status"] for one in refused] == ["refused"]
+    recover(store.tier, "--apply", "--yes").expect(1)
+    assert [row["physical_offset"] for row in read(store.tier).values()] == before
+    recover(store.tier, "--ambiguous", "keep", "--apply", "--yes").expect(0)
+    assert any(FORGED in body_of(row) for row in read(store.tier).values())
+    assert recover(store.tier).expect(0).json()["actions"] == []
+
+
+def test_a_full_segment_proves_the_messages_at_its_end(tmp_path: Path) -> None:
+    """Nothing but the files is left: what follows the damage reaches just to where the next segment
+    begins, and no body can end there.
+    """
+    store = build(tmp_path / "store", Case("padded", "middle", "zeros", "nothing"))
+    plan = recover(store.tier, "--apply", "--yes").expect(0).json()
+    assert "ambiguous" not in plan
+    given = judged(store, read(store.tier))
+    assert {one.queue_offset for one in store.intact} <= given
+
+
+def test_a_torn_upload_is_cut_with_the_frames_in_it(tmp_path: Path) -> None:
+    """The message that was being written says to end behind the log: what is in it is its body."""
+    store = build(tmp_path / "store", Case("own", "last", "tear:topic", "lagging"))
+    done = run("tiered", "commit", store.tier, "-o", "json").expect(0).json()
+    assert [(one["units_added"], one["status"]) for one in done] == [(0, "completed")]
+    given = judged(store, read(store.tier))
+    assert given == {one.queue_offset for one in store.intact}
+    assert run("tiered", "verify", store.tier, "-o", "json").expect(0).json()["findings"] == []
+
+
+def test_a_unit_that_leads_to_just_before_its_message_is_set_right(tmp_path: Path) -> None:
+    """16 bytes before, where a coda might lie and none does."""
+    writer = TierWriter()
+    for number in range(4):
+        writer.put(b"message %d" % number)
+    place = writer.puts[2].physical
+    writer.units[2] = (place - 16).to_bytes(8, "big") + writer.units[2][8:]
+    tier = writer.write(tmp_path / "store")
+    recover(tier, "--apply", "--yes").expect(0)
+    assert [row["physical_offset"] for row in read(tier).values()] == [
+        one.physical for one in writer.puts]
+
+
+def test_an_index_item_proves_a_message(tmp_path: Path) -> None:
+    """Without a consume queue, and nothing left of the damaged message's head, the keys of the
+    messages behind it tell that they are messages.
+    """
+    store = build(tmp_path / "store", Case("own", "first", "zeros", "no-units"))
+    recover(store.tier, "--apply", "--yes").expect(1)  # of the frames nothing tells
+    given = judged(store, read(store.tier))
+    assert {one.queue_offset for one in store.intact} <= given
+    assert recover(store.tier).expect(0).json()["actions"] == []
