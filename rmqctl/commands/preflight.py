@@ -44,7 +44,8 @@ def command(
     cut off the log, and those that stay in it but get no row in their queue. Also what is lost
     already, though consumequeues, index or group offsets know it, and which groups would stand
     beyond the end of their queue. `rmqctl recover --strategy broker` does the same things. Exit
-    code 1 when the broker would not start, or anything readable would be or is lost.
+    code 1 when the broker would not start, or anything readable would be or is lost; 3 where the
+    consumequeues are in a form that is not read (RocksDB): then the log is judged, not they.
 
         rmqctl preflight STORE --broker-version 5.3.3 -o json
     """
@@ -62,17 +63,25 @@ def command(
             out.note(text)
     if refused:
         raise StoreIOError(f"{refused[0]}; the prediction is made without it")
+    predicted.require_judged(store.root)
     if not (predicted.start_is_harmless if start_only else predicted.harmless):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
 def _next(prediction: Prediction, root: str) -> str | None:
-    """The one command to go on with, which only shows a plan; None where nothing is to be done."""
+    """The one command to go on with, which only looks or shows a plan; None where nothing is to be
+    done.
+    """
+    if prediction.not_judged:  # `recover` plans nothing for such a store
+        return f"rmqctl verify {shlex.quote(root)}"
     return None if prediction.harmless else f"rmqctl recover {shlex.quote(root)}"
 
 
 def _show(page: Human, prediction: Prediction, following: str | None) -> None:
-    page.text(_headline(prediction), "good" if prediction.harmless else "bad")
+    page.text(_headline(prediction), "warn" if prediction.not_judged else
+              "good" if prediction.harmless else "bad")
+    if prediction.not_judged:
+        page.text(f"not judged: {', '.join(prediction.not_judged)}", "warn")
     if prediction.impact is not None:
         page.text(prediction.impact.in_words())
     for text in prediction.refusals:
@@ -101,6 +110,8 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
 
 def _headline(prediction: Prediction) -> str:
     broker = f"a {prediction.broker_version} broker"
+    if prediction.not_judged:
+        broker = f"as far as can be judged, {broker}"
     gone = ""
     if prediction.messages_already_lost:
         count = prediction.messages_already_lost
@@ -123,7 +134,9 @@ def _headline(prediction: Prediction) -> str:
         costs.append(f"destroy all consumequeues ({count_text(prediction.rows_lost)} rows)")
     groups = {offset.group for offset in prediction.offsets_beyond_end}
     beyond = f"; {counted(len(groups), 'group')} would stand beyond the end" if groups else ""
-    costless = "lose nothing more" if gone else "lose nothing"
+    costless = "lose nothing more" if gone else (
+        "lose nothing" if not prediction.not_judged else "cut no message off the log"
+        if prediction.truncate_to is not None else "maybe cut messages off the log")
     return f"{gone}{broker} would start and {' and '.join(costs) or costless}{beyond}"
 
 
@@ -140,6 +153,7 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     facts: dict[str, Any] = {"recovery": prediction.recovery}
     if prediction.start_file:
         facts["starts with"] = f"{prediction.start_file}: {prediction.start_reason}"
+    if prediction.truncate_to is not None and prediction.stop_reason:
         facts["log ends at"] = f"{prediction.truncate_to}: {prediction.stop_reason}"
     if prediction.dispatch:
         values = prediction.as_dict()

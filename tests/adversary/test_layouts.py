@@ -6,12 +6,14 @@ is judged, and nothing is ever planned or written into a store of which a part c
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,11 +116,90 @@ def test_rocksdb_consumequeue(tmp_path: Path) -> None:
     assert run("recover", "table", store, "-o", "json").expect(0).json() == {
         "orders-0": 20, "orders-1": 20, "orders-2": 20}
     run("query", "key", store, "--topic", "orders", "--key", "k7").expect(0)
-    for words in (("preflight", store), ("offsets", store),
+    for words in (("offsets", store),
                   ("query", "time", store, "--topic", "orders", "--queue", "0", "--time",
                    "1700000000000")):
         assert "RocksDB" in run(*words).expect(3).err
     nothing_is_planned(store)
+
+
+# -- preflight: what follows from the log alone ---------------------------------------------------
+
+
+def predicted(store: Path, *more: str) -> dict[str, Any]:
+    with assert_unchanged(store):
+        result = run("preflight", store, *more, "-o", "json").expect(3)
+    assert "not judged: consumequeue, index" in result.err
+    assert "RocksDB" in result.err
+    found: dict[str, Any] = result.json()
+    assert [one["structure"] for one in found["not_judged"]][:2] == ["consumequeue", "index"]
+    assert found["next"] == f"rmqctl verify {store}"
+    return found
+
+
+def without_rows(writer: Writer, folder: Path) -> Path:
+    store = writer.write(folder)
+    shutil.rmtree(store / "consumequeue")
+    database(store / "consumequeue")
+    return store
+
+
+def test_preflight_judges_the_log_under_rocksdb(tmp_path: Path) -> None:
+    writer = orders()
+    store = without_rows(writer, tmp_path / "s")
+    end = writer.puts[-1].end
+    found = predicted(store)
+    assert (found["starts"], found["truncate_to"], found["messages"]) == (True, end, 60)
+    assert (found["messages_lost"], found["impact"], found["actions"]) == (0, None, [])
+    said = run("preflight", store).expect(3).out.splitlines()
+    assert said[0] == ("as far as can be judged, a 5.3.3 broker would start and cut no message off "
+                       "the log")
+    assert said[1] == "not judged: consumequeue, index"
+    # An unclean end, and a file that no broker loads.
+    (store / "abort").touch()
+    assert predicted(store)["recovery"] == "abnormal"
+    (store / "commitlog/00000000000000000001").write_bytes(b"x")
+    assert predicted(store)["starts"] is False
+
+
+def test_preflight_under_rocksdb_says_what_is_sure_and_what_may_be(tmp_path: Path) -> None:
+    """Damage in the last file ends the log wherever recovery begins; in an older one it depends."""
+    writer = orders()
+    last = [put for put in writer.puts if put.physical >= writer.puts[-1].physical // 4096 * 4096]
+    assert len(last) >= 3
+    writer.flip(last[1].body_at, 3)
+    found = predicted(without_rows(writer, tmp_path / "sure"))
+    assert (found["truncate_to"], found["messages_lost"]) == (last[1].physical, len(last) - 2)
+    assert found["impact"] == {"messages": len(last) - 2, "of": 59,
+                               "topics": {"orders": len(last) - 2}, "from": found["impact"]["from"],
+                               "to": found["impact"]["to"], "complete": True}
+    assert None not in (found["impact"]["from"], found["impact"]["to"])
+    writer = orders()
+    early = writer.puts[5]
+    writer.flip(early.body_at, 3)
+    found = predicted(without_rows(writer, tmp_path / "open"))
+    assert (found["truncate_to"], found["messages_lost"]) == (None, 0)
+    notes = " ".join(found["notes"])
+    assert f"begun in commitlog/{0:020}, the log ends at {early.physical} " in notes
+    assert "cuts off 54 intact messages" in notes
+    assert "cuts off 0 intact messages" in notes
+    assert "1 place of the log is damaged" in notes
+    said = run("preflight", tmp_path / "open").expect(3).out
+    assert "would start and maybe cut messages off the log" in said
+
+
+@pytest.mark.parametrize("state", ["before", "after"])
+def test_preflight_ends_a_rocksdb_log_where_the_engine_did(
+        unpacked: Callable[[str], Path], state: str) -> None:
+    """A torn record behind which nothing lies, before and after the engine has cut it off."""
+    root = unpacked("5.3.3/rocksdb-crash-trunc").parent
+    found = predicted(root / state)
+    expected = json.loads((root / "expect.json").read_text())["maxPhyOffsetAfterLoad"]
+    assert (found["truncate_to"], found["messages_lost"]) == (expected, 0)
+    # Behind damage rows would be asked: that they are not read is no reason to judge nothing.
+    judged = run("verify", root / state, "-o", "json").expect(1).json()
+    assert expected in [one["offset"] for one in judged["findings"] if one["severity"] != "info"]
+    assert run("read", root / state, "-o", "jsonl").jsonl()
 
 
 def test_the_data_source_does_not_call_them_empty(tmp_path: Path) -> None:

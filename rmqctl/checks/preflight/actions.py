@@ -27,14 +27,11 @@ def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVer
          queues: Queues, index: Index, walk: RecoveryWalk | None,
          saved: CheckpointRecord) -> None:
     """Adds all actions, and the figures that go with them, to the prediction."""
-    add = predicted.actions.append
-    for file in loading.emptied:
-        predicted.doomed.append(target := relative(store, file.path))
-        add(Action(DELETE, target, 0, None, "a last file without a byte", "byte"))
+    emptied(predicted, store, loading)
     if not log.files:
         _destroyed(predicted, store, queues)
     else:
-        _log(predicted, store, log)
+        cut_log(predicted, store, log)
         for state in queues.states:
             _queue(predicted, store, state)
             if state.kind == PLAIN:
@@ -43,11 +40,26 @@ def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVer
     predicted.leaves |= bool(predicted.rows_cut) or index.end_phy > (predicted.truncate_to or 0)
     _checkpoint(predicted, store, log, version, queues, index, walk, saved)
     if store.has_abort and predicted.starts:
-        add(Action("remove", "abort", None, None,
-                   "the last end was unclean; it goes when the broker has stopped cleanly"))
+        abort(predicted)
 
 
-def _log(predicted: Prediction, store: Store, log: CommitLog) -> None:
+def emptied(predicted: Prediction, store: Store, loading: Load) -> None:
+    """Last files without a byte are deleted."""
+    for file in loading.emptied:
+        predicted.doomed.append(target := relative(store, file.path))
+        predicted.actions.append(Action(DELETE, target, 0, None, "a last file without a byte",
+                                        "byte"))
+
+
+def abort(predicted: Prediction) -> None:
+    """The abort file goes, in the end."""
+    predicted.actions.append(Action(
+        "remove", "abort", None, None,
+        "the last end was unclean; it goes when the broker has stopped cleanly"))
+
+
+def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
+    """What lies beyond ``predicted.truncate_to`` goes."""
     end = predicted.truncate_to
     assert end is not None
     file = log.file_of(end)
@@ -115,7 +127,8 @@ def _looked_at(state: QueueState) -> tuple[str, ...]:
     return tuple(file.name for file in remaining)
 
 
-def _index(predicted: Prediction, store: Store, index: Index) -> None:
+def discarded(predicted: Prediction, store: Store, index: Index) -> None:
+    """Index files that are not trusted go."""
     for loaded in index.discarded:
         predicted.doomed.append(target := relative(store, loaded.file.path))
         entries = loaded.header.entries if loaded.header else 0
@@ -124,6 +137,10 @@ def _index(predicted: Prediction, store: Store, index: Index) -> None:
             "it ends after the checkpoint's index time, which is not trusted after an unclean "
             "end", "entry"))
     predicted.index_discarded = len(index.discarded)
+
+
+def _index(predicted: Prediction, store: Store, index: Index) -> None:
+    discarded(predicted, store, index)
     predicted.index_lost = max(0, index.discarded_before(store, predicted.truncate_to or 0)
                                - index.entries + index.duplicates)
     predicted.index_entries, predicted.index_duplicates = index.entries, index.duplicates

@@ -18,6 +18,7 @@ from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.store.config.config import UNREADABLE, load_one
 from rmqctl.store.files import StoreFile, Trouble, listing
+from rmqctl.store.layout import SUPERSEDED
 from rmqctl.store.store import Store
 
 _CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
@@ -40,10 +41,14 @@ class Load:
 
 
 def load(store: Store, version: BrokerVersion) -> Load:
-    """Everything that keeps a broker from starting; nothing is read but names and sizes."""
+    """Everything that keeps a broker from starting; nothing is read but names and sizes. Of
+    consumequeues in a form that is not read nothing is said.
+    """
     loading = Load()
     _config(store, loading)
     _log(store, version, loading)
+    if not store.layout.reads("consumequeue"):
+        return loading
     expected = queue_file_size(store)
     for queue in store.queues.values():
         _folder(store, version, loading, queue.folder, queue.files, queue.troubles, expected)
@@ -71,6 +76,8 @@ def queue_file_size(store: Store) -> int | None:
 
 def _config(store: Store, loading: Load) -> None:
     for name in _CONFIG:
+        if name in SUPERSEDED and not store.layout.reads("config"):
+            continue  # nobody reads it
         try:
             config = load_one(store, name)
         except StoreIOError as error:

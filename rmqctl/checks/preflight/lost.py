@@ -31,55 +31,25 @@ _BLOCK = 1 << 17
 _FAR = 4096
 
 
-class Lost:
-    """Intact messages beyond the end of the log, by topic.
+def intact(batch: Batch) -> Array:
+    """Which messages of a batch are intact (bool)."""
+    good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
+    return good
 
-    ``superseded`` counts those whose place in their queue is held by a message before that end:
-    an earlier cut left them, they are no longer anybody's.
-    """
 
-    def __init__(self, queues: Queues, end: int) -> None:
-        self._queues, self._end = queues, end
+class _Counted:
+    """Messages by topic, the first of them singly."""
+
+    def __init__(self) -> None:
         self._topics = text.Dictionary()
         self.by_topic: Counter[str] = Counter()
         self.first: list[LostMessage] = []
-        self.superseded = 0
         self.times: list[int] = []
         """The earliest and the latest store time (ms); nothing before the first message."""
 
     @property
     def total(self) -> int:
         return sum(self.by_topic.values())
-
-    def collect(self, log: CommitLog, look: Callable[[Batch], None],
-                progress: Progress | None = None) -> None:
-        """``look`` sees all batches, too."""
-        for number, file in enumerate(log.files):
-            if file.end <= self._end:
-                continue
-            for batch in Walk(log.source(number), max(0, self._end - file.base)):
-                look(batch)
-                if len(batch):
-                    self._add(batch)
-            if progress is not None:
-                progress(file.end - max(file.base, self._end))
-
-    def _add(self, batch: Batch) -> None:
-        intact: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
-        intact &= batch.offset >= self._end
-        old: Array = np.zeros(len(batch), bool)
-        for number, offset, place, record in self._queues.expected(batch):
-            for part in _by_queue(number):
-                queue = self._queues.states[int(number[part[0]])].found
-                if isinstance(queue, ConsumeQueue):
-                    units = _units(queue, offset[part])
-                    other = ((units["physical_offset"] != place[part])
-                             & (units["physical_offset"] < self._end)
-                             & (units["physical_offset"] >= 0) & (units["size"] > 0)
-                             & (units["size"] != FILLER.size))
-                    old[record[part[other]]] = True
-        self.superseded += int((old & intact).sum())
-        self._take(batch, np.flatnonzero(intact & ~old))
 
     def _take(self, batch: Batch, rows: Array) -> None:
         if len(rows):
@@ -97,6 +67,61 @@ class Lost:
                 int(batch.column("queue_offset")[row]), int(batch.offset[row]),
                 int(batch.column("total_size")[row]),
                 int(batch.column("store_timestamp")[row])))
+
+
+class Cut(_Counted):
+    """Intact messages of a log from physical offset ``end`` on. StoreIOError."""
+
+    def __init__(self, log: CommitLog, end: int) -> None:
+        super().__init__()
+        for number, file in enumerate(log.files):
+            if file.end <= end:
+                continue
+            for batch in Walk(log.source(number), max(0, end - file.base)):
+                if len(batch):
+                    self._take(batch, np.flatnonzero(intact(batch) & (batch.offset >= end)))
+
+
+class Lost(_Counted):
+    """Intact messages beyond the end of the log, by topic.
+
+    ``superseded`` counts those whose place in their queue is held by a message before that end:
+    an earlier cut left them, they are no longer anybody's.
+    """
+
+    def __init__(self, queues: Queues, end: int) -> None:
+        super().__init__()
+        self._queues, self._end = queues, end
+        self.superseded = 0
+
+    def collect(self, log: CommitLog, look: Callable[[Batch], None],
+                progress: Progress | None = None) -> None:
+        """``look`` sees all batches, too."""
+        for number, file in enumerate(log.files):
+            if file.end <= self._end:
+                continue
+            for batch in Walk(log.source(number), max(0, self._end - file.base)):
+                look(batch)
+                if len(batch):
+                    self._add(batch)
+            if progress is not None:
+                progress(file.end - max(file.base, self._end))
+
+    def _add(self, batch: Batch) -> None:
+        good = intact(batch) & (batch.offset >= self._end)
+        old: Array = np.zeros(len(batch), bool)
+        for number, offset, place, record in self._queues.expected(batch):
+            for part in _by_queue(number):
+                queue = self._queues.states[int(number[part[0]])].found
+                if isinstance(queue, ConsumeQueue):
+                    units = _units(queue, offset[part])
+                    other = ((units["physical_offset"] != place[part])
+                             & (units["physical_offset"] < self._end)
+                             & (units["physical_offset"] >= 0) & (units["size"] > 0)
+                             & (units["size"] != FILLER.size))
+                    old[record[part[other]]] = True
+        self.superseded += int((old & good).sum())
+        self._take(batch, np.flatnonzero(good & ~old))
 
 
 class Unreachable:

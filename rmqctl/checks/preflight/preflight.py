@@ -27,7 +27,8 @@ from rmqctl.checks.preflight.actions import differences
 from rmqctl.checks.preflight.already import AlreadyLost
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
-from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files
+from rmqctl.checks.preflight.log_only import QUEUES, judge_log
+from rmqctl.checks.preflight.lost import Lost, Unreachable, duplicate_files, intact
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
@@ -44,11 +45,13 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
               progress: Progress | None = None) -> Prediction:
     """What a broker of ``broker_version`` does when it starts.
 
-    None: the version the store was made for, else that of its generation.
+    None: the version the store was made for, else that of its generation. Of a store whose
+    consumequeues lie in a form that is not read only the log is judged (``not_judged``).
 
     ``full``: messages without a row are looked for in all of the log, else only in the part
     which the broker reads. ``progress`` is told bytes of the log. UsageError for a version that
-    cannot be predicted, StoreIOError where the log cannot be read.
+    cannot be predicted, UnsupportedError for a log in a form that is not read, StoreIOError where
+    it cannot be read.
     """
     release = broker_version or default_release(store)
     version = version_of(release)
@@ -59,18 +62,23 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     if running:
         predicted.notes.append("a broker runs on this store now: this is what one would do that "
                                "starts on the files as they are at this moment")
+    store.layout.require(store.root, "commitlog")
     loading = load(store, version)
     if loading.refusals:
         predicted.starts = False
         predicted.actions = list(loading.refusals)
         predicted.refusals = [f"{refusal.target}: {refusal.reason}" for refusal in loading.refusals]
+    if not store.layout.reads(QUEUES):
+        judge_log(store, version, predicted, loading)
+        return predicted
+    if loading.refusals:
         predicted.differences = differences(predicted, loading, store.sizes.conf)
         with closing(loaded_log(store, version)) as log:
             already = AlreadyLost(store, Queues(store, version))
             predicted.messages = 0
             for batch in log.walk():
                 already.look(batch)
-                predicted.messages += intact(batch)
+                predicted.messages += _count_of(batch)
             already.judge(predicted, log, {}, running)
         return predicted
     with closing(loaded_log(store, version)) as log:
@@ -142,7 +150,7 @@ class _Start:
                 self.unreachable.add(batch, put)
             if not walk.odd:
                 self.already.look(batch, spans=False)
-            self.intact += intact(batch)
+            self.intact += _count_of(batch)
             self._read(batch)
         predicted.truncate_to, predicted.stop_reason = walk.end, walk.stop
         if self.store.cut_off is not None and self.store.cut_off.end == walk.end:
@@ -184,7 +192,7 @@ class _Start:
                 if walk.odd:
                     continue
                 if start < self.start:
-                    self.intact += intact(batch, before=self.start)
+                    self.intact += _count_of(batch, before=self.start)
                 if self.clean:
                     self.unreachable.add(batch, put)
                 else:
@@ -205,7 +213,7 @@ class _Start:
             end = min(self.reput_start, self.made.truncate_to or 0)
         for batch in self.log.walk(self.log.min_offset, end):
             self.already.look(batch)
-            self.intact += intact(batch, before=self.start)
+            self.intact += _count_of(batch, before=self.start)
             if len(batch):
                 self.unreachable.add(batch, np.zeros(len(batch), bool))
                 self._read(batch)
@@ -251,7 +259,7 @@ class _Start:
     def _beyond(self, batch: Batch) -> None:
         """A batch beyond the end of the log."""
         self.already.look(batch)
-        self.intact += intact(batch)
+        self.intact += _count_of(batch)
 
     def _duplicates(self, predicted: Prediction) -> None:
         for duplicate in duplicate_files(self.log, predicted.truncate_to or 0):
@@ -292,9 +300,9 @@ class _Start:
             self.progress(int(batch.column("total_size").sum()))
 
 
-def intact(batch: Batch, before: int | None = None) -> int:
+def _count_of(batch: Batch, before: int | None = None) -> int:
     """How many intact messages a batch has; those that start ``before`` a physical offset only."""
     if not len(batch):
         return 0
-    good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
+    good = intact(batch)
     return int((good if before is None else good & (batch.offset < before)).sum())

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rmqctl.actions import Action
 from rmqctl.broker.recovery import DispatchRange
 from rmqctl.checks.impact import Impact, span
+from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.store.files import StoreFile
 
@@ -119,6 +120,8 @@ class Prediction:
     checkpoint: CheckpointRecord | None = None
     notes: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    not_judged: dict[str, str] = field(default_factory=dict)
+    """Structures in a form that is not read, with the reason: nothing here is about them."""
     queues: list[QueueChange] = field(default_factory=list)
     doomed: list[str] = field(default_factory=list)
     """Files and folders of log, consumequeues and index that go away (relative to the root or
@@ -138,6 +141,12 @@ class Prediction:
         """Whether nothing would be lost, and nothing is."""
         return self.start_is_harmless and not (
             self.messages_already_lost or self.offsets_beyond_end or self.undecodable)
+
+    def require_judged(self, root: str) -> None:
+        """UnsupportedError, in one sentence, where not all of the store could be judged."""
+        if self.not_judged:
+            reason = next(iter(self.not_judged.values()))
+            raise UnsupportedError(f"{root}: not judged: {', '.join(self.not_judged)}; {reason}")
 
     @property
     def cut_impact(self) -> Impact | None:
@@ -191,5 +200,7 @@ class Prediction:
                       "entries_lost": self.index_lost},
             "checkpoint": None if self.checkpoint is None else self.checkpoint._asdict(),
             "impact": None if self.impact is None else self.impact.as_dict(),
+            "not_judged": [{"structure": name, "reason": reason}
+                           for name, reason in self.not_judged.items()],
             "refusals": self.refusals, "notes": self.notes, "differences": self.differences,
         }

@@ -1,0 +1,152 @@
+"""preflight of a store whose consumequeues lie in a form that is not read: what follows from the
+log, the small files and the names alone (spec: rocksdb.md §4, recovery.md §2-§4).
+
+Where a recovery begins is told by such consumequeues. So the log's end is judged for every file in
+which one may begin: it is known where all of them lead to the same, else only what lies beyond the
+furthest is lost for certain.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import groupby
+from typing import NamedTuple
+
+from rmqctl.broker.recovery import RecoveryWalk, checkpoint, judge, loaded_log, start_file
+from rmqctl.broker.versions import BrokerVersion
+from rmqctl.checks.preflight import actions
+from rmqctl.checks.preflight.index import Index
+from rmqctl.checks.preflight.load import Load, relative
+from rmqctl.checks.preflight.lost import Cut, intact
+from rmqctl.checks.preflight.types import Prediction
+from rmqctl.checks.verify.common import plural
+from rmqctl.scan.frames import DAMAGED
+from rmqctl.scan.headers import undecodable
+from rmqctl.store.log.commit_log import CommitLog
+from rmqctl.store.store import Store
+
+QUEUES = "consumequeue"
+
+
+class End(NamedTuple):
+    """Where a recovery that begins in one of the files ``first`` to ``last`` (numbers) ends the log
+    (a physical offset), and why.
+    """
+
+    first: int
+    last: int
+    offset: int
+    why: str
+
+
+def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loading: Load) -> None:
+    """Fills in what can be said without the consumequeues. StoreIOError."""
+    reason = store.layout.unread[QUEUES]
+    predicted.not_judged = {
+        QUEUES: reason,
+        "index": "which keys are indexed again follows from where recovery begins, which the "
+                 "consumequeues tell"}
+    if not store.layout.reads("config"):
+        predicted.not_judged["config"] = store.layout.unread["config"]
+    predicted.unreachable = None
+    with closing(loaded_log(store, version)) as log:
+        damage = _look(predicted, log)
+        if damage is not None:
+            predicted.notes.append(damage)
+        if not predicted.starts:
+            return
+        if not log.files:
+            predicted.truncate_to, predicted.stop_reason = 0, "the log has no file"
+            return
+        _recover(store, version, predicted, log)
+        _actions(store, predicted, log, loading)
+
+
+def _look(predicted: Prediction, log: CommitLog) -> str | None:
+    """Counts the intact messages of all of the log, and those that clients cannot decode; says
+    what is damaged.
+    """
+    predicted.messages, places, first = 0, 0, None
+    for batch in log.walk():
+        bad = [span.offset for span in batch.spans if span.kind == DAMAGED]
+        if len(batch):
+            good = intact(batch)
+            predicted.messages += int(good.sum())
+            predicted.undecodable += int((good & undecodable(batch)).sum())
+            bad += batch.offset[~good].tolist()
+        places += len(bad)
+        if bad and first is None:
+            first = min(bad)
+    return None if first is None else (
+        f"{plural(places, 'place')} of the log {'is' if places == 1 else 'are'} damaged, the first "
+        f"at {first}")
+
+
+def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: CommitLog) -> None:
+    """Where the log ends, and what that costs."""
+    # The files in which a recovery may begin; after a clean end older brokers do not ask.
+    if not store.has_abort and not version.normal_by_queues:
+        number, predicted.start_reason = start_file(store, log, version, -1)
+        predicted.start_file = relative(store, log.files[number].path)
+        starts = [number]
+    else:
+        starts = [number for number in range(len(log.files)) if not number
+                  or judge(log.source(number), 0, version, check_crc=False)[0] is not None]
+    # Where each leads to.
+    ends = possible_ends(log, starts, version)
+    costs = [Cut(log, end.offset) for end in ends]
+    sure = costs[-1]
+    predicted.messages_lost = sure.total
+    predicted.lost_by_topic = dict(sorted(sure.by_topic.items()))
+    predicted.lost_first = sure.first
+    if sure.times:
+        predicted.lost_from, predicted.lost_to = sure.times
+    if len(ends) == 1:
+        predicted.truncate_to, predicted.stop_reason = ends[0].offset, ends[0].why
+    else:
+        predicted.notes.append("where recovery begins is told by what is not read, and with it "
+                               "where the log ends: " + "; ".join(
+                                   _case(store, log, end, cost)
+                                   for end, cost in zip(ends, costs, strict=True)))
+    if any(cost.total for cost in costs):
+        predicted.notes.append("intact messages beyond the end of the log may have been cut off by "
+                               "an earlier start already; only the consumequeues tell")
+
+
+def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> list[End]:
+    """The ends of the log for recoveries that begin in the files ``starts`` (ascending numbers),
+    in the order of the log. Every byte is walked once. StoreIOError.
+    """
+    ends: list[End] = []
+    while starts:
+        walk = RecoveryWalk(log, starts[0], version)
+        for _ in walk:
+            pass
+        reached = [number for number in starts
+                   if number == starts[0] or log.files[number].base <= walk.end]
+        ends.append(End(reached[0], reached[-1], walk.end, walk.stop))
+        starts = starts[len(reached):]
+    return [End(same[0].first, same[-1].last, same[0].offset, same[0].why)
+            for _, group in groupby(ends, key=lambda end: end.offset) if (same := list(group))]
+
+
+def _case(store: Store, log: CommitLog, end: End, cost: Cut) -> str:
+    names = [relative(store, log.files[number].path) for number in (end.first, end.last)]
+    where = names[0] if names[0] == names[1] else f"{names[0]} to {names[1]}"
+    return (f"begun in {where}, the log ends at {end.offset} ({end.why}), which cuts off "
+            f"{plural(cost.total, 'intact message')}")
+
+
+def _actions(store: Store, predicted: Prediction, log: CommitLog, loading: Load) -> None:
+    """What the start does to files, as far as it is certain."""
+    saved = checkpoint(store)
+    actions.emptied(predicted, store, loading)
+    if predicted.truncate_to is not None:
+        actions.cut_log(predicted, store, log)
+    actions.discarded(predicted, store, Index(store, not store.has_abort,
+                                              saved.index_msg_timestamp))
+    predicted.notes.append(
+        "there is no checkpoint: recovery makes one" if store.checkpoint is None else
+        "what recovery writes into the checkpoint follows from the consumequeues")
+    if store.has_abort:
+        actions.abort(predicted)
