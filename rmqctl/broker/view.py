@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from rmqctl.broker.recovery import default_version, recover_log
-from rmqctl.broker.versions import BrokerVersion
+from typing import TYPE_CHECKING
+
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
+
+if TYPE_CHECKING:
+    from rmqctl.broker.versions import BrokerVersion
 
 SMALL_LOG = 64 << 20
 """Bytes of log that are walked without a thought to know where a broker ends it."""
@@ -14,6 +17,8 @@ SMALL_LOG = 64 << 20
 
 def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
     """What a broker of ``version`` (None: the store's own) would have of ``store``."""
+    from rmqctl.broker.recovery import default_version, recover_log
+
     rules = version or default_version(store)
     return View(store, lambda: recover_log(store, rules).end, rules.generation)
 

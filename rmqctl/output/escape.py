@@ -7,24 +7,31 @@ half surrogates, spreadsheet formulas. Each output format asks this module befor
 from __future__ import annotations
 
 import re
+from functools import cache
 
 # The marks that reorder or hide text, and line and paragraph separators. Joiners (U+200C, U+200D)
 # are none of them: Persian words and emoji need them.
 _HIDING = ("\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
            "\ufff9-\ufffb\U000e0000-\U000e007f")
 # Besides: C0 and C1 controls, DEL, and lone surrogates (which no encoder takes).
-_UNSAFE = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff{_HIDING}]")
-_UNSAFE_BUT_NEWLINE = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
+_UNSAFE = f"[\x00-\x1f\x7f-\x9f\ud800-\udfff{_HIDING}]"
+_UNSAFE_BUT_NEWLINE = _UNSAFE.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 # What JSON leaves raw although a terminal acts on it or shows a reader something else.
-_JSON_UNSAFE = re.compile(f"[\x7f-\x9f{_HIDING}]")
+_JSON_UNSAFE = f"[\x7f-\x9f{_HIDING}]"
 
 # What a spreadsheet takes for the beginning of a formula: the signs themselves, in their small and
 # full-width forms too (East Asian input), behind space of any kind; tab and carriage return alone.
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b\u2212"
-_FORMULA = re.compile(f"[\t\r\n]|[\\s\u200b-\u200f\u2060\ufeff]*[{_SIGNS}]")
-_PLAIN_NUMBER = re.compile(r" *[+-]?[0-9]+(\.[0-9]+)? *")
+_FORMULA = f"[\t\r\n]|[\\s\u200b-\u200f\u2060\ufeff]*[{_SIGNS}]"
+_PLAIN_NUMBER = r" *[+-]?[0-9]+(\.[0-9]+)? *"
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    """Compiled when it is needed: a run needs one or two of them."""
+    return re.compile(text)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -39,19 +46,19 @@ def _escape(match: re.Match[str]) -> str:
 
 def visible(text: str) -> str:
     """Return ``text`` on one line, control, reordering and surrogate characters escaped."""
-    return _UNSAFE.sub(_escape, text)
+    return _pattern(_UNSAFE).sub(_escape, text)
 
 
 def visible_lines(text: str) -> str:
     """Like :func:`visible`, but line feeds stay: for text rmqctl itself lays out in lines."""
-    return _UNSAFE_BUT_NEWLINE.sub(_escape, text)
+    return _pattern(_UNSAFE_BUT_NEWLINE).sub(_escape, text)
 
 
 def json_visible(encoded: str) -> str:
     r"""Return JSON text in which DEL, C1 controls and the marks that reorder or hide text are
     ``\uXXXX`` escapes; the data is equal.
     """
-    return _JSON_UNSAFE.sub(_json_escape, encoded)
+    return _pattern(_JSON_UNSAFE).sub(_json_escape, encoded)
 
 
 def _json_escape(match: re.Match[str]) -> str:
@@ -64,18 +71,18 @@ def spreadsheet_safe(text: str) -> str:
 
     Texts which are plain numbers are left alone: they mean the same as a number.
     """
-    if _FORMULA.match(text) and not _PLAIN_NUMBER.fullmatch(text):
+    if _pattern(_FORMULA).match(text) and not _pattern(_PLAIN_NUMBER).fullmatch(text):
         return "'" + text
     return text
 
 
 # What starts markup in GitHub-flavoured Markdown, and nothing else: an underscore inside a word
 # is none, nor is a bracket that no parenthesis follows.
-_MARKDOWN = re.compile(
+_MARKDOWN = (
     r"[|*`<~]|\\(?=[!-/:-@\[-`{-~])|(?<=\])\(|&(?=[a-zA-Z#])|(?<![^\W_])_|_(?![^\W_])"
 )
 
 
 def markdown_text(text: str) -> str:
     """Return one-line ``text`` such that Markdown shows it as it is."""
-    return _MARKDOWN.sub(lambda match: "\\" + match.group(), text)
+    return _pattern(_MARKDOWN).sub(lambda match: "\\" + match.group(), text)

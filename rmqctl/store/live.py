@@ -27,7 +27,6 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.files import Listing, StoreFile
 from rmqctl.store.index_files import IndexFile
 from rmqctl.store.log.end import LogAndQueues, last_dispatched, used_size
-from rmqctl.store.log.growth import GrowingLog
 
 _PATIENCE = 0.6
 """Seconds after which something at the end that does not become whole is damage, not a write."""
@@ -96,6 +95,8 @@ def _log_end(store: Held) -> int:
     """Behind the last message that is whole; behind all bytes where something else stays there."""
     if not store.log.files:
         return 0
+    from rmqctl.store.log.growth import GrowingLog
+
     log = GrowingLog(store.log_folders, lambda _: None)
     hint = last_dispatched(store)
     end = log.advance(log.last_file() if hint is None else hint)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.config import config_json
 from rmqctl.formats.local import delay
 from rmqctl.scan.source import FileSource
 
@@ -90,6 +89,8 @@ def recall(root: str) -> Remembered:
     path = path_of(root)
     if not os.path.lexists(path):
         return Remembered()
+    from rmqctl.formats.config import config_json
+
     try:
         with FileSource(path) as source:
             if source.size > MAX_SIZE:

@@ -6,7 +6,7 @@ from rmqctl.broker.versions import version_of
 from rmqctl.commands.shared.message_options import MessageOptions
 from rmqctl.commands.shared.messages import Faults, not_found, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreQueues, View
-from rmqctl.commands.shared.query_options import StoreTimeQuery, time_document, time_in_words
+from rmqctl.commands.shared.time_options import StoreTimeQuery, time_document, time_in_words
 from rmqctl.errors import UsageError
 
 NAME = ("query", "time")

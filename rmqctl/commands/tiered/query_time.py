@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rmqctl.commands.shared.message_options import MessageOptions
 from rmqctl.commands.shared.messages import Faults, not_found, rows_of, show_rows
 from rmqctl.commands.shared.options import Out
-from rmqctl.commands.shared.query_options import TierTimeQuery, time_document, time_in_words
 from rmqctl.commands.shared.tiered_options import AsBroker, LocalOptions, TierBroker
+from rmqctl.commands.shared.time_options import TierTimeQuery, time_document, time_in_words
 from rmqctl.errors import FormatError, UsageError
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import zlib
 from typing import NamedTuple
 
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.config import config_json
 from rmqctl.scan.source import FileSource, Source
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import used_size
@@ -58,6 +57,8 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
     """
     try:
         with FileSource(os.path.join(root, NOTE)) as source:
+            from rmqctl.formats.config import config_json
+
             document = config_json.parse(source.read(0, _MOST)).value
         noted = CutOff(*(int(document[name]) for name in CutOff._fields))
         if document["format"] != _FORMAT or any(file.base > noted.end for file in log.files):

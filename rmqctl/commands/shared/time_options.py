@@ -1,0 +1,94 @@
+"""Options of the queries by time, which a store and a tier both answer, and their answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rmqctl.broker.versions import NEWEST, release_of
+from rmqctl.commands.app.option_groups import OptionGroup
+from rmqctl.commands.shared.options import RequiredQueue, RequiredTopic
+from rmqctl.output.units import time_text
+from rmqctl.parse_values import parse_time
+
+if TYPE_CHECKING:
+    from rmqctl.broker.offset_by_time import TimeAnswer
+    from rmqctl.tiered.as_broker.router import RoutedTime
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeQuery(OptionGroup):
+    """Which time of which queue, and by whose rule; in what rules differ, subclasses say."""
+
+    topic: RequiredTopic
+    queue: RequiredQueue
+    time: Annotated[str, typer.Option(
+        "--time", metavar="TIME",
+        help="Store time: ISO-8601, epoch ms or s, yyyyMMdd, or relative (-2h, -7d).")]
+    boundary: Literal["lower", "upper"] = "lower"
+    like: str = NEWEST
+    messages: Annotated[bool, typer.Option(
+        "--messages", help="Show the messages from that offset on instead of the offset.")] = False
+    count: Annotated[int, typer.Option(
+        "--count", metavar="N", min=1, help="With --messages: how many.")] = 1
+
+    @property
+    def upper(self) -> bool:
+        return self.boundary == "upper"
+
+    def when(self, tz: tzinfo) -> int:
+        """The time in epoch ms. UsageError."""
+        return parse_time(self.time, tz=tz)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreTimeQuery(TimeQuery):
+    """A time in a store."""
+
+    boundary: Annotated[Literal["lower", "upper"], typer.Option(
+        "--boundary", help="lower: the first message stored then or later. upper: the last one "
+        "stored then or earlier.")] = "lower"
+    like: Annotated[str, typer.Option(
+        "--like", metavar="VERSION", parser=release_of, help="The release whose rule it is. Before "
+        "5.1.1 it was the message nearest in time, in a file chosen by its modification time.",
+    )] = NEWEST
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierTimeQuery(TimeQuery):
+    """A time in a tier."""
+
+    boundary: Annotated[Literal["lower", "upper"], typer.Option(
+        "--boundary", help="lower: the first message stored then or later. upper: the last one "
+        "stored exactly then; where none was, see --like.")] = "lower"
+    like: Annotated[Literal["5.3.3", "5.2.0"], typer.Option(
+        "--like", help="The upper boundary between two messages: the later one (5.3.3), or the "
+        "earlier one (5.2.0 and local stores).")] = "5.3.3"
+
+
+def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
+                  **whose: Any) -> dict[str, Any]:
+    """The answer for programs; ``whose`` says by which rule, or from where, it is."""
+    record = answer.record
+    return {
+        "queue_offset": answer.queue_offset, "topic": query.topic, "queue_id": query.queue,
+        "time": when, "boundary": query.boundary, **whose,
+        "min_offset": answer.min_offset, "max_offset": answer.max_offset,
+        "store_timestamp": None if record is None else record.store_timestamp,
+        "physical_offset": None if record is None else record.physical_offset,
+    }
+
+
+def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
+                  where: str) -> dict[str, str]:
+    """The answer for people; ``where`` words the place of its message, ``{}`` is the offset."""
+    state = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
+    if answer.record is not None:
+        state = (f"stored {time_text(answer.record.store_timestamp, tz)}, "
+                 f"{where.format(answer.record.physical_offset)}")
+    return {"asked for": time_text(when, tz), "queue offset": str(answer.queue_offset),
+            "there": state, "min offset": str(answer.min_offset),
+            "max offset": str(answer.max_offset)}
