@@ -6,16 +6,18 @@ import csv
 import io
 import itertools
 import json
+import math
 import os
 import re
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqctl.errors import StoreIOError
-from rmqctl.output import FLUSH, FORMATS, Output
+from rmqctl.output import FLUSH, FORMATS, Output, jsonlines
 from rmqctl.output.cells import PAGE_ROWS, cut, display_width, pages
 from rmqctl.output.escape import json_visible, markdown_text, spreadsheet_safe, visible
 from rmqctl.output.plot import bars, columns
@@ -822,3 +824,17 @@ def test_exposition():
 def test_names_prometheus_would_refuse(metric):
     with pytest.raises(ValueError, match="not a"):
         exposition([metric])
+
+
+ODD_ROWS: list[dict[str, Any]] = [
+    {"text": "\x00\x1f\x7f\u2028é\U0001f600 \"\\/", "n": -(1 << 63), "yes": True, "none": None},
+    {"big": 1 << 64, "bigger": 1 << 200}, {"half": "\ud800"}, {"real": 1.5, "large": 1e22},
+    {"nested": {"a": ["b", {"c": 1.0}]}, "list": [], "map": {}, "pair": (1, "two")},
+    {"set": {"b", "a"}, "in a list": [{"b", "a"}]}, {"": ""}, {"nan": math.nan}]
+
+
+@pytest.mark.parametrize("row", ODD_ROWS, ids=lambda row: next(iter(row)))
+def test_rows_are_worded_as_the_standard_library_words_them(row: dict[str, Any]) -> None:
+    expected = json.dumps({key: None if value is math.nan else value for key, value in row.items()},
+                          ensure_ascii=False, separators=(", ", ": "), default=sorted)
+    assert jsonlines._encode_row(row) == expected

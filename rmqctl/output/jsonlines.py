@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import chain
 from typing import Any
 
 from rmqctl.output.cells import FLUSH, Layout, Row, plain_value
@@ -18,6 +20,9 @@ _FLUSH_SECONDS = 0.2
 _COMPACT = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(", ", ": "), default=plain_value
 )
+
+_SCALARS = frozenset({str, int, bool, type(None)})
+_CONTAINERS = frozenset({dict, list, tuple})
 
 # In an indented document a flat object or list up to this length stays on one line.
 _LINE_CHARS = 100
@@ -39,6 +44,32 @@ def _encode(value: Any) -> str:
         return _COMPACT.encode(value)
     except ValueError:  # the only one an acyclic value can cause is NaN
         return _COMPACT.encode(_finite(value))
+
+
+def _encode_row(row: Row) -> str:
+    """As `_encode`, several times faster for rows of texts, whole numbers and flat containers."""
+    values = row.values()
+    kinds = set(map(type, values))
+    nested = kinds & _CONTAINERS
+    if nested:
+        inner = [value.values() if type(value) is dict else value
+                 for value in values if type(value) in nested]
+        kinds = (kinds - nested).union(map(type, chain.from_iterable(inner)))
+    if not kinds <= _SCALARS:
+        return _encode(row)
+    to_json, spaced = _fast()
+    try:
+        return str(spaced(to_json(row), indent=0), "utf-8")
+    except (ValueError, OverflowError):  # lone surrogates, integers of more than 64 bits
+        return _encode(row)
+
+
+@cache
+def _fast() -> Any:
+    """Msgspec's encoder, and what puts the spaces there; imported where rows are to be encoded."""
+    from msgspec import json as fast
+
+    return fast.Encoder().encode, fast.format
 
 
 def _indented(value: Any, margin: str = "") -> str:
@@ -104,7 +135,6 @@ def writer(name: str, target: Target) -> JsonLines:
 def _stream(sink: Sink, rows: Iterable[Row], comma: str, ending: str, terminal: bool) -> int:
     # The array form puts the separator before each object, so that nothing follows the last one.
     lead = "" if ending else "\n"
-    encode: Callable[[Any], str] = _COMPACT.encode
     pending: list[str] = []
     size = count = 0
     clock = time.monotonic
@@ -115,10 +145,7 @@ def _stream(sink: Sink, rows: Iterable[Row], comma: str, ending: str, terminal: 
             sink.flush()
             pending, size, flushed = [], 0, clock()
             continue
-        try:
-            text = encode(row)
-        except ValueError:
-            text = _encode(row)
+        text = _encode_row(row)
         if terminal:
             text = json_visible(text)
         text = f"{comma if count else ''}{lead}{text}{ending}"
