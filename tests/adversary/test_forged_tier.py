@@ -10,12 +10,15 @@ from __future__ import annotations
 import base64
 import random
 import shutil
+import struct
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmqctl.pipeline.source.tiered import RecordPiece, TierQueue, tier_batches
+from rmqctl.tiered.tier import Tier
 from tests.adversary.hostile import FORGED
 from tests.adversary.hostile_tier import (
     BODIES,
@@ -221,3 +224,50 @@ def test_an_index_item_proves_a_message(tmp_path: Path) -> None:
     given = judged(store, read(store.tier))
     assert {one.queue_offset for one in store.intact} <= given
     assert recover(store.tier).expect(0).json()["actions"] == []
+
+
+@pytest.mark.parametrize("damaged", ["unit", "item"])
+def test_what_is_damaged_and_leads_into_a_body(damaged: str, tmp_path: Path) -> None:
+    """A unit, or an index item, that leads to just where a frame lies, which is like the message
+    that it was of.
+    """
+    writer = TierWriter()
+    writer.put(b"first")
+    false = frame(TOPIC, FORGED, 2, queue_id=QUEUE, properties={"UNIQ_KEY": "wanted"})
+    around = writer.put(framed([false], before=b"lead", after=b"rest"))
+    place, size = around.body_at + 4, len(false.at(0))
+    last = writer.put(b"gen", properties_raw=b"UNIQ_KEY\x01wanted\x02KEYS\x01\x02")
+    if damaged == "unit":
+        writer.units[2] = struct.pack(">qiq", place, size, 0)
+    else:
+        writer.items = [(code, place, size, time) if at == last.physical
+                        else (code, at, length, time) for code, at, length, time in writer.items]
+    tier = writer.write(tmp_path / "store")
+    assert set(read(tier)) == ({0, 1} if damaged == "unit" else {0, 1, 2})
+    at = ("--topic", TOPIC, "--queue", str(QUEUE), "--offset", "2")
+    assert FORGED.decode() not in run("tiered", "query", "offset", tier, *at).out
+    by_place = (*at[:4], "--phy", str(place))
+    assert run("tiered", "query", "offset", tier, *by_place).expect(1).out == ""
+    key = ("--topic", TOPIC, "--key", "wanted", "-o", "json")
+    assert FORGED.decode() not in run("tiered", "query", "key", tier, *key).expect(0, 1).out
+    findings = run("tiered", "verify", tier, "-o", "json").expect(1).json()["findings"]
+    assert ("tiered-cq-unit" if damaged == "unit" else "tiered-index-item") in {
+        one["category"] for one in findings}
+    recover(tier, "--apply", "--yes").expect(0)
+    assert [row["physical_offset"] for row in read(tier).values()] == [
+        one.physical for one in writer.puts]
+
+
+def test_rows_of_all_that_lies_in_a_commit_log(tmp_path: Path) -> None:
+    """The data source's table of records, whether units lead there or not."""
+    store = build(tmp_path / "store", Case("own", "middle", "flip:magic:3", "whole"))
+    given: set[int] = set()
+    with Tier.open(str(store.tier)) as tier:
+        for queue in tier.queues():
+            about = TierQueue(str(store.tier), str(store.tier), queue.name.cluster,
+                              queue.name.broker, TOPIC, QUEUE, queue.commit_log.folder,
+                              queue.consume_queue.folder, ())
+            for segment in queue.commit_log.segments:
+                for _, batch in tier_batches(RecordPiece(about, segment, 0, segment.usable)):
+                    given |= set(batch.offset.tolist())
+    assert given == {one.physical for one in store.intact}

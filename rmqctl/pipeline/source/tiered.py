@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,15 +27,12 @@ from rmqctl.pipeline.source.schema import TIERED_MESSAGES
 from rmqctl.pipeline.source.seams import PlannedSource, Seams, shrank, walk_range
 from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.scan.resync import MAX_RECORD
-from rmqctl.scan.source import Source
 from rmqctl.scan.walk import CHUNK
 from rmqctl.tiered.files.opening import open_reader
-from rmqctl.tiered.files.reader import Reader, close_source, is_url
-from rmqctl.tiered.flat_file import FlatFile, Segment
-from rmqctl.tiered.tier import Tier
-
-if TYPE_CHECKING:
-    from rmqctl.tiered.flat_file import FlatQueue
+from rmqctl.tiered.files.reader import Reader, is_url
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
+from rmqctl.tiered.tier import Tier, index_folder, with_witness
+from rmqctl.tiered.witness import KnownItems
 
 _BLOCK_UNITS = 1 << 14
 _HOLE = 64 << 10
@@ -300,10 +296,15 @@ def _runs(place: Array, offset: Array, size: Array, end: Array) -> Iterator[tupl
 
 
 def _walked(reader: Reader, piece: RecordPiece) -> Iterator[tuple[str, Batch]]:
-    segment = piece.segment
-    with _source(reader, segment) as source:
+    segment, queue = piece.segment, piece.queue
+    items = KnownItems(reader, index_folder(queue.cluster, queue.broker), None)
+    flat = with_witness(FlatQueue(
+        QueueName(queue.cluster, queue.broker, queue.topic, queue.queue_id),
+        FlatFile.open(reader, queue.log_folder), FlatFile.open(reader, queue.queue_folder)),
+        lambda: items)
+    with closing(items), flat.commit_log.source(segment) as source:
         planned = PlannedSource(source, segment.usable)
-        seams = Seams(planned, _Proof(FlatFile.open(reader, piece.queue.queue_folder)))
+        seams = Seams(planned, _Proof(flat.consume_queue))
         for batch in walk_range(planned, seams, piece.start, piece.end,
                                 last=piece.end == segment.usable):
             yield segment.path, batch
@@ -325,12 +326,3 @@ class _Proof:
         unit = UNIT.decode(data)
         return (unit.commit_log_offset == record.physical_offset
                 and unit.size == record.total_size)
-
-
-@contextmanager
-def _source(reader: Reader, segment: Segment) -> Iterator[Source]:
-    source = reader.source(segment.path, segment.base)
-    try:
-        yield source
-    finally:
-        close_source(source)

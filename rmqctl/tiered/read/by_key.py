@@ -35,6 +35,7 @@ from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query.lookup import KeyType
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, LocalIndex, uploaded
+from rmqctl.tiered.read.messages import inside_of
 from rmqctl.tiered.tier import Tier
 
 FOR_EVER = (1 << 63) - 1
@@ -216,6 +217,13 @@ def _proven(queue: FlatQueue, item: CompactedItemRecord) -> Record:
         if getattr(record, name) != wanted:
             raise FormatError(f"says {getattr(record, name)}, the index {wanted}", file=where,
                               offset=physical_offset, path=name)
+    # An item that is damaged may lead to a frame in a message's body, which has no unit.
+    witness = queue.commit_log.witness
+    if witness is not None and not witness().confirms(record):
+        around = inside_of(queue, physical_offset)
+        if around is not None:
+            raise FormatError(f"the item leads into the message at {around.physical_offset}",
+                              file=where, offset=physical_offset, path="offset")
     return record
 
 

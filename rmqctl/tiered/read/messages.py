@@ -74,6 +74,7 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
     except StoreIOError as error:
         yield _unread(queue, queue.cq_start, stop - queue.cq_start, error)
         return
+    reach = None
     while queue_offset < stop:
         wanted = min(UNITS, stop - queue_offset)
         try:
@@ -82,7 +83,8 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
             yield _unread(queue, queue_offset, wanted, error)
             queue_offset += wanted
             continue
-        yield from _found(queue, queue_offset, units, span)
+        yield from _found(queue, queue_offset, units, span, reach)
+        reach = _end(units[-1]) if units else reach
         queue_offset += len(units)
         if len(units) < wanted:
             beyond = min(_next_unit(queue, queue_offset), stop)
@@ -112,8 +114,10 @@ def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
 
 
 def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
-           span: int) -> Iterator[Record | Fault]:
-    """Units in runs whose messages lie one behind the other: one read for each run."""
+           span: int, before: int | None) -> Iterator[Record | Fault]:
+    """Units in runs whose messages lie one behind the other: one read for each run. ``before``:
+    where the message of the unit before ends.
+    """
     first_unit = 0
     while first_unit < len(units):
         end, reach = first_unit + 1, _end(units[first_unit])
@@ -122,8 +126,46 @@ def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
                 units[end]) <= most:
             reach = _end(units[end])
             end += 1
-        yield from _run(queue, first + first_unit, units[first_unit:end])
+        run = units[first_unit:end]
+        for number, message_or_fault in enumerate(_run(queue, first + first_unit, run)):
+            unit = run[number]
+            if isinstance(message_or_fault, Record) and unit.commit_log_offset != before:
+                yield _in_a_body(queue, first + first_unit + number, unit) or message_or_fault
+            else:
+                yield message_or_fault
+            before = _end(unit)
         first_unit = end
+
+
+def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault | None:
+    """What is wrong with a unit that leads into another message, where a frame lies in its body."""
+    place = unit.commit_log_offset
+    try:
+        around = inside_of(queue, place, queue_offset)
+    except StoreIOError as error:
+        return _unread(queue, queue_offset, 1, error)
+    if around is None:
+        return None
+    flat = queue.commit_log
+    segment = flat.segment_of(place)
+    return Fault(queue_offset, 1, flat.reader.where(segment.path if segment else flat.folder),
+                 place, "commit_log_offset",
+                 f"the unit leads into the message at {around.physical_offset}")
+
+
+def inside_of(queue: FlatQueue, place: int, queue_offset: int | None = None) -> Record | None:
+    """The message in which a place of the commit log lies, unless it starts there; None where that
+    cannot be told. ``queue_offset``: that of the unit which leads there. StoreIOError.
+    """
+    segment = queue.commit_log.segment_of(place)
+    if segment is None or segment.base == place:
+        return None
+    # Where the unit before leads to what ends here, a message begins.
+    before = None if queue_offset is None else queue.unit(queue_offset - 1)
+    if before is not None and _end(before) == place:
+        return None
+    around = _around(queue, segment, place)
+    return around if isinstance(around, Record) and around.physical_offset != place else None
 
 
 def _end(unit: UnitRecord) -> int:
@@ -194,6 +236,8 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
         return f"no queue offset {offset}: {span}"
     record = proven(queue, offset, unit)
     if not isinstance(record, Fault):
+        record = _in_a_body(queue, offset, unit) or record
+    if not isinstance(record, Fault):
         return record
     first = held_from(queue)
     return f"expired: the first that is there is {first}" if offset < first else str(record)
@@ -217,7 +261,8 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
     if record is not None and record.physical_offset == place:
         # Who sends a message can put a record into its body, but gives it no unit of the queue.
         unit = queue.unit(record.queue_offset)
-        if unit is not None and (unit.commit_log_offset, unit.size) == (place, record.total_size):
+        if unit is not None and (unit.commit_log_offset, unit.size) == (
+                place, record.total_size) and inside_of(queue, place, record.queue_offset) is None:
             return record
     around_it = _around(queue, segment, place)
     if isinstance(around_it, Record) and around_it.physical_offset == place:

@@ -241,7 +241,13 @@ class Left:
             self._hit_spans.setdefault(number, []).append(unit)
             return
         record = self.log.record_at(unit.offset)
-        if record is not None and record.physical_offset == unit.offset:
+        if record is not None and (record.physical_offset, record.queue_offset,
+                                   record.total_size) == (
+                unit.offset, unit.queue_offset, unit.size) and (
+                    self.check.loose_count == len(self.loose.offset)):
+            # The walk has passed over it: a frame in another message's body.
+            yield self._wrong(unit, f"leads to offset {unit.offset}, inside of another message")
+        elif record is not None and record.physical_offset == unit.offset:
             yield from self._at_frame(unit, record.total_size, record.queue_offset)
         elif self.log.segment_of(unit.offset) is None:
             yield self._wrong(unit, f"leads to offset {unit.offset}, which no segment has")
