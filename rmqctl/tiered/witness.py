@@ -7,7 +7,7 @@ only there, since nothing in a message's body has a unit or an index item of its
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -16,12 +16,15 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
+from rmqctl.repair.salvage.lost import IndexedKey
+from rmqctl.scan.extents import key_hashes
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import provable
 from rmqctl.store.log.witness import NOTHING, Pages, Pair
 from rmqctl.tiered.files.reader import Reader, close_source
 from rmqctl.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, LocalIndex, uploaded
+from rmqctl.tiered.verify.items import LONG_AGO, time_difference
 from rmqctl.tiered.verify.units import Units
 
 _PAGE = 1 << 15
@@ -39,19 +42,44 @@ class KnownItems:
     def __init__(self, reader: Reader, folder: str, local_folder: str | None) -> None:
         self._reader, self._folder, self._local_folder = reader, folder, local_folder
         self._local: LocalIndex | None = None
-        self._pages: list[tuple[Callable[[], Array], Array]] | None = None
-        """How to read the items of each page, and which queue ids are in it."""
+        self._pages: list[tuple[IndexFile, Callable[[], Array], Array]] | None = None
+        """How to read the items of each page of a file, and which queue ids are in it."""
 
     def of(self, queue_id: int) -> Pages:
         """(offset in the commit log, key hash) of the items with a queue id, of all topics."""
-        if self._pages is None:
-            self._pages = [(read, np.unique(read()["queue_id"])) for file in self._files()
-                           for read in _blocks(file)]
         pages = Pages()
-        for read, queue_ids in self._pages:
-            if queue_id in queue_ids:
-                pages.add(partial(_items, read, queue_id))
+        for _, read in self._of(queue_id):
+            pages.add(partial(_items, read, queue_id))
         return pages
+
+    def times(self, queue_id: int, places: Array, stored: Array) -> Iterator[
+            tuple[int, int, IndexedKey]]:
+        """(offset in the commit log, size, key) of the items with a queue id, of all topics, that
+        lead to some places (ascending). ``stored``: the store times (ms) of the messages there; an
+        item that such a time gives says that time.
+        """
+        for file, read in self._of(queue_id):
+            items, begin, old = read(), file.timestamp, file.shape.old
+            row = np.minimum(np.searchsorted(places, items["commit_log_offset"]), len(places) - 1)
+            led = (items["queue_id"] == queue_id) & (places[row] == items["commit_log_offset"])
+            times = stored[row[led]]
+            proper = time_difference(times - begin, old)
+            for item, time, seconds in zip(items[led], times.tolist(), proper.tolist(),
+                                           strict=True):
+                diff = int(item["time_diff"])
+                yield int(item["commit_log_offset"]), int(item["size"]), IndexedKey(
+                    int(item["key_hash"]),
+                    time if diff == seconds else begin + diff * (1 if old else 1000),
+                    # Newer brokers have 0 for what is a little older than the file (PR #10471).
+                    is_begin=not diff and seconds > -LONG_AGO)
+
+    def _of(self, queue_id: int) -> Iterator[tuple[IndexFile, Callable[[], Array]]]:
+        if self._pages is None:
+            self._pages = [(file, read, np.unique(read()["queue_id"])) for file in self._files()
+                           for read in _blocks(file)]
+        for file, read, queue_ids in self._pages:
+            if queue_id in queue_ids:
+                yield file, read
 
     def _files(self) -> Iterator[IndexFile]:
         try:
@@ -129,6 +157,20 @@ class QueueWitness:
             self._keys = Pages() if self._items is None else self._items.of(
                 self._queue.name.queue_id)
         return self._keys.within(start, end)
+
+    def times(self, records: Mapping[int, Record]) -> dict[int, list[IndexedKey]]:
+        """The index items that lead to messages (by place): keys of theirs, with the times."""
+        by_place: dict[int, list[IndexedKey]] = {}
+        if self._items is None or not records:
+            return by_place
+        places = np.array(sorted(records), np.int64)
+        stored = np.array([records[place].store_timestamp for place in places.tolist()], np.int64)
+        for place, size, key in self._items.times(self._queue.name.queue_id, places, stored):
+            record = records[place]
+            if size == record.total_size and {key.key_hash, _SIGN - key.key_hash} & key_hashes(
+                    record):
+                by_place.setdefault(place, []).append(key)
+        return by_place
 
     def confirms(self, record: Record) -> bool | None:
         """A commit log holds messages of its queue, and no others."""

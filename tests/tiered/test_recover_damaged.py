@@ -20,6 +20,7 @@ from tests.support.share import every, sample
 from tests.tiered.dispatching import METADATA, SMALL, dispatched, local_store
 
 QUEUE = "212d6b50_DefaultCluster/broker-a/T0/0"
+BROKER_INDEX = "212d6b50_DefaultCluster/broker-a/rmq_sys_INDEX"
 COUNT = 15
 FIELDS = ("total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset",
           "store_timestamp", "body_length")
@@ -122,6 +123,69 @@ def test_nothing_left_of_records(copy, numbers, units):
             change(copy, before[number], at, lambda _: chosen.randrange(256))
     lose_units(copy, units)
     assert recovered(copy) == [number for number in range(COUNT) if number not in numbers]
+
+
+def retimed(root: Path, number: int, time: int) -> None:
+    place = places(root)[number]
+    where = message.fixed_field("store_timestamp").offset
+    for at, byte in enumerate(struct.pack(">q", time)):
+        change(root, place, where + at, lambda _, byte=byte: byte)
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes()
+            for top in ("tier", "store/tiered_index_file") for path in (root / top).rglob("*")
+            if path.is_file() and ".rmqctl" not in path.parts}
+
+
+@pytest.mark.parametrize(("number", "time"), sample(
+    [(number, time) for number in (0, 7, 9, 14) for time in (
+        0, 5, -1, -(1 << 63), 1 << 62, 6597069766656, (1 << 63) - 1, 1_983_824_042_000,
+        1_700_005_042_000)], 5, "times of a tier", always=lambda case: case in (
+            (7, -(1 << 63)), (0, 6597069766656), (14, 5))))
+def test_a_wrong_store_time(copy, number, time):
+    """The item in the index says what it was; nothing is made anew from it, and undo takes it
+    back.
+    """
+    whole = content(copy)
+    retimed(copy, number, time)
+    before = content(copy)
+    plan = run(copy, "recover").json()
+    assert [action["action"] for action in plan["actions"]] == ["mend records"]
+    assert "in the second that the index says" in plan["actions"][0]["reason"]
+    assert recovered(copy) == list(range(COUNT))
+    assert content(copy) == whole
+    cli.run("undo", copy / "tier", "--yes").expect(0)
+    assert content(copy) == before
+
+
+@pytest.mark.parametrize("number", [0, 7, 14])
+@pytest.mark.parametrize("time", [0, -(1 << 63), 6597069766656])
+def test_a_wrong_store_time_without_any_item(copy, number, time):
+    """In the middle it becomes its neighbour's; at the ends it may be a clock's. A second plan is
+    empty in any case.
+    """
+    retimed(copy, number, time)
+    shutil.rmtree(copy / "tier" / BROKER_INDEX)
+    shutil.rmtree(copy / "store" / "tiered_index_file")
+    plan = run(copy, "recover", "--only", "queues,index,metadata").json()
+    assert ("mend records" in {action["action"] for action in plan["actions"]}) == (number == 7)
+    assert recovered(copy) == list(range(COUNT))
+    run(copy, "recover", "--only", "index", "--index-slots", "64", "--apply").expect(0)
+    assert recovered(copy) == list(range(COUNT))
+
+
+def test_times_that_a_clock_gives_stay(copy):
+    """Out of order by hours, and the index has the same."""
+    before = content(copy)
+    for number, hours in ((3, -5), (11, 40)):
+        retimed(copy, number, 1_700_000_000_000 + hours * 3_600_000)
+    shutil.rmtree(copy / "tier" / BROKER_INDEX)
+    shutil.rmtree(copy / "store" / "tiered_index_file")
+    logs = {name for name in before if "COMMIT_LOG" in name}
+    damaged = content(copy)
+    assert recovered(copy) == list(range(COUNT))
+    assert {name for name in logs if content(copy)[name] != damaged[name]} == set()
 
 
 def test_neighbours_that_agree_on_a_wrong_queue_offset(copy):

@@ -14,7 +14,7 @@ what it was, its neighbour's is taken, with which searches by time go right, and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
@@ -49,10 +49,55 @@ class Between(NamedTuple):
     def allows(self, time: int) -> bool:
         return self.low <= time <= self.high
 
+    def meets(self, key: IndexedKey) -> bool:
+        """Whether the second of an index entry has a time that is allowed."""
+        return self.low < key.time + _SECOND and key.time <= self.high
+
     def may_be(self, time: int) -> bool:
         """Whether nothing but a long pause speaks against a time at an end of the log."""
         return not self.closed and self.allows(time) and (
             time <= self.low + rules.YEARS if self.low >= 0 else time >= self.high - rules.YEARS)
+
+
+def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
+                keys: Sequence[IndexedKey], *, impossible: bool) -> tuple[int | None, str]:
+    """(the time that something proves, the reason in words); None where nothing does.
+
+    ``exact``: who else has the time, with whose word it is; ``keys``: the index entries that lead
+    to the message. ``impossible``: the stored time needs no contradiction.
+    """
+    said = f"store time {stored}"
+    turned = [time for bit in range(64)
+              if between.allows(time := (stored & _LONG) ^ 1 << bit)]
+    may_be = between.may_be(stored)
+    exact = [*exact, *((key.time, "the header of its index file") for key in keys if key.exact)]
+    if not impossible and any(time == stored for time, _ in exact):
+        return None, ""
+    if not impossible and keys and (any(key.time <= stored < key.time + _SECOND for key in keys)
+                                    or all(_agrees(key, stored) for key in keys)):
+        return None, ""
+    # Who wrote it down to the millisecond.
+    for time, by in exact:
+        if between.allows(time) and (time in turned or not may_be):
+            return time, f"{said}: {time}, as {by} says"
+    # One turned bit: between neighbours on both sides, or in the index's second.
+    seconds = [Between(max(between.low, key.time), min(between.high, key.time + _SECOND - 1))
+               for key in keys if between.meets(key)]
+    if seconds:
+        turned = [time for time in turned if any(second.allows(time) for second in seconds)]
+    if len(turned) == 1 and (seconds or between.closed):
+        return turned[0], f"{said}: {turned[0]} without one turned bit"
+    if seconds and not may_be:
+        time = max(second.low for second in seconds)
+        return time, (f"{said}: {time}, in the second that the index says and between its "
+                      "neighbours'; its milliseconds are not known")
+    return None, ""
+
+
+def neighbours_time(stored: int, between: Between) -> tuple[int, str]:
+    """What stands in for a time that cannot be: later searches by time must not be led astray."""
+    return between.low, (f"store time {stored} cannot be, and what it was is not known: set to "
+                         f"that of its neighbour, {between.low}")
 
 
 class Times:
@@ -84,10 +129,7 @@ class Times:
         between = Between(min(times), max(times))
         time, reason = self._proved(record, between, impossible=True)
         if time is None:
-            # What is not known is bounded: later searches by time must not be led astray.
-            time = between.low
-            reason = (f"store time {record.store_timestamp} cannot be, and what it was is not "
-                      f"known: set to that of its neighbour, {time}")
+            time, reason = neighbours_time(record.store_timestamp, between)
         return replace(record, store_timestamp=time), reason
 
     def _time_at(self, place: int | None) -> int | None:
@@ -101,38 +143,11 @@ class Times:
     def _proved(self, record: Record, between: Between, *, impossible: bool = False) -> tuple[
             int | None, str]:
         """(the time that something proves, the reason in words); None where nothing does."""
-        stored, said = record.store_timestamp, f"store time {record.store_timestamp}"
-        turned = [time for bit in range(64)
-                  if between.allows(time := (stored & _LONG) ^ 1 << bit)]
-        may_be = between.may_be(stored)
-        # Who wrote it down to the millisecond.
         keys = self._keys_of(record.physical_offset)
-        exact = [*self._exact(record),
-                 *((key.time, "the header of its index file") for key in keys if key.exact)]
-        if not impossible and any(time == stored for time, _ in exact):
-            return None, ""
-        # The index, to the second.
-        if not impossible and keys and (any(key.time <= stored < key.time + _SECOND for key in keys)
-                                        or all(_agrees(key, stored) for key in keys)):
-            return None, ""
-        seconds = [Between(max(between.low, key.time), min(between.high, key.time + _SECOND - 1))
-                   for key in keys]
-        seconds = [second for second in seconds if second.low <= second.high]
-        if between.high >= ENDLESS and not seconds:
+        exact = list(self._exact(record))
+        if between.high >= ENDLESS and not any(between.meets(key) for key in keys):
             exact += [(time, "the checkpoint") for time in self._last_times()]
-        for time, by in exact:
-            if between.allows(time) and (time in turned or not may_be):
-                return time, f"{said}: {time}, as {by} says"
-        # One turned bit: between neighbours on both sides, or in the index's second.
-        if seconds:
-            turned = [time for time in turned if any(second.allows(time) for second in seconds)]
-        if len(turned) == 1 and (seconds or between.closed):
-            return turned[0], f"{said}: {turned[0]} without one turned bit"
-        if seconds and not may_be:
-            time = max(second.low for second in seconds)
-            return time, (f"{said}: {time}, in the second that the index says and between its "
-                          "neighbours'; its milliseconds are not known")
-        return None, ""
+        return proved_time(record.store_timestamp, between, exact, keys, impossible=impossible)
 
     def _exact(self, record: Record) -> Iterator[tuple[int, str]]:
         """(store time, who says it) of what holds it to the millisecond."""

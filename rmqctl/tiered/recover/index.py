@@ -31,6 +31,7 @@ from rmqctl.tiered.recover.index_damage import IndexDamage, messages_with_units
 from rmqctl.tiered.recover.queue import Changes, RecoveredQueue, RecoveredSegment
 from rmqctl.tiered.recover.units import split_names
 from rmqctl.tiered.verify.index import Times
+from rmqctl.tiered.verify.items import time_difference
 from rmqctl.tiered.verify.keys import folded, marks
 
 _OVERLAP = 600_000
@@ -388,10 +389,16 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
         ends.append(len(order))
     for number, (start, end) in enumerate(pairwise([0, *ends])):
         rows = order[start:end]
-        begin, last = (int(lost["store_time"][rows[end]]) for end in (0, -1))
+        times = lost["store_time"][rows]
+        begin = int(times[0])
         while begin in used:
-            begin -= 1
+            begin += -1 if begin > 0 else 1
         used.add(begin)
+        # Its items cannot say a time that is 68 years away, and the header is as they are.
+        step = 1 if shape.old else 1000
+        newest = begin + int(time_difference(times - begin, shape.old).max()) * step
+        last = int(times[-1])
+        last = last if newest <= last < newest + step else max(newest, -1 << 63)
         path = os.path.join(folder, f"index-{number}")
         try:
             with open(path, "wb") as file:
@@ -419,9 +426,7 @@ def _bytes(lost: Array, rows: Array, shape: fmt.Shape, begin: int,
                             ("queue_id", "queue_id"), ("commit_log_offset", "offset"),
                             ("size", "size")):
             items[name] = part[value]
-        diff = (part["store_time"] - begin) // (1 if shape.old else 1000)
-        # As Java casts it.
-        items["time_diff"] = (diff & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+        items["time_diff"] = time_difference(part["store_time"] - begin, shape.old)
         yield items.tobytes()
     if shape.old:
         yield fmt.BEGIN_MAGIC.to_bytes(fmt.TAIL_SIZE, "big")

@@ -31,6 +31,7 @@ from rmqctl.tiered.recover.survey import (
     correct_offsets,
     survey,
 )
+from rmqctl.tiered.recover.times import joined, mend_times
 from rmqctl.tiered.recover.units import (
     Expected,
     Run,
@@ -43,7 +44,7 @@ from rmqctl.tiered.recover.units import (
 )
 from rmqctl.tiered.witness import QueueWitness
 
-_MOST_RUNS = 8
+_MOST_RUNS, _MOST_ROUNDS = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,24 +255,46 @@ class QueueRecovery:
         """(the survey with units that lead to what stays damaged, the bounds of these): records
         are patched that can be mended, and messages that lie at another place than they say.
         """
-        name, out = self._queue.name, self._out
-        damaged = find_damaged(surveyed, name)
-        mended = {} if any(isinstance(step, Replace) for step in out.steps) else damaged.mended
-        if mended:
-            log = replace(surveyed.log, reader=Patched(surveyed.log.reader, mended))
-            out.view = FlatQueue(name, log, self._queue.consume_queue)
-            path = os.path.join(self._folder, "rows-mended")
-            surveyed = survey(out.view, log, path)
-            remove_file(path)
-            damaged = find_damaged(surveyed, name)
-        self._patch(surveyed, mended)
+        out = self._out
+        damaged = find_damaged(surveyed, self._queue.name)
+        mended: dict[str, list[Piece]] = {}
+        why: list[str] = []
+        if not any(isinstance(step, Replace) for step in out.steps):
+            mended, below = damaged.mended, surveyed.log.reader
+            if mended:
+                surveyed = self._survey_with(surveyed, Patched(below, mended))
+                why.append("what is damaged of records is known from the rest of them and from "
+                           f"their queue: {sum(map(len, mended.values()))}")
+            # Store times last, each round with better neighbours.
+            for _ in range(_MOST_ROUNDS):
+                times = mend_times(surveyed)
+                if not times.pieces:
+                    break
+                both = {path: [*mended.get(path, ()), *times.pieces.get(path, ())]
+                        for path in {**mended, **times.pieces}}
+                mended = joined(both, Patched(below, both))
+                surveyed = self._survey_with(surveyed, Patched(below, mended))
+                why += times.reasons
+            if mended:
+                damaged = find_damaged(surveyed, self._queue.name)
+        self._patch(surveyed, mended, why)
         if damaged.units:
             path = os.path.join(self._folder, "rows-with-units")
             surveyed.rows = with_units(surveyed, damaged.units, path)
             remove_file(path)
         return surveyed, damaged.bounds
 
-    def _patch(self, surveyed: Survey, mended: Mapping[str, Sequence[Piece]]) -> None:
+    def _survey_with(self, surveyed: Survey, reader: Patched) -> Survey:
+        """The survey of the log as it will be."""
+        log = replace(surveyed.log, reader=reader)
+        self._out.view = FlatQueue(self._queue.name, log, self._queue.consume_queue)
+        path = os.path.join(self._folder, "rows-mended")
+        surveyed = survey(self._out.view, log, path)
+        remove_file(path)
+        return surveyed
+
+    def _patch(self, surveyed: Survey, mended: Mapping[str, Sequence[Piece]],
+               reasons: Sequence[str]) -> None:
         """Patches ``mended`` records, and the messages that lie at another place than they say."""
         by_segment = {path: list(pieces) for path, pieces in mended.items()}
         for shifted in surveyed.shifted:
@@ -282,10 +305,11 @@ class QueueRecovery:
                 shifted.position - segment.base + PHYSICAL_OFFSET.offset,
                 shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big")))
         for path, pieces in by_segment.items():
-            why = []
+            why: list[str] = []
             if path in mended:
-                why.append("what is damaged of records is known from the rest of them and from "
-                           f"their queue: {len(mended[path])}")
+                why += reasons[:_MOST_RUNS]
+                if len(reasons) > _MOST_RUNS:
+                    why.append(f"and {len(reasons) - _MOST_RUNS} more")
             if len(pieces) > len(mended.get(path, ())):
                 why.append("a block was written again after a part of itself: these messages say "
                            "another place than theirs")

@@ -28,7 +28,7 @@ from rmqctl.tiered.verify.index import note
 from rmqctl.tiered.verify.keys import ITEM, KEY, Spool, compare, folded, marks
 
 _I32 = 1 << 32
-_LONG_AGO = 365 * 86_400
+LONG_AGO = 365 * 86_400
 MOST_EXPLAINED = 10_000
 
 
@@ -190,12 +190,12 @@ class Items:
             begin, difference = file.header.begin_timestamp, ours["time_diff"].astype(np.int64)
             as_read = theirs["time"] - begin
             true = theirs["true_time"] - begin
-            engine = _diff(as_read, file.shape.old)
+            engine = time_difference(as_read, file.shape.old)
             right = difference == engine
-            proper = _diff(true, file.shape.old)
+            proper = time_difference(true, file.shape.old)
             # Newer brokers have 0 for messages older than the file (PR #10471).
             right |= (difference == proper) | (
-                (difference == 0) & (proper < 0) & (proper > -_LONG_AGO))
+                (difference == 0) & (proper < 0) & (proper > -LONG_AGO))
             tally = self._tallies[number]
             tally.wide += int(
                 ((difference == engine) & (theirs["time"] != theirs["true_time"])).sum())
@@ -287,7 +287,7 @@ def _wrapped(value: Array) -> Array:
     return wrapped
 
 
-def _diff(value: Array, old: bool) -> Array:
+def time_difference(value: Array, old: bool) -> Array:
     """A time difference as an item has it: seconds cut towards zero (5.1: ms), 32 bits."""
     if old:
         return _wrapped(value)
