@@ -30,6 +30,7 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import used_size
 from rmqctl.store.store import Sizes, Store
 
+_BLOCK = 4 << 20
 _AGAIN = "index-again"
 """The note below ``.rmqctl`` of where indexing has to begin again, while a recovery is at it."""
 
@@ -280,20 +281,26 @@ def clear_torn_tail(store: Store, end: int, aside: AsideFolder) -> None:
 
     It is what a killed process left of its last write, or the END_OF_FILE record of a file that
     has no next one. A broker leaves it, and a short record appended over it would have a part of
-    it behind: damage to anyone who looks later. StoreIOError.
+    it behind: damage to anyone who looks later. The tail may be a whole file: it is copied and
+    overwritten in blocks. StoreIOError.
     """
     file = store.log.file_of(end)
     if file is None:
         return
     position = end - file.base
     with FileSource(file.path) as source:
-        torn = source.read(position, max(0, used_size(source) - position))
-    if not torn:
-        return
-    aside.save_bytes(file.path, position, torn)
+        used = used_size(source)
+        if used <= position:
+            return
+        starts = range(position, used, _BLOCK)
+        aside.save_bytes(file.path, position, (
+            source.read(start, min(_BLOCK, used - start)) for start in starts))
     fd = open_file(file.path, os.O_RDWR)
     try:
-        write_all(fd, bytes(len(torn)), position, file.path)
+        # The last block first: its head keeps what lies in a torn record from passing for records
+        # if this is killed halfway.
+        for start in reversed(starts):
+            write_all(fd, bytes(min(_BLOCK, used - start)), start, file.path)
         sync(fd, file.path)
     finally:
         os.close(fd)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rmqctl.files.durable import (
     STAGING,
+    Content,
     failed,
     make_folders,
     move,
@@ -44,8 +45,9 @@ class AsideFolder:
             target = _numbered(target, 2)
         move(path, target)
 
-    def save_bytes(self, path: str, position: int, data: bytes) -> None:
-        """Keeps bytes of a file that are about to be overwritten. StoreIOError.
+    def save_bytes(self, path: str, position: int, data: Content) -> None:
+        """Keeps bytes of a file (at once, or in blocks) that are about to be overwritten.
+        StoreIOError.
 
         ``position`` is where they lie in the file.
         """

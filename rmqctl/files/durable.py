@@ -19,12 +19,14 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
 
 Part = bytes | bytearray | memoryview
 """Bytes to write; a view must have items of one byte."""
+Content = bytes | Iterable[bytes]
+"""The bytes of a whole file, or its blocks one behind the other: so it need not be in memory."""
 
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 STAGING = ".rmqctl"
@@ -255,7 +257,7 @@ def make_folders(path: str, *, durable: bool = True) -> list[str]:
 # -- whole files and folders ----------------------------------------------------------------------
 
 
-def publish(path: str, data: bytes, *, store: str, staging: str | None = None) -> None:
+def publish(path: str, data: Content, *, store: str, staging: str | None = None) -> None:
     """Puts a whole file of a store in place: after a kill there is the old one or the new one.
 
     It is written in ``staging`` (default: ``.rmqctl`` in the store), forced, and renamed; missing
@@ -283,7 +285,7 @@ def _refuse_brokers_own(staging: str, store: str) -> None:
         raise InternalError(f"{staging}: a broker would not start on temporary files there")
 
 
-def replace_file(path: str, data: bytes, *, staged: str | None = None, doing: str = "",
+def replace_file(path: str, data: Content, *, staged: str | None = None, doing: str = "",
                  mode: int = FILE_MODE, like_old: bool = False, durable: bool = True) -> None:
     """Puts a whole file in place, outside of a store: who reads it sees the old one or the new one.
 
@@ -311,7 +313,10 @@ def replace_file(path: str, data: bytes, *, staged: str | None = None, doing: st
             if like_old:
                 with contextlib.suppress(OSError):  # nothing is there yet
                     copy_mode_and_owner(fd, os.stat(path))
-            _write_rest(fd, data, 0, 0)
+            position = 0
+            for part in [data] if isinstance(data, bytes) else data:
+                _write_rest(fd, part, 0, position)
+                position += len(part)
             step = "force to disk"
             if durable:
                 os.fsync(fd)
