@@ -60,7 +60,7 @@ def command(
     wanted = select.selection(show.tz)
     faults = Faults(out)
     with store.open() as opened:
-        tail = Tail(View(opened), wanted, faults.report)
+        tail = Tail(View(opened), wanted, faults.report, follow=follow)
         rows = _rows(tail, lines, projection, faults)
         if not follow:
             rows = _closed(rows, tail)

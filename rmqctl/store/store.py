@@ -192,7 +192,7 @@ class Store(Closing):
     def _queues_reach_end(self) -> bool:
         """Whether the plain consumequeues have a row for the last message of the log."""
         reach = -1
-        for queue in self._plain_queues.values():
+        for queue in self.plain_queues.values():
             try:
                 with closing(queue):
                     reach = max(reach, queue.max_physical(queue.written))
@@ -228,7 +228,7 @@ class Store(Closing):
 
     @cached_property
     def _plain_log(self) -> CommitLog:
-        witness = StoreWitness(partial(Store, self.root, self.log_folders, self.sizes))
+        witness = self.new_witness()
         files = [replace(file, witness=witness)
                  for listed in self._log_listings for file in listed.files]
         size = self.sizes.commitlog_file
@@ -237,6 +237,13 @@ class Store(Closing):
         if self.snapshot is not None:
             files = live.log_files(files, self.snapshot.log_end)
         return CommitLog(files, size)
+
+    def new_witness(self, *, current: bool = False) -> StoreWitness:
+        """What rows and keys tell of the log, read when it is first asked; ``current``: as they
+        are then, without an end that is fixed.
+        """
+        return StoreWitness(partial(Store, self.root, self.log_folders, self.sizes,
+                                    current=current))
 
     @property
     def log_troubles(self) -> list[Trouble]:
@@ -265,15 +272,16 @@ class Store(Closing):
         UnsupportedError where they are in RocksDB, or lead into a log that cannot be read.
         """
         self.layout.require(self.root, "consumequeue")
-        return self._plain_queues
+        return self.plain_queues
 
     @property
     def known_queues(self) -> dict[tuple[str, int], ConsumeQueue]:
         """The same for who can do without: none where they cannot be read."""
-        return self._plain_queues if self.layout.reads("consumequeue") else {}
+        return self.plain_queues if self.layout.reads("consumequeue") else {}
 
     @cached_property
-    def _plain_queues(self) -> dict[tuple[str, int], ConsumeQueue]:
+    def plain_queues(self) -> dict[tuple[str, int], ConsumeQueue]:
+        """Those that lie in files, whether a broker reads them or not."""
         size = self.sizes.consumequeue_file
         unit = consume_queue.dtype()
         return {(topic, queue): ConsumeQueue(topic, queue, folder,
@@ -287,6 +295,10 @@ class Store(Closing):
         UnsupportedError as of `queues`.
         """
         self.layout.require(self.root, "consumequeue")
+        return self.plain_queue(topic, queue_id)
+
+    def plain_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The same of those in `plain_queues`."""
         key = topic, queue_id
         if key not in self._queues:
             folder = self.path("consumequeue", topic, str(queue_id))
@@ -432,5 +444,5 @@ class Store(Closing):
     def close(self) -> None:
         if "_plain_log" in self.__dict__:
             self._plain_log.close()
-        for queue in (*self._queues.values(), *self.__dict__.get("_plain_queues", {}).values()):
+        for queue in (*self._queues.values(), *self.__dict__.get("plain_queues", {}).values()):
             queue.close()

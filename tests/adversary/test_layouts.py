@@ -219,6 +219,24 @@ def test_damage_of_the_log_under_rocksdb_is_found(tmp_path: Path) -> None:
     assert [one["next"] for one in judged.json()["findings"]] == [None, None]
 
 
+@pytest.mark.parametrize("make", ["rocksdb", "double", "older queues"])
+def test_what_lies_behind_damage_is_read(tmp_path: Path, make: str) -> None:
+    """No command needs rows to go on behind a record without a head."""
+    makes = {"rocksdb": rocksdb_store, "double": orders().write, "older queues": older_queues}
+    store = makes[make](tmp_path / "s")
+    database(store / "consumequeue")
+    places = [row["physical_offset"] for row in run("read", store, "-o", "jsonl").jsonl()]
+    for place in (places[30], places[50]):
+        with (store / f"commitlog/{place // 4096 * 4096:020d}").open("r+b") as file:
+            file.seek(place % 4096)
+            file.write(bytes(20))
+    left = [place for place in places if place not in (places[30], places[50])]
+    rows = run("read", store, "-o", "jsonl").expect(1).jsonl()
+    assert [row["physical_offset"] for row in rows] == left
+    for words in (("stats",), ("info",), ("verify",), ("tail", "-n", "50"), ("carve",)):
+        run(words[0], store, *words[1:]).expect(0, 1, 3 if words[0] == "verify" else 0)
+
+
 def test_a_killed_young_data_base_and_a_damaged_one(tmp_path: Path) -> None:
     young = rocksdb_store(tmp_path / "young")
     (young / "consumequeue/000009.sst").unlink()

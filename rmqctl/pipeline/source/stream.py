@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -190,11 +191,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 try:
                     with Store.open(path, self._options.log_folders) as store:
                         folders = store.log_folders
+                        witness = partial(store.new_witness, current=True)
                 except NotAStoreError:
                     if path in self._options.paths or path in self._logs:
                         raise
                     continue  # a folder of a glob in which a store may be yet to come
-                logs[path] = self._logs.get(path) or GrowingLog(folders, _log.warning)
+                logs[path] = self._logs.get(path) or GrowingLog(
+                    folders, _log.warning, witness=witness)
             self._logs = logs
         return self._logs
 

@@ -18,6 +18,8 @@ from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 
+_UNWRITTEN = bytes(8)
+
 
 def last_in_use(files: Sequence[StoreFile]) -> int:
     """The number of the last file that holds anything; -1 if none does.
@@ -87,14 +89,25 @@ def is_whole(source: Source, start: int, end: int) -> bool:
     """Whether nothing says that bytes of the record ``[start, end)`` are still to come.
 
     The CRC covers only the body; topic and properties are written behind it, and what is not
-    there yet is zero.
+    there yet is zero: their end, or a page of them.
     """
     try:
         record = decode(source.read(start - source.base, end - start))
     except FormatError:
         return False
-    return record.crc_ok and not record.properties.endswith(b"\0") and not record.topic.endswith(
-        b"\0")
+    return record.crc_ok and not any(
+        text.endswith(b"\0") or _UNWRITTEN in text for text in (record.topic, record.properties))
+
+
+def is_unfinished(source: Source, start: int, end: int) -> bool:
+    """Whether the log's last record may still be written, however long it takes: it is not whole,
+    and no row or key leads to it, or behind it.
+    """
+    known = source.witness
+    if known is None or is_whole(source, start, end):
+        return False
+    limit = source.base + source.size
+    return not any(len(places(start, limit)[0]) for places in (known.rows, known.keys))
 
 
 def cuts(file: StoreFile, start: int, end: int, step: int) -> list[int]:

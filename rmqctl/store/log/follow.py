@@ -16,6 +16,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import BLANK_SIZE, MAGIC_BLANK, Blank, Record, build
 from rmqctl.scan.frames import BLANK
+from rmqctl.scan.source import Witness
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.growth import GrowingLog
@@ -41,13 +42,14 @@ class Follower:
     """`poll` gives what has come since the last call; it never waits.
 
     ``folders`` are the log's folders, ``start`` the physical offset (a frame border) to go on
-    from, ``clock`` a monotonic clock in seconds.
+    from, ``clock`` a monotonic clock in seconds, ``witness`` as for a `GrowingLog`.
     """
 
     def __init__(self, folders: list[str], start: int, report: Report,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic,
+                 witness: Callable[[], Witness] | None = None) -> None:
         # What the log says of its own is reported here, with places and kinds.
-        self._log = GrowingLog(folders, lambda _text: None, clock)
+        self._log = GrowingLog(folders, lambda _text: None, clock, witness)
         self._report = report
         self.next = start
         self._files: list[StoreFile] = []

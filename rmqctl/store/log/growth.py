@@ -3,7 +3,9 @@
 A broker writes front to back with one thread. So whatever lies before something that is written
 stays as it is, and the first bytes that are no whole record are the one being written: they are
 damage only when the next file is in use, or when nothing has moved for a while and records lie
-behind them. Nothing is locked and nothing is kept open between two calls.
+behind them: records, not frames in the body of what is written, so rows and index entries have to
+lead there, which a broker adds in the order of the log. Nothing is locked and nothing is kept open
+between two calls.
 """
 
 from __future__ import annotations
@@ -11,13 +13,20 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import BLANK_SIZE
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import FileSource, Witness
 from rmqctl.store.files import StoreFile, listing
-from rmqctl.store.log.borders import cuts, first_border, is_whole, last_in_use, walked
+from rmqctl.store.log.borders import (
+    cuts,
+    first_border,
+    is_unfinished,
+    is_whole,
+    last_in_use,
+    walked,
+)
 
 PATIENCE = 2.0
 """Seconds after which what lies behind a record that does not become whole is looked at."""
@@ -61,12 +70,15 @@ class _Idle:
 class GrowingLog:
     """The log in ``folders``; positions are physical offsets of frame borders.
 
-    ``tell`` hears of what is passed over; ``clock`` is monotonic, in seconds.
+    ``tell`` hears of what is passed over; ``clock`` is monotonic, in seconds. ``witness`` makes
+    what the store tells of its log, anew for each look: without one the folders are all there is.
     """
 
     def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic,
+                 witness: Callable[[], Witness] | None = None) -> None:
         self._folders, self._tell, self._clock = list(folders), tell, clock
+        self._witness = witness
         self._waiting: _Waiting | None = None
         self._idle: _Idle | None = None
         self._said: int | None = None
@@ -82,7 +94,9 @@ class GrowingLog:
             for trouble in folder.troubles:
                 if trouble.unreadable:
                     raise StoreIOError(trouble.reason)
-        return sorted((file for folder in listings for file in folder.files),
+        witness = self._witness() if self._witness is not None else None
+        return sorted((replace(file, witness=witness)
+                       for folder in listings for file in folder.files),
                       key=lambda file: (file.name, file.path))
 
     def first(self) -> int:
@@ -210,7 +224,10 @@ class GrowingLog:
                     self.torn = reached < file.end
             if (limit is None or reached < limit) and reached < file.end and self._is_due(reached):
                 # It has not moved for long: what lies behind it will not be written over.
-                behind = walked(source, reached, limit, least=least).end
+                done = walked(source, reached, limit, least=least)
+                behind = done.end
+                if done.last is not None and is_unfinished(source, done.last, behind):
+                    behind = done.last
                 self.stuck = self.torn and behind == reached
                 reached = behind
             return reached

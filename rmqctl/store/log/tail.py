@@ -10,12 +10,14 @@ import heapq
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
 from rmqctl.scan.walk import Walk, start_of
+from rmqctl.store.log.borders import is_unfinished
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.end import used_size
 from rmqctl.store.log.follow import Follower
@@ -49,10 +51,15 @@ def conditions_of(selection: Selection) -> list[Condition]:
 
 
 class Tail:
-    """The newest messages of a selection; `end` is where the log goes on afterwards."""
+    """The newest messages of a selection; `end` is where the log goes on afterwards.
 
-    def __init__(self, view: View, selection: Selection, report: Report) -> None:
+    ``follow``: it will be followed, so a last message that is not whole yet is left to `follower`.
+    """
+
+    def __init__(self, view: View, selection: Selection, report: Report, *,
+                 follow: bool = False) -> None:
         self._view, self.selection, self._report = view, selection, report
+        self._follow = follow
         self._log = view.store.log
         self._conditions = conditions_of(selection)
         self.end = self._log.min_offset
@@ -81,7 +88,9 @@ class Tail:
 
     def follower(self, report: Report) -> Follower:
         """Goes on where the last messages ended. Call it after `last`."""
-        follower = Follower(self._view.store.log_folders, self.end, report)
+        store = self._view.store
+        follower = Follower(store.log_folders, self.end, report,
+                            witness=partial(store.new_witness, current=True))
         newest = Tail(self._view, Selection(to_phy=self.end), lambda _problem: None)
         follower.remember(newest.last(_REMEMBERED))
         return follower
@@ -115,21 +124,27 @@ class Tail:
     def _walked(self, walk: Walk) -> list[Record]:
         records: list[Record] = []
         end: int | None = None
+        last = -1
         behind: list[Span] = []
         for batch in walk:
             if len(batch):
                 self._tell(behind)
+                last = int(batch.offset[-1])
                 end = int(batch.offset[-1] + batch.column("total_size")[-1])
                 records += filtered(BatchPage(batch), self._conditions).records()
             for span in batch.spans:
                 if span.kind == BLANK:
-                    end = span.end
+                    end, last = span.end, -1
                 elif span.kind == DAMAGED:
                     behind.append(span)
         if self._has_end:
             self._tell(behind)
         else:
             self.torn += behind
+            if self._follow and end is not None and last >= 0 and is_unfinished(
+                    walk.source, last, end):
+                end = last
+                records = [record for record in records if record.physical_offset < last]
             if end is not None:
                 self.end, self._has_end = end, True
         return records

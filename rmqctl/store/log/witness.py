@@ -27,7 +27,6 @@ from rmqctl.scan.resync import provable
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import Listing, StoreFile
 from rmqctl.store.index_files import IndexFile
-from rmqctl.store.layout import Layout
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, last_used, valid
@@ -39,14 +38,12 @@ class Opened(Protocol):
     @property
     def log(self) -> CommitLog: ...
     @property
-    def layout(self) -> Layout: ...
-    @property
-    def queues(self) -> dict[tuple[str, int], ConsumeQueue]: ...
+    def plain_queues(self) -> dict[tuple[str, int], ConsumeQueue]: ...
     @property
     def batch_queues(self) -> dict[tuple[str, int], BatchQueue]: ...
     @property
     def index_listing(self) -> Listing: ...
-    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
+    def plain_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
     def open_index(self, file: StoreFile) -> IndexFile: ...
 
 
@@ -149,10 +146,8 @@ class StoreWitness:
     def confirms(self, record: Record) -> bool | None:
         if not sysflag.has_consume_queue_row(record.sys_flag):
             return None
-        if not self._opened().layout.reads("consumequeue"):
-            return None
-        queue = self._opened().queue(record.topic.decode("utf-8", "surrogateescape"),
-                                     record.queue_id)
+        queue = self._opened().plain_queue(record.topic.decode("utf-8", "surrogateescape"),
+                                           record.queue_id)
         if queue is None:
             return None
         try:
@@ -175,9 +170,7 @@ class StoreWitness:
 
     def _row_pages(self) -> Iterator[Callable[[], Pair]]:
         store = self._opened()
-        # Rows in a form that is not read (RocksDB) tell nothing.
-        plain = store.queues if store.layout.reads("consumequeue") else {}
-        for queue in plain.values():
+        for queue in store.plain_queues.values():
             for file in queue.files:
                 try:
                     with FileSource(file.path) as source:
