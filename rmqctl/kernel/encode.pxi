@@ -113,3 +113,22 @@ def encode(uint8_t[::1] out, int64_t physical, const int64_t[::1] lane,
                 memcpy(tail + PROPERTIES_LENGTH_SIZE, text_data + text_at, <size_t>text_size)
             done += size
     return done
+
+
+def holds(const uint8_t[::1] data, const uint8_t[::1] word):
+    """Whether the first three bytes of ``word`` stand anywhere in ``data``. ValueError: it has less.
+
+    A compiler makes steps of many bytes of this loop; every read ends before the data does.
+    """
+    cdef Py_ssize_t at, last = data.shape[0] - 2
+    cdef const uint8_t *text
+    cdef uint8_t first, second, third, hit = 0
+    if word.shape[0] < 3:
+        raise ValueError("a word has three bytes")
+    if last <= 0:
+        return False
+    text, first, second, third = &data[0], word[0], word[1], word[2]
+    with nogil:
+        for at in range(last):
+            hit |= (text[at] == first) & (text[at + 1] == second) & (text[at + 2] == third)
+    return hit != 0

@@ -34,12 +34,15 @@ def both(way, found):
     for text in (line(found), json.dumps(found, ensure_ascii=False).encode(
             "utf-8", "backslashreplace")):
         assert way.line(text) == way.object(found)
+        assert way.lines([text, text]) == [way.object(found)] * 2
     return way.object(found)
 
 
 def reason(way, text: bytes) -> str:
     with pytest.raises(InputError) as caught:
         way.line(text)
+    with pytest.raises(InputError):
+        way.lines([text, text])
     message = str(caught.value)
     assert message
     assert "\n" not in message
@@ -303,10 +306,11 @@ def test_a_line_that_could_not_be_held_is_its_error():
      ',"queue_id":', "-", ',"properties":{', "null"])).map(lambda one: "".join(one).encode()))
 def test_no_line_leads_to_another_exception(text):
     for way in (PLAIN, REPLAY, Recorded()):
-        try:
-            way.line(text)
-        except InputError as error:
-            assert "\n" not in str(error)
+        for take in (way.line, lambda text, way=way: way.lines([text, text])):
+            try:
+                take(text)
+            except InputError as error:
+                assert "\n" not in str(error)
 
 
 @given(st.recursive(
@@ -326,8 +330,11 @@ def test_any_value_in_any_field(value, data):
             with pytest.raises(InputError) as caught:
                 way.object(found)
             assert str(caught.value) == text
+            with pytest.raises(InputError):
+                way.lines([line(found)])
         else:
             assert way.object(found) == made
+            assert way.lines([line(found)]) == [made]
 
 
 def test_both_readings_agree():

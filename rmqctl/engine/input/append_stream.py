@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rmqctl.broker.settings import Settings
 from rmqctl.broker.view import broker_view
@@ -173,7 +173,18 @@ def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = 
                             auto_create_topic=auto_create_topic)
 
 
-Convert = Callable[[Line], Message]
+class Convert(Protocol):
+    """What makes messages of lines. InputError with the reason where a line holds none."""
+
+    def line(self, line: Line) -> Message:
+        """The message of a line."""
+
+    def lines(self, lines: Sequence[Line]) -> Sequence[Message]:
+        """The messages of many lines."""
+
+
+_TOGETHER = 256
+"""Lines that are read at once, and each for itself where one of them leads to no message."""
 
 
 class LineFault(NamedTuple):
@@ -228,19 +239,19 @@ class AppendTally:
 
 
 def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = False) -> Convert:
-    """What makes a message of a line; it raises InputError with the reason where none is there.
+    """What makes messages of lines.
 
     ``as_recorded``: the record it was. ``replay``: what once reached the put path. Else what a
     client sends, to which a broker adds its properties.
     """
     trailing = settings.profile.trailing_separator
     if as_recorded:
-        return objects.Recorded(trailing=trailing).line
+        return objects.Recorded(trailing=trailing)
     if replay:
-        return objects.Replay(trailing=trailing).line
-    prepare = ingest.preparer(settings, ingest.unique_ids())
-    return objects.Plain(prepare, item=objects.joined(trailing=trailing),
-                         batch=ingest.preparer(settings, ingest.unique_ids(), batch=True)).line
+        return objects.Replay(trailing=trailing)
+    prepare = ingest.Preparer(settings, ingest.unique_ids())
+    return objects.Plain(prepare, item=objects.joined(trailing=trailing), many=prepare.many,
+                         batch=ingest.Preparer(settings, ingest.unique_ids(), batch=True))
 
 
 class LineAppender:
@@ -287,17 +298,32 @@ class LineAppender:
     def _read(self, lines: Sequence[tuple[int, Line]]) -> tuple[
             list[Message], list[tuple[int, Line]], list[LineFault]]:
         """(messages, the line of each, lines that are none)."""
-        messages, sources, broken = [], [], []
+        messages: list[Message] = []
+        sources: list[tuple[int, Line]] = []
+        broken: list[LineFault] = []
+        for start in range(0, len(lines), _TOGETHER):
+            part = lines[start:start + _TOGETHER]
+            try:
+                messages += self._convert.lines([raw for _, raw in part])
+                sources += part
+            except InputError:
+                self._read_singly(part, messages, sources, broken)
+            if broken and self._stop:
+                break
+        return messages, sources, broken
+
+    def _read_singly(self, lines: Sequence[tuple[int, Line]], messages: list[Message],
+                     sources: list[tuple[int, Line]], broken: list[LineFault]) -> None:
+        """The same line by line; where everything is to stop at one that is none, up to it."""
         for number, raw in lines:
             try:
-                messages.append(self._convert(raw))
+                messages.append(self._convert.line(raw))
             except InputError as error:
                 broken.append(LineFault(number, str(error), None, raw))
                 if self._stop:
                     break
             else:
                 sources.append((number, raw))
-        return messages, sources, broken
 
     def _join(self, messages: list[Message], sources: list[tuple[int, Line]]) -> tuple[
             list[Message], list[tuple[int, Line]]]:

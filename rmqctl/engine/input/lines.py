@@ -13,7 +13,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
@@ -236,6 +236,13 @@ class Typed(Generic[_Fields]):
             if isinstance(line, InputError):
                 raise line from None
         return self.object(parse(line))
+
+    def lines(self, lines: Sequence[Line]) -> list[_Fields]:
+        """The objects in many lines. InputError where one of them cannot be read."""
+        try:
+            return list(map(self._decode, lines))  # type: ignore[arg-type]
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            return list(map(self.line, lines))
 
     def object(self, fields: Mapping[str, Any]) -> _Fields:
         """The same for an object that is parsed already; it is left as it is."""

@@ -8,7 +8,7 @@ What is more exact wins: ``properties_raw`` over ``properties`` over ``tags`` an
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +27,8 @@ __all__ = ["InputError", "Plain", "Prepare", "Recorded", "Replay", "joined"]
 
 Prepare = Callable[[dict[str, str] | str], str]
 """Properties as a client hands them over -> the string that reaches the put path."""
+PrepareMany = Callable[[Sequence[dict[str, str] | str]], list[str]]
+"""The same for many messages at once."""
 
 _MAX_PORT = (1 << 8 * layout.field(message.HostV4, "port").size - 1) - 1
 _SHOWN = 60
@@ -80,11 +82,15 @@ class _Way(Generic[_Fields, _Made]):
 
     def __init__(self, fields: type[_Fields]) -> None:
         typed = Typed(fields)
-        self._read, self._check = typed.line, typed.object
+        self._read, self._check, self._read_many = typed.line, typed.object, typed.lines
 
     def line(self, line: Line) -> _Made:
         """What a JSON line says. InputError says in one line why it cannot be taken."""
         return self._make(self._read(line))
+
+    def lines(self, lines: Sequence[Line]) -> list[_Made]:
+        """What each of many lines says. InputError where one of them cannot be taken."""
+        return [self._make(fields) for fields in self._read_many(lines)]
 
     def object(self, fields: Mapping[str, Any]) -> _Made:
         """The same for an object that is parsed already; it is left as it is."""
@@ -97,13 +103,40 @@ class _Way(Generic[_Fields, _Made]):
 class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
     """What goes through the put path. ``messages`` makes a batch of an object."""
 
-    def __init__(self, fields: type[_Fields], single: Prepare, item: Prepare,
-                 batch: Prepare) -> None:
+    def __init__(self, fields: type[_Fields], single: Prepare, item: Prepare, batch: Prepare,
+                 many: PrepareMany | None = None) -> None:
         super().__init__(fields)
         self._single, self._item, self._batch = single, item, batch
+        self._many = many or (lambda given: list(map(single, given)))
 
-    def _stored_at(self, fields: _Fields) -> int | None:
-        return None
+    def _stored_at(self, read: Sequence[_Fields]) -> Sequence[int | None]:
+        """The store times that the objects give."""
+        return [None] * len(read)
+
+    def lines(self, lines: Sequence[Line]) -> list[Outgoing | OutgoingBatch]:
+        """What each of many lines says. InputError where one of them cannot be taken."""
+        read = self._read_many(lines)
+        topics, bodies = [fields.topic for fields in read], [fields.body for fields in read]
+        batched = [fields.messages for fields in read]
+        if None in topics or None in bodies or batched.count(None) < len(read):
+            return [self._make(fields) for fields in read]
+        try:
+            properties = self._many([_properties(fields) for fields in read])
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        born, stored = ([None if host is None else _host(name, host) for host in hosts]
+                        for name, hosts in (
+                            ("born_host", [fields.born_host for fields in read]),
+                            ("store_host", [fields.store_host for fields in read])))
+        maps = [None if fields.filter_bit_map is None else _bit_map(fields) for fields in read]
+        return list(map(
+            Outgoing, topics, _bodies(read), properties,
+            [fields.queue_id or 0 for fields in read], [fields.flag or 0 for fields in read],
+            [fields.sys_flag or 0 for fields in read],
+            [fields.born_timestamp for fields in read], born,
+            self._stored_at(read), stored,
+            [fields.reconsume_times or 0 for fields in read],
+            [fields.prepared_transaction_offset or 0 for fields in read], maps))
 
     def _make(self, fields: _Fields) -> Outgoing | OutgoingBatch:
         if fields.messages is not None:
@@ -117,7 +150,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
             and text.isascii() else _body(fields),
             _prepared(self._single, fields), fields.queue_id or 0,
             fields.flag or 0, fields.sys_flag or 0, fields.born_timestamp,
-            None if born is None else _host("born_host", born), self._stored_at(fields),
+            None if born is None else _host("born_host", born), self._stored_at([fields])[0],
             None if stored is None else _host("store_host", stored), fields.reconsume_times or 0,
             fields.prepared_transaction_offset or 0,
             None if fields.filter_bit_map is None else _bit_map(fields))
@@ -140,7 +173,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
             fields.topic, batch_items, _prepared(self._batch, fields), fields.queue_id or 0,
             fields.sys_flag or 0, fields.born_timestamp,
             None if fields.born_host is None else _host("born_host", fields.born_host),
-            self._stored_at(fields),
+            self._stored_at([fields])[0],
             None if fields.store_host is None else _host("store_host", fields.store_host),
             fields.reconsume_times or 0)
 
@@ -150,11 +183,12 @@ class Plain(_Sent[_Message]):
 
     ``prepare`` makes the properties string of a single message, ``item`` that of each message
     of a batch (by default the same) and ``batch`` the batch's own (by default what is given).
+    ``many`` does for many messages what ``prepare`` does for each.
     """
 
     def __init__(self, prepare: Prepare, *, item: Prepare | None = None,
-                 batch: Prepare | None = None) -> None:
-        super().__init__(_Message, prepare, item or prepare, batch or joined(trailing=True))
+                 batch: Prepare | None = None, many: PrepareMany | None = None) -> None:
+        super().__init__(_Message, prepare, item or prepare, batch or joined(trailing=True), many)
 
 
 class Replay(_Sent[_Timed]):
@@ -167,8 +201,8 @@ class Replay(_Sent[_Timed]):
         join = joined(trailing=trailing)
         super().__init__(_Timed, join, join, join)
 
-    def _stored_at(self, fields: _Timed) -> int | None:
-        return fields.store_timestamp
+    def _stored_at(self, read: Sequence[_Timed]) -> Sequence[int | None]:
+        return [fields.store_timestamp for fields in read]
 
 
 class Recorded(_Way[_Stored, Record]):
@@ -260,6 +294,17 @@ def _body(item: _Item, field: str = "") -> bytes:
             return binascii.a2b_base64(text, strict_mode=True)
         except ValueError as error:
             raise InputError(f"field {field}body: not base64: {error}") from None
+
+
+def _bodies(items: Sequence[_Item]) -> list[bytes]:
+    """The bodies of messages that have one."""
+    encodings = [item.body_encoding for item in items]
+    if encodings.count(None) == len(items) and False not in [item.crc_ok for item in items]:
+        try:
+            return [item.body.encode() for item in items]  # type: ignore[union-attr]  # there is one
+        except UnicodeEncodeError:
+            pass
+    return [_body(item) for item in items]
 
 
 def _properties(item: _Item, field: str = "") -> dict[str, str] | str:

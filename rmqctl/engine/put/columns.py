@@ -32,6 +32,9 @@ _FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, as t
 LENGTHS = [number.to_bytes(PROPERTIES_LENGTH_SIZE, "big") for number in range(MAX_PROPERTIES + 1)]
 """The bytes of each length of properties."""
 
+_REQUESTS = (b"DEL", b"INNER_")
+"""What stands in DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS and in INNER_*."""
+
 QueueKey = tuple[str, int]
 LaneKey = tuple[str, int, int, Host | None, Host | None]
 """Topic, queue id, system flags, born host and store host of a message as it was given."""
@@ -154,7 +157,7 @@ class Columns:
             self._texts = _Slices(texts, together.encode())
         else:
             self._texts = _Slices(_encoded(texts, ordinary))
-        if "DEL" in together or "INNER_" in together:  # DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS
+        if _may_concern(self._texts.data):
             ordinary &= [not concerns(message) for message in messages]
         # Numbers; most of them are 0 everywhere.
         self._numbers: Array = np.zeros((5, len(messages)), np.int64)
@@ -173,9 +176,11 @@ class Columns:
 
     def _fill(self, name: int, values: Sequence[int | None]) -> Array | None:
         """Fills a row of numbers; which are missing (bool), None where none is."""
-        if None in values:
-            missing: Array = np.array([value is None for value in values], bool)
-            if not missing.all():
+        lacking = values.count(None)
+        if lacking:
+            missing: Array = np.ones(len(values), bool)
+            if lacking < len(values):
+                missing[:] = [value is None for value in values]
                 self._numbers[name] = array("q", [value or 0 for value in values])
             return missing
         if any(values):
@@ -248,6 +253,14 @@ class Columns:
                 body, kind.topic, LENGTHS[len(text)], text)
             physical += size
         return b"".join(parts)
+
+
+def _may_concern(texts: bytes) -> bool:
+    """Whether properties hold a word that all requests to a broker begin with."""
+    kernel = active()
+    if kernel is None:
+        return any(word in texts for word in _REQUESTS)
+    return any(kernel.holds(texts, word) for word in _REQUESTS)
 
 
 class _Slices:

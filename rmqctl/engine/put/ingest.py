@@ -8,12 +8,11 @@ together to batches by `batches`, as a producer does.
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
-from operator import itemgetter
+from itertools import count, repeat
 from struct import Struct
 from typing import NamedTuple, TypeVar
 
@@ -34,7 +33,6 @@ CLUSTER = "CLUSTER"
 POP_CHECKPOINT = "POP_CK"
 
 _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
-_EMPTY = _NAME + _END
 _FIXED = Struct(">Hi")
 _MOVING = Struct(">iH")
 _CLOCK_SET_BACK = 1_000_000
@@ -59,7 +57,7 @@ def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = now_ms,
     fixed = address + _FIXED.pack(
         (os.getpid() if process is None else process) & 0xFFFF,
         random.SystemRandom().getrandbits(31) if loader is None else loader)
-    counts = itertools.count(counter)
+    counts = count(counter)
     start, end = _month(clock(), zone)
 
     def make() -> str:
@@ -117,73 +115,104 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
 class _Plan(NamedTuple):
     """How the properties of these names are joined: everything that no value changes."""
 
-    form: str
-    values: Callable[[Mapping[str, str]], tuple[str, ...]]
-    pairs: int
-    unique_at: int | None
-    """Which value is the unique key, where it is to be made."""
+    parts: tuple[str, ...]
+    """What stands before, between and behind the values."""
+    names: tuple[str, ...]
+    """Whose values come between them; the unique key's too, where it is to be made."""
+    ends: int
+    """How often the separator of properties stands in the parts."""
+    makes_unique_key: bool
 
 
-_UNKNOWN = _Plan("", lambda _: (), 0, None)
-
-
-def preparer(settings: Settings, unique_id: Callable[[], str], *,
-             batch: bool = False) -> Callable[[Mapping[str, str] | str], str]:
+class Preparer:
     """`prepare` for many messages: what does not depend on values is worked out once for each
-    set of names.
+    set of names. ValueError as `prepare`.
     """
-    plans: dict[tuple[str, ...], _Plan | None] = {}
-    cut = None if settings.profile.trailing_separator else -1
 
-    def prepared(properties: Mapping[str, str] | str) -> str:
-        if not isinstance(properties, str):
-            names = tuple(properties)
-            plan = plans.get(names, _UNKNOWN)
-            if plan is _UNKNOWN:
-                if len(plans) >= _PLANS:
-                    plans.clear()
-                plan = plans[names] = _plan(names, settings, batch)
-            if plan is not None:
-                form, values_of, pairs, unique_at = plan
-                values = values_of(properties)
-                if unique_at is not None:
-                    values = (*values[:unique_at], unique_id(), *values[unique_at:])
-                text = form % values
-                # Not what was planned for: a separator in a value, or an empty value.
-                if text.count(_END) == pairs and _EMPTY not in text:
-                    return text[:cut]
-        return prepare(properties, settings, unique_id, batch=batch)
+    def __init__(self, settings: Settings, unique_id: Callable[[], str], *,
+                 batch: bool = False) -> None:
+        self._settings, self._unique_id, self._batch = settings, unique_id, batch
+        self._plans: dict[tuple[str, ...], _Plan | None] = {}
 
-    return prepared
+    def __call__(self, properties: Mapping[str, str] | str) -> str:
+        """The properties string of one message."""
+        return self.many([properties])[0]
+
+    def many(self, properties: Sequence[Mapping[str, str] | str]) -> list[str]:
+        """The properties strings of messages, in order."""
+        if set(map(type, properties)) != {dict}:
+            return [self._one(pairs) for pairs in properties]
+        names = list(map(tuple, properties))
+        if names.count(names[0]) == len(names):
+            return self._same(names[0], properties)  # type: ignore[arg-type]  # they are dicts
+        # By their names: of few sets of names there are usually many messages.
+        rows: dict[tuple[str, ...], list[int]] = {}
+        for row, its_names in enumerate(names):
+            rows.setdefault(its_names, []).append(row)
+        texts = [""] * len(names)
+        for its_names, its_rows in rows.items():
+            made = self._same(its_names,
+                              [properties[row] for row in its_rows])  # type: ignore[misc]
+            for row, text in zip(its_rows, made, strict=True):
+                texts[row] = text
+        return texts
+
+    def _one(self, properties: Mapping[str, str] | str) -> str:
+        return prepare(properties, self._settings, self._unique_id, batch=self._batch)
+
+    def _same(self, names: tuple[str, ...], properties: Sequence[Mapping[str, str]]) -> list[str]:
+        """The strings of messages whose properties have these names."""
+        plan = self._plans.get(names, _UNKNOWN)
+        if plan is _UNKNOWN:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[names] = self._plan(names)
+        if plan is None:
+            return [self._one(pairs) for pairs in properties]
+        columns: list[Iterable[str]] = [repeat(plan.parts[0])]
+        fits = True
+        for name, part in zip(plan.names, plan.parts[1:], strict=True):
+            if name == props.UNIQUE_KEY and plan.makes_unique_key:
+                values = [self._unique_id() for _ in properties]
+            else:
+                values = [pairs[name] for pairs in properties]
+                fits = fits and "" not in values
+            columns += (values, repeat(part))
+        # Not what was planned for: an empty value, a separator in one, or what is no text.
+        try:
+            texts = list(map("".join, zip(*columns, strict=False))) if fits else []
+        except TypeError:
+            fits = False
+        if not fits or "".join(texts).count(_END) != plan.ends * len(texts):
+            return [self._one(pairs) for pairs in properties]
+        return texts
+
+    def _plan(self, names: tuple[str, ...]) -> _Plan | None:
+        """The plan for these names; None where a value decides, or a name is wrong."""
+        profile, batch = self._settings.profile, self._batch
+        special = {props.DELAY, POP_CHECKPOINT, CLUSTER}
+        if not (batch or profile.stores_wait):
+            special.add(WAIT)
+        if not names or special.intersection(names) or not all(map(_is_name, names)):
+            return None
+        unique = profile.ensures_unique_key and not batch and props.UNIQUE_KEY not in names
+        keys = (*names, *([props.UNIQUE_KEY] if unique else []), CLUSTER)
+        parts, wanted = [""], []
+        for number in ordered(keys, profile.map_capacity):
+            name = keys[number]
+            parts[-1] += name + _NAME
+            if name == CLUSTER:
+                parts[-1] += self._settings.cluster
+            else:
+                wanted.append(name)
+                parts.append("")
+            parts[-1] += _END
+        if not profile.trailing_separator:
+            parts[-1] = parts[-1].removesuffix(_END)
+        return _Plan(tuple(parts), tuple(wanted), "".join(parts).count(_END), unique)
 
 
-def _plan(names: tuple[str, ...], settings: Settings, batch: bool) -> _Plan | None:
-    """The plan for properties of these names; None where a value decides, or a name is wrong."""
-    profile = settings.profile
-    special = {props.DELAY, POP_CHECKPOINT, CLUSTER}
-    if not (batch or profile.stores_wait):
-        special.add(WAIT)
-    if not names or special.intersection(names) or not all(map(_is_name, names)):
-        return None
-    unique = profile.ensures_unique_key and not batch and props.UNIQUE_KEY not in names
-    keys = (*names, *([props.UNIQUE_KEY] if unique else []), CLUSTER)
-    form, wanted = [], []
-    for number in ordered(keys, profile.map_capacity):
-        name = keys[number]
-        form.append(f"{name}{_NAME}".replace("%", "%%"))
-        if name == CLUSTER:
-            form.append(settings.cluster.replace("%", "%%"))
-        else:
-            form.append("%s")
-            wanted.append(name)
-        form.append(_END)
-    unique_at = wanted.index(props.UNIQUE_KEY) if unique else None
-    if unique_at is not None:
-        del wanted[unique_at]
-    if len(wanted) == 1:
-        (only,) = wanted
-        return _Plan("".join(form), lambda given: (given[only],), len(keys), unique_at)
-    return _Plan("".join(form), itemgetter(*wanted), len(keys), unique_at)
+_UNKNOWN = _Plan((), (), 0, makes_unique_key=False)
 
 
 def _is_name(given: object) -> bool:

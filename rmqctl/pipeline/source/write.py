@@ -186,7 +186,7 @@ def make_store(target: str, staging: str, runs: Sequence[Run], schema: pa.Schema
 
 def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[list[Message]]:
     """Messages in the numbers in which the engine takes them best."""
-    prepare = ingest.preparer(settings, ingest.unique_ids())
+    prepare = ingest.Preparer(settings, ingest.unique_ids())
     group: list[Message] = []
     size = 0
     for batch in batches:
