@@ -107,7 +107,9 @@ def check(case: Case, folder: Path) -> None:
     if case.state == "unit-gone":
         missing -= {store.outer.queue_offset}
     if plan.get("ambiguous"):
-        assert case.state in ("no-units", "nothing", "unit-gone", "units-flipped", "lagging")
+        # A torn message whose unit leads beyond the end tells of frames in it no more than that.
+        assert case.damage.startswith(("tear", "random")) or case.state in (
+            "no-units", "nothing", "unit-gone", "units-flipped", "lagging")
         assert any(one["category"] == "ambiguous" for one in counted["findings"])
     else:
         assert not missing, f"intact messages are lost: {sorted(missing)}"
