@@ -73,6 +73,17 @@ class KnownItems:
                     # Newer brokers have 0 for what is a little older than the file (PR #10471).
                     is_begin=not diff and seconds > -LONG_AGO)
 
+    def within(self, queue_id: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """(topic id, key hash, offset in the commit log, size) of the items with a queue id that
+        lead into ``[start, end)``.
+        """
+        for _, read in self._of(queue_id):
+            items = read()
+            place = items["commit_log_offset"]
+            for item in items[(items["queue_id"] == queue_id) & (place >= start) & (place < end)]:
+                yield (int(item["topic_id"]), int(item["key_hash"]),
+                       int(item["commit_log_offset"]), int(item["size"]))
+
     def _of(self, queue_id: int) -> Iterator[tuple[IndexFile, Callable[[], Array]]]:
         if self._pages is None:
             self._pages = [(file, read, np.unique(read()["queue_id"])) for file in self._files()
@@ -171,6 +182,26 @@ class QueueWitness:
                     record):
                 by_place.setdefault(place, []).append(key)
         return by_place
+
+    def extents(self, start: int, end: int, beside: Iterable[Record]) -> list[tuple[int, int]]:
+        """(place, size) of the messages in ``[start, end)`` of the log that have index items, in
+        their order. Which topic id is the queue's the items of messages ``beside`` tell; empty
+        where they do not.
+        """
+        hashes = {record.physical_offset: (record.total_size, key_hashes(record))
+                  for record in beside}
+        if self._items is None or not hashes:
+            return []
+        topics: set[int] = set()
+        places: dict[int, set[tuple[int, int]]] = {}
+        for topic, code, place, size in self._items.within(
+                self._queue.name.queue_id, min(*hashes, start), max(*hashes, end) + 1):
+            if start <= place < end:
+                places.setdefault(topic, set()).add((place, size))
+            elif place in hashes and size == hashes[place][0] and (
+                    {code, _SIGN - code} & hashes[place][1]):
+                topics.add(topic)
+        return sorted(places.get(topics.pop(), ())) if len(topics) == 1 else []
 
     def confirms(self, record: Record) -> bool | None:
         """A commit log holds messages of its queue, and no others."""

@@ -125,6 +125,31 @@ def test_nothing_left_of_records(copy, numbers, units):
     assert recovered(copy) == [number for number in range(COUNT) if number not in numbers]
 
 
+@pytest.mark.parametrize("lacking", [False, True])
+def test_borders_between_damaged_records_by_their_index_items(copy, lacking):
+    """Where nothing is left of several in a row, and no unit leads to them."""
+    before = places(copy)
+    for number in (6, 7):
+        for at in range(90):
+            change(copy, before[number], at, lambda _: 0x5A)
+    lose_units(copy)
+    if lacking:
+        shutil.rmtree(copy / "tier" / BROKER_INDEX)
+        shutil.rmtree(copy / "store" / "tiered_index_file")
+    notes = " ".join(run(copy, "recover").json()["notes"])
+    assert ("damaged messages 6 to 7 lie in one stretch" in notes) == lacking
+    recovered(copy)
+    with Tier.open(str(copy / "tier"), str(copy / "store" / METADATA)) as tier:
+        queue = next(one for one in tier.queues() if one.name.path == "broker-a/T0/0")
+        units = [queue.unit(number) for number in (6, 7)]
+    base = sum(place.size for place in before[:6])
+    sizes = [before[number].size for number in (6, 7)]
+    if lacking:
+        sizes = [sum(sizes) // 2] * 2
+    assert [(unit.commit_log_offset, unit.size) for unit in units] == [
+        (base, sizes[0]), (base + sizes[0], sizes[1])]
+
+
 def retimed(root: Path, number: int, time: int) -> None:
     place = places(root)[number]
     where = message.fixed_field("store_timestamp").offset

@@ -34,8 +34,9 @@ from rmqctl.tiered.files.reader import Entry, Reader, close_source
 from rmqctl.tiered.flat_file import FlatFile, QueueName
 from rmqctl.tiered.recover.survey import ROW, Survey
 from rmqctl.tiered.recover.units import breaks
+from rmqctl.tiered.witness import QueueWitness
 
-_MOST_STRAYS = 8
+_MOST_STRAYS, _MOST_BESIDE = 8, 8
 _MOST_HEAD = 1 << 16
 _MOST_TURNED = 8
 """Bits that a topic may differ in from the queue's and still be taken for it."""
@@ -67,6 +68,8 @@ class Damaged:
     mended: dict[str, list[Piece]] = field(default_factory=dict)
     units: list[tuple[int, Array]] = field(default_factory=list)
     bounds: list[tuple[int, int, int]] = field(default_factory=list)
+    shared: list[tuple[int, int]] = field(default_factory=list)
+    """Queue offsets ``[first, end)`` of records between which no border is known."""
 
 
 def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
@@ -79,7 +82,11 @@ def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
         end, pieces = _mend_back(surveyed.log, name, first, end, pieces, result)
         if first < end and pieces and 0 < lost.before < len(surveyed.rows):
             start, stop = pieces[0][0], pieces[-1][1]
-            units = _units(surveyed, first, end, start, stop)
+            places = _borders(surveyed, end - first, start, stop)
+            if not places:
+                places = _shares(end - first, start, stop)
+                result.shared += [(first, end)] if end - first > 1 and places else []
+            units = _units(surveyed, first, places, stop)
             if len(units):
                 result.units.append((lost.before, units))
                 result.bounds += [(number, start, stop) for number in range(first, end)]
@@ -311,21 +318,57 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
 
 # -- what stays damaged ---------------------------------------------------------------------------
 
-def _units(surveyed: Survey, first: int, end: int, start: int, stop: int) -> Array:
-    """Rows for queue offsets ``[first, end)`` whose records are the bytes ``[start, stop)``: each
-    leads to an equal part of them, and has a size that a broker does not take for a record's.
+def _units(surveyed: Survey, first: int, places: Sequence[tuple[int, int]], stop: int) -> Array:
+    """Rows for the queue offsets from ``first`` on whose records are bytes (place, size) in front
+    of ``stop``; each has a size that a broker does not take for a record's.
     """
-    share = (stop - start) // (end - first)
-    units: Array = np.zeros(end - first if share >= message.MIN_SIZE else 0, ROW)
+    units: Array = np.zeros(len(places), ROW)
     rows = surveyed.rows
     behind = min(int(np.searchsorted(rows["position"], stop)), len(rows) - 1)
-    for number in range(len(units)):
-        place, size = start + number * share, min(share, MOST)
+    for number, (place, length) in enumerate(places):
+        size = min(length, MOST)
         head = surveyed.log.read(place, message.START_SIZE)
         if message.is_magic(message.magic_at(head)) and message.total_size_at(head) == size:
             size -= 1
         units[number] = (first + number, place, size, 0, rows["store_time"][behind])
     return units
+
+
+def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
+    """(place, size) of equal parts; none where they are too small for a record."""
+    share = (stop - start) // count
+    return [(start + number * share, share) for number in range(
+        count if share >= message.MIN_SIZE else 0)]
+
+
+def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
+    """(place, size) of each of so many records by their index items: what no item leads to must be
+    one record each, or all of it one stretch. Empty where that cannot be told.
+    """
+    log, rows = surveyed.log, surveyed.rows
+    witness = log.witness() if log.witness is not None and count > 1 else None
+    if not isinstance(witness, QueueWitness):
+        return []
+    behind = int(np.searchsorted(rows["position"], stop))
+    beside = (log.record_at(int(place)) for place in rows["position"][
+        max(0, behind - _MOST_BESIDE):behind + _MOST_BESIDE] if not start <= place < stop)
+    known = witness.extents(start, stop, [record for record in beside if record is not None])
+    gaps: list[tuple[int, int]] = []
+    position = start
+    for place, size in [*known, (stop, 0)]:
+        if place < position or place + size > stop:
+            return []
+        if place > position:
+            gaps.append((position, place - position))
+        position = place + size
+    left = count - len(known)
+    if not known or left < len(gaps) or (left and len(gaps) not in (1, left)):
+        return []
+    if len(gaps) == 1:
+        gaps = _shares(left, gaps[0][0], gaps[0][0] + gaps[0][1])
+    places = sorted([*known, *gaps])
+    return places if len(places) == count and all(
+        size >= message.MIN_SIZE for _, size in places) else []
 
 
 def with_units(surveyed: Survey, units: Sequence[tuple[int, Array]], path: str) -> Array:

@@ -278,6 +278,10 @@ class QueueRecovery:
             if mended:
                 damaged = find_damaged(surveyed, self._queue.name)
         self._patch(surveyed, mended, why)
+        for first, end in damaged.shared[:_MOST_RUNS]:
+            out.notes.append(f"{self._queue.name.path}: the damaged messages {first} to {end - 1} "
+                             "lie in one stretch, and no index item tells their borders: units "
+                             "that are made for them lead to equal parts of it")
         if damaged.units:
             path = os.path.join(self._folder, "rows-with-units")
             surveyed.rows = with_units(surveyed, damaged.units, path)
