@@ -240,3 +240,16 @@ def test_a_sample_of_a_file_laid_out_ahead_has_no_gap(rmqctl, tmp_path: Path) ->
     rmqctl("init", root, "--commitlog-file-size", "4MiB").expect(0)
     rmqctl("write", root, "--topic", "T", "--body", "x", "--auto-create-topic").expect(0)
     rmqctl("verify", root, "--sample", "50%").expect(0)
+
+
+@pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
+def test_what_an_engine_left_beyond_its_cut_is_said_to_be_either(
+        version: str, golden: GoldenFolder, rmqctl: Runner) -> None:
+    """The same files result where the log was cut after that start: nothing tells which it was."""
+    root = golden(f"{version}/crash-cqahead/after")
+    cut, = [finding for finding in rmqctl("verify", root, "-o", "json").expect(1).json()["findings"]
+            if finding["category"] == "log-cut"]
+    assert cut["detail"].endswith("what follows was cut off then, unless this is newer than that "
+                                  "start")
+    before = rmqctl("verify", golden(f"{version}/crash-cqahead/before"), "-o", "json").json()
+    assert not any("last start has ended" in one["detail"] for one in before["findings"])

@@ -56,13 +56,18 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
 
 
 def _ended_by_a_start(context: Context) -> int | None:
-    """Where a 5.x broker's last start has ended the log, by the checkpoint; None: not told.
+    """Where a broker's last start has ended the log, by the checkpoint; None: not told.
 
-    That start noted the message before the end; whoever damaged the next one since then left the
-    same picture.
+    A 5.x broker noted the message before the end, a 4.x one when it was stored (once stopped
+    cleanly); whoever damaged the next one since then left the same picture.
     """
     saved = context.store.checkpoint
-    if context.live or context.store.has_abort or saved is None or not saved.confirm_phy_offset:
+    if context.live or context.store.has_abort or saved is None:
+        return None
+    if context.store.generation < 5:
+        last = context.result.last_store_timestamp
+        return context.log_end if last and last == saved.logics_msg_timestamp else None
+    if not saved.confirm_phy_offset:
         return None
     record = context.store.log.record_at(saved.confirm_phy_offset)
     return None if record is None else record.physical_offset + record.total_size
