@@ -399,3 +399,4 @@ def crcs(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] l
 include "encode.pxi"
 include "properties.pxi"
 include "compare.pxi"
+include "rows.pxi"

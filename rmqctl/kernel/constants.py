@@ -38,6 +38,7 @@ def values() -> dict[str, int]:
         "MAX_PROPERTIES": _largest("properties_length"),
         "MAX_SIZE": _largest("total_size"),
         "CRC_MASK": message.CRC_MASK,
+        "INDEX_HEADER_SIZE": index_file.HEADER.size,
     }
     units: dict[str, Fixed[Any]] = {
         "UNIT": consume_queue.UNIT, "ENTRY": index_file.ENTRY, "SLOT": index_file.SLOT}

@@ -73,7 +73,7 @@ class Texts:
             data = np.empty(total + count + 2 * _WORD, np.uint8)
             data[total + count:] = 0
             start = np.empty(count, np.int64)
-            kernel.pack(self.data, *_contiguous(self.start, self.length), data, 0, start)
+            kernel.pack(self.data, *contiguous(self.start, self.length), data, 0, start)
             return Packed(data, start, self.length)
         width = int(self.length.max(initial=0)) + 1
         if count * width > _WASTE * (total + count) + _SPARE:
@@ -160,7 +160,7 @@ def _fill(texts: Array, data: Array, start: Array, length: Array) -> bool:
     return False
 
 
-def _contiguous(*columns: Array) -> list[Array]:
+def contiguous(*columns: Array) -> list[Array]:
     """Columns as the kernel takes them; copies of those that are cut from another array."""
     return [np.ascontiguousarray(column, np.int64) for column in columns]
 
@@ -291,7 +291,7 @@ def _cut(data: Array, start: Array, length: Array, separator: int, *, ended: boo
     """(the parts of texts as the kernel's ``cut`` has them (int64 [3, n]), how many count)."""
     kernel = active()
     assert kernel is not None
-    columns = _contiguous(start, length)
+    columns = contiguous(start, length)
     room = _PARTS * len(start) + _SAMPLE
     while True:
         parts: Array = np.empty((3, room), np.int64)
@@ -368,7 +368,7 @@ class KnownTexts:
         """As `_encode`, by the kernel's table."""
         kernel = active()
         assert kernel is not None
-        columns = _contiguous(texts.start, texts.length)
+        columns = contiguous(texts.start, texts.length)
         places: Array = np.empty(len(texts), np.int64)
         row = kernel.lookup(texts.data, *columns, *self._table, 0, places)
         while row < len(texts):
@@ -538,7 +538,7 @@ class Properties:
         if self._cut is None or kernel is None:
             return None
         unique, keys = self._values(props.UNIQUE_KEY), self._values(props.KEYS)
-        columns = _contiguous(topic, sharp)
+        columns = contiguous(topic, sharp)
         room = unique[1] + 2 * keys[1] + _SAMPLE
         while True:
             out: Array = np.empty((3, room), np.int64)

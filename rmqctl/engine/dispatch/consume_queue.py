@@ -17,8 +17,10 @@ from rmqctl.engine.dispatch.queue_files import UNWANTED, FilePool, Queue, QueueF
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
 from rmqctl.formats.local.consume_queue_ext import MAX_ADDRESS
+from rmqctl.kernel import active
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
+from rmqctl.scan.text import contiguous
 from rmqctl.store.files import Listing, listing
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Sizes, Store
@@ -160,23 +162,11 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
         count = len(rows)
         if not count:
             return
-        # By queue, in log order. Small numbers: numpy sorts 16 bits by radix, many times faster.
-        small = len(self.queues) < _SMALL
-        order = np.argsort(rows.queue.astype(np.uint16) if small else rows.queue, kind="stable")
-        rows = rows.take(order)
-        end = rows.physical + rows.size
-        units = np.empty(count, _UNITS)
-        units["physical_offset"], units["size"] = rows.physical, rows.size
-        units["tags_code"] = rows.tags_code
-        # Runs: rows of one queue that follow each other in the queue and in the log.
-        breaks = np.flatnonzero((rows.queue[1:] != rows.queue[:-1])
-                                | (rows.offset[1:] != rows.offset[:-1] + 1)
-                                | (end[1:] <= end[:-1])) + 1
-        stops = [*breaks.tolist(), count]
-        run = _Run(units, units.view(np.uint8).data, order, rows.offset, end, codes)
+        run = _arranged(rows, len(self.queues))
+        run.codes = codes
         start = 0
-        for stop in stops:
-            self._run(self.queues[int(rows.queue[start])], run, start, stop)
+        for stop in [*run.begins[1:].tolist(), count]:
+            self._run(self.queues[int(rows.queue[run.order[start]])], run, start, stop)
             start = stop
 
     def _run(self, queue: PlainQueue, run: _Run, start: int, stop: int) -> None:
@@ -231,14 +221,45 @@ class ConsumeQueues(QueueSet[PlainQueue, ConsumeQueue]):
 
 @dataclass(slots=True)
 class _Run:
-    """Rows sorted by queue; ``raw`` are the bytes of ``units``."""
+    """Rows by queue, in log order; ``raw`` are the bytes of ``units``.
+
+    ``begins``: where runs begin, rows of one queue that follow each other in queue and log.
+    """
 
     units: Array
     raw: memoryview
     order: Array
     offset: Array
     end: Array
-    codes: Codes | None
+    begins: Array
+    codes: Codes | None = None
+
+
+def _arranged(rows: Rows, queues: int) -> _Run:
+    """The rows by queue; numbers of queues are below ``queues``."""
+    count = len(rows)
+    units = np.empty(count, _UNITS)
+    raw = units.view(np.uint8)
+    kernel = active()
+    if kernel is not None and queues <= count:
+        columns: Array = np.empty((3, count), np.int64)
+        is_begin: Array = np.empty(count, bool)
+        kernel.arrange_rows(*contiguous(rows.queue, rows.offset, rows.physical, rows.size,
+                                        rows.tags_code),
+                            np.zeros((2, queues), np.int64), raw, columns, is_begin.view(np.uint8))
+        order, offset, end = columns
+        return _Run(units, raw.data, order, offset, end, np.flatnonzero(is_begin))
+    # Small numbers: numpy sorts 16 bits by radix, many times faster.
+    small = queues < _SMALL
+    order = np.argsort(rows.queue.astype(np.uint16) if small else rows.queue, kind="stable")
+    rows = rows.take(order)
+    end = rows.physical + rows.size
+    units["physical_offset"], units["size"] = rows.physical, rows.size
+    units["tags_code"] = rows.tags_code
+    is_begin = np.ones(count, bool)
+    is_begin[1:] = ((rows.queue[1:] != rows.queue[:-1])
+                    | (rows.offset[1:] != rows.offset[:-1] + 1) | (end[1:] <= end[:-1]))
+    return _Run(units, raw.data, order, rows.offset, end, np.flatnonzero(is_begin))
 
 
 def _renumbered(codes: Codes, places: Array) -> Codes:

@@ -20,13 +20,17 @@ from rmqctl.files.durable import lay_out, make_folders, open_file, write_all
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord, Shape
+from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
+from rmqctl.scan.text import contiguous
 from rmqctl.store.files import listing
 
 FOLDER = "index"
 MOST_PENDING = 1 << 18
 """Entries added before the slots are written without being asked."""
+_WRITTEN = 1 << 16
+"""Entries that are written together, before slots and header."""
 _PAGE_BITS = 12
 _PAGE = 1 << _PAGE_BITS
 _INT_MAX = (1 << 31) - 1
@@ -63,6 +67,7 @@ class IndexFile:
         self._dirty: Array = np.zeros(pages, bool)
         self._header_dirty = False
         self._entries: list[Array] = []
+        self._unwritten = 0
         self._pending = 0
         self.most_pending = MOST_PENDING
         self.touched = False
@@ -145,29 +150,55 @@ class IndexFile:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def extend(self, key_hash: Array, physical: Array, store_timestamp: Array) -> None:
-        """Adds entries (int64 columns in put order, not empty, not more than there is room)."""
+    def extend(self, key_hash: Array, key_row: Array, physical: Array,
+               store_timestamp: Array) -> None:
+        """Adds entries for keys in put order (int64 columns, not empty, not more than there is
+        room), of which each has the place and time of its message, number ``key_row``.
+        """
         header, many = self.header, len(key_hash)
-        count = header.index_count
-        body, slots, newest, fresh, begin = self._link(key_hash, store_timestamp)
-        body["physical_offset"] = physical
-        self._entries.append(body)
-        self._table[slots] = newest
-        self._mark(slots)
-        if count <= 1:
-            header.begin_phy_offset, header.begin_timestamp = int(physical[0]), begin
+        first, last = int(key_row[0]), int(key_row[-1])
+        entries: Array = np.empty(many, _ENTRIES)
+        fresh = self._link(entries, key_hash, key_row, physical, store_timestamp)
+        self._entries.append(entries)
+        if header.index_count <= 1:
+            header.begin_phy_offset = int(physical[first])
+            header.begin_timestamp = int(store_timestamp[first])
         header.hash_slot_count += fresh
-        header.index_count = count + many
-        header.end_phy_offset = int(physical[-1])
-        header.end_timestamp = int(store_timestamp[-1])
+        header.index_count += many
+        header.end_phy_offset = int(physical[last])
+        header.end_timestamp = int(store_timestamp[last])
         self._header_dirty = self.touched = True
         self._pending += many
+        self._unwritten += many
         if self._pending >= self.most_pending:
             self.sync_to_file()
+        elif self._unwritten >= _WRITTEN:
+            self._write_entries()
 
-    def _link(self, key_hash: Array, store_timestamp: Array) -> tuple[
-            Array, Array, Array, int, int]:
-        """(entries without place, slots used, their new values, how many were empty, begin)."""
+    def _link(self, entries: Array, key_hash: Array, key_row: Array, physical: Array,
+              store_timestamp: Array) -> int:
+        """Fills new entries and leads their slots to them; how many slots were empty."""
+        kernel = active()
+        if kernel is not None:
+            fresh: int = kernel.link_entries(
+                *contiguous(key_hash, key_row, physical, store_timestamp), self.header.index_count,
+                self.header.begin_timestamp, self._table.view(np.int32),
+                self._dirty.view(np.uint8), _PAGE_BITS, entries.view(np.uint8))
+            return fresh
+        entries["key_hash"], entries["physical_offset"] = key_hash, physical[key_row]
+        self._set_times(entries, store_timestamp[key_row])
+        return self._set_links(entries, key_hash)
+
+    def _set_times(self, entries: Array, store_timestamp: Array) -> None:
+        """Seconds since the file's begin; a file's first entry counts from the file before."""
+        begin, head = self.header.begin_timestamp, int(self.header.index_count <= 1)
+        if head:
+            entries["time_diff"][:1] = _seconds(store_timestamp[:1], begin)
+            begin = int(store_timestamp[0])
+        entries["time_diff"][head:] = _seconds(store_timestamp[head:], begin)
+
+    def _set_links(self, entries: Array, key_hash: Array) -> int:
+        """The entry before each in its slot; the slots lead to the last ones."""
         count, many = self.header.index_count, len(key_hash)
         bits = many.bit_length()
         # By slot, then by number: neighbours of one slot are linked to each other ...
@@ -184,18 +215,10 @@ class IndexFile:
         # Each was put when the file had as many entries as stand before it.
         old[(old <= 0) | (old > place[first] + count)] = 0
         linked[first] = old
-        last = np.append(first[1:], True)
-        body = np.empty(many, _ENTRIES)
-        body["key_hash"] = key_hash
-        body["previous"][place] = linked
-        begin = self.header.begin_timestamp
-        head = 1 if count <= 1 else 0
-        if head:
-            # The first entry counts from the end of the file before; then the begin is its own.
-            body["time_diff"][:1] = _seconds(store_timestamp[:1], begin)
-            begin = int(store_timestamp[0])
-        body["time_diff"][head:] = _seconds(store_timestamp[head:], begin)
-        return body, used, place[last] + count, int(np.count_nonzero(old == 0)), begin
+        entries["previous"][place] = linked
+        self._table[used] = place[np.append(first[1:], True)] + count
+        self._mark(used)
+        return int(np.count_nonzero(old == 0))
 
     def _mark(self, slots: Array) -> None:
         self._dirty[(slots * SLOT.size + HEADER.size) >> _PAGE_BITS] = True
@@ -207,12 +230,7 @@ class IndexFile:
         ``counted``: the header of an empty file says 1, not 0, as after a 5.x shutdown.
         """
         # 1. The entries.
-        if self._entries:
-            # Joined as bytes: numpy would put them together in the machine's byte order.
-            body = b"".join([entries.view(np.uint8).data for entries in self._entries])
-            first = self.header.index_count - self._pending
-            self._pool.write(self.path, body, self.shape.entry_position(first))
-            self._entries = []
+        self._write_entries()
         # 2. The slots, by pages that changed: all of them where that is most.
         pages = np.flatnonzero(self._dirty)
         if len(pages):
@@ -228,6 +246,15 @@ class IndexFile:
             self._pool.write(self.path, raw, 0)
             self._header_dirty = False
         self._pending = 0
+
+    def _write_entries(self) -> None:
+        """Nobody reads them before the header counts them."""
+        if self._entries:
+            # Joined as bytes: numpy would put them together in the machine's byte order.
+            body = b"".join([entries.view(np.uint8).data for entries in self._entries])
+            first = self.header.index_count - self._unwritten
+            self._pool.write(self.path, body, self.shape.entry_position(first))
+            self._entries, self._unwritten = [], 0
 
     def _write_pages(self, first: int, stop: int) -> None:
         """Slots in pages ``[first, stop)`` of the file."""
@@ -337,14 +364,13 @@ class IndexWriter:
         first_message, first_key = self._known(physical, key_row, key_hash)
         if first_message >= len(physical):
             return
-        key_physical, key_time = physical[key_row], store_timestamp[key_row]
         done, count = first_key, len(key_hash)
         while True:
             file = self._current()
             take = min(file.room, count - done)
             if take:
                 part = slice(done, done + take)
-                file.extend(key_hash[part], key_physical[part], key_time[part])
+                file.extend(key_hash[part], key_row[part], physical, store_timestamp)
                 done += take
             # A message that comes when the file is full makes the next one, even without keys.
             if not file.full or (done == count and key_row[-1] == len(physical) - 1):

@@ -53,7 +53,7 @@ from rmqctl.store.log import ranges
 
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
-_MOST_PENDING = 1 << 21
+_MOST_PENDING = 1 << 25
 SAVE_EVERY = 5.0
 """Seconds after which a run that is killed has to be done again, at most."""
 NAME = "rebuild.json"

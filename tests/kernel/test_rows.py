@@ -1,0 +1,137 @@
+"""Both builds on the same messages: consumequeue rows, index entries and their chains."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmqctl.broker.settings import Settings
+from rmqctl.engine.dispatch.derive import Derived, Further
+from rmqctl.engine.dispatch.reput import Dispatcher
+from rmqctl.errors import RmqctlError
+from rmqctl.kernel import active
+from tests.kernel.test_equal import rounds
+from tests.support.kernels import compiled_only, using
+
+pytestmark = compiled_only
+
+TOPICS = [b"a", b"b", b"batch", b"", b"..", b"a/b", b"%LMQ%x", b"\xff"]
+LIMITS = (-(1 << 63), -1, 0, 1, (1 << 31) - 1, 1 << 31, (1 << 63) - 1)
+NOW = 1_700_000_000_000
+
+
+def settings() -> Settings:
+    return Settings(consumequeue_file_size=140, index_slots=7, index_max=12, lmq=True,
+                    multi_dispatch=True)
+
+
+def messages(source: random.Random) -> list[Derived]:
+    """What messages of a log lead to, nearly all of it sound, in several parts."""
+    odd = source.choice((0.0, 0.02, 0.3))
+    ids = source.choice(((0,), (0, 1, 2), (0, 1, 63, 64, -1, (1 << 31) - 1, -(1 << 31))))
+    next_offset: dict[tuple[int, int], int] = {}
+    physical, now, parts = source.choice((0, 1000)), source.choice((NOW, NOW, 5, 0)), []
+    for _ in range(source.randrange(1, 5)):
+        rows: list[tuple[int, ...]] = []
+        for _ in range(source.choice((1, 1, 5, 30, 60))):
+            topic, queue_id = source.randrange(source.choice((2, len(TOPICS)))), source.choice(ids)
+            offset = next_offset.setdefault((topic, queue_id), source.choice((0, 0, 5, 1 << 40)))
+            next_offset[topic, queue_id] = offset + 1
+            size = source.randrange(91, 2000)
+            now += source.choice((0, 1, 999, 5000, -4000))
+            if source.random() < odd:
+                offset = source.choice((*LIMITS, offset - 1, offset + 3))
+            when = source.choice(LIMITS) if source.random() < odd / 4 else now
+            rows.append((topic, queue_id, offset, physical, size, when,
+                         source.choice((0, 7, -(1 << 31), (1 << 31) - 1, 1 << 45))))
+            physical += size
+        topic, queue_id, offset, at, size, when, tags = np.array(rows, np.int64).T
+        row = np.repeat(np.arange(len(rows)), [source.choice((0, 1, 2, 5)) for _ in rows])
+        hashes = [source.choice((0, 6, 7, (1 << 31) - 1, source.getrandbits(31))) for _ in row]
+        rowed = np.array([source.random() > odd for _ in rows])
+        more = np.sort(np.array(source.choices(range(len(rows)), k=source.choice((0, 0, 3)))))
+        further = Further([b"%LMQ%y", b"a", b"x/y"], more,
+                          np.array([source.randrange(3) for _ in more], np.int64),
+                          np.array([source.choice((0, 1, -1, 9)) for _ in more], np.int64))
+        parts.append(Derived(TOPICS, topic, queue_id, offset, at, size, when, tags, rowed, row,
+                             np.array(hashes, np.int64), further if len(more) else None, None))
+    return parts
+
+
+def dispatched(root: Path, parts: list[Derived]) -> Any:
+    """Every byte that comes of it, and all that is counted."""
+    dispatcher = Dispatcher(str(root), settings(), lambda: NOW, "batch".__eq__)
+    counted: list[Any] = []
+    try:
+        for part in parts:
+            dispatcher.apply(part)
+            dispatcher.show()
+            counted.append((dispatcher.gaps, dispatcher.refused, dispatcher.unplaceable,
+                            dispatcher.logics_timestamp, dispatcher.index_timestamp,
+                            dispatcher.max_physic()))
+        counted.append(sorted(dispatcher.next_offsets().items()))
+    except RmqctlError as error:
+        counted.append(str(error).replace(str(root), "root"))
+    finally:
+        dispatcher.close()
+    return counted, {str(path.relative_to(root)): path.read_bytes()
+                     for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_rows_and_entries(seed: int, tmp_path: Path) -> None:
+    source = random.Random(seed)
+    refused = rolled = 0
+    for number in rounds()[:len(rounds()) // 40]:
+        parts = messages(source)
+        with using("python"):
+            first = dispatched(tmp_path / f"python{number}", parts)
+        with using("compiled"):
+            second = dispatched(tmp_path / f"compiled{number}", parts)
+        assert first == second, (seed, number)
+        refused += any(isinstance(count, tuple) and count[1] for count in first[0])
+        rolled += len([name for name in first[1] if name.startswith("index")]) > 1
+    assert refused > 1
+    assert rolled > 5
+
+
+def test_what_is_given_to_the_kernel_is_tested() -> None:
+    with using("compiled"):
+        kernel = active()
+    assert kernel is not None
+
+    def column(*numbers: int) -> Any:
+        return np.array(numbers, np.int64)
+
+    def arranged(queue: int, units: int = 40, columns: int = 2) -> Any:
+        return kernel.arrange_rows(
+            column(0, queue), *[column(1, 2)] * 4, np.zeros((2, 3), np.int64),
+            np.empty(units, np.uint8), np.empty((3, columns), np.int64), np.empty(2, np.uint8))
+
+    arranged(2)
+    for queue in (3, -1, 1 << 40):
+        with pytest.raises(IndexError):
+            arranged(queue)
+    for sizes in ((39, 2), (60, 2), (40, 1), (40, 3)):
+        with pytest.raises(ValueError, match="shape"):
+            arranged(2, *sizes)
+
+    def linked(key_hash: int = 9, row: int = 0, slots: int = 4, dirty: int = 1,
+               entries: int = 20) -> Any:
+        return kernel.link_entries(
+            column(key_hash), column(row), column(5), column(NOW), 1, 0,
+            np.zeros(slots, np.int32), np.zeros(dirty, np.uint8), 12, np.empty(entries, np.uint8))
+
+    assert linked() == 1
+    for key_hash in (-1, 1 << 31):
+        with pytest.raises(ValueError, match="hash"):
+            linked(key_hash)
+    for row, dirty in ((1, 1), (-1, 1), (0, 0)):
+        with pytest.raises(IndexError):
+            linked(row=row, dirty=dirty)
+    for slots, entries in ((0, 20), (4, 19), (4, 40)):
+        with pytest.raises(ValueError, match="shape"):
+            linked(slots=slots, entries=entries)
