@@ -175,6 +175,7 @@ class _Run:
         from rmqctl.scan import malloc_tuning
 
         malloc_tuning.collect_rarely()
+        malloc_tuning.keep_freed_memory()
         with self._out.progress("appending", _size(self._reader.fd)) as progress:
             if self._out.streams:
                 self._out.rows(self._rows(progress), _COLUMNS, empty="")

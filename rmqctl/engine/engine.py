@@ -40,6 +40,7 @@ from rmqctl.files import disk_usage
 from rmqctl.files.aside import AsideFolder
 from rmqctl.files.lock import StoreLock
 from rmqctl.parse_values import now_ms
+from rmqctl.scan import malloc_tuning
 from rmqctl.scan.source import Closing
 from rmqctl.store.store import Store
 
@@ -135,12 +136,15 @@ class Engine(Closing):
         With ``flush=sync`` the messages of a group share one fsync, and their results come
         after it. Memory is bounded by one group: 1024 messages, or 1 MiB of bodies and one message.
         """
+        malloc_tuning.keep_freed_memory()  # each group's records and bodies lie in the same pages
         group: list[Message] = []
         size = 0
         for message in messages:
             group.append(message)
-            size += (sum(len(item.body) for item in message.messages)
-                     if isinstance(message, OutgoingBatch) else len(message.body))
+            if type(message) is OutgoingBatch:
+                size += sum([len(item.body) for item in message.messages])
+            else:
+                size += len(message.body)  # type: ignore[union-attr]  # what has one is no batch
             if size >= GROUP_BYTES or len(group) >= GROUP_MESSAGES:
                 yield from self.put_many(group)
                 group, size = [], 0

@@ -140,7 +140,8 @@ class Dispatcher:
     # -- dispatch ---------------------------------------------------------------------------------
 
     def dispatch(self, data: bytes | bytearray | memoryview, base: int,
-                 bit_maps: BitMaps | None = None, starts: Sequence[int] | None = None) -> None:
+                 bit_maps: BitMaps | None = None,
+                 starts: Sequence[int] | Array | None = None) -> None:
         """Writes what follows from whole, valid records that lie one behind the other in ``data``.
 
         ``base`` is the physical offset of ``data[0]``; blanks are left out by the caller.
@@ -153,7 +154,7 @@ class Dispatcher:
         if starts is None:
             batch = records_from(raw, base, 0, len(raw))
         else:
-            batch, ok = examine(raw, base, np.array(starts, np.int64))
+            batch, ok = examine(raw, base, np.asarray(starts, np.int64))
             batch = batch if ok.all() else batch.select(ok)
         start, end = batch.start, batch.start + batch.column("total_size")
         if not (len(start) and start[0] == 0 and end[-1] == len(data)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from types import ModuleType
 from typing import NamedTuple
 
@@ -204,6 +205,19 @@ class Columns:
             np.copyto(self._numbers[_BORN, part], stored, where=self._unborn[part])
         return stored
 
+    def store_hosts(self, part: slice) -> Iterable[Host]:
+        """The store host of each message."""
+        kinds = self.lanes.kinds
+        hosts = {kinds[lane].store_host for lane in self._used(part)}
+        if len(hosts) == 1:
+            return repeat(hosts.pop())
+        return [kinds[lane].store_host for lane in self.lane[part]]
+
+    def _used(self, part: slice) -> list[int]:
+        """The lanes of a part."""
+        used: list[int] = np.flatnonzero(np.bincount(self._row[part])).tolist()
+        return used
+
     def records(self, part: slice, physical: int,
                 offsets: dict[QueueKey, int]) -> tuple[bytes | memoryview, list[int]]:
         """(records of a part from a physical offset on, their queue offsets).
@@ -212,7 +226,7 @@ class Columns:
         """
         # The next offset of each queue that is concerned, in and out of the dictionary.
         lanes = self.lanes
-        used = {lanes.queues[lane]: lanes.keys[lane] for lane in set(self.lane[part])}
+        used = {lanes.queues[lane]: lanes.keys[lane] for lane in self._used(part)}
         following = lanes.arrays.next_offset
         for queue, key in used.items():
             following[queue] = offsets.get(key, 0)

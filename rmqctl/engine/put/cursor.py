@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from rmqctl.formats.local.message import BLANK_SIZE
+from rmqctl.scan.frames import Array
 
 DISPATCH_BYTES = 1 << 20
 """Bytes of records that are dispatched together: each round has a cost of its own."""
@@ -51,8 +54,8 @@ class RecordRun:
 
     base: int
     data: bytes | memoryview
-    starts: list[int] = field(default_factory=list)
-    """Where in ``data`` each record starts."""
+    starts: Array
+    """Where in ``data`` each record starts (int64)."""
     bit_maps: dict[int, bytes | None] = field(default_factory=dict)
 
 
@@ -65,6 +68,8 @@ class Cursor:
 
     __slots__ = (
         "_begin",
+        "_pieces",
+        "_starts",
         "base",
         "bit_maps",
         "end",
@@ -73,7 +78,6 @@ class Cursor:
         "parts",
         "position",
         "runs",
-        "starts",
     )
 
     def __init__(self, log: AppendLog, begin: Callable[[], None]) -> None:
@@ -82,7 +86,8 @@ class Cursor:
         self.last_timestamp = 0
         """Store time (ms) of the last record."""
         self.parts: list[bytes | memoryview] = []
-        self.starts: list[int] = []
+        self._starts: list[int] = []
+        self._pieces: list[Array] = []
         self.bit_maps: dict[int, bytes | None] = {}
         self.runs: list[RecordRun] = []
 
@@ -90,7 +95,8 @@ class Cursor:
         """Begins a group where the log ends."""
         self.base = self.position = self.log.position
         self.end = self.position + self.log.room()
-        self.parts, self.starts, self.bit_maps, self.runs = [], [], {}, []
+        self.parts, self.bit_maps, self.runs = [], {}, []
+        self._starts, self._pieces = [], []
 
     @property
     def is_new(self) -> bool:
@@ -110,16 +116,21 @@ class Cursor:
 
     def add(self, record: bytes) -> None:
         """A finished record for ``position``."""
-        self.starts.append(self.position - self.base)
+        self._starts.append(self.position - self.base)
         self.parts.append(record)
         self.position += len(record)
 
-    def extend(self, records: bytes | memoryview, places: Sequence[int]) -> None:
-        """Finished records for ``position`` on, whose physical offsets are ``places``."""
-        base = self.base
-        self.starts += [place - base for place in places]
+    def extend(self, records: bytes | memoryview, starts: Array) -> None:
+        """Finished records for ``position`` on; ``starts`` says where in them each begins."""
+        self._gather_starts()
+        self._pieces.append(starts + (self.position - self.base))
         self.parts.append(records)
         self.position += len(records)
+
+    def _gather_starts(self) -> None:
+        if self._starts:
+            self._pieces.append(np.array(self._starts, np.int64))
+            self._starts = []
 
     def roll(self) -> None:
         """Closes the current file, if there is one, and goes on in the next."""
@@ -140,8 +151,9 @@ class Cursor:
         self._begin()
         data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.log.append([data])
-        self.runs.append(RecordRun(self.base, data, self.starts, self.bit_maps))
-        self.parts, self.starts, self.bit_maps = [], [], {}
+        self._gather_starts()
+        self.runs.append(RecordRun(self.base, data, np.concatenate(self._pieces), self.bit_maps))
+        self.parts, self._pieces, self.bit_maps = [], [], {}
         self.base = self.position
 
 
@@ -189,4 +201,4 @@ def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
             maps |= run.bit_maps
         yield RecordRun(
             first.base, b"".join([run.data for run in neighbours]),
-            [run.base - first.base + within for run in neighbours for within in run.starts], maps)
+            np.concatenate([run.starts + (run.base - first.base) for run in neighbours]), maps)

@@ -103,23 +103,24 @@ class SingleMessages:
         if stop - number < _FEW:
             return number
         # How many fit into the file.
-        ends = np.cumsum(columns.size[number:stop]) + cursor.position
-        part = slice(number, number + int(np.searchsorted(ends, cursor.end - BLANK_SIZE, "right")))
-        count = part.stop - part.start
+        ends = np.cumsum(columns.size[number:stop])
+        room = cursor.end - BLANK_SIZE - cursor.position
+        count = int(np.searchsorted(ends, room, "right"))
         if not count:
             return number
+        part = slice(number, number + count)
         stored = columns.stored_at(part, self._clock)
         if int(stored.min()) < 0:
             return number
         # The records, and what became of each message.
         data, offsets = columns.records(part, cursor.position, self._table)
-        sizes, times = columns.size[part].tolist(), stored.tolist()
-        places = [cursor.position, *ends[:count - 1].tolist()]
-        kinds = columns.lanes.kinds
-        cursor.extend(data, places)
+        sizes = columns.size[part]
+        starts, times = ends[:count] - sizes, stored.tolist()
+        places = (starts + cursor.position).tolist()
+        cursor.extend(data, starts)
         cursor.last_timestamp = times[-1]
-        results += map(PutResult, repeat(PUT_OK), places, sizes, offsets, repeat(1), times,
-                       [kinds[lane].store_host for lane in columns.lane[part]])
+        results += map(PutResult, repeat(PUT_OK), places, sizes.tolist(), offsets, repeat(1), times,
+                       columns.store_hosts(part))
         return part.stop
 
     def put(self, message: Outgoing) -> PutResult:
