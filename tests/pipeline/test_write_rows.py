@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from rmqctl.broker.settings import Settings
+from rmqctl.engine.put.ingest import Preparer
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.formats.local.message import build, decode
 from rmqctl.pipeline.source import runs as sorted_runs
@@ -116,11 +117,20 @@ def test_what_a_message_to_be_put_says():
             pa.string(), pa.string())), "queue_id": pa.array([7, None], pa.int64())})
     schema = put_schema(names)
     batch = pa.RecordBatch.from_arrays(put_columns(given, schema), schema=schema)
-    taken = []
-    first, second = outgoing(batch, lambda pairs: taken.append(pairs) or "made")
-    assert (first.topic, first.body, first.queue_id, first.properties) == ("t", b"text", 7, "made")
-    assert taken == [{"x": "1", "TAGS": "A", "KEYS": "a b"}, {}]
+    prepare = Preparer(Settings(version="4.9.3"), lambda: "ID")
+    first, second = outgoing(batch, prepare)
+    assert (first.topic, first.body, first.queue_id) == ("t", b"text", 7)
+    assert first.properties == prepare({"x": "1", "TAGS": "A", "KEYS": "a b"})
+    assert second.properties == prepare({})
     assert (second.queue_id, second.born_host, second.store_timestamp) == (0, None, None)
+
+
+def test_properties_that_cannot_be_are_refused():
+    batch = pa.RecordBatch.from_pydict({
+        "topic": ["t", "u"], "body": [b"b", b"b"], "properties": pa.array(
+            [[("x", "1")], [("", "2")]], pa.map_(pa.string(), pa.string()))})
+    with pytest.raises(RefusedError, match="of topic u: properties: .* cannot name a property"):
+        outgoing(batch, Preparer(Settings(), lambda: "ID"))
 
 
 def test_columns_of_wrong_types_are_refused():

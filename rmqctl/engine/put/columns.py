@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
+from operator import index
 from types import ModuleType
 from typing import NamedTuple
 
@@ -164,9 +165,12 @@ class Columns:
         self._numbers: Array = np.zeros((5, len(messages)), np.int64)
         self._timeless = self._fill(_STORED, [message.store_timestamp for message in messages])
         self._unborn = self._fill(_BORN, [message.born_timestamp for message in messages])
-        self._fill(_FLAG, [message.flag for message in messages])
-        self._fill(_AGAIN, [message.reconsume_times for message in messages])
-        self._fill(_PREPARED, [message.prepared_transaction_offset for message in messages])
+        for name, values in (
+                (_FLAG, [message.flag for message in messages]),
+                (_AGAIN, [message.reconsume_times for message in messages]),
+                (_PREPARED, [message.prepared_transaction_offset for message in messages])):
+            if self._fill(name, values) is not None:
+                raise TypeError("a message has no such number")
         ordinary &= (self._numbers[_FLAG] | self._numbers[_AGAIN]) >> INT == 0
         ordinary &= self._numbers.min(axis=0) >= 0
         # Sizes.
@@ -177,15 +181,17 @@ class Columns:
 
     def _fill(self, name: int, values: Sequence[int | None]) -> Array | None:
         """Fills a row of numbers; which are missing (bool), None where none is."""
-        lacking = values.count(None)
-        if lacking:
-            missing: Array = np.ones(len(values), bool)
-            if lacking < len(values):
-                missing[:] = [value is None for value in values]
-                self._numbers[name] = array("q", [value or 0 for value in values])
-            return missing
-        if any(values):
-            self._numbers[name] = array("q", values)  # type: ignore[type-var]  # no None there
+        first = values[0]
+        if first is values[-1] and values.count(first) == len(values):
+            if first is None:
+                return np.ones(len(values), bool)
+            self._numbers[name] = index(first)
+            return None
+        try:
+            self._numbers[name] = array("q", values)  # type: ignore[type-var]  # unless one is None
+        except TypeError:
+            self._numbers[name] = array("q", [value or 0 for value in values])
+            return np.array([value is None for value in values], bool)
         return None
 
     def ordinary_until(self, number: int) -> int:

@@ -6,7 +6,7 @@ log takes without looking at columns again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from rmqctl.broker.settings import Host, Settings
 from rmqctl.engine.put.admission import check_record
 from rmqctl.engine.put.encoder import assemble, body_crc, raw_text
+from rmqctl.engine.put.ingest import Preparer
 from rmqctl.engine.put.message import Outgoing
 from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.local import message
@@ -207,22 +208,16 @@ def _host(text: str) -> Host:
 # -- as new messages -----------------------------------------------------------------------------
 
 
-def outgoing(batch: pa.RecordBatch, prepare: Callable[[dict[str, str] | str], str]) -> list[
-        Outgoing]:
+def outgoing(batch: pa.RecordBatch, prepare: Preparer) -> list[Outgoing]:
     """The rows of a batch of `put_schema` as what reaches the put path. RefusedError.
 
     ``prepare`` does what a broker does to the properties of a client's message.
     """
     names = [name for name in batch.schema.names if name in _PUT]
     columns = [batch.column(name).to_pylist() for name in names]
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     messages = []
-    for values in zip(*columns, strict=True):
-        row = dict(zip(names, values, strict=True))
-        try:
-            properties = prepare(_properties(row))
-        except ValueError as error:
-            raise RefusedError(f"a message of topic {row['topic']}: properties: {error}"
-                               ) from None
+    for row, properties in zip(rows, _prepared(rows, prepare), strict=True):
         born, store = row.get("born_host"), row.get("store_host")
         messages.append(Outgoing(
             row["topic"], row["body"], properties, row.get("queue_id") or 0,
@@ -230,6 +225,21 @@ def outgoing(batch: pa.RecordBatch, prepare: Callable[[dict[str, str] | str], st
             None if born is None else _host(born), None,
             None if store is None else _host(store), row.get("reconsume_times") or 0))
     return messages
+
+
+def _prepared(rows: Sequence[dict[str, Any]], prepare: Preparer) -> list[str]:
+    """The properties string of each row. RefusedError names the topic of the first without any."""
+    properties = [_properties(row) for row in rows]
+    try:
+        return prepare.many(properties)
+    except ValueError:
+        for row, given in zip(rows, properties, strict=True):
+            try:
+                prepare(given)
+            except ValueError as error:
+                raise RefusedError(f"a message of topic {row['topic']}: properties: {error}"
+                                   ) from None
+        raise
 
 
 def _properties(row: dict[str, Any]) -> dict[str, str] | str:
