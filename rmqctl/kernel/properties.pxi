@@ -80,6 +80,51 @@ def find(const uint8_t[::1] data, const int64_t[:, ::1] parts, Py_ssize_t total,
     return hits
 
 
+def find_all(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+             uint8_t separator, const uint8_t[::1] keys, const int64_t[::1] ends,
+             int64_t[:, :, ::1] values, int64_t[::1] counts):
+    """`find` for several keys at once, in parts that a separator ends, which are not kept.
+
+    Key n ends at ``ends[n]`` of ``keys`` and begins where the one before ends; none is empty.
+    ``values`` (int64 [keys, 3, texts]) and ``counts`` take what `find` gives for each.
+    """
+    cdef int64_t size = data.shape[0], at, stop, end, count, begin, width
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef const uint8_t *mark
+    cdef Py_ssize_t number, key, hits, kinds = ends.shape[0]
+    if values.shape[0] != kinds or values.shape[1] != 3 or counts.shape[0] != kinds:
+        raise ValueError("values have another shape")
+    for key in range(kinds):
+        within(ends[key - 1] if key else 0, ends[key] - (ends[key - 1] if key else 0), keys.shape[0])
+    with nogil:
+        for key in range(kinds):
+            counts[key] = 0
+        for number in range(start.shape[0]):
+            within(start[number], length[number], size)
+            at = start[number]
+            stop = at + length[number]
+            while at < stop:
+                mark = <const uint8_t *>memchr(<const void *>(first + at), separator,
+                                               <size_t>(stop - at))
+                end = mark - first if mark != NULL else stop
+                begin = 0
+                for key in range(kinds):
+                    width = ends[key] - begin
+                    # The range test: the part is longer than the key, which lies in its own data.
+                    if end - at > width and first[at] == keys[begin] and not memcmp(
+                            first + at, &keys[begin], <size_t>width):
+                        hits = counts[key]
+                        if hits and values[key, 0, hits - 1] == number:
+                            hits -= 1
+                        values[key, 0, hits] = number
+                        values[key, 1, hits] = at + width
+                        values[key, 2, hits] = end - at - width
+                        counts[key] = hits + 1
+                        break
+                    begin = ends[key]
+                at = end + 1
+
+
 def pack(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
          uint8_t[::1] out, int64_t at, int64_t[::1] places):
     """Copies the texts data[start:start + length] to out[at:], one zero behind each.

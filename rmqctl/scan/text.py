@@ -34,6 +34,8 @@ _WASTE = 4
 _WIDE = 1 << 16
 _SPARE = 1 << 16
 _PARTS = 6
+_USUAL = (props.TAGS, props.UNIQUE_KEY, props.KEYS, props.MULTI_DISPATCH)
+"""Properties that are looked for together: most who ask for one ask for another, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,6 +448,13 @@ class Dictionary:
 # -- properties -----------------------------------------------------------------------------------
 
 
+@cache
+def _usual_keys() -> tuple[bytes, Array]:
+    """The `_USUAL` names as they stand before their values, and where each ends."""
+    keys = [name.encode() + _ASSIGN for name in _USUAL]
+    return b"".join(keys), np.cumsum([len(key) for key in keys])
+
+
 class Properties:
     """The properties strings of many records, cut into their ``key 0x01 value`` segments.
 
@@ -454,12 +463,11 @@ class Properties:
 
     def __init__(self, records: Batch | Texts) -> None:
         texts = properties(records) if isinstance(records, Batch) else records
-        self._texts = len(texts)
-        self._cut: tuple[Array, int] | None = None
+        self._texts: Texts | None = None
+        self._parts: tuple[Array, int] | None = None
+        self._usual: dict[str, tuple[Array, int]] = {}
         if active() is not None:
-            self._data = texts.data
-            self._cut = _cut(texts.data, texts.start, texts.length, _SEPARATOR, ended=True,
-                             keep_empty=True)
+            self._data, self._texts = texts.data, texts
             return
         packed = texts if isinstance(texts, Packed) else texts.packed()
         self._data, start, length = packed.data, packed.start, packed.length
@@ -484,8 +492,9 @@ class Properties:
     @property
     def segments(self) -> tuple[Array, Array, Array]:
         """(row numbers ascending, starts in `data`, ends) of all segments, empty ones too."""
-        if self._cut is not None:
-            row, start, length = self._cut[0][:, :self._cut[1]]
+        if self._texts is not None:
+            parts, count = self._cut(self._texts)
+            row, start, length = parts[:, :count]
             return row, start, start + length
         return self._row, self._start, self._end
 
@@ -494,8 +503,8 @@ class Properties:
 
         As a 4.9.1+ broker reads it: an empty value is no property, the last of several counts.
         """
-        if self._cut is not None:
-            values, count = self._values(name)
+        if self._texts is not None:
+            values, count = self._values(self._texts, name)
             row, start, length = values[:, :count]
             return row, start, length
         key = name.encode() + _ASSIGN
@@ -519,13 +528,28 @@ class Properties:
                 row, start, length = row[latest], start[latest], length[latest]
         return row, start, length
 
-    def _values(self, name: str) -> tuple[Array, int]:
+    def _cut(self, texts: Texts) -> tuple[Array, int]:
+        """The segments as the kernel has them, cut when first asked for."""
+        if self._parts is None:
+            self._parts = _cut(texts.data, texts.start, texts.length, _SEPARATOR, ended=True,
+                               keep_empty=True)
+        return self._parts
+
+    def _values(self, texts: Texts, name: str) -> tuple[Array, int]:
         """`places` by the kernel: (an array (int64 [3, n]), how many of it count)."""
         kernel = active()
         assert kernel is not None
-        assert self._cut is not None
-        values: Array = np.empty((3, self._texts), np.int64)
-        return values, kernel.find(self._data, *self._cut, name.encode() + _ASSIGN, values)
+        if name in _USUAL:
+            if not self._usual:
+                found: Array = np.empty((len(_USUAL), 3, len(texts)), np.int64)
+                counts: Array = np.empty(len(_USUAL), np.int64)
+                kernel.find_all(texts.data, *contiguous(texts.start, texts.length), _SEPARATOR,
+                                *_usual_keys(), found, counts)
+                self._usual = dict(zip(_USUAL, zip(found, counts.tolist(), strict=True),
+                                       strict=True))
+            return self._usual[name]
+        values: Array = np.empty((3, len(texts)), np.int64)
+        return values, kernel.find(texts.data, *self._cut(texts), name.encode() + _ASSIGN, values)
 
     def index_keys(self, topic: Array, sharp: Array) -> tuple[Array, Array, Array] | None:
         """(row, hash of its index entry, length in bytes) of the keys in index order, all int64:
@@ -535,9 +559,9 @@ class Properties:
         ``topic#``. None where the kernel cannot make them: others must.
         """
         kernel = active()
-        if self._cut is None or kernel is None:
+        if self._texts is None or kernel is None:
             return None
-        unique, keys = self._values(props.UNIQUE_KEY), self._values(props.KEYS)
+        unique, keys = (self._values(self._texts, name) for name in (props.UNIQUE_KEY, props.KEYS))
         columns = contiguous(topic, sharp)
         room = unique[1] + 2 * keys[1] + _SAMPLE
         while True:

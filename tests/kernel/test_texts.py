@@ -23,9 +23,9 @@ pytestmark = compiled_only
 
 PIECES = (b"\x01", b"\x02", b" ", b",", b"KEYS\x01", b"KEYS", b"UNIQ_KEY\x01", b"TAGS\x01", b"a",
           b"b c", b"TAGS\x01t\x02", b"KEYS\x01k1 k2\x02", b"UNIQ_KEY\x01C0A8\x02",
-          "KEYS\x01é\x02".encode(),
+          b"INNER_MULTI_DISPATCH\x01%LMQ%a", b"KEYS\x01\x02", "KEYS\x01é\x02".encode(),
           b"polygenelubricants", b"\xff", b"\x00", b"x" * 300)
-NAMES = (props.TAGS, props.KEYS, props.UNIQUE_KEY, "A", "a" * 20)
+NAMES = (props.TAGS, props.KEYS, props.UNIQUE_KEY, props.MULTI_DISPATCH, "A", "a", "a" * 20)
 
 
 def laid_out(source: random.Random, raws: Sequence[bytes]) -> text.Texts:
