@@ -276,6 +276,28 @@ def fill(uint8_t[:, ::1] texts, const uint8_t[::1] data, const int64_t[::1] star
     return full
 
 
+cdef inline uint32_t hashed_on(uint32_t value, const uint8_t *text, int64_t count,
+                               uint8_t *bits) noexcept nogil:
+    """``String.hashCode`` of the ASCII text of hash ``value`` and of ``count`` bytes behind it.
+
+    The caller has tested that the bytes are there. ``bits`` takes the bits that they have.
+    """
+    cdef uint8_t seen = bits[0]
+    while count >= 4:  # four steps at once: 31^4, 31^3, 31^2, 31
+        value = (value * 923521u + text[0] * 29791u + text[1] * 961u + text[2] * 31u
+                 + text[3])
+        seen |= text[0] | text[1] | text[2] | text[3]
+        text += 4
+        count -= 4
+    while count:
+        value = value * 31u + text[0]
+        seen |= text[0]
+        text += 1
+        count -= 1
+    bits[0] = seen
+    return value
+
+
 def hashes(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
            int64_t[::1] out, uint8_t[::1] odd):
     """``String.hashCode`` of ASCII texts data[start:start + length], into ``out``.
@@ -285,9 +307,7 @@ def hashes(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1]
     """
     cdef int64_t size = data.shape[0], at, count
     cdef const uint8_t *first = &data[0] if size else NULL
-    cdef const uint8_t *text
     cdef Py_ssize_t number
-    cdef uint32_t value
     cdef uint8_t bits
     cdef bint some = False
     with nogil:
@@ -296,21 +316,8 @@ def hashes(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1]
             # The range test for all reads below: at to at + count.
             if at < 0 or at > size or count < 0 or count > size - at:
                 raise IndexError("outside of the data")
-            value, bits = 0, 0
-            if count:
-                text = first + at
-                while count >= 4:  # four steps at once: 31^4, 31^3, 31^2, 31
-                    value = (value * 923521u + text[0] * 29791u + text[1] * 961u + text[2] * 31u
-                             + text[3])
-                    bits |= text[0] | text[1] | text[2] | text[3]
-                    text += 4
-                    count -= 4
-                while count:
-                    value = value * 31u + text[0]
-                    bits |= text[0]
-                    text += 1
-                    count -= 1
-            out[number] = <int32_t>value
+            bits = 0
+            out[number] = <int32_t>hashed_on(0, first + at, count, &bits) if count else 0
             odd[number] = bits >> 7
             some |= bits >> 7
     return some

@@ -243,7 +243,6 @@ def index_keys(const uint8_t[::1] data, const int64_t[:, ::1] unique, Py_ssize_t
     cdef int64_t size = data.shape[0], room = out.shape[1], at, stop, begin, end, message, value
     cdef const uint8_t *first = &data[0] if size else NULL
     cdef const uint8_t *mark
-    cdef const uint8_t *text
     cdef Py_ssize_t number = 0, other = 0
     cdef int64_t count = 0
     cdef uint32_t hashed
@@ -270,16 +269,9 @@ def index_keys(const uint8_t[::1] data, const int64_t[:, ::1] unique, Py_ssize_t
                     first + at, SPACE, <size_t>(stop - at))
                 end = mark - first if mark != NULL else stop
                 hashed = <uint32_t>sharp[topic[message]]
-                while end - at >= 4:  # four steps at once: 31^4, 31^3, 31^2, 31
-                    text = first + at
-                    hashed = (hashed * 923521u + text[0] * 29791u + text[1] * 961u
-                              + text[2] * 31u + text[3])
-                    bits |= text[0] | text[1] | text[2] | text[3]
-                    at += 4
-                while at < end:
-                    hashed = hashed * 31u + first[at]
-                    bits |= first[at]
-                    at += 1
+                if at < end:
+                    hashed = hashed_on(hashed, first + at, end - at, &bits)
+                    at = end
                 if at > begin:
                     if count < room:
                         value = <int32_t>hashed

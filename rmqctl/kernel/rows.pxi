@@ -13,6 +13,110 @@ cdef extern from *:
 cdef enum:
     AHEAD = 24  # entries whose slots are fetched before their turn: they lie all over the table
 
+
+cdef inline bint named(const uint8_t *part, int64_t count, const uint8_t[::1] name) noexcept nogil:
+    """Whether a part of ``count`` bytes begins with a name (not empty) and goes on behind it."""
+    return (count > name.shape[0] and part[0] == (&name[0])[0]
+            and not memcmp(part, &name[0], <size_t>name.shape[0]))
+
+
+cdef inline int64_t odd_text(int64_t at, int64_t count) noexcept nogil:
+    """Stands for the hash of a text that is not ASCII: its place, with a bit that no hash has."""
+    return (<int64_t>1 << 62) | at << 16 | count
+
+
+def leads(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1] length,
+          const uint8_t[::1] tags_name, const uint8_t[::1] unique_name,
+          const uint8_t[::1] keys_name, const uint8_t[::1] other_name, uint8_t separator,
+          const int64_t[::1] topic, const int64_t[::1] sharp, bint keyed, int64_t[::1] tags,
+          int64_t[:, ::1] keys):
+    """What the properties strings data[start:start + length] lead to, in one pass over each.
+
+    Names end with what stands before a value. ``tags`` takes the hash of each message's tags, 0
+    without any. With ``keyed``, ``keys`` (int64 [2, n]) takes message and hash of each index entry
+    in index order: of the unique key, and of each of the keys between spaces; ``topic`` is the
+    number of each message's topic, ``sharp`` by that number the hash of ``topic#``. A text that is
+    not ASCII has 1 << 62 | start << 16 | length in the place of its hash. Gives (how many keys
+    there are, which may be more than there is room for, how many texts are not ASCII, whether a
+    part begins with ``other_name``).
+    """
+    cdef int64_t size = data.shape[0], room = keys.shape[1], at, stop, end, count = 0, odd = 0
+    cdef int64_t tags_at, tags_count, unique_at, unique_count, keys_at, keys_count
+    cdef int64_t key_at, key_count, value
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef const uint8_t *mark
+    cdef Py_ssize_t number
+    cdef uint32_t base, hashed
+    cdef uint8_t bits
+    cdef bint others = False
+    if (keys.shape[0] != 2 or size >= 1 << 46 or not tags_name.shape[0]
+            or not unique_name.shape[0] or not keys_name.shape[0] or not other_name.shape[0]):
+        raise ValueError("columns have another shape")
+    with nogil:
+        for number in range(start.shape[0]):
+            within(start[number], length[number], size)  # the range test for all reads below
+            if length[number] > 0xFFFF:
+                raise ValueError("longer than properties can be")
+            at = start[number]
+            stop = at + length[number]
+
+            # The last value of each name counts; an empty one is none.
+            tags_at = tags_count = unique_at = unique_count = keys_at = keys_count = 0
+            while at < stop:
+                mark = <const uint8_t *>memchr(first + at, separator, <size_t>(stop - at))
+                end = mark - first if mark != NULL else stop
+                if named(first + at, end - at, keys_name):
+                    keys_at = at + keys_name.shape[0]
+                    keys_count = end - keys_at
+                elif named(first + at, end - at, unique_name):
+                    unique_at = at + unique_name.shape[0]
+                    unique_count = end - unique_at
+                elif named(first + at, end - at, tags_name):
+                    tags_at = at + tags_name.shape[0]
+                    tags_count = end - tags_at
+                elif named(first + at, end - at, other_name):
+                    others = True
+                at = end + 1
+
+            tags[number] = 0
+            if tags_count:
+                bits = 0
+                tags[number] = <int32_t>hashed_on(0, first + tags_at, tags_count, &bits)
+                if bits & 0x80:
+                    tags[number] = odd_text(tags_at, tags_count)
+                    odd += 1
+            if not keyed or not (unique_count or keys_count):
+                continue
+
+            # The unique key as a whole, and then the keys part by part.
+            base = <uint32_t>sharp[topic[number]]
+            at, stop = keys_at, keys_at + keys_count
+            while unique_count or at < stop:
+                if unique_count:
+                    key_at, key_count, unique_count = unique_at, unique_count, 0
+                else:
+                    mark = <const uint8_t *>memchr(first + at, SPACE, <size_t>(stop - at))
+                    end = mark - first if mark != NULL else stop
+                    key_at, key_count = at, end - at
+                    at = end + 1
+                    if not key_count:
+                        continue
+                if count < room:
+                    bits = 0
+                    hashed = hashed_on(base, first + key_at, key_count, &bits)
+                    # Java's abs of the least number is negative, and counts as 0.
+                    value = <int32_t>hashed
+                    if value < 0:
+                        value = 0 if value == -0x80000000 else -value
+                    if bits & 0x80:
+                        value = odd_text(key_at, key_count)
+                        odd += 1
+                    keys[0, count] = number
+                    keys[1, count] = value
+                count += 1
+    return count, odd, others
+
+
 cdef enum:  # rows of the columns that `arrange_rows` fills
     ROW_ORDER, ROW_OFFSET, ROW_END, ROW_COLUMNS
 

@@ -15,8 +15,9 @@ import numpy as np
 from rmqctl.formats.local import delay
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
+from rmqctl.kernel import active
 from rmqctl.scan import text
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, Batch
 
 QueueKey = tuple[str, int]
 """Topic (as the file system names it) and queue id."""
@@ -25,6 +26,12 @@ _DENSE = 64
 """Queue ids below this are looked up in a table; others (damage, mostly) one by one."""
 _NAME_MAX = 255
 _INT16 = 16
+_ODD, _LENGTH_BITS = 1 << 62, 16
+"""How the kernel says where a text lies that it does not hash."""
+_NAMES = (*(np.frombuffer(name.encode(), np.uint8) for name in (
+    *(name + props.NAME_VALUE_SEPARATOR for name in (props.TAGS, props.UNIQUE_KEY, props.KEYS)),
+    props.INNER)), ord(props.PROPERTY_SEPARATOR))
+"""Names as the kernel takes them, and what stands between properties."""
 
 
 class QueueTable:
@@ -75,18 +82,25 @@ class TagsCodes:
         row, start, length = properties.places(props.TAGS)
         out: Array = np.zeros(len(topic), np.int64)
         out[row] = text.hashes(properties.data, start, length)[0]
+        delayed = self.delayed(topic)
+        if delayed is not None:
+            self.set_deliver_times(properties, delayed, store_timestamp, out)
+        return out, row, length
+
+    def delayed(self, topic: Array) -> Array | None:
+        """Which messages wait for their deliver time (bool); None where there is none."""
         for number in range(self._looked, len(self._topics)):
             if self._topics.texts[number] == props.SCHEDULE_TOPIC.encode():
                 self._schedule = number
         self._looked = len(self._topics)
-        if self._schedule >= 0:
-            self._deliver_times(properties, topic == self._schedule, store_timestamp, out)
-        return out, row, length
+        if self._schedule < 0:
+            return None
+        delayed: Array = topic == self._schedule
+        return delayed if delayed.any() else None
 
-    def _deliver_times(self, properties: text.Properties, delayed: Array, store_timestamp: Array,
-                       out: Array) -> None:
-        if not delayed.any():
-            return
+    def set_deliver_times(self, properties: text.Properties, delayed: Array,
+                          store_timestamp: Array, out: Array) -> None:
+        """Puts deliver times in the place of the hashes of delayed messages' tags."""
         row, levels = properties.find(props.DELAY)
         for message, level in zip(row.tolist(), levels.tolist(), strict=True):
             if not delayed[message]:
@@ -122,11 +136,7 @@ class IndexKeys:
 
     def keys(self, properties: text.Properties, topic: Array) -> Keys:
         """``topic``: the number of each message's topic in the dictionary."""
-        new = self._topics.texts[len(self._sharp):]
-        if new:
-            hashes = [string_hash(raw.decode("utf-8", "replace") + "#") for raw in new]
-            self._sharp = np.concatenate([self._sharp, np.array(hashes, np.int64)])
-        of_kernel = properties.index_keys(topic, self._sharp)
+        of_kernel = properties.index_keys(topic, self.sharp())
         if of_kernel is not None:
             return Keys(*of_kernel)
         unique = properties.places(props.UNIQUE_KEY)
@@ -139,6 +149,94 @@ class IndexKeys:
         length = np.concatenate([unique[2], length])[order]
         key_hash, units = text.hashes(properties.data, start, length)
         return Keys(row, text.index_hash(self._sharp[topic[row]], key_hash, units), length)
+
+    def sharp(self) -> Array:
+        """The hash of ``topic#`` of each topic (int64)."""
+        new = self._topics.texts[len(self._sharp):]
+        if new:
+            hashes = [string_hash(raw.decode("utf-8", "replace") + "#") for raw in new]
+            self._sharp = np.concatenate([self._sharp, np.array(hashes, np.int64)])
+        return self._sharp
+
+
+@dataclass(slots=True)
+class Leads:
+    """What messages lead to: tags codes, and the keys of index entries in index order.
+
+    ``key_row`` is the message of a key, ``key_hash`` what its entry holds (all int64).
+    ``properties`` are those of the messages, None where none of them is one of a broker's queues
+    (``INNER_BASE`` and the like).
+    """
+
+    tags: Array
+    key_row: Array
+    key_hash: Array
+    properties: text.Properties | None
+
+
+class LeadsOf:
+    """Tags codes and index keys together: by the kernel in one pass, else from the columns.
+
+    ``tags`` and ``keys`` say what is wanted; the others have no meaning.
+    """
+
+    def __init__(self, topics: text.Dictionary, levels: delay.Levels, *, tags: bool,
+                 keys: bool) -> None:
+        self._tags, self._keys = TagsCodes(topics, levels), IndexKeys(topics)
+        self._with_tags, self._with_keys = tags, keys
+        self._most = 2
+        """Keys of a message, as far as room is made for them beforehand."""
+
+    def of(self, batch: Batch, topic: Array) -> Leads:
+        """``topic``: the number of each message's topic in the dictionary."""
+        when = batch.column("store_timestamp")
+        if active() is not None:
+            return self._by_kernel(batch, topic, when)
+        properties = text.Properties(batch)
+        leads = Leads(topic[:0], topic[:0], topic[:0], properties)
+        if self._with_tags:
+            leads.tags = self._tags.codes(properties, topic, when)[0]
+        if self._with_keys:
+            keys = self._keys.keys(properties, topic)
+            leads.key_row, leads.key_hash = keys.row, keys.key_hash
+        return leads
+
+    def _by_kernel(self, batch: Batch, topic: Array, when: Array) -> Leads:
+        kernel = active()
+        assert kernel is not None
+        texts = text.properties(batch)
+        columns = text.contiguous(texts.start, texts.length)
+        numbers = text.contiguous(topic, self._keys.sharp())
+        tags: Array = np.empty(len(batch), np.int64)
+        while True:
+            keys: Array = np.empty((2, self._most * len(batch)), np.int64)
+            count, odd, others = kernel.leads(texts.data, *columns, *_NAMES, *numbers,
+                                              self._with_keys, tags, keys)
+            if count <= keys.shape[1]:
+                break
+            self._most = -(-count // len(batch))
+        row, key_hash = keys[:, :count]
+        if odd:
+            self._decode(texts.data, topic, tags, row, key_hash)
+        delayed = self._tags.delayed(topic) if self._with_tags else None
+        properties = text.Properties(batch) if others or delayed is not None else None
+        if delayed is not None and properties is not None:
+            self._tags.set_deliver_times(properties, delayed, when, tags)
+        return Leads(tags, row, key_hash, properties)
+
+    def _decode(self, data: Array, topic: Array, tags: Array, row: Array,
+                key_hash: Array) -> None:
+        """Hashes the texts that are not ASCII: the kernel has left their places."""
+        odd = np.flatnonzero(tags >= _ODD)
+        tags[odd] = text.hashes(data, *_place(tags[odd]))[0]
+        odd = np.flatnonzero(key_hash >= _ODD)
+        hashed, units = text.hashes(data, *_place(key_hash[odd]))
+        key_hash[odd] = text.index_hash(self._keys.sharp()[topic[row[odd]]], hashed, units)
+
+
+def _place(odd: Array) -> tuple[Array, Array]:
+    """(start, length) of texts that the kernel did not hash."""
+    return (odd - _ODD) >> _LENGTH_BITS, odd & ((1 << _LENGTH_BITS) - 1)
 
 
 def batch_range(queue_offset: int, base: str | None, count: str | None) -> tuple[int, int]:

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from rmqctl.broker.settings import Settings
-from rmqctl.engine.dispatch.derive import Derived, Further
+from rmqctl.broker.versions import version_of
+from rmqctl.engine.dispatch.derive import Derived, Deriver, Further
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import RmqctlError
+from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.message import MAGIC_V1, Record, build, size_of
 from rmqctl.kernel import active
-from tests.kernel.test_equal import rounds
+from rmqctl.scan.frames import records_from
+from tests.kernel.test_equal import on_both, rounds
 from tests.support.kernels import compiled_only, using
 
 pytestmark = compiled_only
@@ -60,6 +64,67 @@ def messages(source: random.Random) -> list[Derived]:
         parts.append(Derived(TOPICS, topic, queue_id, offset, at, size, when, tags, rowed, row,
                              np.array(hashes, np.int64), further if len(more) else None, None))
     return parts
+
+
+PIECES = (b"KEYS\x01", b"UNIQ_KEY\x01", b"TAGS\x01", b"\x02", b"\x02", b"\x01", b" ", b"k1 k2", b"",
+          b"KEYS\x01a  b \x02", b"UNIQ_KEY\x01C0 A8\x02", b"TAGS\x01t\x02", b"TAGS\x01\x02",
+          "KEYS\x01é k\x02".encode(), "TAGS\x01日本\x02".encode(), b"UNIQ_KEY\x01\xff\xf0\x02",
+          b"KEYS\x01polygenelubricants", b"DELAY\x013\x02", b"DELAY\x01x\x02",
+          b"INNER_BASE\x01512\x02", b"INNER_NUM\x013\x02",
+          b"INNER_MULTI_DISPATCH\x01%LMQ%a,b\x02", b"INNER_MULTI_QUEUE_OFFSET\x013,4\x02")
+
+
+def log(source: random.Random) -> bytes:
+    data = bytearray()
+    pieces = source.choice((PIECES, PIECES[:12], PIECES[:17]))
+    topics = [b"a", "tö".encode(), b"%RETRY%g", props.SCHEDULE_TOPIC.encode()]
+    for _ in range(source.choice((1, 3, 40))):
+        topic = source.choice(topics[:source.choice((1, 3, 4))])
+        texts = b"".join(source.choices(pieces, k=source.randrange(9)))
+        if source.random() < 0.02:
+            texts = b"KEYS\x01" + b"x " * 500 + b"\x02" + texts
+        data += build(Record(
+            size_of(0, MAGIC_V1, 0, len(topic), len(texts)), MAGIC_V1, 0, source.choice((0, 3)), 0,
+            source.choice((0, 1, -1)), len(data), source.choice((0, 4, 8, 12)), NOW,
+            (bytes(4), 1), NOW + len(data), (bytes(4), 1), 0, 0, b"", topic, texts))
+    return bytes(data)
+
+
+def derived_from(data: bytes, **wishes: Any) -> Any:
+    """Every column of what two batches of a log lead to, one after the other."""
+    deriver = Deriver(wishes.pop("profile"), "1s 5s 10s", **wishes)
+    out: list[Any] = []
+    batch = records_from(np.frombuffer(data, np.uint8), 0, 0, len(data))
+    for rows in (slice(0, len(batch) // 2), slice(len(batch) // 2, None)):
+        made = deriver.derive(batch.select(rows))
+        for name in Derived.__dataclass_fields__:
+            value = getattr(made, name)
+            if isinstance(value, Further):
+                value = [value.names, *(each.tolist() for each in (
+                    value.message, value.name, value.offset))]
+            elif isinstance(value, tuple):
+                value = [each.tolist() for each in value]
+            out.append((name, value.tolist() if isinstance(value, np.ndarray) else value))
+    return out
+
+
+def test_what_messages_lead_to(seed: int) -> None:
+    source = random.Random(seed)
+    keys = 0
+    for number in rounds()[:len(rounds()) // 5]:
+        data = log(source)
+        wishes = {"profile": version_of(source.choice(("4.9.3", "5.3.3"))),
+                  "rows": source.random() < 0.8, "keys": source.random() < 0.8,
+                  "multi_dispatch": source.random() < 0.5}
+        first, second = on_both(lambda data=data, wishes=wishes: derived_from(data, **wishes))
+        assert first == second, (seed, number)
+        keys += sum(len(value) for name, value in first if name == "key_hash" and value)
+    assert keys > 1000
+
+
+def test_the_names_that_are_looked_for_together() -> None:
+    assert all(name.startswith(props.INNER) for name in (
+        props.INNER_NUM, props.INNER_BASE, props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET))
 
 
 def dispatched(root: Path, parts: list[Derived]) -> Any:
@@ -132,6 +197,21 @@ def test_what_is_given_to_the_kernel_is_tested() -> None:
     for row, dirty in ((1, 1), (-1, 1), (0, 0)):
         with pytest.raises(IndexError):
             linked(row=row, dirty=dirty)
+    def led(start: int = 0, length: int = 7, topic: int = 0, name: bytes = b"KEYS\x01") -> Any:
+        data = np.frombuffer(b"KEYS\x01ab" + bytes(1 << 16), np.uint8)
+        names = [np.frombuffer(raw, np.uint8) for raw in (b"T\x01", b"U\x01", name, b"I_")]
+        return kernel.leads(data, column(start), column(length), *names, 2, column(topic),
+                            column(31), True, np.empty(1, np.int64), np.empty((2, 1), np.int64))
+
+    assert led() == (1, 0, 0)
+    for start, length, topic in ((-1, 7, 0), (0, -1, 0), (1 << 17, 0, 0), (9, 1 << 16, 0),
+                                 (1 << 62, 1 << 62, 0), (0, 7, 1), (0, 7, -1)):
+        with pytest.raises(IndexError):
+            led(start, length, topic)
+    with pytest.raises(ValueError, match="longer"):
+        led(0, 1 << 16)
+    with pytest.raises(ValueError, match="shape"):
+        led(name=b"")
     for slots, entries in ((0, 20), (4, 19), (4, 40)):
         with pytest.raises(ValueError, match="shape"):
             linked(slots=slots, entries=entries)

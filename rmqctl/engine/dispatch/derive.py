@@ -16,7 +16,7 @@ from rmqctl.broker.versions import BrokerVersion
 from rmqctl.formats.local import delay, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.scan import text
-from rmqctl.scan.derived import IndexKeys, TagsCodes, batch_ranges
+from rmqctl.scan.derived import LeadsOf, batch_ranges
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
 
@@ -75,32 +75,32 @@ class Deriver:
         self.topics = text.Dictionary()
         self._profile, self._rows, self._with_keys = profile, rows, keys
         self._multi = multi_dispatch and rows
-        self._tags = TagsCodes(self.topics, delay.parse_levels(delay_levels))
-        self._keys = IndexKeys(self.topics)
+        self._leads = LeadsOf(self.topics, delay.parse_levels(delay_levels), tags=rows, keys=keys)
 
     def derive(self, batch: Batch) -> Derived:
         """The columns for the messages of a batch; they hold nothing of its buffer."""
         topic = self.topics.encode(text.topics(batch))
-        properties = text.Properties(batch)
+        leads = self._leads.of(batch, topic)
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
         rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
         when, queue_offset = batch.column("store_timestamp"), batch.column("queue_offset")
         derived = Derived(self.topics.texts, topic, batch.column("queue_id"), queue_offset,
                           batch.offset, batch.column("total_size"), when, topic[:0], rowed,
                           None, None, None, None)
+        properties = leads.properties
         if self._rows:
-            derived.tags = self._tags.codes(properties, topic, when)[0]
-            if self._profile.batch_queues and len(properties.places(props.INNER_BASE)[0]):
+            derived.tags = leads.tags
+            if self._profile.batch_queues and properties is not None and len(
+                    properties.places(props.INNER_BASE)[0]):
                 derived.inner = batch_ranges(properties, queue_offset)
-        if self._multi:
+        if self._multi and properties is not None:
             derived.further = self._further(properties, topic, rowed)
         if self._with_keys:
-            keys = self._keys.keys(properties, topic)
-            derived.key_row, derived.key_hash = keys.row, keys.key_hash
+            derived.key_row, derived.key_hash = leads.key_row, leads.key_hash
             rollback = kind == sysflag.TRANSACTION_ROLLBACK
             if rollback.any():
-                indexed = ~rollback[keys.row]
-                derived.key_row, derived.key_hash = keys.row[indexed], keys.key_hash[indexed]
+                indexed = ~rollback[leads.key_row]
+                derived.key_row, derived.key_hash = leads.key_row[indexed], leads.key_hash[indexed]
         return derived
 
     def _further(self, properties: text.Properties, topic: Array, rowed: Array) -> Further | None:
