@@ -3,7 +3,7 @@
 python -m benchmarks.pipeline --dir DIR [--rounds N] [--write-results]
 
 The stores are those of `benchmarks.run` (made in DIR when they are not there), their files in the
-page cache. Everything has two cores: the local engine two processes, Spark ``local[2]`` in one
+page cache. Everything has two cores: the local engine two threads, Spark ``local[2]`` in one
 session that is up before. Rounds are interleaved, the best pass counts.
 """
 
@@ -64,11 +64,11 @@ def verify(store: Path, pool: Any) -> object:
     """Everything that verify checks."""
     from rmqctl.checks.verify.verdict import verdict
     from rmqctl.checks.verify.verify import Verification, VerifyOptions
-    from rmqctl.store.log.ranges import Processes
+    from rmqctl.store.log.ranges import Threads
     from rmqctl.store.store import Store
 
     with Store.open(store) as opened:
-        local = isinstance(pool, Processes)
+        local = isinstance(pool, Threads)
         run = Verification(opened, VerifyOptions(jobs=WORKERS), pool=None if local else pool)
         found = verdict(run, 10)
     assert found.ok
@@ -82,12 +82,12 @@ def rebuild(store: Path, pool: Any, where: Path) -> object:
     from rmqctl.repair.rebuild.rebuild import rebuild as rebuild_here
     from rmqctl.repair.scratch import Scratch
     from rmqctl.scan.overlay import LogPart
-    from rmqctl.store.log.ranges import Processes
+    from rmqctl.store.log.ranges import Threads
     from rmqctl.store.store import Store
 
     with Store.open(store) as opened:
         parts = [LogPart(one.base, one.size, one.path) for one in opened.log.files]
-    make = (partial(rebuild_here, jobs=WORKERS) if isinstance(pool, Processes)
+    make = (partial(rebuild_here, jobs=WORKERS) if isinstance(pool, Threads)
             else partial(rebuild_on, pool))
     with Scratch(str(where), "rebuilding") as scratch:
         return make(parts, str(store), Settings(), scratch).messages
@@ -199,12 +199,12 @@ def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str
     """One table: every job on both engines."""
     from rmqctl.pipeline.pool import SparkPool
     from rmqctl.pipeline.session import session
-    from rmqctl.store.log.ranges import Processes
+    from rmqctl.store.log.ranges import Threads
 
     store, facts = prepare(profile, directory)
     warm(store)
     size = facts["log_bytes"]
-    local = Processes(WORKERS)
+    local = Threads(WORKERS)
     passes: dict[str, Pass] = {}
     goals: dict[str, float] = {}
     with fleet(store, FLEET, where) as many, session(f"local[{WORKERS}]") as spark:

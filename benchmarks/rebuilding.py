@@ -28,7 +28,7 @@ MARK = "\n## Rebuilding\n"
 ENGINE = {"1k": 1080, "100": 320}
 """MB/s of the engine (4.9.3; 5.3.3 does 480 and 120), on the same kind of machine."""
 GOAL = {"1k": 1000, "100": 300}
-GOAL_NAME = "rebuild, 2 processes"
+GOAL_NAME = "rebuild, 2 threads"
 CHECK = "compared with the store"
 
 
@@ -65,17 +65,17 @@ def _compared(store: Path, where: Path) -> None:
 
 Measured = Callable[[Path, Path], None]
 MEASUREMENTS: dict[str, Measured] = {
-    "walk and CRC, 1 process": walk,
-    "rebuild, 1 process": rebuilding,
+    "walk and CRC, 1 thread": walk,
+    "rebuild, 1 thread": rebuilding,
     GOAL_NAME: lambda *given: rebuilding(*given, jobs=2),
-    "consumequeue alone, 1 process": lambda *given: rebuilding(*given, only={"consumequeue"}),
-    "index alone, 1 process": lambda *given: rebuilding(*given, only={"index"}),
+    "consumequeue alone, 1 thread": lambda *given: rebuilding(*given, only={"consumequeue"}),
+    "index alone, 1 thread": lambda *given: rebuilding(*given, only={"index"}),
 }
 
 
 def one(name: str, store: Path, where: Path) -> None:
     """Runs one measurement here and prints its figures."""
-    if name.endswith("1 process"):
+    if name.endswith("1 thread"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     run = MEASUREMENTS.get(name, _compared)
     before = os.times()

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -497,6 +498,53 @@ def test_signals_end_at_a_safe_point(tmp_path, number, code):
     assert process.returncode == code
     assert err.splitlines()[0] == "rmqctl: tidied up"
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
+)
+def test_signals_end_threads_in_the_midst_of_their_work(tmp_path, number, code):
+    """Tasks that would read for ever, as from a large log."""
+    source, data = tmp_path / "fake.py", tmp_path / "data"
+    data.write_bytes(b"data")
+    source.write_text(
+        "def work(task):\n"
+        "    from rmqctl.scan.source import FileSource\n"
+        f"    with FileSource({str(data)!r}) as source:\n"
+        "        os.write(1, b'%d\\n' % task)\n"
+        "        while source.read(0, 4):\n            time.sleep(0.001)\n"
+        "def command() -> None:\n    '''Works.'''\n"
+        "    from rmqctl.store.log.ranges import Threads\n"
+        "    list(Threads(3).run(work, range(9)))\n"
+        "    print('partial')\n"
+    )
+    with subprocess.Popen(
+        fake_command_line(source), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert {process.stdout.readline() for _ in range(3)} == {"0\n", "1\n", "2\n"}
+        process.send_signal(number)
+        started = time.monotonic()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, "")
+    assert err == ("rmqctl: interrupted\n" if code == 130 else "rmqctl: terminated\n")
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(("limit", "most"), [
+    ("100000 100000\n", 1), ("150000 100000", 2), ("max 100000", 3), ("", 3), ("1 0", 3),
+    ("-1 100000", 1), (None, 3)])
+def test_jobs_are_the_cores_of_the_process_and_its_container(limit, most, tmp_path, monkeypatch):
+    from rmqctl.commands.shared import options
+
+    file = tmp_path / "cpu.max"
+    if limit is not None:
+        file.write_text(limit)
+    monkeypatch.setattr(options, "_CPU_LIMIT", str(file))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 7})
+    assert options.worker_count(0) == most
+    assert options.worker_count(5) == 5
 
 
 @pytest.mark.parametrize("fmt", ["jsonl", "json", "csv", "plain", "markdown", "table"])

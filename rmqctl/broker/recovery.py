@@ -239,8 +239,9 @@ def properties(batch: Batch) -> Properties:
     """The properties of a batch; those of the last one asked for are kept: walk, queues and
     index ask in turn.
     """
-    if _LATEST and _LATEST[0][0] is batch:
-        return _LATEST[0][1]
+    for known, of_known in _LATEST:  # in one step: other threads may have batches, too
+        if known is batch:
+            return of_known
     of_batch = Properties(batch)
     _LATEST[:] = [(batch, of_batch)]
     return of_batch

@@ -42,7 +42,7 @@ def command(
         "message's body where somebody put them: neither consumequeue nor index tells. keep makes "
         "them messages.")] = "leave-out",
     apply: ApplyOptions,
-    jobs: Jobs = 1,
+    jobs: Jobs = 0,
     engine: Annotated[EngineOptions, pick(REBUILD)],
     store: StoreOptions,
     out: Out,

@@ -23,7 +23,7 @@ def command(
     view: Annotated[Literal["disk", "broker"], typer.Option(
         "--view", help="The log as it lies on disk, with what lies beyond damage, or as far as a "
         "broker would keep it when it starts.")] = "disk",
-    jobs: Jobs = 1,
+    jobs: Jobs = 0,
     store: StoreQueues,
     out: Out,
 ) -> None:

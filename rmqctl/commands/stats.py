@@ -22,7 +22,7 @@ def command(
     by: Annotated[By, typer.Option("--by", help="What to count by.")] = "topic",
     figures: StatsOptions,
     spark: Annotated[SparkOptions, pick("jobs engine master partitions conf spark_log",
-                                        engine="local", jobs=1)],
+                                        engine="local")],
     store: StoreLog,
     out: Out,
 ) -> None:

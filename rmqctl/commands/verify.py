@@ -44,7 +44,7 @@ def command(
     prometheus: Annotated[str | None, typer.Option(
         "--format-prometheus", metavar="FILE", help="Also write metrics for the textfile "
         "collector.")] = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = 0,
     store: StoreOptions,
     out: Out,
 ) -> None:
@@ -66,7 +66,7 @@ def command(
     from rmqctl.checks.verify.verdict import verdict
     from rmqctl.checks.verify.verify import STRUCTURES, Verification, VerifyOptions
     from rmqctl.commands.shared.verifying import show, structures, with_tier, without_tier
-    from rmqctl.store.log.ranges import Processes
+    from rmqctl.store.log.ranges import Threads
 
     # What to check, and combinations that cannot be.
     only, tiered = without_tier(only)
@@ -100,7 +100,7 @@ def command(
             spark = replace(spark, engine="local")
         with spark.pool(out, size, options.jobs) as pool, out.progress("verify", size) as progress:
             run = Verification(opened, options, progress.advance)
-            if not isinstance(pool, Processes):
+            if not isinstance(pool, Threads):
                 run.pool, run.progress = pool, None
             result = verdict(run, max_findings)
         # The tier beside the store, then what to show and to keep for the next run.

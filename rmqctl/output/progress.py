@@ -120,7 +120,7 @@ class BarProgress(Progress):
             TimeRemainingColumn(),
             console=_console(self._stream),
             transient=True,
-            auto_refresh=False,  # no thread: worker processes may be forked while it shows
+            auto_refresh=False,  # it shows what it is told of, and needs no thread
             redirect_stdout=False,  # stdout is data; rich must not wrap it
             redirect_stderr=False,
         )

@@ -12,6 +12,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rmqctl.errors import StoreIOError
+from rmqctl.scan import stopping
 
 if TYPE_CHECKING:  # small files are read by commands that need no numpy
     import numpy as np
@@ -144,6 +145,7 @@ class FileSource(Closing):
 
     def read_now(self, position: int, length: int) -> bytes:
         """The same whatever the limit."""
+        stopping.check()
         parts = []
         while length > 0:
             try:
@@ -159,6 +161,7 @@ class FileSource(Closing):
 
     def read_into(self, buffer: memoryview, position: int) -> int:
         """Fills ``buffer`` from ``position``; the number of bytes that were there."""
+        stopping.check()
         done = 0
         while done < len(buffer):
             try:

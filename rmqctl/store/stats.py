@@ -1,6 +1,6 @@
 """Statistics of the messages in logs: counts, bytes and rates by topic, queue, key, time and more.
 
-A log is walked once, by as many processes as wanted or by a pool (`store.log.ranges`); the sums
+A log is walked once, by as many threads as wanted or by a pool (`store.log.ranges`); the sums
 are made by `scan.aggregate`, and become rows here: keys as texts, times in a zone, rates and
 shares. A log with too many groups is walked twice: once to find the heavy ones, once to count.
 """
@@ -80,7 +80,7 @@ def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = rang
     """The sums over the log (or over ``files`` of it). StoreIOError for a file that cannot be
     opened; places of it that cannot be read are left out, and said (`Aggregate.unread`).
 
-    A ``pool`` does the work instead of ``jobs`` processes. The answer depends on neither, nor on
+    A ``pool`` does the work instead of ``jobs`` threads. The answer depends on neither, nor on
     ``range_size``. ``again`` hears of it when the log is read a second time, with its bytes.
     """
     chosen = choose_files(store, query) if files is None else list(files)

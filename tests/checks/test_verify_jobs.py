@@ -1,4 +1,4 @@
-"""What verify says does not depend on how many processes looked, nor where the log was cut."""
+"""What verify says does not depend on how many threads looked, nor where the log was cut."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.store.log.ranges import Processes
+from rmqctl.store.log.ranges import Threads
 
 HERE = Path(__file__).parent
 
@@ -67,6 +67,6 @@ def spark_pool(spark):
     return SparkPool(spark)
 
 
-@pytest.fixture(params=[1, 2], ids=["1 process", "2 processes"])
-def processes(request):
-    return Processes(request.param)
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request):
+    return Threads(request.param)

@@ -19,7 +19,7 @@ from rmqctl.pipeline.export.spec import Export
 from rmqctl.scan.columns import MESSAGE_TYPES
 from rmqctl.store import Store
 from rmqctl.store.log.bounds import View
-from rmqctl.store.log.ranges import Pool, Processes
+from rmqctl.store.log.ranges import Pool, Threads
 from rmqctl.store.objects import message_object
 from rmqctl.store.query.select import Selection, Selector
 
@@ -34,7 +34,7 @@ def run(stores: Sequence[Path], out: Path, form: str = "parquet", pool: Pool | N
     """An export without the command."""
     made = Export.of(form, stores=len(stores), **spec)
     plans = plan([str(one) for one in stores], Selection(), 1, count=count, folders=folders)
-    return export(plans, made, str(out), pool or Processes(1))
+    return export(plans, made, str(out), pool or Threads(1))
 
 
 def manifest(out: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rmqctl.pipeline.source.options import Options
 from rmqctl.pipeline.source.planning import plan
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
-from rmqctl.store.log.ranges import Processes
+from rmqctl.store.log.ranges import Threads
 from rmqctl.store.stats import Query, choose_files, collect_many
 from rmqctl.store.store import Store
 from tests.pipeline import exporting
@@ -147,7 +147,7 @@ def test_stats(by, count, spark_pool, fleet):
 @pytest.mark.parametrize("count", COUNTS)
 def test_export(count, spark_pool, fleet, tmp_path):
     roots = fleet if count < COUNTS[-1] else few(fleet)
-    exporting.run(roots, tmp_path / "here", "json", Processes(1), partition_by=("store",))
+    exporting.run(roots, tmp_path / "here", "json", Threads(1), partition_by=("store",))
     exporting.run(roots, tmp_path / "there", "json", spark_pool, count=count,
                   partition_by=("store",))
     assert exporting.lines(tmp_path / "there") == exporting.lines(tmp_path / "here") != []

@@ -23,7 +23,7 @@ from rmqctl.pipeline.export import plan
 from rmqctl.pipeline.export import sink as export_sink
 from rmqctl.pipeline.export.spec import Export
 from rmqctl.scan.walk import Walk
-from rmqctl.store.log.ranges import Processes
+from rmqctl.store.log.ranges import Threads
 from tests.pipeline.exporting import (
     beside,
     data_files,
@@ -61,10 +61,10 @@ def test_json_lines_are_what_read_shows(store, count, golden, rmqctl, tmp_path):
 
 
 @EACH
-def test_parquet_holds_every_message(store, golden, processes, tmp_path):
+def test_parquet_holds_every_message(store, golden, threads, tmp_path):
     root, out = golden(store.id), tmp_path / "out"
     folders = () if store.options == [] else store.commitlog_dirs
-    result = run([root], out, pool=processes, count=5, folders=folders)
+    result = run([root], out, pool=threads, count=5, folders=folders)
     rows = table(out)
     assert without(rows, "store", "file", "day") == expected(root, folders)
     assert {row["store"] for row in rows} == {str(root)}
@@ -76,14 +76,14 @@ def test_parquet_holds_every_message(store, golden, processes, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("jobs", "count"), sample(
-    [(jobs, count) for jobs in (1, 3) for count in (1, 2, 7, 64)], 3, "ranges and processes"))
-def test_rows_do_not_depend_on_ranges_nor_processes(count, jobs, golden_copy, tmp_path):
+    [(jobs, count) for jobs in (1, 3) for count in (1, 2, 7, 64)], 3, "ranges and threads"))
+def test_rows_do_not_depend_on_ranges_nor_threads(count, jobs, golden_copy, tmp_path):
     """With garbage within the log, so that range borders fall into it."""
     root = golden_copy("5.3.3/basic/store")
     damage.zero(root, f"commitlog/{65536:020d}", 20_000, 9_000)
     damage.write(root, f"commitlog/{0:020d}", 5_000, b"garbage" * 40)
     out = tmp_path / "out"
-    result = run([root], out, pool=Processes(jobs), count=count, partition_by=["topic"])
+    result = run([root], out, pool=Threads(jobs), count=count, partition_by=["topic"])
     rows = table(out, parts={"topic": pa.string()})
     assert without(rows, "store", "file") == expected(root)
     assert not result.complete

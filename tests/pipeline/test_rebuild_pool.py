@@ -5,20 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.errors import StoreIOError
 from rmqctl.files import durable
-from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local.index_file import Shape
 from rmqctl.pipeline.rebuild import rebuild as pipeline_rebuild
 from rmqctl.pipeline.rebuild import tasks as rebuild_tasks
@@ -29,7 +23,7 @@ from rmqctl.repair.rebuild.rebuild import log_size
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.files import StoreFile
-from rmqctl.store.log.ranges import Processes
+from rmqctl.store.log.ranges import Threads
 from tests.pipeline.pools import LosingFirst, Unruly, on_pool, outcome
 from tests.repair.rebuilding import (
     DERIVED,
@@ -62,7 +56,7 @@ def local(store, settings, kind, folder, **more):
 
 
 @pytest.mark.parametrize(("jobs", "ranges"), sample(
-    [(1, 1), (2, 7)], 0, "processes", always=[(2, 7)]))
+    [(1, 1), (2, 7)], 0, "threads", always=[(2, 7)]))
 @pytest.mark.parametrize("each", sample(SETS, 7, "deleted structures"), ids=lambda one: one.id)
 def test_deleted_structures_come_back_as_the_engine_wrote_them(each, jobs, ranges, golden,
                                                                golden_copy, tmp_path):
@@ -74,7 +68,7 @@ def test_deleted_structures_come_back_as_the_engine_wrote_them(each, jobs, range
         shutil.rmtree(store / name, ignore_errors=True)
     parts = parts_of(store, each.kind)
     with Scratch(str(tmp_path)) as scratch:
-        rebuilt = on_pool(Processes(jobs), store, settings, scratch, each.kind,
+        rebuilt = on_pool(Threads(jobs), store, settings, scratch, each.kind,
                           range_size=range_size(parts, ranges))
         carry_out(derived_steps(rebuilt)[0], store)
         assert set(os.listdir(scratch.root)) <= {*DERIVED, "consumequeue_ext"}
@@ -101,8 +95,8 @@ def test_the_same_as_the_local_rebuild(each, golden, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pool", [Processes(1), Processes(2), Unruly(1)],
-                         ids=["1-process", "2-processes", "unruly"])
+@pytest.mark.parametrize("pool", [Threads(1), Threads(2), Unruly(1)],
+                         ids=["1-thread", "2-threads", "unruly"])
 @pytest.mark.parametrize("cut", [(1, 1), (2, 5), (64, 13)], ids=str)
 @pytest.mark.parametrize("name", sample(IDS, 1, "ranges and groups"))
 def test_any_number_of_ranges_and_groups(name, cut, pool, golden, tmp_path):
@@ -202,7 +196,7 @@ def test_a_log_of_no_file(golden, tmp_path):
     settings = settings_of(folder, "4.9.3")
     wanted = local(folder / "store", settings, "", tmp_path, parts=[])
     with Scratch(str(tmp_path)) as scratch:
-        assert outcome(on_pool(Processes(2), folder / "store", settings, scratch,
+        assert outcome(on_pool(Threads(2), folder / "store", settings, scratch,
                                parts=[])) == wanted
 
 
@@ -265,62 +259,6 @@ def test_a_full_disk_is_said_and_the_store_stays(golden, tmp_path, monkeypatch):
         assert not os.path.exists(scratch.root)
 
 
-def killing(flag: Path, work, job, one):
-    """The work; but the worker process that gets there first is killed."""
-    if not flag.exists():
-        flag.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return work(job, one)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("stage", ["spool", "make"])
-def test_a_killed_worker_is_said_and_the_next_run_is_whole(stage, golden, tmp_path, monkeypatch):
-    folder = golden("5.3.3/lmq")
-    store, settings = folder / "store", settings_of(folder, "5.3.3")
-    wanted = local(store, settings, "", tmp_path)
-    whole = getattr(rebuild_tasks, stage)
-    flag = tmp_path / "killed"
-    monkeypatch.setattr(pipeline_rebuild, stage, partial(killing, flag, whole))
-    scratch = Scratch(str(tmp_path), "kept", keep=True)
-    with snapshot.assert_unchanged(store), pytest.raises(RmqctlError, match="killed"):
-        on_pool(Processes(2), store, settings, scratch, range_size=50_000)
-    assert flag.exists()
-    assert outcome(on_pool(Processes(2), store, settings, scratch, range_size=50_000)) == wanted
-
-
-ORPHANS = """
-import os, sys, time
-from rmqctl.files.lock import StoreLock
-from rmqctl.store.log.ranges import Processes
-
-def work(number):
-    os.write(1, b"%d\\n" % os.getpid())
-    time.sleep(number)
-
-with StoreLock(sys.argv[1]):
-    list(Processes(2).run(work, [0, 0, 600]))
-"""
-
-
-@pytest.mark.long
-def test_workers_of_a_killed_process_end_and_free_the_store(golden_copy):
-    store = golden_copy("4.9.3/basic/store")
-    with subprocess.Popen([sys.executable, "-c", ORPHANS, store], stdout=subprocess.PIPE,
-                          text=True) as process:
-        assert process.stdout is not None
-        late = threading.Timer(60, process.kill)
-        late.start()
-        workers = {int(process.stdout.readline()) for _ in range(3)}
-        late.cancel()
-        process.kill()
-    until = time.monotonic() + 30
-    while time.monotonic() < until and any(os.path.exists(f"/proc/{one}") for one in workers):
-        time.sleep(0.05)
-    with StoreLock(store):
-        pass
-
-
 def test_what_a_killed_driver_left_is_cleared(golden, tmp_path):
     folder = golden("4.9.3/basic")
     store, settings = folder / "store", settings_of(folder, "4.9.3")
@@ -331,7 +269,7 @@ def test_what_a_killed_driver_left_is_cleared(golden, tmp_path):
         path = Path(scratch.path(name))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"old")
-    assert outcome(on_pool(Processes(1), store, settings, scratch)) == wanted
+    assert outcome(on_pool(Threads(1), store, settings, scratch)) == wanted
 
 
 def blind(job, one):
@@ -354,12 +292,12 @@ def test_workers_that_see_other_folders_are_noticed(golden, tmp_path, monkeypatc
     monkeypatch.setattr(pipeline_rebuild, "spool", blind)
     with (Scratch(str(tmp_path)) as scratch,
           pytest.raises(StoreIOError, match="the driver does not see it")):
-        on_pool(Processes(1), store, settings, scratch)
+        on_pool(Threads(1), store, settings, scratch)
     monkeypatch.setattr(pipeline_rebuild, "spool", lambda job, one: rebuild_tasks.spool(
         _at(job, job.folder + "-elsewhere"), one))
     with (Scratch(str(tmp_path)) as scratch,
           pytest.raises(StoreIOError, match="under the same paths")):
-        on_pool(Processes(1), store, settings, scratch)
+        on_pool(Threads(1), store, settings, scratch)
 
 
 @pytest.mark.parametrize("harm", ["cut", "emptied", "overwritten"])
@@ -386,7 +324,7 @@ def test_a_spool_that_was_changed_is_refused(harm, golden, tmp_path):
 def test_progress_comes_to_the_whole_log(golden, tmp_path):
     folder = golden("4.9.3/basic")
     store, settings = folder / "store", settings_of(folder, "4.9.3")
-    for pool in (Processes(1), Unruly()):
+    for pool in (Threads(1), Unruly()):
         steps: list[int] = []
         with Scratch(str(tmp_path)) as scratch:
             on_pool(pool, store, settings, scratch, range_size=30_000, progress=steps.append)

@@ -6,7 +6,7 @@ import pytest
 
 from rmqctl.scan import aggregate
 from rmqctl.store import Store
-from rmqctl.store.log.ranges import Processes
+from rmqctl.store.log.ranges import Threads
 from rmqctl.store.stats import Query, collect, collect_many, range_size_for, rows, total
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
@@ -64,10 +64,10 @@ def test_too_many_groups_are_cut_alike(spark_pool, monkeypatch, golden: GoldenFo
     with Store.open(golden("5.3.3/basic/store")) as store:
         local = collect(store, Query("key"))
         spread = collect(store, Query("key"), range_size=9_001, pool=spark_pool)
-        forked = collect(store, Query("key"), range_size=9_001, pool=Processes(2))
+        threaded = collect(store, Query("key"), range_size=9_001, pool=Threads(2))
     assert local.is_cut
     assert 1 < len(local.groups()) < 40
-    same(forked, local)
+    same(threaded, local)
     assert spread.is_cut
     assert {row["key"]: row["messages"] for row in rows(spread)} == {
         row["key"]: row["messages"] for row in rows(local)}

@@ -11,7 +11,7 @@ import pytest
 from rmqctl.checks.verify.verdict import verdict
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.pipeline.verify import verify_stores
-from rmqctl.store.log.ranges import Processes
+from rmqctl.store.log.ranges import Threads
 from rmqctl.store.store import Store
 from tests.support import damage, forged, golden
 from tests.support.share import sample
@@ -41,7 +41,7 @@ def all_counts_say_the_same(each, golden, pool):
 @pytest.mark.parametrize("each", sample(golden.golden_stores(), 20, "verify in ranges"),
                          ids=lambda one: one.id)
 def test_every_golden_store(each, golden):
-    all_counts_say_the_same(each, golden, Processes(1))
+    all_counts_say_the_same(each, golden, Threads(1))
 
 
 @pytest.mark.parametrize("each", sample(golden.golden_stores(), 1, "verify on Spark"),
@@ -71,7 +71,7 @@ def test_random_damage_with_borders_inside_it(seed, golden_copy):
     wanted = local(str(store))
     assert wanted["ok"] is False
     for count in (*COUNTS, chance.randint(3, 300)):
-        assert on_pool(str(store), Processes(1), count) == wanted, count
+        assert on_pool(str(store), Threads(1), count) == wanted, count
 
 
 @pytest.mark.parametrize("seed", sample(range(12), 1, "damage on Spark"))
@@ -105,13 +105,13 @@ def test_a_forged_record_at_a_border_costs_nothing(tmp_path):
     assert inside < 4096
     wanted = local(str(store.root))
     for count in range(2, 41):
-        assert on_pool(str(store.root), Processes(1), count) == wanted, count
+        assert on_pool(str(store.root), Threads(1), count) == wanted, count
 
 
 def test_many_stores_have_a_verdict_each(golden, tmp_path, spark_pool):
     roots = [str(golden("4.9.3/basic/store")), str(tmp_path / "nothing"),
              str(golden("5.3.3/crash-crc/before"))]
-    for pool in (spark_pool, Processes(1), Processes(2)):
+    for pool in (spark_pool, Threads(1), Threads(2)):
         found = list(verify_stores(roots, pool, VerifyOptions(), MOST))
         assert [one.root for one in found] == roots
         assert [one.verdict is not None and one.verdict.ok for one in found] == [
@@ -130,7 +130,7 @@ class Meanwhile:
 
     def run(self, work, tasks):
         self._happening()
-        yield from Processes(1).run(work, tasks)
+        yield from Threads(1).run(work, tasks)
 
 
 @pytest.mark.parametrize("count", [1, 7])

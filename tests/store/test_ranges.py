@@ -1,10 +1,12 @@
-"""Ranges and processes: any cut, also inside messages, blanks and damage, changes nothing."""
+"""Ranges and threads: any cut, also inside messages, blanks and damage, changes nothing."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
-import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from rmqctl.errors import JobError, StoreIOError
+from rmqctl.errors import StoreIOError, noting_refusals
+from rmqctl.scan.source import FileSource
 from rmqctl.store import Store, stats
-from rmqctl.store.log import processes, ranges
+from rmqctl.store.log import ranges, threads
 from rmqctl.store.stats import Query, collect
 from tests.conftest import GoldenFolder
 from tests.support import damage, forged
@@ -34,12 +37,11 @@ def figures(root: Path, by: str = "queue", **options: Any) -> tuple[Any, ...]:
 
 @pytest.fixture
 def as_if_parallel(monkeypatch: pytest.MonkeyPatch) -> list[ranges.Range[Any]]:
-    """`parallel` without processes: each range on its own, seams and all. Gives the ranges
+    """`parallel` without threads: each range on its own, seams and all. Gives the ranges
     that had to be walked again."""
     again: list[ranges.Range[Any]] = []
 
-    def serial(work: Callable[..., Any], tasks: Iterable[Any], _: int,
-               **_how: bool) -> Iterator[Any]:
+    def serial(work: Callable[..., Any], tasks: Iterable[Any], _: int) -> Iterator[Any]:
         for task in tasks:
             yield task, work(task)
 
@@ -49,7 +51,7 @@ def as_if_parallel(monkeypatch: pytest.MonkeyPatch) -> list[ranges.Range[Any]]:
         return original(query, only, part)
 
     original = stats._work
-    monkeypatch.setattr(processes, "parallel", serial)
+    monkeypatch.setattr(threads, "parallel", serial)
     monkeypatch.setattr(stats, "_work", counted)
     return again
 
@@ -116,7 +118,7 @@ def test_a_forged_record_inside_a_body_is_found_out(tmp_path: Path,
 
 
 @pytest.mark.parametrize("jobs", [2, 3])
-def test_real_processes(jobs: int, golden_copy: GoldenFolder) -> None:
+def test_real_threads(jobs: int, golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/crash-base/store")
     broken(root, 11)
     for by in ("topic", "tag", "minute"):
@@ -140,34 +142,110 @@ def test_zeros_at_the_end_are_no_work(tmp_path: Path) -> None:
     assert sum(part.length for part in parts) == 4 * 1024
 
 
+# -- the pool itself ------------------------------------------------------------------------------
+
+
 def _fail(task: int) -> int:
     if task == 3:
         raise StoreIOError("cannot read the third")
     return task * task
 
 
-def _die(task: int) -> int:
-    if task == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return task
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No thread and no descriptor more at the end than before."""
+    before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    yield
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
 
 
-def test_parallel_keeps_the_order() -> None:
-    assert list(processes.parallel(partial(pow, 2), range(20), 3)) == [
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.mark.parametrize("jobs", [2, 3, 100])
+def test_parallel_keeps_the_order(jobs: int) -> None:
+    assert list(threads.parallel(partial(pow, 2), range(20), jobs)) == [
         (number, 2**number) for number in range(20)]
 
 
-def test_an_error_of_a_worker_arrives() -> None:
+def test_no_more_threads_and_results_than_memory_is_there_for() -> None:
+    begun: list[int] = []
+    names: set[int] = set()
+
+    def work(task: int) -> int:
+        names.add(threading.get_ident())
+        begun.append(task)
+        return task
+
+    for task, _ in threads.parallel(work, range(40), 100):
+        time.sleep(0.001)
+        assert len(begun) <= task + 1 + threads.MOST + 1
+    assert 1 < len(names) <= threads.MOST
+
+
+def test_an_error_of_a_task_arrives_in_its_turn() -> None:
+    results = threads.parallel(_fail, range(10), 2)
+    assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(StoreIOError, match="the third"):
-        list(processes.parallel(_fail, range(10), 2))
+        next(results)
 
 
-def test_a_killed_worker_does_not_hang() -> None:
-    with pytest.raises(JobError, match="killed"):
-        list(processes.parallel(_die, range(10), 2))
-
-
-def test_leaving_early_ends_the_workers() -> None:
-    for task, result in processes.parallel(_fail, range(10), 2):
+def test_leaving_early_ends_the_threads() -> None:
+    for task, result in threads.parallel(_fail, range(10), 2):
         assert task == result == 0
         break
+
+
+def test_what_was_refused_in_a_thread_is_noted_by_the_caller() -> None:
+    def work(task: int) -> None:
+        StoreIOError.from_oserror(OSError(errno.EIO, ""), f"file {task}")
+
+    with noting_refusals() as refusals:
+        list(threads.parallel(work, range(4), 2))
+    assert {text.split(":")[0] for text in refusals} == {f"file {task}" for task in range(4)}
+
+
+def test_without_threads_the_caller_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert list(threads.parallel(partial(pow, 2), range(5), 2)) == [
+        (number, 2**number) for number in range(5)]
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, StoreIOError])
+def test_a_task_in_the_midst_of_its_work_ends_when_it_reads(tmp_path: Path, ending: type) -> None:
+    """The first task fails (Ctrl-C comes); others that would read for ever end at once."""
+    file, reading = tmp_path / "file", threading.Event()
+    file.write_bytes(bytes(100))
+    closed: list[int] = []
+
+    def work(task: int) -> None:
+        if not task:
+            reading.wait(10)
+            raise ending("now")
+        with FileSource(str(file)) as source:
+            try:
+                while True:
+                    source.read(0, 10)
+                    source.read_into(memoryview(bytearray(10)), 0)
+                    reading.set()
+            finally:
+                closed.append(task)
+
+    with pytest.raises(ending):
+        list(threads.parallel(work, range(10), 3))
+    assert closed
+
+
+@pytest.mark.parametrize("name", ["topic", "key"])
+def test_ranges_that_ask_the_same_witness(name: str, golden_copy: GoldenFolder) -> None:
+    """What rows and index say of a damaged log is read once, whichever thread asks first."""
+    root = golden_copy("5.3.3/basic/store")
+    for position in (40301, 48092, 52000, 9000):
+        damage.flip_bit(root, "commitlog/00000000000000000000", position, 0)
+    whole = figures(root, name)
+    assert whole[4]
+    for _ in range(5):
+        assert figures(root, name, range_size=9973, jobs=4) == whole

@@ -18,7 +18,7 @@ from rmqctl.scan.groupings import OTHER
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
-from rmqctl.store.log.ranges import Processes
+from rmqctl.store.log.ranges import Threads
 from rmqctl.store.stats import (
     Query,
     choose_files,
@@ -145,7 +145,7 @@ def test_heavy_groups_are_exact_however_the_log_is_cut(seed: int, monkeypatch,
     found = []
     with Store.open(store_of(tmp_path, sent, files=2)) as store:
         for size in (1 << 30, 60_000, 4_099, 701):
-            for how in ({}, {"jobs": 2}, {"pool": Elsewhere()}, {"pool": Processes(2)}):
+            for how in ({}, {"jobs": 2}, {"pool": Elsewhere()}, {"pool": Threads(2)}):
                 if how and size < 4_099:
                     continue
                 found.append(collect(store, Query("key"), range_size=size, **how))

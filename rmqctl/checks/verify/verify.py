@@ -47,7 +47,7 @@ _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
 
 @dataclass(slots=True)
 class VerifyOptions:
-    """``only``: structures to check (None: all). ``jobs``: processes for the log pass.
+    """``only``: structures to check (None: all). ``jobs``: threads for the log pass.
 
     ``ranges``: the number of pieces the log is cut into for them (None: as fits).
     ``sample``: check that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from

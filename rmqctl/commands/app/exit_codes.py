@@ -160,10 +160,6 @@ def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
         return ExitCode.FAILED, [
             _error(f"the Python package {exc.name!r} is not installed; install rmqctl again")
         ]
-    if type(exc).__name__ == "BrokenProcessPool":
-        return ExitCode.IO, [
-            _error("a worker process was killed, perhaps for lack of memory; try --jobs 1")
-        ]
     return ExitCode.INTERNAL, _defect(exc)
 
 

@@ -1,1 +1,1 @@
-"""``rmqctl pipeline``: the commands for many stores, on processes of this machine or on Spark."""
+"""``rmqctl pipeline``: the commands for many stores, on threads of one process or on Spark."""

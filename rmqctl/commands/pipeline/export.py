@@ -93,11 +93,11 @@ def command(
 def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str,
               spark: SparkOptions) -> Result:
     from rmqctl.pipeline.export.export import export
-    from rmqctl.store.log.ranges import Processes
+    from rmqctl.store.log.ranges import Threads
 
     total = sum(piece.length for plan in plans for piece in plan.pieces)
     with spark.pool(out, sum(plan.bytes for plan in plans)) as pool:
-        if not isinstance(pool, Processes):  # Spark shows the tasks that are done
+        if not isinstance(pool, Threads):  # Spark shows the tasks that are done
             return export(plans, spec, target, pool)
         with out.progress("exporting", total) as progress:
             return export(plans, spec, target, pool, progress.advance)

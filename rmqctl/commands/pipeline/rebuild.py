@@ -144,9 +144,9 @@ class _Run:
 
     @contextmanager
     def _watch(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        from rmqctl.store.log.ranges import Processes
+        from rmqctl.store.log.ranges import Threads
 
-        if not isinstance(self._pool, Processes):  # Spark's own progress is shown
+        if not isinstance(self._pool, Threads):  # Spark's own progress is shown
             yield lambda _: None
             return
         with self._out.watch(label, total) as advance:

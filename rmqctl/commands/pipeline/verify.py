@@ -1,4 +1,4 @@
-"""``rmqctl pipeline verify``: many stores checked, on Spark or by processes of this machine."""
+"""``rmqctl pipeline verify``: many stores checked, on Spark or by threads of this process."""
 
 from __future__ import annotations
 

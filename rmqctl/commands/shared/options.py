@@ -246,15 +246,29 @@ DryRead = Annotated[bool, typer.Option(
     "--dry-run", help="Only show what would be read, in which pieces.")]
 MaxFindings = Annotated[int, typer.Option(
     "--max-findings", metavar="N", min=0, help="List at most N findings; all are counted.")]
+_CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 Jobs = Annotated[int, typer.Option(
-    "--jobs", "-j", metavar="N", min=0, help="Processes to work with; 0 is one per CPU.")]
+    "--jobs", "-j", metavar="N", min=0, show_default=False,
+    help="Threads to work with; at most 4 are used. Default (or 0): one for each core that this "
+    "process may use. 1 leaves the other cores to a broker that runs.")]
 
 
 def worker_count(jobs: int) -> int:
-    """Processes to start for ``--jobs``: 0 means one per CPU this process may use."""
+    """Threads for ``--jobs``: 0 means one for each core this process may use."""
     if jobs:
         return jobs
     try:
-        return max(1, len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
-        return os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, _cores_of_container()))
+
+
+def _cores_of_container() -> int:
+    """What the container's limit (cgroup v2) comes to, rounded up; many where there is none."""
+    try:
+        with open(_CPU_LIMIT, encoding="ascii") as file:
+            quota, period = file.read().split()
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):  # no such limit, or "max"
+        return 1 << 16

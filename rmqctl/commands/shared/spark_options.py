@@ -36,11 +36,11 @@ Stores = Annotated[list[str] | None, typer.Argument(
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions(OptionGroup):
-    """What does the work: processes of this machine, or Spark."""
+    """What does the work: threads of this process, or Spark."""
 
     engine: Annotated[EngineName | None, typer.Option(
         "--engine", rich_help_panel=_SPARK,
-        help="What does the work: processes of this machine (local), Spark, or what is faster for "
+        help="What does the work: threads of this process (local), Spark, or what is faster for "
         "so many bytes (auto, which says why).")] = None
     master: Annotated[str, typer.Option(
         "--master", metavar="URL", rich_help_panel=_SPARK,
@@ -60,7 +60,7 @@ class SparkOptions(OptionGroup):
 
     @property
     def workers(self) -> int:
-        """Processes of this machine to work with."""
+        """Threads of this process to work with."""
         return worker_count(self.jobs)
 
     @contextmanager
@@ -71,14 +71,14 @@ class SparkOptions(OptionGroup):
 
     @contextmanager
     def pool(self, out: Output, size: int, jobs: int | None = None) -> Iterator[Pool]:
-        """The pool for ``size`` bytes of log: ``jobs`` processes (default: `workers`), or Spark."""
+        """The pool for ``size`` bytes of log: ``jobs`` threads (default: `workers`), or Spark."""
         name, why = chosen_engine(self.engine, self.master, size)
         asked = self.engine == "auto" or (self.engine is None and name == "spark")
         (out.note if asked else out.debug)(f"engine: {name}, {why}")
         if name == "local":
-            from rmqctl.store.log.ranges import Processes
+            from rmqctl.store.log.ranges import Threads
 
-            yield Processes(self.workers if jobs is None else jobs)
+            yield Threads(self.workers if jobs is None else jobs)
             return
         from rmqctl.pipeline.pool import SparkPool
 

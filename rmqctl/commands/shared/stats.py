@@ -341,18 +341,18 @@ def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOpti
           together: bool = False) -> list[Aggregate]:
     """The sums by store (``together``: one for all), and what they leave out as warnings."""
     from rmqctl.output.progress import Progress
-    from rmqctl.store.log.ranges import RANGE_SIZE, Processes
+    from rmqctl.store.log.ranges import RANGE_SIZE, Threads
     from rmqctl.store.stats import collect_many
 
     size = sum(source.size for source in sources)
     logs = [source.files for source in sources]
     jobs, partitions = spark.workers, spark.partitions
     with spark.pool(out, size) as pool:
-        local = isinstance(pool, Processes)
+        local = isinstance(pool, Threads)
         fine = RANGE_SIZE if local and partitions is None else range_size(sources, partitions,
                                                                            pool.jobs)
-        # One process goes on where a range ended; it needs no pool, which would look for borders.
-        plain = local and jobs == 1 and partitions is None
+        # One thread goes on where a range ended, and looks for no borders.
+        plain = local and partitions is None
         # Spark's results come all at once: its own bar shows the tasks that are done.
         with out.progress("counting", size) if local else Progress() as progress:
             total = [size]

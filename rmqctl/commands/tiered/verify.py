@@ -31,7 +31,7 @@ def command(
         "--only", metavar="NAMES", help="Check these only, comma-separated: tier (names, gaps), "
         "metadata, commitlog, consumequeue, index, local.")] = None,
     max_findings: MaxFindings = 1000,
-    jobs: Jobs = 1,
+    jobs: Jobs = 0,
     tier: TierIndex,
     out: Out,
 ) -> None:

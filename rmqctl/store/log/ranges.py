@@ -1,8 +1,8 @@
-"""The log cut into ranges, and work on them by several processes, results in order.
+"""The log cut into ranges, and work on them by several threads, results in order.
 
 A range other than a file's first starts at the first provable record at or after its cut. Where
 the range before it really ends is only known when it is done: that seam must match, else the
-later range is walked again from there. So results never depend on the number of processes.
+later range is walked again from there. So results never depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Results = Generator[tuple[Range[F], P], None, None]
 
 
 class Pool(Protocol):
-    """Where tasks are worked on: processes of this machine, or a cluster.
+    """Where tasks are worked on: threads of this process, or a cluster.
 
     A task may be run more than once, on whatever machine sees the same files; only one of its
     results comes back. So a task that writes files gives them names of their own each time and
@@ -90,20 +90,20 @@ class Pool(Protocol):
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         """(task, result) in the order of the tasks. ``work`` and tasks must be picklable.
 
-        An exception of a worker is raised here; JobError for a worker that was killed.
+        An exception of a task is raised here; JobError for a worker that was killed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
-    """A `Pool` of worker processes; with one job it is this process that works."""
+class Threads:
+    """A `Pool` of threads of this process; with one job it is the caller's that works."""
 
     jobs: int = 1
 
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         if self.jobs > 1:
-            from rmqctl.store.log.processes import parallel
+            from rmqctl.store.log.threads import parallel
 
             yield from parallel(work, tasks, self.jobs)
             return
@@ -142,23 +142,18 @@ def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[Rang
 
 
 def in_order(work: Callable[[Range[F]], P], ranges: Iterable[Range[F]], jobs: int = 1,
-             progress: Callable[[int], None] | None = None, pool: Pool | None = None, *,
-             caller_works: bool = False) -> Results[F, P]:
+             progress: Callable[[int], None] | None = None,
+             pool: Pool | None = None) -> Results[F, P]:
     """(range, result of ``work``) in order, with sound seams.
 
     ``work`` must be a picklable function of the range alone. With one job each range starts
     where the one before ended, without any search. ``progress`` hears of the bytes done. A
-    ``pool`` does the work instead of ``jobs`` processes, of which this one may be one (see
-    `parallel`). StoreIOError.
+    ``pool`` does the work instead of ``jobs`` threads. StoreIOError.
     """
-    if pool is not None:
-        results: Iterable[tuple[Range[F], P | None]] = pool.run(work, ranges)
-    elif jobs <= 1:
-        results = ((each, None) for each in ranges)
-    else:
-        from rmqctl.store.log.processes import parallel
-
-        results = parallel(work, ranges, jobs, caller_works=caller_works)
+    if pool is None and jobs > 1:
+        pool = Threads(jobs)
+    results: Iterable[tuple[Range[F], P | None]] = (
+        ((each, None) for each in ranges) if pool is None else pool.run(work, ranges))
     expected = 0
     for each, result in results:
         if not each.resync:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from threading import RLock
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,16 +112,20 @@ class _IndexPages:
 
 
 class StoreWitness:
-    """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens it; picklable as that is."""
+    """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens it; picklable as that is.
+
+    All readers of a log share it, threads too: they ask one after the other.
+    """
 
     def __init__(self, opener: Callable[[], Opened]) -> None:
         self._opener = opener
         self._store: Opened | None = None
         self._rows: Pages | None = None
         self._keys: list[_IndexPages] | None = None
+        self._lock = RLock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_opener": self._opener, "_store": None, "_rows": None, "_keys": None}
+    def __reduce__(self) -> Any:
+        return StoreWitness, (self._opener,)
 
     def _opened(self) -> Opened:
         if self._store is None:

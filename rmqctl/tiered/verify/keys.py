@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -53,18 +54,12 @@ def marks(*parts: Array) -> Array:
     return value
 
 
-class Taker(Protocol):
-    """Who takes rows of `KEY`: a spool, here or (through a file) in another process."""
-
-    def add(self, rows: Array) -> None: ...
-
-
 class MessageKeys:
     """Collects the keys of a queue's messages. ``empty_too``: some item is of the empty key,
     which versions differ on, so every message may have one.
     """
 
-    def __init__(self, spool: Taker, number: int, topic: str, *, empty_too: bool) -> None:
+    def __init__(self, spool: Spool, number: int, topic: str, *, empty_too: bool) -> None:
         self._spool, self._number = spool, number
         self._sharp = string_hash(f"{topic}#")
         self._empty_too = empty_too
@@ -125,20 +120,25 @@ class Spool:
         self._rows: list[Array] = []
         self._bytes = 0
         self._ordered = False
+        self._adding = Lock()
         self._file = RowFile(dtype, "keys of messages")
         self._extents: list[list[tuple[int, int]]] = [[] for _ in range(BUCKETS)]
         self.count = 0
 
     def add(self, rows: Array) -> None:
-        """Takes a copy's ownership: ``rows`` must not be changed afterwards. StoreIOError."""
+        """Takes a copy's ownership: ``rows`` must not be changed afterwards. StoreIOError.
+
+        Threads may add at a time: rows of one mark are all of one queue, so of one thread.
+        """
         if not len(rows):
             return
-        self._rows.append(rows)
-        self._ordered = False
-        self._bytes += rows.nbytes
-        self.count += len(rows)
-        if self._bytes > self._memory:
-            self._spill()
+        with self._adding:
+            self._rows.append(rows)
+            self._ordered = False
+            self._bytes += rows.nbytes
+            self.count += len(rows)
+            if self._bytes > self._memory:
+                self._spill()
 
     def _spill(self) -> None:
         for number, part in enumerate(self._split()):

@@ -8,13 +8,9 @@ unnamed temporary files where the fingerprints do not fit into memory.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import IO, Any
-
-import numpy as np
+from typing import Any
 
 from rmqctl.checks.findings import INFO, Finding, advised_in_tier
 from rmqctl.checks.verify.common import bounded
@@ -23,10 +19,9 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
-from rmqctl.scan.frames import Array
 from rmqctl.store.store import Store
 from rmqctl.tiered.files.opening import open_reader
-from rmqctl.tiered.flat_file import FlatFile, FlatQueue, QueueName
+from rmqctl.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.tiered.index.index_file import IndexFile, local_files, uploaded
 from rmqctl.tiered.tier import Tier, index_folder, with_witness
 from rmqctl.tiered.verify import files, index
@@ -42,21 +37,20 @@ from rmqctl.tiered.verify.context import (
     Place,
 )
 from rmqctl.tiered.verify.items import Items
-from rmqctl.tiered.verify.keys import KEY, MessageKeys, Spool
+from rmqctl.tiered.verify.keys import MessageKeys, Spool
 from rmqctl.tiered.verify.leftover import Left
 from rmqctl.tiered.verify.local import compare_queues, count_others
 from rmqctl.tiered.verify.queue import QueueCheck, Times
 from rmqctl.tiered.witness import KnownItems
 
 _MOST_HANDED_OVER = 10_000
-"""Findings of one kind in one file that a worker hands over."""
-_BLOCK = 1 << 20
+"""Findings of one kind in one file that a thread hands over."""
 
 
 @dataclass(slots=True)
 class Options:
     """``only``: of `STRUCTURES` (None: all; ``local`` needs a store). Index numbers where files
-    do not tell them: see `index_file.examine`. ``jobs``: processes that share the queues.
+    do not tell them: see `index_file.examine`. ``jobs``: threads that share the queues.
     """
 
     only: frozenset[str] | None = None
@@ -131,9 +125,9 @@ class Verification:
         self.coverage.queues += len(queues)
         keys = items.keys if items.files else None
         if self.options.jobs > 1 and len(queues) > 1:
-            for queue, result in in_processes(self.tier.name, queues, self.options.jobs, keys,
-                                              empty_too=items.has_empty,
-                                              local_index=self.tier.local_index_folder):
+            for queue, result in by_threads(self.tier.name, queues, self.options.jobs, keys,
+                                            empty_too=items.has_empty,
+                                            local_index=self.tier.local_index_folder):
                 self.coverage.add(result.coverage)
                 yield from result.findings
                 yield from result.times.findings(queue, self.tier.metadata)
@@ -256,102 +250,48 @@ def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> F
     return Finding("tiered-index-unreadable", INDEX, error.reason, error.file, error.offset)
 
 
-# -- by several processes -------------------------------------------------------------------------
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """A queue by its folders. ``keys``: the file its keys go to, None where nobody asks.
-    ``local_index``: the folder of index files that are not uploaded.
-    """
-
-    number: int
-    name: QueueName
-    commit_log: str
-    consume_queue: str
-    keys: str | None
-    empty_too: bool
-    local_index: str | None
-
+# -- by several threads ---------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What a worker found."""
+    """What a thread found."""
 
     findings: list[Finding]
     coverage: Coverage
     times: Times
 
 
-class _KeyFile:
-    """Takes the rows of a spool into a file."""
+def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | None, *,
+               empty_too: bool, local_index: str | None = None) -> Iterator[
+                   tuple[FlatQueue, _Result]]:
+    """Every queue with what was found, in order, by ``jobs`` threads.
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def add(self, rows: Array) -> None:
-        try:
-            self._file.write(rows.tobytes())
-        except OSError as error:
-            raise StoreIOError.from_oserror(error, self._file.name, "write to") from None
-
-
-def in_processes(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | None, *,
-                 empty_too: bool, local_index: str | None = None) -> Iterator[
-                     tuple[FlatQueue, _Result]]:
-    """Every queue with what was found, in order, by ``jobs`` processes.
-
-    A worker reads the files itself; keys of messages come back through a file, so that memory
-    stays flat however many there are. StoreIOError.
+    Each opens the files itself. ``keys`` takes those of messages, None where nobody asks;
+    ``local_index``: the folder of index files that are not uploaded. StoreIOError.
     """
-    from rmqctl.store.log.processes import parallel
+    from rmqctl.store.log.threads import parallel
 
-    with tempfile.TemporaryDirectory(prefix="rmqctl-") as folder:
-        def tasks() -> Iterator[_Task]:
-            for number, queue in enumerate(queues):
-                place = None if keys is None else os.path.join(folder, str(number))
-                yield _Task(number, queue.name, queue.commit_log.folder, queue.consume_queue.folder,
-                            place, empty_too, local_index)
+    def work(task: tuple[int, FlatQueue]) -> _Result:
+        number, queue = task
+        wanted = None if keys is None else MessageKeys(keys, number, queue.name.topic,
+                                                       empty_too=empty_too)
+        return _checked(root, queue, wanted, local_index)
 
-        for task, result in parallel(partial(_work, root), tasks(), jobs):
-            if keys is not None and task.keys is not None:
-                _collect(task.keys, keys)
-            yield queues[task.number], result
+    for (_, queue), result in parallel(work, enumerate(queues), jobs):
+        yield queue, result
 
 
-def _collect(path: str, keys: Spool) -> None:
-    try:
-        with open(path, "rb") as file:
-            while data := file.read(_BLOCK * KEY.itemsize):
-                keys.add(np.frombuffer(data, KEY))
-        os.unlink(path)
-    except OSError as error:
-        raise StoreIOError.from_oserror(error, path, "read") from None
-
-
-def _created(path: str) -> IO[bytes]:
-    try:
-        return open(path, "wb")
-    except OSError as error:
-        raise StoreIOError.from_oserror(error, path, "create") from None
-
-
-def _work(root: str, task: _Task) -> _Result:
+def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index: str | None
+             ) -> _Result:
     reader = open_reader(root)
-    items = KnownItems(reader, index_folder(task.name.cluster, task.name.broker),
-                       task.local_index)
+    name = given.name
+    items = KnownItems(reader, index_folder(name.cluster, name.broker), local_index)
     try:
-        queue = with_witness(FlatQueue(task.name, *(FlatFile.open(reader, kind) for kind in (
-            task.commit_log, task.consume_queue))), lambda: items)
+        queue = with_witness(FlatQueue(name, *(FlatFile.open(reader, kind.folder) for kind in (
+            given.commit_log, given.consume_queue))), lambda: items)
         place = Place(queue)
-        if task.keys is None:
-            check = QueueCheck(queue, place)
-            findings = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
-        else:
-            with _created(task.keys) as file:
-                keys = MessageKeys(_KeyFile(file), task.number, task.name.topic,
-                                   empty_too=task.empty_too)
-                check = QueueCheck(queue, place, keys)
-                findings = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
+        check = QueueCheck(queue, place, keys)
+        findings = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
         return _Result(findings, place.counted, check.times)
     finally:
         items.close()

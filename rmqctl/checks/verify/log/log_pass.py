@@ -1,6 +1,6 @@
 """One pass over a range of the log: frames, checksums, and what the records lead to.
 
-The range may be the whole log or a part of it that a worker process takes; results are plain
+The range may be the whole log or a part of it that a thread or a worker takes; results are plain
 values which merge in order. Topics, tags and keys are worked on in blocks of tens of thousands
 of messages, gathered over several batches: the cost of a column operation is then spread over
 many of them. spec: commitlog.md §2, §5.4, §6.

@@ -1,8 +1,8 @@
-"""The log pass over a whole log: in one process, or cut into ranges for several.
+"""The log pass over a whole log: as one, or cut into ranges for several threads.
 
 A range starts at the first provable record at or after its cut; the range before it must end
 exactly there. Where it does not (a forged record inside a body, say), the second range is
-walked again from the true seam, so the result never depends on the number of processes.
+walked again from the true seam, so the result never depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.tolerant import TolerantWalk
 from rmqctl.store.live import Snapshot
-from rmqctl.store.log.ranges import Pool, Processes
+from rmqctl.store.log.ranges import Pool, Threads
 from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
+_MOST_BYTES = 1 << 30
+"""Of a range for one of several threads: progress is told by range."""
 Progress = Callable[[int], None]
 
 
@@ -98,18 +100,22 @@ def _worker(job: _Job, task: _Task) -> RangeResult:
 def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
         progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
         count: int | None = None) -> RangeResult:
-    """The whole log, by ``jobs`` processes or by a ``pool``. StoreIOError from any range ends it.
+    """The whole log, by ``jobs`` threads or by a ``pool``. StoreIOError from any range ends it.
 
     ``count``: the number of ranges to cut it into.
     """
     jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
-    pieces = (split(store, count, 1) if count is not None
-              else split(store, jobs if jobs == 1 else jobs * 4, minimum))
+    if count is not None:
+        pieces = split(store, count, 1)
+    elif jobs == 1:
+        pieces = split(store, 1)
+    else:
+        pieces = split(store, max(jobs * 4, store.log.size // _MOST_BYTES), minimum)
     if pool is None:
         if len(pieces) == 1 or jobs == 1:
             everything = Range(pieces[0].start, pieces[-1].end, False)
             return run_range(store, ends, wanted, everything, True, progress)
-        pool = Processes(min(jobs, len(pieces)))
+        pool = Threads(min(jobs, len(pieces)))
     job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot)
     tasks = [_Task(part, part is pieces[-1]) for part in pieces]
     total: RangeResult | None = None
